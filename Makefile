@@ -1,0 +1,51 @@
+# On a machine with Python 3.11 or newer and make: `make test`, `make demo`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Two test processes of one thread each are faster than one of two, and give the same numbers on any machine.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.PHONY: setup test test-all demo bench lint types wheel figures clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "plmu needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+test: $(READY)
+	$(PYTEST)
+
+# The whole grid of algorithms, precisions, sizes, states and lengths, where `make test` takes every pair of values.
+test-all: $(READY)
+	$(PYTEST) -m 'full or not full'
+
+demo: $(READY)
+	$(BIN)/python examples/mackey_glass.py
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.cpu
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+# A wheel that installs and imports in an environment of its own, from a folder that does not hold the source.
+wheel: $(READY)
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m build --wheel --outdir build/wheel .
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --constraint constraints.txt build/wheel/plmu-*.whl
+	cd build/wheel && venv/bin/python -W error -c 'import plmu, torch; print(plmu.__version__, plmu.ParallelLMU(1, 4, order=6, theta=20.0)(torch.randn(2, 30, 1))[0].shape)'
+
+figures: $(READY)
+	$(BIN)/python docs/figures.py
+
+clean:
+	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,19 @@
+"""Layers that train in parallel over time and run as RNNs, by the conventions of torch.nn."""
+
+from plmu.nn.delay import DelayLayer
+from plmu.nn.original import LMU, LMUCell
+from plmu.nn.parallel import ParallelLMU
+from plmu.nn.sequential import Residual, Sequential
+from plmu.nn.steppable import ACTIVATIONS, Steppable, reverse
+
+__all__ = [
+    "ACTIVATIONS",
+    "LMU",
+    "DelayLayer",
+    "LMUCell",
+    "ParallelLMU",
+    "Residual",
+    "Sequential",
+    "Steppable",
+    "reverse",
+]

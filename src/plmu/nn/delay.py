@@ -1,0 +1,71 @@
+"""The memory alone as a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from plmu.nn.memory import Memory
+from plmu.nn.steppable import Steppable, check_features, positive
+from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
+from plmu.systems import LinearSystem
+
+
+class DelayLayer(Steppable):
+    """The Delay Network on each channel (equation 19), with nothing learned unless asked.
+
+    The output flattens order-major: feature i · channels + j is the order-i coefficient of channel j, so
+    `out.unflatten(-1, (order, channels))` is m.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        order: int | None = None,
+        theta: float | Sequence[float] | None = None,
+        *,
+        trainable: str = "none",
+        system: LinearSystem | None = None,
+        return_sequences: bool = True,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.config = {
+            "channels": channels,
+            "order": order,
+            "theta": theta,
+            "trainable": trainable,
+            "system": system,
+            "return_sequences": return_sequences,
+            "algorithm": algorithm,
+        }
+        self.input_size = positive(channels, "channels")
+        self.memory = Memory(channels, order, theta, system, trainable, algorithm)
+        self.output_size = self.memory.order * self.memory.channels
+        self.returns_sequences = return_sequences
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        check_features(x, 3, self.input_size)
+        if self.returns_sequences:
+            m, last = self.memory.states(x, state, lengths, resets)
+            return m.flatten(2), last
+        last = self.memory.final_state(x, state, lengths, resets)
+        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        out = last.to(x.dtype).flatten(1)[:, None]
+        return keep_valid(out, known)[:, 0], last
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features(x, 2, self.input_size)
+        before = self.initial_state(x.shape[0], x.dtype, x.device)
+        if state is not None:
+            check_state(state, tuple(before.shape), before.dtype, before.device)
+            before = state
+        m = self.memory.stepper(before.dtype, x.device)(x.to(before.dtype), before)
+        return m.to(x.dtype).flatten(1), m
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.memory.initial_state(batch, dtype, device)

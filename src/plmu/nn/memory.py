@@ -1,0 +1,185 @@
+"""The linear memory inside every layer: one or more linear systems, fixed or trained, over groups of channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plmu import ops
+from plmu.ops.check import Lengths
+from plmu.ops.plan import ALGORITHMS
+from plmu.ops.recurrent import Stepper
+from plmu.systems import DelayNetwork, LinearSystem, _values_unknown
+
+TRAINABLE = ("none", "theta", "system")
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+class Memory(nn.Module):
+    """Equation 19 for `width` input channels. No derived tensor is a buffer: a checkpoint holds what is trained only.
+
+    `theta` may be several numbers: the channels are then divided into that many equal groups, one θ each.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        order: int | None = None,
+        theta: float | Sequence[float] | None = None,
+        system: LinearSystem | None = None,
+        trainable: str = "none",
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__()
+        if trainable not in TRAINABLE:
+            raise ValueError(f"trainable must be one of {', '.join(TRAINABLE)}, got {trainable!r}")
+        if algorithm != "auto" and algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm must be auto or one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+        self.trainable, self.algorithm, self.width = trainable, algorithm, width
+        if system is not None:
+            self._fixed = [_checked_system(system, order, theta, trainable, width)]
+        elif order is None or theta is None:
+            raise ValueError("order and theta are needed, or a system in their place")
+        else:
+            thetas = list(theta) if isinstance(theta, Sequence) else [theta]
+            if not thetas or width % len(thetas):
+                raise ValueError(
+                    f"theta must be one number or as many as divide the {width} memory channels, got {len(thetas)}"
+                )
+            self._fixed = [DelayNetwork(order, one).discretize() for one in thetas]
+            if trainable == "theta":
+                logs = torch.tensor([math.log(one) for one in thetas], dtype=torch.float64)
+                self.log_theta = nn.Parameter(logs.to(_wide_default()))
+        self.order = self._fixed[0].order
+        self.groups = len(self._fixed)
+        self.channels = width if self._fixed[0].inputs is None else 1  # of the state
+        if trainable == "system":
+            self.A = nn.Parameter(torch.stack([one.A for one in self._fixed]).to(_wide_default()))
+            self.B = nn.Parameter(torch.stack([one.B for one in self._fixed]).to(_wide_default()))
+        self._snapshot: tuple[list[Tensor], list[LinearSystem]] | None = None
+
+    def systems(self) -> list[LinearSystem]:
+        """One discrete system for each group, carrying gradients where something is trained."""
+        if self.trainable == "none":
+            return self._fixed
+        values = list(self.parameters())
+        if torch.is_grad_enabled() or any(_values_unknown(value) for value in values):
+            return self._build()
+        if self._snapshot is None or not all(map(_same, values, self._snapshot[0])):
+            self._snapshot = ([value.detach().clone() for value in values], self._build())
+        return self._snapshot[1]
+
+    def _build(self) -> list[LinearSystem]:
+        if self.trainable == "theta":
+            thetas = self.log_theta.double().exp() if self.log_theta.device.type != "mps" else self.log_theta.exp()
+            return [DelayNetwork(self.order, one).discretize() for one in thetas.unbind()]
+        return [LinearSystem(A, B) for A, B in zip(self.A.unbind(), self.B.unbind(), strict=True)]
+
+    def thetas(self) -> list[float]:
+        """The θ of each group as it is now; empty for a system given as matrices."""
+        if self.trainable == "theta":
+            return [math.exp(value) for value in self.log_theta.tolist()]
+        return []
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return torch.zeros(batch, self.order, self.channels, dtype=wide, device=device)
+
+    def states(self, u: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, Tensor]:
+        parts = [
+            ops.states(u_part, system, state_part, lengths, self.algorithm, resets=resets)
+            for system, u_part, state_part in self._groups(u, state)
+        ]
+        return torch.cat([m for m, _ in parts], dim=3), torch.cat([last for _, last in parts], dim=2)
+
+    def final_state(self, u: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> Tensor:
+        parts = [
+            ops.final_state(u_part, system, state_part, lengths, resets=resets)
+            for system, u_part, state_part in self._groups(u, state)
+        ]
+        return torch.cat(parts, dim=2)
+
+    def project(
+        self, u: Tensor, weight: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """W_m m (batch, time, out) for a weight (out, order, channels), and the final state."""
+        outputs, ends = [], []
+        for (system, u_part, state_part), part in zip(
+            self._groups(u, state), weight.chunk(self.groups, dim=2), strict=True
+        ):
+            o, last = ops.project(u_part, system, part, state_part, lengths, self.algorithm, resets=resets)
+            outputs.append(o)
+            ends.append(last)
+        total = outputs[0]
+        for o in outputs[1:]:
+            total = total + o
+        return total, torch.cat(ends, dim=2)
+
+    def stepper(self, dtype: torch.dtype, device: torch.device) -> MemoryStepper:
+        """The memory with its matrices at hand, for many steps."""
+        return MemoryStepper(self, dtype, device)
+
+    def _groups(self, u: Tensor, state: Tensor | None) -> list[tuple[LinearSystem, Tensor, Tensor | None]]:
+        if self.groups == 1:
+            return [(self.systems()[0], u, state)]
+        states = [None] * self.groups if state is None else state.chunk(self.groups, dim=2)
+        return list(zip(self.systems(), u.chunk(self.groups, dim=2), states, strict=True))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Memory:
+        """Move with the module, but never below float32: θ, Ā and B̄ in half precision would be other systems."""
+        before = {name: value.detach() for name, value in self.named_parameters(recurse=False)}
+        super()._apply(fn, recurse)
+        for name, value in self.named_parameters(recurse=False):
+            if value.dtype in _NARROW:
+                value.data = before[name].to(device=value.device, dtype=torch.float32)
+        return self
+
+    def extra_repr(self) -> str:
+        text = f"width={self.width}, order={self.order}"
+        if self.groups > 1:
+            text += f", groups={self.groups}"
+        return text + (f", trainable={self.trainable}" if self.trainable != "none" else "")
+
+
+class MemoryStepper:
+    """One step of a `Memory`: `stepper(u, state)` for u (batch, width) and a state (batch, order, channels)."""
+
+    def __init__(self, memory: Memory, dtype: torch.dtype, device: torch.device) -> None:
+        systems = memory.systems()
+        self.multi_input = systems[0].inputs is not None
+        self.parts = [Stepper(system, dtype, device) for system in systems]
+
+    def __call__(self, u: Tensor, state: Tensor) -> Tensor:
+        u = u.unsqueeze(2) if self.multi_input else u.unsqueeze(1)
+        if len(self.parts) == 1:
+            return self.parts[0](u, state)
+        groups = len(self.parts)
+        pairs = zip(self.parts, u.chunk(groups, dim=2), state.chunk(groups, dim=2), strict=True)
+        return torch.cat([part(u_part, state_part) for part, u_part, state_part in pairs], dim=2)
+
+
+def _checked_system(system: LinearSystem, order: int | None, theta: object, trainable: str, width: int) -> LinearSystem:
+    if not isinstance(system, LinearSystem):
+        raise TypeError(f"system must be a plmu.LinearSystem, got {type(system).__name__}")
+    if order is not None or theta is not None:
+        raise ValueError("give either order and theta, or a system; not both")
+    if trainable == "theta":
+        raise ValueError("trainable='theta' needs order and theta; for a system use trainable='system'")
+    if system.inputs is not None and system.inputs != width:
+        raise ValueError(f"the system has {system.inputs} inputs, but the memory gets {width} channels")
+    if system.trained:
+        raise ValueError("the system's matrices require gradients: use trainable='system' to train them in the layer")
+    return system
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _wide_default() -> torch.dtype:
+    default = torch.get_default_dtype()
+    return torch.float32 if default in _NARROW else default

@@ -1,0 +1,236 @@
+"""The original LMU, a linear memory coupled to a nonlinear recurrence (equations 15 to 17). It cannot be parallelised over
+time: here for comparison, and for models trained with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from plmu.nn.memory import Memory
+from plmu.nn.steppable import Activation, Steppable, activation, check_features, positive
+from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid
+from plmu.systems import LinearSystem
+
+State = tuple[Tensor, Tensor]
+
+
+class LMUCell(nn.Module):
+    """One step of the original LMU: `h, (h, m) = cell(x_t, (h, m))`.
+
+        u_t = E_x x_t + E_h h_{t-1} + E_m m_{t-1}           (15)
+        m_t = Ā m_{t-1} + B̄ u_t                             (16)
+        h_t = f(W_x x_t + W_h h_{t-1} + W_m m_t)            (17)
+
+    `hidden_to_memory`, `memory_to_memory`, `input_to_hidden` and `hidden_to_hidden` switch E_h, E_m, W_x and W_h; `bias`
+    adds one to equation 17. The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        order: int | None = None,
+        theta: float | Sequence[float] | None = None,
+        memory_size: int = 1,
+        *,
+        hidden_to_memory: bool = True,
+        memory_to_memory: bool = True,
+        input_to_hidden: bool = True,
+        hidden_to_hidden: bool = True,
+        hidden_activation: Activation = "tanh",
+        bias: bool = False,
+        trainable: str = "none",
+        system: LinearSystem | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = {
+            "input_size": input_size,
+            "hidden_size": hidden_size,
+            "order": order,
+            "theta": theta,
+            "memory_size": memory_size,
+            "hidden_to_memory": hidden_to_memory,
+            "memory_to_memory": memory_to_memory,
+            "input_to_hidden": input_to_hidden,
+            "hidden_to_hidden": hidden_to_hidden,
+            "hidden_activation": hidden_activation,
+            "bias": bias,
+            "trainable": trainable,
+            "system": system,
+        }
+        self.input_size = positive(input_size, "input_size")
+        self.hidden_size = positive(hidden_size, "hidden_size")
+        self.memory = Memory(positive(memory_size, "memory_size"), order, theta, system, trainable)
+        self.f = activation(hidden_activation, "hidden_activation")
+        remembered = self.memory.order * self.memory.channels
+
+        def weight(present: bool, rows: int, columns: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(rows, columns)) if present else None
+
+        self.input_encoder = nn.Parameter(torch.empty(memory_size, input_size))  # E_x
+        self.hidden_encoder = weight(hidden_to_memory, memory_size, hidden_size)  # E_h
+        self.memory_encoder = weight(memory_to_memory, memory_size, remembered)  # E_m
+        self.input_weight = weight(input_to_hidden, hidden_size, input_size)  # W_x
+        self.hidden_weight = weight(hidden_to_hidden, hidden_size, hidden_size)  # W_h
+        self.memory_weight = nn.Parameter(torch.empty(hidden_size, remembered))  # W_m
+        self.bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As the original on psMNIST: the input drives the memory (E_x = 1 for one input), W_m is Glorot-normal, and all
+        other connections start at zero."""
+        if self.input_size == 1:
+            nn.init.ones_(self.input_encoder)
+        else:
+            nn.init.uniform_(self.input_encoder, -((3 / self.input_size) ** 0.5), (3 / self.input_size) ** 0.5)
+        nn.init.xavier_normal_(self.memory_weight)
+        for weight in (
+            self.hidden_encoder,
+            self.memory_encoder,
+            self.input_weight,
+            self.hidden_weight,
+            self.bias,
+        ):
+            if weight is not None:
+                nn.init.zeros_(weight)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        check_features(x, 2, self.input_size)
+        h, m = self._checked_state(state, x)
+        h, m = _Loop(self, x, m.dtype).advance(*self._from_input(x), h.to(x.dtype), m)
+        return h, (h.to(m.dtype), m)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+        m = self.memory.initial_state(batch, dtype, device)
+        return m.new_zeros(batch, self.hidden_size), m
+
+    def _checked_state(self, state: State | None, x: Tensor) -> State:
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if state is None:
+            return self.initial_state(x.shape[0], x.dtype, x.device)
+        if not isinstance(state, tuple) or len(state) != 2:
+            raise TypeError(f"state must be the pair (h, m), got {type(state).__name__}")
+        check_state(state[0], (x.shape[0], self.hidden_size), wide, x.device, "h of state")
+        shape = (x.shape[0], self.memory.order, self.memory.channels)
+        check_state(state[1], shape, wide, x.device, "m of state")
+        return state
+
+    def _from_input(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """E_x x and W_x x + b, for one step or for all."""
+        to_hidden = None if self.input_weight is None else linear(x, self.input_weight)
+        if self.bias is not None:
+            to_hidden = self.bias if to_hidden is None else to_hidden + self.bias
+        return linear(x, self.input_encoder), to_hidden
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}"
+
+
+class _Loop:
+    """Equations 15 to 17 for one step after another, with the memory's matrices at hand."""
+
+    def __init__(self, cell: LMUCell, x: Tensor, wide: torch.dtype) -> None:
+        self.cell, self.wide = cell, wide
+        self.memory = cell.memory.stepper(wide, x.device)
+
+    def advance(self, u: Tensor, to_hidden: Tensor | None, h: Tensor, m: Tensor) -> State:
+        cell = self.cell
+        if cell.hidden_encoder is not None:
+            u = u + linear(h, cell.hidden_encoder)
+        if cell.memory_encoder is not None:
+            u = u + linear(m.to(u.dtype).flatten(1), cell.memory_encoder)
+        m = self.memory(u.to(self.wide), m)
+        total = linear(m.to(u.dtype).flatten(1), cell.memory_weight)
+        if to_hidden is not None:
+            total = total + to_hidden
+        if cell.hidden_weight is not None:
+            total = total + linear(h, cell.hidden_weight)
+        return (total if cell.f is None else cell.f(total)), m
+
+
+class LMU(Steppable):
+    """The original LMU over a sequence: `out, (h, m) = lmu(x)`. The options are those of `LMUCell`."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        order: int | None = None,
+        theta: float | Sequence[float] | None = None,
+        memory_size: int = 1,
+        *,
+        hidden_to_memory: bool = True,
+        memory_to_memory: bool = True,
+        input_to_hidden: bool = True,
+        hidden_to_hidden: bool = True,
+        hidden_activation: Activation = "tanh",
+        bias: bool = False,
+        trainable: str = "none",
+        system: LinearSystem | None = None,
+        return_sequences: bool = True,
+    ) -> None:
+        super().__init__()
+        self.cell = LMUCell(
+            input_size,
+            hidden_size,
+            order,
+            theta,
+            memory_size,
+            hidden_to_memory=hidden_to_memory,
+            memory_to_memory=memory_to_memory,
+            input_to_hidden=input_to_hidden,
+            hidden_to_hidden=hidden_to_hidden,
+            hidden_activation=hidden_activation,
+            bias=bias,
+            trainable=trainable,
+            system=system,
+        )
+        self.config = {**self.cell.config, "return_sequences": return_sequences}
+        self.input_size = input_size
+        self.hidden_size = self.output_size = hidden_size
+        self.returns_sequences = return_sequences
+
+    def forward(
+        self, x: Tensor, state: State | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        cell = self.cell
+        check_features(x, 3, self.input_size)
+        batch, time, _ = x.shape
+        known = checked_lengths(lengths, batch, time, x.device)
+        resets = checked_resets(resets, batch, time, x.device)
+        x = keep_valid(x, known)
+        h, m = cell._checked_state(state, x)
+        h = h.to(x.dtype)
+        u, to_hidden = cell._from_input(x)
+        loop = _Loop(cell, x, m.dtype)
+        outputs = []
+        for t in range(time):
+            if resets is not None:
+                fresh = resets[:, t, None] if known is None else resets[:, t, None] & (t < known)[:, None]
+                h = torch.where(fresh, 0.0, h)
+                m = torch.where(fresh[:, :, None], 0.0, m)
+            driven = to_hidden if to_hidden is None or to_hidden.dim() == 1 else to_hidden[:, t]
+            new_h, new_m = loop.advance(u[:, t], driven, h, m)
+            if known is not None:
+                running = (t < known)[:, None]
+                new_h = torch.where(running, new_h, h)
+                new_m = torch.where(running[:, :, None], new_m, m)
+            h, m = new_h, new_m
+            if self.returns_sequences:
+                outputs.append(h)
+        state = (h.to(m.dtype), m)
+        if self.returns_sequences:
+            return keep_valid(torch.stack(outputs, dim=1), known), state
+        return h if known is None else torch.where((known > 0)[:, None], h, 0.0), state
+
+    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        return self.cell(x, state)  # type: ignore[no-any-return]
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+        return self.cell.initial_state(batch, dtype, device)
+
+    def extra_repr(self) -> str:
+        return "" if self.returns_sequences else "return_sequences=False"

@@ -1,0 +1,182 @@
+"""The paper's model: a linear memory between two time-distributed dense layers (equations 18 to 20)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from plmu.nn.memory import Memory
+from plmu.nn.steppable import Activation, Steppable, activation, check_features, last_valid, positive
+from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
+from plmu.systems import LinearSystem
+
+
+class ParallelLMU(Steppable):
+    """The parallel LMU. Batch first, like `nn.LSTM`: `out, state = layer(x)`, `out_t, state = layer.step(x_t, state)`.
+
+        u_t = f1(U_x x_t + b_u)                             (18)
+        m_t = Ā m_{t-1} + B̄ u_t                             (19)
+        o_t = f2(W_m m_t + W_x x_t + b_o)                   (20)
+
+    With `gated=True`, u_t = g · f1(W_u x_t + b_u) + (1 − g) · x_t with g = σ(W_g x_t + b_g), b_g starting at −1.
+
+    Args:
+        input_size: features of x.
+        hidden_size: features of the output.
+        order: how many Legendre coefficients each memory channel keeps.
+        theta: the window in steps; several numbers give equal groups of memory channels one window each.
+        memory_size: channels of u; by default 1, or `input_size` where x itself may enter the memory.
+        gated: mix x into u by a learned gate; needs `memory_size == input_size`.
+        encoder: whether there is a U_x at all; without it x is u.
+        input_to_output: whether there is a W_x.
+        input_activation, output_activation: f1 and f2, by name, as a callable, or None.
+        bias: whether there are b_u and b_o.
+        trainable: "none", "theta" or "system" (Ā and B̄ themselves).
+        system: any other `LinearSystem` in place of order and theta.
+        return_sequences: False gives the output at each sequence's last step alone, through equation 25.
+        algorithm: "auto", or one by name; see `plmu.plan`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        order: int | None = None,
+        theta: float | Sequence[float] | None = None,
+        memory_size: int | None = None,
+        *,
+        gated: bool = False,
+        encoder: bool = True,
+        input_to_output: bool = True,
+        input_activation: Activation = None,
+        output_activation: Activation = "relu",
+        bias: bool = True,
+        trainable: str = "none",
+        system: LinearSystem | None = None,
+        return_sequences: bool = True,
+        algorithm: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.config = {
+            "input_size": input_size,
+            "hidden_size": hidden_size,
+            "order": order,
+            "theta": theta,
+            "memory_size": memory_size,
+            "gated": gated,
+            "encoder": encoder,
+            "input_to_output": input_to_output,
+            "input_activation": input_activation,
+            "output_activation": output_activation,
+            "bias": bias,
+            "trainable": trainable,
+            "system": system,
+            "return_sequences": return_sequences,
+            "algorithm": algorithm,
+        }
+        self.input_size = positive(input_size, "input_size")
+        self.hidden_size = self.output_size = positive(hidden_size, "hidden_size")
+        width = _memory_width(input_size, memory_size, gated, encoder, system)
+        self.memory = Memory(width, order, theta, system, trainable, algorithm)
+        self.memory_size = self.memory.channels
+        self.returns_sequences = return_sequences
+        self.f1 = activation(input_activation, "input_activation")
+        self.f2 = activation(output_activation, "output_activation")
+        self.encoder = nn.Linear(input_size, width, bias=bias) if encoder else None
+        self.gate = nn.Linear(input_size, width) if gated else None
+        self.memory_weight = nn.Parameter(torch.empty(hidden_size, self.memory.order, self.memory_size))
+        self.input_weight = nn.Parameter(torch.empty(hidden_size, input_size)) if input_to_output else None
+        self.bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform weights and zero biases; a single input enters the memory unscaled; the gate starts low."""
+        for linear in (self.encoder, self.gate):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+        if self.encoder is not None and self.input_size == 1:
+            nn.init.ones_(self.encoder.weight)
+        if self.gate is not None:
+            nn.init.constant_(self.gate.bias, -1.0)
+        nn.init.xavier_uniform_(self.memory_weight.data.view(self.hidden_size, -1))
+        if self.input_weight is not None:
+            nn.init.xavier_uniform_(self.input_weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        check_features(x, 3, self.input_size)
+        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        x = keep_valid(x, known)
+        u = self._encode(x)
+        if self.returns_sequences:
+            projected, last = self.memory.project(u, self.memory_weight, state, known, resets)
+            return keep_valid(self._output(projected, x), known), last
+        last = self.memory.final_state(u, state, known, resets)
+        out = self._output(self._project(last, u.dtype), last_valid(x, known))
+        return out if known is None else torch.where((known > 0)[:, None], out, 0.0), last
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features(x, 2, self.input_size)
+        before = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        if state is not None:
+            wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+            check_state(state, (x.shape[0], self.memory.order, self.memory_size), wide, x.device)
+        u = self._encode(x)
+        m = self.memory.stepper(before.dtype, x.device)(u.to(before.dtype), before)
+        return self._output(self._project(m, u.dtype), x), m
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.memory.initial_state(batch, dtype, device)
+
+    def _encode(self, x: Tensor) -> Tensor:
+        """Equation 18, or its gated form."""
+        if self.encoder is None:
+            return x
+        u = self.encoder(x)
+        if self.f1 is not None:
+            u = self.f1(u)
+        if self.gate is not None:
+            gate = torch.sigmoid(self.gate(x))
+            u = gate * u + (1 - gate) * x
+        return u
+
+    def _project(self, m: Tensor, dtype: torch.dtype) -> Tensor:
+        """W_m m for one state (batch, order, channels)."""
+        return nn.functional.linear(m.to(dtype).flatten(1), self.memory_weight.flatten(1))
+
+    def _output(self, projected: Tensor, x: Tensor) -> Tensor:
+        """Equation 20, given W_m m."""
+        if self.input_weight is not None:
+            projected = projected + nn.functional.linear(x, self.input_weight)
+        if self.bias is not None:
+            projected = projected + self.bias.to(projected.dtype)
+        return projected if self.f2 is None else self.f2(projected)
+
+    def extra_repr(self) -> str:
+        text = f"{self.input_size}, {self.hidden_size}, memory_size={self.memory_size}"
+        return text if self.returns_sequences else text + ", return_sequences=False"
+
+
+def _memory_width(
+    input_size: int, memory_size: int | None, gated: bool, encoder: bool, system: LinearSystem | None
+) -> int:
+    """How many channels u has."""
+    if gated and not encoder:
+        raise ValueError("gated=True needs the encoder: it mixes the encoded input with the input itself")
+    if memory_size is not None:
+        width = positive(memory_size, "memory_size")
+    elif isinstance(system, LinearSystem) and system.inputs is not None:
+        width = system.inputs
+    else:
+        width = input_size if gated or not encoder else 1
+    if (gated or not encoder) and width != input_size:
+        reason = "gated=True" if gated else "encoder=False"
+        raise ValueError(f"{reason} feeds x to the memory: memory_size must be input_size = {input_size}, got {width}")
+    return width

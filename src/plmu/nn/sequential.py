@@ -1,0 +1,179 @@
+"""Stacks that thread states: what acts on each step alone is used as it is, what has a state is given its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plmu.nn.steppable import Steppable
+from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid
+
+# Modules of torch that act on each time step alone, on the last axis or on single elements.
+PER_STEP: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.Identity,
+    nn.Dropout,
+    nn.AlphaDropout,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Hardtanh,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.LogSigmoid,
+    nn.Tanhshrink,
+)
+
+
+class Sequential(Steppable):
+    """Modules in a row: `out, state = model(x)`, `out_t, state = model.step(x_t, state)`, the state a tuple of theirs.
+
+    Takes steppable modules (those of plmu, or any `plmu.nn.Steppable`) and modules that act on each time step alone:
+    torch's Linear, Embedding, norms over features, dropout and activations, `nn.Sequential` of those, and your own with
+    a class attribute `per_step = True`. Anything else would see other steps than its own and raises.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        if not modules:
+            raise ValueError("Sequential needs at least one module")
+        self.layers = nn.ModuleList(modules)
+        for index, module in enumerate(modules):
+            check_module(module, f"module {index}")
+            if isinstance(module, Steppable) and index and not self.returns_sequences:
+                raise ValueError(f"module {index} ({_name(module)}) needs a sequence, but a module before it has"
+                                 " return_sequences=False")  # fmt: skip
+            if isinstance(module, Steppable) and not module.returns_sequences:
+                self.returns_sequences = False
+
+    def forward(
+        self,
+        x: Tensor,
+        state: tuple[Any, ...] | None = None,
+        lengths: Lengths = None,
+        *,
+        resets: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        known, resets = _checked(x, lengths, resets)
+        x = keep_valid(x, known)
+        states = list(self._states(state))
+        for index, module in enumerate(self.layers):
+            if isinstance(module, Steppable):
+                x, states[index] = module(x, states[index], known, resets=resets)
+            else:
+                x = module(x)
+        return _keep_output(x, known, self.returns_sequences), tuple(states)
+
+    def step(self, x: Tensor, state: tuple[Any, ...] | None = None) -> tuple[Tensor, tuple[Any, ...]]:
+        states = list(self._states(state))
+        for index, module in enumerate(self.layers):
+            if isinstance(module, Steppable):
+                x, states[index] = module.step(x, states[index])
+            else:
+                x = module(x)
+        return x, tuple(states)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+        return tuple(
+            module.initial_state(batch, dtype, device) if isinstance(module, Steppable) else None
+            for module in self.layers
+        )
+
+    def _states(self, state: tuple[Any, ...] | None) -> tuple[Any, ...]:
+        if state is None:
+            return (None,) * len(self.layers)
+        if not isinstance(state, tuple) or len(state) != len(self.layers):
+            kind = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
+            raise ValueError(f"state must be a tuple of {len(self.layers)}, one for each module; got {kind}")
+        return state
+
+
+class Residual(Steppable):
+    """x + module(x), for a steppable module or one that acts on each step alone, with as many outputs as inputs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        check_module(module, "the module")
+        if isinstance(module, Steppable) and not module.returns_sequences:
+            raise ValueError(f"Residual needs a sequence, but {_name(module)} has return_sequences=False")
+        self.module = module
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        known, resets = _checked(x, lengths, resets)
+        x = keep_valid(x, known)
+        if isinstance(self.module, Steppable):
+            out, state = self.module(x, state, known, resets=resets)
+        else:
+            out, state = self.module(x), None
+        return keep_valid(self._sum(x, out), known), state
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        if isinstance(self.module, Steppable):
+            out, state = self.module.step(x, state)
+            return self._sum(x, out), state
+        return self._sum(x, self.module(x)), None
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return self.module.initial_state(batch, dtype, device) if isinstance(self.module, Steppable) else None
+
+    def _sum(self, x: Tensor, out: Tensor) -> Tensor:
+        if x.shape != out.shape:
+            raise ValueError(
+                f"Residual adds its input to its module's output: {_name(self.module)} turned"
+                f" {x.shape[-1]} features into {out.shape[-1]}, which must be equal"
+            )
+        return x + out
+
+
+def check_module(module: nn.Module, where: str) -> None:
+    """Raise unless the module is steppable or acts on each time step alone."""
+    if isinstance(module, Steppable) or isinstance(module, PER_STEP) or getattr(module, "per_step", False):
+        return
+    if isinstance(module, nn.Softmax | nn.LogSoftmax | nn.GLU) and module.dim == -1:
+        return
+    if isinstance(module, nn.Sequential):
+        for name, inner in module.named_children():
+            check_module(inner, f"{where}.{name}")
+        return
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{where} must be an nn.Module, got {type(module).__name__}")
+    raise ValueError(
+        f"{where} ({_name(module)}) is neither steppable nor known to act on each time step alone, so parallel and"
+        " step-by-step results could differ. If it acts on each step alone, give its class `per_step = True`"
+    )
+
+
+def _checked(x: Tensor, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"x must be a tensor (batch, time, features), or (batch, time) of token numbers; got {kind}")
+    known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+    return known, checked_resets(resets, x.shape[0], x.shape[1], x.device)
+
+
+def _keep_output(out: Tensor, lengths: Tensor | None, sequences: bool) -> Tensor:
+    if sequences or lengths is None:
+        return keep_valid(out, lengths)
+    return torch.where((lengths > 0)[:, None], out, 0.0)
+
+
+def _name(module: nn.Module) -> str:
+    return type(module).__name__

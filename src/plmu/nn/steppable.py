@@ -1,0 +1,99 @@
+"""What a layer of plmu is: a module that runs over a whole sequence, over its pieces, or one step at a time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plmu.ops.check import Lengths
+
+Activation = str | Callable[[Tensor], Tensor] | None
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "elu": F.elu,
+    "leaky_relu": F.leaky_relu,
+    "softplus": F.softplus,
+    "softsign": F.softsign,
+}
+
+
+class Steppable(nn.Module):
+    """A module with `forward(x, state, lengths) -> (out, state)` and `step(x_t, state) -> (out_t, state)` that agree.
+
+    Subclass it to put a layer of your own into `plmu.Sequential` and `plmu.Stream`.
+    """
+
+    returns_sequences = True
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """x (batch, time, features) to out (batch, time, features), or (batch, features) for the last step alone."""
+
+    @abstractmethod
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """x (batch, features) to out (batch, features) and the next state."""
+
+    @abstractmethod
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """The state that `None` stands for: a tensor or nested tuples of tensors."""
+
+
+def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | None:
+    """An activation by name, a callable as it is, or None for none."""
+    if given is None or (callable(given) and not isinstance(given, str)):
+        return given
+    if given not in ACTIVATIONS:
+        raise ValueError(f"{name} must be None, a callable or one of {', '.join(ACTIVATIONS)}; got {given!r}")
+    return ACTIVATIONS[given]
+
+
+def check_features(x: Tensor, dims: int, features: int) -> None:
+    """Raise unless x has `dims` dimensions, of which the last is `features`, and is floating point."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+    if x.dim() != dims or x.shape[-1] != features:
+        expected = "(batch, time, {})" if dims == 3 else "(batch, {})"
+        raise ValueError(f"x must have shape {expected.format(features)}, got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
+    if dims == 3 and x.shape[1] == 0:
+        raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
+
+
+def positive(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return value
+
+
+def last_valid(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """The last valid step of x (batch, time, features); zero where a length is 0."""
+    if lengths is None:
+        return x[:, -1]
+    index = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
+    return torch.where((lengths > 0)[:, None], x.gather(1, index).squeeze(1), 0.0)
+
+
+def reverse(x: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """x (batch, time, ...) backwards in time, each sequence within its own length; the padding stays where it is.
+
+    With it a layer reads from the right: `reverse(layer(reverse(x, lengths), lengths=lengths)[0], lengths)`.
+    """
+    if lengths is None:
+        return x.flip(1)
+    steps = torch.arange(x.shape[1], device=x.device)
+    ends = torch.as_tensor(lengths, device=x.device)[:, None]
+    index = torch.where(steps < ends, ends - 1 - steps, steps)
+    return x.gather(1, index.reshape(*index.shape, *(1,) * (x.dim() - 2)).expand_as(x))

@@ -1,0 +1,152 @@
+"""Evaluating a linear system over a sequence (the paper's section 3.3): check the arguments, ask the plan, run one algorithm.
+
+All algorithms compute the same function, forward and backward; `plmu.plan` tells which one `"auto"` takes and why.
+Shapes: u (batch, time, channels), m (batch, time, order, channels), state (batch, order, channels). `lengths` are for
+sequences padded on the right; `resets` (batch, time) marks steps before which the state is set to zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+from plmu.ops import chunked, fft, final, recurrent, toeplitz
+from plmu.ops.check import Lengths, Problem, checked
+from plmu.ops.plan import Plan, plan
+from plmu.systems import LinearSystem
+
+__all__ = ["Plan", "final_state", "plan", "project", "states"]
+
+_PLAIN = {"recurrent": recurrent.states, "toeplitz": toeplitz.states, "fft": fft.states}
+
+
+def states(
+    u: Tensor,
+    system: LinearSystem,
+    state: Tensor | None = None,
+    lengths: Lengths = None,
+    algorithm: str = "auto",
+    *,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """All states m (batch, time, order, channels) and the final one (batch, order, channels)."""
+    problem = checked(u, system, state, lengths, resets)
+    chosen = _plan("states", problem, algorithm)
+    with _no_autocast(u.device):
+        m, last = _all_states(problem, chosen)
+        return problem.keep_valid(m.to(problem.dtype)), last
+
+
+def final_state(
+    u: Tensor,
+    system: LinearSystem,
+    state: Tensor | None = None,
+    lengths: Lengths = None,
+    *,
+    resets: Tensor | None = None,
+) -> Tensor:
+    """The state after each sequence's last step (batch, order, channels), as one product (equation 25)."""
+    problem = checked(u, system, state, lengths, resets)
+    with _no_autocast(u.device):
+        return _final_state(problem)
+
+
+def project(
+    u: Tensor,
+    system: LinearSystem,
+    weight: Tensor,
+    state: Tensor | None = None,
+    lengths: Lengths = None,
+    algorithm: str = "auto",
+    *,
+    resets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """o_t = W_m m_t (batch, time, out) for a weight (out, order, channels), and the final state.
+
+    The memory product of equation 20. With `"auto"` and `"chunked"` the states m are never stored.
+    """
+    problem = checked(u, system, state, lengths, resets)
+    _check_weight(weight, problem)
+    chosen = _plan("project", problem, algorithm, out=weight.shape[0])
+    with _no_autocast(u.device):
+        if chosen.algorithm == "chunked":
+            operand = _operand(problem)
+            o, last = chunked.project(
+                problem.u.to(operand),
+                system,
+                weight.to(operand),
+                problem.state,
+                problem.lengths,
+                problem.resets,
+                chosen.chunk,
+                chosen.fold,
+                chosen.tile,
+            )
+        else:
+            m, last = _all_states(problem, chosen)
+            o = m.flatten(2) @ weight.to(m.dtype).flatten(1).mT
+        return problem.keep_valid(o.to(problem.dtype)), last
+
+
+def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
+    """m as the algorithm leaves it, and the final state in float32 or wider."""
+    if chosen.algorithm == "chunked":
+        u = problem.u.to(_operand(problem))
+        m = chunked.states(u, problem.system, problem.state, problem.resets, chosen.chunk)
+    else:
+        u = problem.u.to(problem.wide)
+        m = _PLAIN[chosen.algorithm](u, problem.system, problem.state, problem.resets)
+    if m.dtype != problem.wide:
+        return m, _final_state(problem)
+    if problem.lengths is None:
+        return m, m[:, -1]
+    index = (problem.lengths - 1).clamp(min=0)[:, None, None, None].expand(-1, 1, *m.shape[2:])
+    last = m.gather(1, index).squeeze(1)
+    before = torch.zeros_like(last) if problem.state is None else problem.state
+    return m, torch.where((problem.lengths > 0)[:, None, None], last, before)
+
+
+def _final_state(problem: Problem) -> Tensor:
+    u = problem.u.to(problem.wide)
+    return final.final_state(u, problem.system, problem.state, problem.lengths, problem.resets)
+
+
+def _plan(kind: str, problem: Problem, algorithm: str, out: int | None = None) -> Plan:
+    batch, time, inputs, channels = problem.u.shape
+    return plan(
+        kind,
+        batch=batch,
+        time=time,
+        channels=channels * inputs,
+        system=problem.system,
+        out=out,
+        dtype=problem.dtype,
+        device=problem.u.device,
+        algorithm=algorithm,
+        resets=problem.resets is not None,
+    )
+
+
+def _operand(problem: Problem) -> torch.dtype:
+    """What chunked products are computed in: half precision only where the device has units for it."""
+    return problem.dtype if problem.u.is_cuda else problem.wide
+
+
+def _check_weight(weight: Tensor, problem: Problem) -> None:
+    order, channels = problem.system.order, problem.u.shape[3]
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise TypeError(f"weight must be a floating-point tensor, got {kind}")
+    if weight.dim() != 3 or tuple(weight.shape[1:]) != (order, channels) or weight.shape[0] < 1:
+        raise ValueError(f"weight must have shape (out, {order}, {channels}), got {tuple(weight.shape)}")
+    if weight.device != problem.u.device:
+        raise ValueError(f"weight must be on {problem.u.device}, as u is; got {weight.device}")
+
+
+def _no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The algorithms choose their own precision: the state is float32 or wider under autocast too."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()

@@ -1,0 +1,123 @@
+"""Argument checks of `plmu.ops`, and the one internal form that every algorithm receives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plmu.systems import LinearSystem, _values_unknown
+
+Lengths = Tensor | Sequence[int] | None
+
+
+@dataclass
+class Problem:
+    """A checked input. Time steps at and past a sequence's length are zero in `u`."""
+
+    u: Tensor  # (batch, time, inputs, channels)
+    system: LinearSystem
+    state: Tensor | None  # (batch, order, channels), float32 or float64
+    lengths: Tensor | None  # (batch,)
+    resets: Tensor | None  # (batch, time)
+    dtype: torch.dtype  # of m and o
+    wide: torch.dtype  # of states: float32, or float64 for float64 input
+
+    def keep_valid(self, values: Tensor) -> Tensor:
+        """`values` (batch, time, ...) with zeros past each sequence's length."""
+        return keep_valid(values, self.lengths)
+
+
+def checked(u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> Problem:
+    """Raise on anything that does not fit, naming the argument; else the problem in internal form."""
+    if not isinstance(system, LinearSystem):
+        hint = "; call its discretize()" if hasattr(system, "discretize") else ""
+        raise TypeError(f"system must be a plmu.LinearSystem, got {type(system).__name__}{hint}")
+    check_sequence(u, "u")
+    batch, time, width = u.shape
+    if system.inputs is not None and width != system.inputs:
+        raise ValueError(f"u must have {system.inputs} channels, as B has inputs; got shape {tuple(u.shape)}")
+    channels = width if system.inputs is None else 1
+    dtype = u.dtype
+    if dtype != torch.float64 and torch.is_autocast_enabled(u.device.type):
+        dtype = torch.get_autocast_dtype(u.device.type)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    if state is not None:
+        check_state(state, (batch, system.order, channels), wide, u.device)
+    known_lengths = checked_lengths(lengths, batch, time, u.device)
+    resets = checked_resets(resets, batch, time, u.device)
+    masked = keep_valid(u, known_lengths)
+    split = masked.unsqueeze(2) if system.inputs is None else masked.unsqueeze(3)
+    return Problem(split, system, state, known_lengths, resets, dtype, wide)
+
+
+def check_sequence(x: Tensor, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    if x.dim() != 3:
+        raise ValueError(f"{name} must have shape (batch, time, channels), got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {x.dtype}: convert it, for example {name}.float()")
+    if x.shape[1] == 0 or x.shape[2] == 0:
+        raise ValueError(f"{name} must have at least one time step and one channel, got shape {tuple(x.shape)}")
+
+
+def check_state(
+    state: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, name: str = "state"
+) -> None:
+    if not isinstance(state, Tensor):
+        raise TypeError(f"{name} must be a tensor of shape {shape}, got {type(state).__name__}")
+    if tuple(state.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(state.shape)}")
+    if state.dtype != dtype:
+        raise TypeError(f"{name} must be {dtype} for this input, got {state.dtype}")
+    if state.device != device:
+        raise ValueError(f"{name} must be on {device}, as the input is; got {state.device}")
+
+
+def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.device) -> Tensor | None:
+    if lengths is None:
+        return None
+    values = torch.as_tensor(lengths)
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"lengths must be whole numbers, got {values.dtype}")
+    if tuple(values.shape) != (batch,):
+        raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(values.shape)}")
+    values = values.to(torch.int64)
+    if batch and _can_look_at(values):
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > time:
+            bad = low if low < 0 else high
+            raise ValueError(f"lengths must lie between 0 and the {time} time steps, got {bad}")
+    return values.to(device)
+
+
+def checked_resets(resets: Tensor | None, batch: int, time: int, device: torch.device) -> Tensor | None:
+    if resets is None:
+        return None
+    if not isinstance(resets, Tensor) or resets.dtype != torch.bool:
+        kind = resets.dtype if isinstance(resets, Tensor) else type(resets).__name__
+        raise TypeError(f"resets must be a tensor of bool, got {kind}")
+    if tuple(resets.shape) != (batch, time):
+        raise ValueError(f"resets must have shape ({batch}, {time}), got {tuple(resets.shape)}")
+    if resets.device != device:
+        raise ValueError(f"resets must be on {device}, as the input is; got {resets.device}")
+    return resets
+
+
+def keep_valid(values: Tensor, lengths: Tensor | None) -> Tensor:
+    """`values` (batch, time, ...) with zeros at and past each length, whatever stood there, NaN included."""
+    if lengths is None:
+        return values
+    steps = torch.arange(values.shape[1], device=values.device)
+    valid = steps < lengths[:, None]
+    return torch.where(valid.reshape(*valid.shape, *(1,) * (values.dim() - 2)), values, torch.zeros_like(values))
+
+
+def _can_look_at(values: Tensor) -> bool:
+    """Whether reading values is possible here: not while compiling, transforming or capturing a CUDA graph."""
+    if _values_unknown(values):
+        return False
+    return not (values.is_cuda and torch.cuda.is_current_stream_capturing())

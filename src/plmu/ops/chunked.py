@@ -1,0 +1,248 @@
+"""Block products with a carried state: the training algorithm. Exact, O(time), and all library products.
+
+Time is cut into chunks of c steps. All states of a chunk are one product with a constant matrix,
+
+    m_chunk = [T | P] · [u_chunk ; m_before]        T the block Toeplitz of H, P the powers Ā¹ … Ā^c,
+
+and the states at chunk ends form a linear system again, with Ā^c, solved for all chunks at once in log₂ steps. `project`
+multiplies each tile of m into the weight while it is at hand and recomputes it in the backward pass, so m is never
+stored whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.ops.final import final_state
+from plmu.ops.matrices import apply, block_matrix, block_toeplitz, power, reversed_response
+from plmu.systems import LinearSystem
+
+# With resets: which inputs of a block reach each step (blocks, chunk, chunk), and which steps the state before the
+# block reaches (blocks, chunk).
+Reach = tuple[Tensor, Tensor] | None
+
+
+def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None, chunk: int) -> Tensor:
+    """All states (batch, time, order, channels) of u (batch, time, inputs, channels)."""
+    batch, time, _, channels = u.shape
+    blocks = _Blocks(u, system, state, resets, chunk)
+    m = _expand(blocks.matrix, blocks.x, blocks.reach)
+    return m.reshape(batch, blocks.count * chunk, system.order, channels)[:, :time]
+
+
+def project(
+    u: Tensor,
+    system: LinearSystem,
+    weight: Tensor,
+    state: Tensor | None,
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    chunk: int,
+    fold: bool,
+    tile: int,
+) -> tuple[Tensor, Tensor]:
+    """W_m m (batch, time, out) and the final state, without ever holding m. `fold` multiplies W_m into [T | P]."""
+    batch, time, _, _ = u.shape
+    out = weight.shape[0]
+    blocks = _Blocks(u, system, state, resets, chunk)
+    if fold and resets is None:
+        by_step = blocks.matrix.unflatten(0, (chunk, system.order))
+        folded = torch.einsum("odx,tdr->torx", weight, by_step).flatten(2).flatten(0, 1)
+        o = blocks.x.flatten(1) @ folded.mT  # (N, chunk · out)
+    else:
+        o = _BlockProject.apply(blocks.x, blocks.matrix, *(blocks.reach or (None, None)), weight.flatten(1), tile)
+    o = o.reshape(batch, blocks.count * chunk, out)[:, :time]
+    if lengths is None and resets is None:
+        last = blocks.last_state(time)
+    else:
+        last = final_state(u.to(blocks.wide), system, state, lengths, resets)
+    return o, last
+
+
+class _Blocks:
+    """The chunked problem: for each of the N = batch · chunks blocks, x = [inputs ; state before], and the matrix
+    [T | P] that maps x to the states of the block. With resets, `reach` says which inputs of a block, and whether the
+    state before it, reach each of its steps."""
+
+    def __init__(
+        self, u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None, chunk: int
+    ) -> None:
+        batch, time, inputs, channels = u.shape
+        count = -(-time // chunk)
+        self.system, self.chunk, self.count = system, chunk, count
+        self.wide = torch.float64 if u.dtype == torch.float64 else torch.float32  # of the carried state
+        padding = count * chunk - time
+        if padding:
+            u = torch.nn.functional.pad(u, (0, 0, 0, 0, 0, padding))
+        u = u.reshape(batch, count, chunk * inputs, channels)
+        self.reach: Reach = None
+        open_chunks = None
+        reaching = u
+        if resets is not None:
+            marks = torch.nn.functional.pad(resets, (0, padding)).reshape(batch, count, chunk)
+            segment = marks.cumsum(dim=2)
+            open_chunks = segment[:, :, -1] == 0  # the state passes through the whole chunk
+            same = segment[..., :, None] == segment[..., None, :]  # (batch, chunks, chunk, chunk)
+            self.reach = (same.flatten(0, 1), (segment == 0).flatten(0, 1))
+            reaches_end = (segment == segment[:, :, -1:]).repeat_interleave(inputs, dim=2)
+            reaching = torch.where(reaches_end[..., None], u, 0.0)
+        self.carried = count > 1 or state is not None or resets is not None
+        self.before: Tensor | None = None
+        if self.carried:
+            self.before = self._states_before(reaching, state, open_chunks)
+            x = torch.cat([u, self.before.to(u.dtype)], dim=2)
+        else:
+            x = u
+        self.x = x.flatten(0, 1)  # (N, chunk · inputs + order, channels)
+        build = block_matrix if self.carried else block_toeplitz
+        self.matrix = system.derive(build, chunk, dtype=u.dtype, device=u.device)
+
+    def _states_before(self, u: Tensor, state: Tensor | None, open_chunks: Tensor | None) -> Tensor:
+        """The state before each chunk: (batch, chunks, order, channels), in float32 or wider."""
+        batch, count, _, channels = u.shape
+        if count == 1 and state is not None:
+            return state[:, None]
+        taps = self.system.derive(reversed_response, self.chunk, dtype=self.wide, device=u.device)
+        ends = apply(taps, u[:, :-1].to(self.wide))  # what each chunk adds to the next one's initial state
+        first = ends.new_zeros(batch, 1, self.system.order, channels) if state is None else state[:, None]
+        links = None if open_chunks is None else open_chunks[:, :-1]
+        return carry(torch.cat([first, ends], dim=1), links, self.system, self.chunk)
+
+    def last_state(self, time: int) -> Tensor:
+        """The state at the last of `time` steps: the rows of that step, applied to the last block alone."""
+        order = self.system.order
+        build = block_matrix if self.carried else block_toeplitz
+        matrix = self.system.derive(build, self.chunk, dtype=self.wide, device=self.x.device)
+        row = (time - 1) % self.chunk
+        rows = matrix[row * order : (row + 1) * order]
+        block = self.x[self.count - 1 :: self.count].to(self.wide)  # (batch, columns, channels)
+        if self.before is not None:  # from the state as it was carried, not as it was rounded into x
+            block = torch.cat([block[:, :-order], self.before[:, -1]], dim=1)
+        return apply(rows, block)
+
+
+def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: int) -> Tensor:
+    """s_k = Ā^stride s_{k-1} + v_k for all k: (batch, count, order, channels), in log₂(count) rounds.
+
+    `links` (batch, count − 1), where given, says whether s_{k-1} flows into s_k at all. Each round doubles how far
+    back every s_k has looked; each power of Ā is used once on any path, so rounding does not build up.
+    """
+    shift = 1
+    while shift < values.shape[1]:
+        advance = system.derive(power, stride * shift, dtype=values.dtype, device=values.device)
+        earlier = apply(advance, values[:, :-shift])
+        if links is not None:
+            earlier = torch.where(links[:, :, None, None], earlier, 0.0)
+            links = links[:, shift:] & links[:, :-shift]
+        values = torch.cat([values[:, :shift], values[:, shift:] + earlier], dim=1)
+        shift *= 2
+    return values
+
+
+def _expand(matrix: Tensor, x: Tensor, reach: Reach) -> Tensor:
+    """All states of the blocks x (blocks, columns, channels): (blocks, chunk · order, channels)."""
+    if reach is None:
+        return apply(matrix, x)
+    toeplitz, powers = _parts(matrix, reach)
+    m = _cut(toeplitz, reach[0]) @ x[:, : toeplitz.shape[1]]
+    return m + _rows(apply(powers, x[:, toeplitz.shape[1] :]), reach[1])
+
+
+def _contract(matrix: Tensor, of_m: Tensor, reach: Reach) -> Tensor:
+    """The transpose of `_expand`: the gradient of x from that of the states."""
+    if reach is None:
+        return apply(matrix.mT, of_m)
+    toeplitz, powers = _parts(matrix, reach)
+    of_inputs = _cut(toeplitz, reach[0]).mT @ of_m
+    return torch.cat([of_inputs, apply(powers.mT, _rows(of_m, reach[1]))], dim=1)
+
+
+def _matrix_gradient(of_m: Tensor, x: Tensor, matrix: Tensor, reach: Reach) -> Tensor:
+    """The gradient of [T | P], for a trained system."""
+    if reach is None:
+        return torch.einsum("npx,nrx->pr", of_m, x)
+    columns = _parts(matrix, reach)[0].shape[1]
+    per_block = _cut(of_m @ x[:, :columns].mT, reach[0])
+    of_powers = torch.einsum("npx,nrx->pr", _rows(of_m, reach[1]), x[:, columns:])
+    return torch.cat([per_block.sum(0), of_powers], dim=1)
+
+
+def _parts(matrix: Tensor, reach: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """T and P of [T | P]."""
+    order = matrix.shape[0] // reach[0].shape[1]
+    return matrix[:, :-order], matrix[:, -order:]
+
+
+def _cut(matrix: Tensor, same: Tensor) -> Tensor:
+    """`matrix` (chunk · order, chunk · inputs), one or one per block, with zeros where a reset lies between."""
+    blocks, chunk, _ = same.shape
+    by_step = matrix.unflatten(-1, (chunk, matrix.shape[-1] // chunk)).unflatten(-3, (chunk, matrix.shape[-2] // chunk))
+    return (by_step * same[:, :, None, :, None]).reshape(blocks, *matrix.shape[-2:])
+
+
+def _rows(m: Tensor, kept: Tensor) -> Tensor:
+    """The states of those steps that the state before the block still reaches, zero elsewhere."""
+    blocks, chunk = kept.shape
+    return (m.unflatten(1, (chunk, m.shape[1] // chunk)) * kept[:, :, None, None]).flatten(1, 2)
+
+
+class _BlockProject(torch.autograd.Function):
+    """W_m [T | P] x, tile by tile: no more than `tile` blocks of m exist at a time, forward or backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, matrix: Tensor, same: Tensor | None, kept: Tensor | None, weight: Tensor, tile: int
+    ) -> Tensor:
+        parts = []
+        for rows in _tiles(x.shape[0], tile):
+            m = _expand(matrix, x[rows], _reach(same, kept, rows))
+            parts.append(_by_step(m, weight) @ weight.mT)  # (blocks · chunk, out)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, matrix, same, kept, weight, ctx.tile = inputs
+        ctx.save_for_backward(x, matrix, same, kept, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, matrix, same, kept, weight = ctx.saved_tensors
+        need_x, need_matrix, _, _, need_weight, _ = ctx.needs_input_grad
+        steps = matrix.shape[0] * x.shape[2] // weight.shape[1]
+        of_x, of_matrix, of_weight = [], None, None
+        for rows in _tiles(x.shape[0], ctx.tile):
+            reach = _reach(same, kept, rows)
+            by_step = gradient[rows.start * steps : rows.stop * steps]
+            if need_x or need_matrix:
+                of_m = (by_step @ weight).reshape(rows.stop - rows.start, matrix.shape[0], x.shape[2])
+            if need_x:
+                of_x.append(_contract(matrix, of_m, reach))
+            if need_matrix:
+                of_matrix = _plus(of_matrix, _matrix_gradient(of_m, x[rows], matrix, reach))
+            if need_weight:
+                m = _by_step(_expand(matrix, x[rows], reach), weight)
+                of_weight = _plus(of_weight, by_step.mT @ m)
+        joined = None if not need_x else of_x[0] if len(of_x) == 1 else torch.cat(of_x)
+        return joined, of_matrix, None, None, of_weight, None
+
+
+def _tiles(blocks: int, tile: int) -> list[slice]:
+    return [slice(start, min(start + tile, blocks)) for start in range(0, max(blocks, 1), tile)]
+
+
+def _reach(same: Tensor | None, kept: Tensor | None, rows: slice) -> Reach:
+    return None if same is None or kept is None else (same[rows], kept[rows])
+
+
+def _by_step(m: Tensor, weight: Tensor) -> Tensor:
+    """(blocks, chunk · order, channels) to (blocks · chunk, order · channels): the layout already is that."""
+    return m.reshape(m.shape[0] * m.shape[1] * m.shape[2] // weight.shape[1], weight.shape[1])
+
+
+def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total + more

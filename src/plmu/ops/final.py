@@ -1,0 +1,71 @@
+"""Equation 25: the final state alone, as one product with the impulse response in reversed time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plmu.ops.matrices import apply, power, reversed_response
+from plmu.systems import LinearSystem
+
+LARGEST_PRODUCT = 1 << 22  # elements of the reversed impulse response; beyond it the sequence is taken in blocks
+
+
+def final_state(
+    u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None
+) -> Tensor:
+    """The state (batch, order, channels) after each sequence's own last step. Inputs past a length must be zero."""
+    batch, time, _, channels = u.shape
+    if resets is not None:
+        segment = resets.cumsum(dim=1)  # (batch, time)
+        end = segment[:, -1:] if lengths is None else segment.gather(1, (lengths - 1).clamp(min=0)[:, None])
+        u = torch.where((segment == end)[:, :, None, None], u, 0.0)
+        if state is not None:
+            kept = end == 0 if lengths is None else (end == 0) | (lengths == 0)[:, None]
+            state = torch.where(kept[:, :, None], state, 0.0)
+    if lengths is not None:
+        # Turn each sequence to the right, so that all end at the last step; the zeros past its end come first.
+        turned = (torch.arange(time, device=u.device) + lengths[:, None]) % time
+        u = u.gather(1, turned[:, :, None, None].expand_as(u))
+    last = _driven(u, system)
+    if state is None:
+        return last
+    return last + _decayed(state, system, time, lengths)
+
+
+def block_length(time: int, order: int, inputs: int) -> int:
+    """How many steps one product takes: all, unless the impulse response over all steps would be too large."""
+    block = time
+    while block > 1 and block * order * inputs > LARGEST_PRODUCT:
+        block = (block + 1) // 2
+    return block
+
+
+def _driven(u: Tensor, system: LinearSystem) -> Tensor:
+    """The final state from a zero initial state."""
+    batch, time, inputs, channels = u.shape
+    block = block_length(time, system.order, inputs)
+    count = -(-time // block)
+    u = torch.nn.functional.pad(u, (0, 0, 0, 0, count * block - time, 0))
+    taps = system.derive(reversed_response, block, dtype=u.dtype, device=u.device)
+    ends = apply(taps, u.reshape(batch, count, block * inputs, channels))  # (batch, blocks, order, channels)
+    while ends.shape[1] > 1:  # join blocks in pairs, earlier into later
+        if ends.shape[1] % 2:
+            ends = torch.nn.functional.pad(ends, (0, 0, 0, 0, 1, 0))
+        advance = system.derive(power, block, dtype=u.dtype, device=u.device)
+        ends = apply(advance, ends[:, 0::2]) + ends[:, 1::2]
+        block *= 2
+    return ends[:, 0]
+
+
+def _decayed(state: Tensor, system: LinearSystem, time: int, lengths: Tensor | None) -> Tensor:
+    """Ā^length m_0, with the power taken bit by bit where lengths differ."""
+    if lengths is None:
+        return apply(system.derive(power, time, dtype=state.dtype, device=state.device), state)
+    exponent = 1
+    while exponent <= time:
+        advanced = apply(system.derive(power, exponent, dtype=state.dtype, device=state.device), state)
+        chosen = (lengths // exponent) % 2 == 1
+        state = torch.where(chosen[:, None, None], advanced, state)
+        exponent *= 2
+    return state

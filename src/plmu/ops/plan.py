@@ -1,0 +1,261 @@
+"""Which algorithm runs for which shape, and why: analytic, deterministic, from shapes, precision and device alone.
+
+Each candidate's time is estimated as arithmetic / rate + traffic / bandwidth + launches · latency, forward and backward
+together. The rates are round numbers measured once for each kind of device; only their ratios matter to the choice.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from plmu.ops.final import block_length
+from plmu.systems import LinearSystem
+
+ALGORITHMS = ("recurrent", "toeplitz", "fft", "chunked")
+KINDS = ("states", "final_state", "project")
+CHUNKS = (16, 32, 64, 128)
+RESET_CHUNK = 16  # with resets each block has a Toeplitz matrix of its own, whose size grows with the chunk
+SINGLE_CHUNK = 256  # up to this length the whole sequence may be one chunk
+SMALL = 1 << 20  # elements of m below which `project` may store it: no more than 4 MiB in float32
+LARGEST_MATRIX = 1 << 24  # elements of a constant matrix that "auto" will build
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs: `print(plan)` explains it. `costs` are estimated seconds, forward and backward, of all candidates."""
+
+    kind: str
+    algorithm: str
+    chunk: int = 0  # steps a block, for chunked
+    fold: bool = False  # whether the weight is multiplied into the block matrix first
+    tile: int = 0  # blocks of m that exist at a time in `project`
+    reason: str = ""
+    costs: dict[str, float] = field(default_factory=dict, compare=False)
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind}: {self.algorithm}. {self.reason}"]
+        for name, seconds in sorted(self.costs.items(), key=lambda item: item[1]):
+            lines.append(f"  {name:<24} about {_pretty(seconds)} forward + backward")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Device:
+    """Rates of a kind of device, for its float32 and its half-precision units."""
+
+    flops: float
+    half_flops: float
+    bandwidth: float
+    latency: float  # seconds a small operation takes however little it does
+    half_operands: bool  # whether chunked products run in half precision
+
+
+_DEVICES = {
+    "cpu": _Device(flops=1.5e11, half_flops=1.5e11, bandwidth=4e9, latency=2.5e-5, half_operands=False),
+    "cuda": _Device(flops=4e13, half_flops=5e14, bandwidth=3e12, latency=6e-6, half_operands=True),
+}
+
+
+def plan(
+    kind: str,
+    *,
+    batch: int,
+    time: int,
+    channels: int,
+    system: LinearSystem,
+    out: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    algorithm: str = "auto",
+    resets: bool = False,
+) -> Plan:
+    """Which algorithm `states`, `final_state` or `project` runs for these shapes, why, and at what estimated cost.
+
+    >>> print(plan("states", batch=8, time=512, channels=64, system=system))  # doctest: +SKIP
+    states: chunked. blocks of 64 steps as one product each, ...
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if algorithm != "auto" and algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be auto or one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    if kind == "project" and out is None:
+        raise ValueError("out is needed to plan project: the first size of its weight")
+    if resets and algorithm in ("toeplitz", "fft"):
+        raise ValueError(f"algorithm={algorithm!r} cannot reset inside a sequence: use chunked, recurrent or auto")
+    kind_of_device = torch.device(device).type
+    inputs = system.inputs or 1
+    # operator.index: a compiled graph is made for its sizes, as the constant matrices are.
+    sizes = tuple(map(operator.index, (batch, time, system.order, inputs, channels // inputs, out or 0)))
+    if torch.compiler.is_compiling():
+        return Plan(kind, *_choice(kind, *sizes, dtype, kind_of_device, algorithm, resets))
+    return _known_plan(kind, *sizes, dtype, kind_of_device, algorithm, resets)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    batch: int
+    time: int
+    order: int
+    inputs: int
+    channels: int
+    out: int
+
+    @property
+    def states(self) -> int:
+        """How many numbers m has."""
+        return self.batch * self.time * self.order * self.channels
+
+
+@torch.compiler.assume_constant_result
+def _choice(*arguments: Any) -> tuple[str, int, bool, int]:
+    """What torch.compile needs of a plan, worked out once, while tracing."""
+    chosen = _known_plan(*arguments)
+    return chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_plan(
+    kind: str,
+    batch: int,
+    time: int,
+    order: int,
+    inputs: int,
+    channels: int,
+    out: int,
+    dtype: torch.dtype,
+    device: str,
+    algorithm: str,
+    resets: bool,
+) -> Plan:
+    sizes = _Sizes(batch, time, order, inputs, channels, out)
+    if kind == "final_state":
+        return _final(sizes)
+    rates = _DEVICES.get(device, _DEVICES["cpu"])
+    half = rates.half_operands and dtype in (torch.float16, torch.bfloat16)
+    if algorithm in ("recurrent", "toeplitz", "fft"):
+        return Plan(kind, algorithm, reason="asked for by name.")
+    candidates: dict[str, tuple[float, Plan]] = {}
+    for chunk in _chunks(sizes, resets):
+        for fold in (False, True) if kind == "project" and not resets else (False,):
+            seconds = _chunked(kind, sizes, rates, half, chunk, fold)
+            name = f"chunked, {chunk} steps" + (", folded" if fold else "")
+            candidates[name] = (seconds, Plan(kind, "chunked", chunk, fold, _tile(sizes, chunk, device)))
+    if algorithm == "auto" and (kind == "states" or sizes.states <= SMALL):
+        candidates["recurrent"] = (_recurrent(kind, sizes, rates), Plan(kind, "recurrent"))
+        if not resets:
+            candidates["fft"] = (_fft(kind, sizes, rates), Plan(kind, "fft"))
+            if sizes.time**2 * sizes.order * sizes.inputs <= LARGEST_MATRIX:
+                candidates["toeplitz"] = (_toeplitz(kind, sizes, rates), Plan(kind, "toeplitz"))
+    best, (_, chosen) = min(candidates.items(), key=lambda item: item[1][0])
+    costs = {name: seconds for name, (seconds, _) in candidates.items()}
+    why = _WHY["folded" if chosen.fold else chosen.algorithm].format(chunk=chosen.chunk)
+    compared = f" Cheapest of {len(costs)} candidates by estimate." if algorithm == "auto" else " Asked for by name."
+    return Plan(kind, chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile, why + compared, costs)
+
+
+_WHY = {
+    "recurrent": "Too few steps for anything but equation 19 itself.",
+    "toeplitz": "Short enough for one product over all steps (equations 22 to 24).",
+    "fft": "The convolution by FFT (equation 26).",
+    "chunked": "Blocks of {chunk} steps, one product with a constant matrix each, states carried between them.",
+    "folded": "Blocks of {chunk} steps, with the weight multiplied into their matrix: the order exceeds what that costs.",
+}
+
+
+def _chunks(sizes: _Sizes, resets: bool) -> list[int]:
+    if resets:
+        return [min(RESET_CHUNK, sizes.time)]
+    found = [chunk for chunk in CHUNKS if chunk < sizes.time and _matrix(sizes, chunk) <= LARGEST_MATRIX]
+    if sizes.time <= SINGLE_CHUNK and _matrix(sizes, sizes.time) <= LARGEST_MATRIX:
+        found.append(sizes.time)
+    return found or [min(CHUNKS[0], sizes.time)]
+
+
+def _matrix(sizes: _Sizes, chunk: int) -> int:
+    """Elements of the block matrix [T | P]."""
+    return chunk * sizes.order * (chunk * sizes.inputs + sizes.order)
+
+
+def _tile(sizes: _Sizes, chunk: int, device: str) -> int:
+    """Blocks of m at a time: a few MiB, or a quarter of input and output where that is more."""
+    least = 1 << 24 if device == "cuda" else 1 << 21
+    moved = sizes.batch * sizes.time * (sizes.inputs * sizes.channels + sizes.out)
+    return max(1, max(least, moved // 4) // (chunk * sizes.order * sizes.channels))
+
+
+def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, fold: bool) -> float:
+    blocks = sizes.batch * -(-sizes.time // chunk)
+    columns = chunk * sizes.inputs + (sizes.order if chunk < sizes.time else 0)
+    rounds = (-(-sizes.time // chunk) - 1).bit_length()
+    carried = blocks * sizes.channels * sizes.order
+    passing = 4 * carried * (chunk * sizes.inputs + rounds * sizes.order) if rounds else 0
+    states = blocks * chunk * sizes.order * sizes.channels
+    moved = 4 * (1 + rounds) * carried + 3 * blocks * columns * sizes.channels
+    launches = 40 + 6 * rounds if rounds else 15
+    small = 1 + 24 / columns  # short products do not reach the full rate
+    matrix = _matrix(sizes, chunk)
+    if kind == "states":
+        flops = 4 * states * columns * small
+        moved += 2 * states + matrix // 2
+    elif fold:
+        wide = blocks * chunk * sizes.out
+        flops = 6 * wide * columns * sizes.channels * small
+        flops += 6 * chunk * sizes.out * sizes.order * columns * sizes.channels
+        moved += 2 * wide + 4 * chunk * sizes.out * columns * sizes.channels
+        launches += 10
+    else:
+        tiles = -(-blocks // _tile(sizes, chunk, "cuda" if rates.half_operands else "cpu"))
+        flops = 6 * states * columns * small + 6 * states * sizes.out
+        moved += 2 * states + 2 * blocks * chunk * sizes.out + tiles * matrix
+        launches += 10 * tiles + 10
+    return _seconds(rates, flops, 4 * moved, launches, half) + passing / rates.flops
+
+
+def _recurrent(kind: str, sizes: _Sizes, rates: _Device) -> float:
+    flops = 4 * sizes.states * (sizes.order + sizes.inputs)
+    return _plain(kind, sizes, rates, flops, 4 * sizes.states, 5 * sizes.time)
+
+
+def _toeplitz(kind: str, sizes: _Sizes, rates: _Device) -> float:
+    flops = 4 * sizes.states * sizes.time * sizes.inputs
+    return _plain(kind, sizes, rates, flops, 2 * sizes.states, 10)
+
+
+def _fft(kind: str, sizes: _Sizes, rates: _Device) -> float:
+    points = 2 * sizes.time
+    padded = 2 * sizes.states * (2 if sizes.channels > 1 else 1)  # strided transforms take twice as long
+    flops = 100 * padded * points.bit_length() + 8 * padded * (sizes.inputs - 1)  # far below the rate of products
+    return _plain(kind, sizes, rates, flops, 6 * padded, 25)
+
+
+def _plain(kind: str, sizes: _Sizes, rates: _Device, flops: float, moved: float, launches: int) -> float:
+    if kind == "project":
+        flops += 6 * sizes.states * sizes.out
+        moved += sizes.states + 2 * sizes.batch * sizes.time * sizes.out
+        launches += 8
+    return _seconds(rates, flops, 4 * moved, launches, half=False)
+
+
+def _seconds(rates: _Device, flops: float, moved: float, launches: int, half: bool) -> float:
+    rate = rates.half_flops if half else rates.flops
+    return flops / rate + moved / rates.bandwidth + launches * rates.latency
+
+
+def _final(sizes: _Sizes) -> Plan:
+    block = block_length(sizes.time, sizes.order, sizes.inputs)
+    if block == sizes.time:
+        why = f"Equation 25: one product with the impulse response, {sizes.order} × {sizes.time * sizes.inputs}."
+    else:
+        why = f"Equation 25 over blocks of {block} steps, whose ends are then joined in pairs."
+    rates = _DEVICES["cpu"]
+    flops = 4 * sizes.batch * sizes.time * sizes.channels * sizes.order * sizes.inputs
+    return Plan("final_state", "product", chunk=block, reason=why, costs={"product": flops / rates.flops})
+
+
+def _pretty(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

@@ -1,0 +1,39 @@
+"""Equation 19, one step after another: the definition, the reference of all tests, and what a stream runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plmu.ops.matrices import apply, increment, input_matrix
+from plmu.systems import LinearSystem
+
+
+class Stepper:
+    """m_t = Ā m_{t-1} + B̄ u_t, with both matrices at hand: `stepper(u, state)` for u (batch, inputs, channels) and a
+    state (batch, order, channels)."""
+
+    def __init__(self, system: LinearSystem, dtype: torch.dtype, device: torch.device) -> None:
+        self.drive = system.derive(input_matrix, dtype=dtype, device=device)
+        self.change = system.derive(increment, dtype=dtype, device=device)
+
+    def __call__(self, u: Tensor, state: Tensor) -> Tensor:
+        if state.shape[-1] == 1:
+            m = state.squeeze(-1)
+            driven = torch.addmm(m, u.squeeze(-1), self.drive.mT)
+            return torch.addmm(driven, m, self.change.mT).unsqueeze(-1)
+        return state + apply(self.drive, u) + apply(self.change, state)
+
+
+def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None) -> Tensor:
+    """All states (batch, time, order, channels) of u (batch, time, inputs, channels)."""
+    batch, time, _, channels = u.shape
+    m = u.new_zeros(batch, system.order, channels) if state is None else state
+    advance = Stepper(system, u.dtype, u.device)
+    collected = []
+    for t in range(time):
+        if resets is not None:
+            m = torch.where(resets[:, t, None, None], 0.0, m)
+        m = advance(u[:, t], m)
+        collected.append(m)
+    return torch.stack(collected, dim=1)

@@ -1,0 +1,318 @@
+"""Linear systems as data: the Delay Network of the paper's section 3.1 and any other discrete linear system.
+
+Equations 8 to 11 (A, B, C, D), 13 and 14 (the decoders C(θ')) and the zero-order hold of the footnote to
+equation 16 are here. Everything is float64 and differentiable in θ, A and B; `plmu.ops` casts it once.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from plmu.describe import Description
+
+# Below this a derived value is zero: products with it cannot change a result of its precision.
+_FLUSHED = {torch.float64: 1e-290, torch.float32: 1e-30, torch.bfloat16: 1e-30}
+
+DISCRETIZATIONS = ("zoh", "bilinear", "euler")
+
+
+class DelayNetwork:
+    """The continuous system dm/dt = A m + B u that holds a sliding window of θ time units (equations 8 and 9).
+
+    >>> dn = DelayNetwork(order=12, theta=100.0)
+    >>> dn.A.shape, dn.B.shape
+    (torch.Size([12, 12]), torch.Size([12]))
+
+    `theta` may be a tensor of one element; then everything derived from it carries its gradient.
+    """
+
+    def __init__(self, order: int, theta: float | Tensor) -> None:
+        self.order = _checked_order(order)
+        self.theta = _checked_theta(theta)
+        index = torch.arange(self.order, dtype=torch.float64, device=self.theta.device)
+        row, column = index[:, None], index[None, :]
+        alternating = 1 - 2 * ((row - column + 1) % 2)  # (-1)^(i-j+1)
+        scale = (2 * index + 1) / self.theta
+        self.A = scale[:, None] * torch.where(row >= column, alternating, -torch.ones_like(alternating))
+        self.B = scale * (1 - 2 * (index % 2))
+
+    def decoder(self, delays: float | Sequence[float] | Tensor) -> Tensor:
+        """C(θ') for each delay θ' in [0, θ]: (delays, order), or (order,) for a single number.
+
+        C_i(θ') is the shifted Legendre polynomial P_i(2θ'/θ − 1), built by its three-term recurrence, which
+        stays accurate where the printed sum of binomials (equation 14) loses all digits.
+        """
+        values = torch.as_tensor(delays, dtype=torch.float64, device=self.theta.device)
+        if values.dim() > 1:
+            raise ValueError(f"delays must be a number or a list of numbers, got {values.dim()} dimensions")
+        theta = self.theta.item()
+        outside = ~((values.detach() >= 0) & (values.detach() <= theta))
+        if bool(outside.any()):
+            bad = values.detach().reshape(-1)[outside.reshape(-1)][0].item()
+            raise ValueError(f"delays must lie between 0 and theta = {theta:g}, got {bad:g}")
+        x = 2 * values / self.theta - 1
+        polynomials = [torch.ones_like(x), x]
+        for i in range(1, self.order - 1):
+            polynomials.append(((2 * i + 1) * x * polynomials[i] - i * polynomials[i - 1]) / (i + 1))
+        return torch.stack(polynomials[: self.order], dim=-1)
+
+    def discretize(self, dt: float = 1.0, method: str = "zoh") -> LinearSystem:
+        """The discrete system with time step `dt`: "zoh" (exact for a held input), "bilinear" or "euler".
+
+        Raises if the result is unstable, as Euler's is unless `dt` is far below θ / order².
+        """
+        if not (isinstance(dt, Real) and math.isfinite(dt) and dt > 0):
+            raise ValueError(f"dt must be a positive finite number, got {dt!r}")
+        if method not in DISCRETIZATIONS:
+            raise ValueError(f"method must be one of {', '.join(DISCRETIZATIONS)}, got {method!r}")
+        identity = torch.eye(self.order, dtype=torch.float64, device=self.A.device)
+        if method == "zoh":
+            # exp of [[A, B], [0, 0]] holds Ā and B̄ side by side, without inverting A.
+            top = torch.cat([self.A, self.B[:, None]], dim=1) * dt
+            augmented = torch.cat([top, torch.zeros_like(top[:1])], dim=0)
+            both = torch.linalg.matrix_exp(augmented)
+            discrete_A, discrete_B = both[:-1, :-1], both[:-1, -1]
+        elif method == "bilinear":
+            half = self.A * (dt / 2)
+            discrete_A = torch.linalg.solve(identity - half, identity + half)
+            discrete_B = torch.linalg.solve(identity - half, self.B * dt)
+        else:
+            discrete_A, discrete_B = identity + self.A * dt, self.B * dt
+        # Zero-order hold of a stable A is stable; and it is what a layer with a trained θ calls at every step.
+        if method != "zoh" and not _values_unknown(discrete_A) and not _is_stable(discrete_A.detach()):
+            raise ValueError(
+                f"method={method!r} is unstable for order {self.order}, theta {self.theta.item():g} and dt {dt:g}:"
+                f" use method='zoh', which is exact for a held input, or a smaller dt"
+            )
+        return LinearSystem(discrete_A, discrete_B)
+
+    def describe(self, dt: float = 1.0, *, channels: int = 1, tolerance: float = 0.05) -> Description:
+        """What this order and θ can hold at the sampling interval `dt`, and what it costs per step."""
+        from plmu.describe import describe
+
+        return describe(self, dt=dt, channels=channels, tolerance=tolerance)
+
+    def __repr__(self) -> str:
+        return f"DelayNetwork(order={self.order}, theta={self.theta.item():g})"
+
+
+class LinearSystem:
+    """A discrete linear system m_t = Ā m_{t-1} + B̄ u_t (equation 19), any with finite entries.
+
+    `B` of shape (order,): each input channel drives its own copy. `B` of shape (order, inputs): the input has
+    exactly `inputs` channels, which together drive one system. Immutable; what algorithms derive from it
+    (impulse responses, powers, block matrices) is cached on it unless A or B is being trained.
+    """
+
+    def __init__(self, A: Tensor | Sequence[Sequence[float]], B: Tensor | Sequence[Any]) -> None:
+        self.A = _as_float64(A, "A")
+        self.B = _as_float64(B, "B")
+        if self.A.dim() != 2 or self.A.shape[0] != self.A.shape[1] or self.A.shape[0] < 1:
+            raise ValueError(f"A must be a square matrix (order, order), got shape {tuple(self.A.shape)}")
+        if self.B.dim() not in (1, 2) or self.B.shape[0] != self.A.shape[0] or self.B.shape[-1] < 1:
+            raise ValueError(
+                f"B must have shape (order,) or (order, inputs) with order {self.A.shape[0]}, got {tuple(self.B.shape)}"
+            )
+        if self.A.device != self.B.device:
+            raise ValueError(f"A and B must be on one device, got {self.A.device} and {self.B.device}")
+        self.order: int = self.A.shape[0]
+        self.inputs: int | None = self.B.shape[1] if self.B.dim() == 2 else None
+        unknown = _values_unknown(self.A) or _values_unknown(self.B)
+        if not unknown:
+            for name, value in (("A", self.A), ("B", self.B)):
+                if not bool(torch.isfinite(value.detach()).all()):
+                    raise ValueError(f"{name} must be finite, got NaN or infinity in it")
+        self.trained: bool = self.A.requires_grad or self.B.requires_grad
+        self._cache = None if unknown or self.trained else _Cache()
+
+    def impulse_response(self, length: int) -> Tensor:
+        """H with H[:, k] = Ā^k B̄: (order, length), or (order, length, inputs) for a multi-input system.
+
+        Built by doubling, H ← [H, Ā^k H]: exact to 1e-13 and O(order² · length).
+        """
+        if not isinstance(length, int) or length < 1:
+            raise ValueError(f"length must be a whole number of at least 1, got {length!r}")
+        response = self.B.reshape(self.order, 1, -1)  # (order, time, inputs)
+        power = self.A
+        while response.shape[1] < length:
+            size = response.shape[1]
+            more = (power @ response.reshape(self.order, -1)).reshape(self.order, size, -1)
+            response = torch.cat([response, more], dim=1)
+            if response.shape[1] < length:
+                power = power @ power
+        response = response[:, :length]
+        return response if self.inputs is not None else response.squeeze(2)
+
+    def powers(self, count: int) -> Tensor:
+        """Ā¹ … Ā^count, stacked: (count, order, order)."""
+        stack = self.A[None]
+        while stack.shape[0] < count:
+            stack = torch.cat([stack, stack @ stack[-1]], dim=0)
+        return stack[:count]
+
+    def power(self, exponent: int) -> Tensor:
+        """Ā^exponent by repeated squaring."""
+        return torch.linalg.matrix_power(self.A, exponent)
+
+    def derive(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """`build(system, *sizes)`, made in float64 and cast once; from the cache unless the system is trained."""
+        if self._cache is None:
+            return _cast(build(self, *sizes), dtype, device)
+        if torch.compiler.is_compiling():
+            return getattr(self._cache, self._cached_name(build, *sizes, dtype=dtype, device=device))  # type: ignore[no-any-return]
+        return self._cached(build, *sizes, dtype=dtype, device=device)[1]
+
+    @torch.compiler.assume_constant_result
+    def _cached_name(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> str:
+        """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph."""
+        return self._cached(build, *sizes, dtype=dtype, device=device)[0]
+
+    def _cached(
+        self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[str, Tensor]:
+        assert self._cache is not None
+        parts = (build.__name__, *sizes, dtype, device)
+        name = "_".join(str(part) for part in parts).replace(".", "_").replace(":", "_")
+        found = self._cache.get(name)
+        if found is None:
+            found = _without_modes(lambda: _cast(build(self, *sizes), dtype, device))
+            self._cache.put(name, found)
+        return name, found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LinearSystem:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"A": self.A.detach(), "B": self.B.detach()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["A"], state["B"])  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        inputs = "" if self.inputs is None else f", inputs={self.inputs}"
+        return f"LinearSystem(order={self.order}{inputs})"
+
+
+_cache_lock = threading.Lock()
+
+
+class _Cache:
+    """Derived tensors of one system as attributes, least recently used first out beyond `limit` bytes."""
+
+    def __init__(self, limit: int = 1 << 30) -> None:
+        self._limit = limit
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+
+    def get(self, name: str) -> Tensor | None:
+        with _cache_lock:
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
+            return getattr(self, name, None)
+
+    def put(self, name: str, value: Tensor) -> None:
+        with _cache_lock:
+            setattr(self, name, value)
+            self._sizes[name] = value.nbytes
+            while len(self._sizes) > 1 and sum(self._sizes.values()) > self._limit:
+                delattr(self, self._sizes.popitem(last=False)[0])
+
+
+def _without_modes(build: Callable[[], Tensor]) -> Tensor:
+    """Run `build` in a fresh thread, where none of the caller's modes holds.
+
+    Inference mode, autocast, a default device, torch.func transforms and fake tensors all belong to a thread.
+    A tensor that outlives the call must not be made under them.
+    """
+    result: list[Tensor] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad():
+                result.append(build())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if value.is_complex() and not dtype.is_complex:
+        dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+    elif dtype in _FLUSHED:
+        # Taps and powers that have decayed to nothing would become subnormal numbers, which a CPU multiplies many
+        # times slower (measured: 10 times at order 4, θ 6, 512 steps).
+        value = torch.where(value.abs() < _FLUSHED[dtype], 0.0, value)
+    return value.to(dtype).to(device)  # first the type: a device may have no float64
+
+
+def _values_unknown(value: Tensor) -> bool:
+    """Whether a tensor's values cannot be looked at: under torch.compile or a torch.func transform."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.func.debug_unwrap(value) is not value
+
+
+def _as_float64(value: Any, name: str) -> Tensor:
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a tensor or nested lists of numbers: {error}") from None
+    if tensor.is_complex():
+        raise ValueError(f"{name} must be real, got {tensor.dtype}")
+    if tensor.device.type == "mps":
+        tensor = tensor.cpu()
+    return tensor.to(torch.float64)
+
+
+def _checked_order(order: int) -> int:
+    try:
+        value = operator.index(order)
+    except TypeError:
+        raise ValueError(f"order must be a whole number of at least 1, got {order!r}") from None
+    if isinstance(order, bool) or value < 1:
+        raise ValueError(f"order must be a whole number of at least 1, got {order!r}")
+    return value
+
+
+def _checked_theta(theta: float | Tensor) -> Tensor:
+    if not isinstance(theta, Tensor):
+        if isinstance(theta, bool) or not isinstance(theta, Real) or not (math.isfinite(theta) and theta > 0):
+            raise ValueError(f"theta must be a positive finite number, got {theta!r}")
+    tensor = _as_float64(theta, "theta")
+    if tensor.numel() != 1:
+        raise ValueError(f"theta must be one number, got a tensor of shape {tuple(tensor.shape)}")
+    tensor = tensor.reshape(())
+    if not _values_unknown(tensor) and not (math.isfinite(tensor.item()) and tensor.item() > 0):
+        raise ValueError(f"theta must be a positive finite number, got {tensor.item()!r}")
+    return tensor
+
+
+def _is_stable(matrix: Tensor) -> bool:
+    """Whether the powers of `matrix` die out, judged by squaring until they do or have clearly grown.
+
+    Unlike eigenvalues this is well conditioned for the strongly non-normal matrices of a Delay Network.
+    """
+    for _ in range(48):
+        norm = float(torch.linalg.matrix_norm(matrix))
+        if norm < 0.5:
+            return True
+        if not norm < 1e8:
+            return False
+        matrix = matrix @ matrix
+    return False
