@@ -39,7 +39,8 @@ class Description:
         errors = ", ".join(f"{100 * error:.2g} % at {cycles:g}" for cycles, error in self.error_at.items())
         return "\n".join(
             [
-                f"Delay Network of order {self.order} over {self.theta:g} time units ({self.theta / self.dt:g} samples)",
+                f"Delay Network of order {self.order} over {self.theta:g} time units"
+                f" ({self.theta / self.dt:g} samples)",
                 f"  holds to {100 * self.tolerance:g} %     {held}",
                 f"  error              {errors} cycles per window",
                 f"  beyond the window  {100 * self.leakage:.2g} % of the impulse response is left after θ",

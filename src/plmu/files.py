@@ -1,7 +1,7 @@
 """Models and stream states as files: safetensors with a versioned JSON description in the metadata.
 
-Writing goes to a temporary file that then takes the name, so a full disk or a killed process leaves the old file. Reading
-builds known classes with named activations only: it never executes code from a file.
+Writing goes to a temporary file that then takes the name, so a full disk or a killed process leaves the old file.
+Reading builds known classes with named activations only: it never executes code from a file.
 """
 
 from __future__ import annotations
@@ -146,25 +146,23 @@ _TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Softmax: ("dim",),
     nn.LogSoftmax: ("dim",),
     nn.GLU: ("dim",),
-    **{
-        plain: ()
-        for plain in (
-            nn.Identity,
-            nn.ReLU,
-            nn.ReLU6,
-            nn.SELU,
-            nn.SiLU,
-            nn.Mish,
-            nn.Sigmoid,
-            nn.Tanh,
-            nn.Softsign,
-            nn.Hardsigmoid,
-            nn.Hardswish,
-            nn.LogSigmoid,
-            nn.Tanhshrink,
-        )
-    },
 }
+_PLAIN = (
+    nn.Identity,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.SELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softsign,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.LogSigmoid,
+    nn.Tanhshrink,
+)
+_TORCH.update(dict.fromkeys(_PLAIN, ()))
 _OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, LMU, LMUCell)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
 _CLASSES: dict[str, Callable[..., nn.Module]] = {

@@ -162,32 +162,33 @@ class LinearSystem:
 
     def power(self, exponent: int) -> Tensor:
         """Ā^exponent by repeated squaring."""
-        return torch.linalg.matrix_power(self.A, exponent)
+        result: Tensor = torch.linalg.matrix_power(self.A, exponent)
+        return result
 
     def derive(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """`build(system, *sizes)`, made in float64 and cast once; from the cache unless the system is trained."""
         if self._cache is None:
             return _cast(build(self, *sizes), dtype, device)
         if torch.compiler.is_compiling():
-            return getattr(self._cache, self._cached_name(build, *sizes, dtype=dtype, device=device))  # type: ignore[no-any-return]
-        return self._cached(build, *sizes, dtype=dtype, device=device)[1]
+            name = self._cached_name(build, *sizes, dtype=dtype, device=device)
+            tensor: Tensor = getattr(self._cache, name)
+            return tensor
+        return self._cached(build, *sizes, dtype=dtype, device=device)
 
-    @torch.compiler.assume_constant_result
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _cached_name(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> str:
         """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph."""
-        return self._cached(build, *sizes, dtype=dtype, device=device)[0]
+        self._cached(build, *sizes, dtype=dtype, device=device)
+        return _Cache.name((build.__name__, sizes, dtype, device))
 
-    def _cached(
-        self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[str, Tensor]:
+    def _cached(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         assert self._cache is not None
-        parts = (build.__name__, *sizes, dtype, device)
-        name = "_".join(str(part) for part in parts).replace(".", "_").replace(":", "_")
-        found = self._cache.get(name)
+        key = (build.__name__, sizes, dtype, device)
+        found = self._cache.get(key)
         if found is None:
             found = _without_modes(lambda: _cast(build(self, *sizes), dtype, device))
-            self._cache.put(name, found)
-        return name, found
+            self._cache.put(key, found)
+        return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LinearSystem:
         return self
@@ -203,28 +204,38 @@ class LinearSystem:
         return f"LinearSystem(order={self.order}{inputs})"
 
 
+_Key = tuple[str, tuple[int, ...], torch.dtype, torch.device]
 _cache_lock = threading.Lock()
 
 
 class _Cache:
-    """Derived tensors of one system as attributes, least recently used first out beyond `limit` bytes."""
+    """Derived tensors of one system, least recently used first out beyond `limit` bytes.
+
+    Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it.
+    """
 
     def __init__(self, limit: int = 1 << 30) -> None:
         self._limit = limit
-        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._entries: OrderedDict[_Key, Tensor] = OrderedDict()
 
-    def get(self, name: str) -> Tensor | None:
-        with _cache_lock:
-            if name in self._sizes:
-                self._sizes.move_to_end(name)
-            return getattr(self, name, None)
+    @staticmethod
+    def name(key: _Key) -> str:
+        build, sizes, dtype, device = key
+        return "_".join(map(str, (build, *sizes, dtype, device))).replace(".", "_").replace(":", "_")
 
-    def put(self, name: str, value: Tensor) -> None:
+    def get(self, key: _Key) -> Tensor | None:
         with _cache_lock:
-            setattr(self, name, value)
-            self._sizes[name] = value.nbytes
-            while len(self._sizes) > 1 and sum(self._sizes.values()) > self._limit:
-                delattr(self, self._sizes.popitem(last=False)[0])
+            found = self._entries.get(key)
+            if found is not None:
+                self._entries.move_to_end(key)
+            return found
+
+    def put(self, key: _Key, value: Tensor) -> None:
+        with _cache_lock:
+            self._entries[key] = value
+            setattr(self, self.name(key), value)
+            while len(self._entries) > 1 and sum(one.nbytes for one in self._entries.values()) > self._limit:
+                delattr(self, self.name(self._entries.popitem(last=False)[0]))
 
 
 def _without_modes(build: Callable[[], Tensor]) -> Tensor:
@@ -291,9 +302,9 @@ def _checked_order(order: int) -> int:
 
 
 def _checked_theta(theta: float | Tensor) -> Tensor:
-    if not isinstance(theta, Tensor):
-        if isinstance(theta, bool) or not isinstance(theta, Real) or not (math.isfinite(theta) and theta > 0):
-            raise ValueError(f"theta must be a positive finite number, got {theta!r}")
+    number = isinstance(theta, Real) and not isinstance(theta, bool)
+    if not isinstance(theta, Tensor) and not (number and math.isfinite(theta) and theta > 0):
+        raise ValueError(f"theta must be a positive finite number, got {theta!r}")
     tensor = _as_float64(theta, "theta")
     if tensor.numel() != 1:
         raise ValueError(f"theta must be one number, got a tensor of shape {tuple(tensor.shape)}")

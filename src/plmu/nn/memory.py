@@ -61,6 +61,7 @@ class Memory(nn.Module):
             self.A = nn.Parameter(torch.stack([one.A for one in self._fixed]).to(_wide_default()))
             self.B = nn.Parameter(torch.stack([one.B for one in self._fixed]).to(_wide_default()))
         self._snapshot: tuple[list[Tensor], list[LinearSystem]] | None = None
+        self._stepper: MemoryStepper | None = None
 
     def systems(self) -> list[LinearSystem]:
         """One discrete system for each group, carrying gradients where something is trained."""
@@ -121,7 +122,14 @@ class Memory(nn.Module):
 
     def stepper(self, dtype: torch.dtype, device: torch.device) -> MemoryStepper:
         """The memory with its matrices at hand, for many steps."""
-        return MemoryStepper(self, dtype, device)
+        systems = self.systems()
+        key = (dtype, device)
+        if self._stepper is None or self._stepper.systems is not systems or self._stepper.key != key:
+            stepper = MemoryStepper(systems, key)
+            if torch.compiler.is_compiling() or systems[0].trained:
+                return stepper
+            self._stepper = stepper
+        return self._stepper
 
     def _groups(self, u: Tensor, state: Tensor | None) -> list[tuple[LinearSystem, Tensor, Tensor | None]]:
         if self.groups == 1:
@@ -148,10 +156,10 @@ class Memory(nn.Module):
 class MemoryStepper:
     """One step of a `Memory`: `stepper(u, state)` for u (batch, width) and a state (batch, order, channels)."""
 
-    def __init__(self, memory: Memory, dtype: torch.dtype, device: torch.device) -> None:
-        systems = memory.systems()
+    def __init__(self, systems: list[LinearSystem], key: tuple[torch.dtype, torch.device]) -> None:
+        self.systems, self.key = systems, key
         self.multi_input = systems[0].inputs is not None
-        self.parts = [Stepper(system, dtype, device) for system in systems]
+        self.parts = [Stepper(system, *key) for system in systems]
 
     def __call__(self, u: Tensor, state: Tensor) -> Tensor:
         u = u.unsqueeze(2) if self.multi_input else u.unsqueeze(1)

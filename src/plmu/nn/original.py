@@ -1,5 +1,7 @@
-"""The original LMU, a linear memory coupled to a nonlinear recurrence (equations 15 to 17). It cannot be parallelised over
-time: here for comparison, and for models trained with it."""
+"""The original LMU, a linear memory coupled to a nonlinear recurrence (equations 15 to 17).
+
+It cannot be parallelised over time: here for comparison, and for models trained with it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class LMUCell(nn.Module):
         m_t = Ā m_{t-1} + B̄ u_t                             (16)
         h_t = f(W_x x_t + W_h h_{t-1} + W_m m_t)            (17)
 
-    `hidden_to_memory`, `memory_to_memory`, `input_to_hidden` and `hidden_to_hidden` switch E_h, E_m, W_x and W_h; `bias`
-    adds one to equation 17. The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider.
+    `hidden_to_memory`, `memory_to_memory`, `input_to_hidden` and `hidden_to_hidden` switch E_h, E_m, W_x and W_h;
+    `bias` adds one to equation 17. The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider.
     """
 
     def __init__(
@@ -80,8 +82,8 @@ class LMUCell(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As the original on psMNIST: the input drives the memory (E_x = 1 for one input), W_m is Glorot-normal, and all
-        other connections start at zero."""
+        """As the original on psMNIST: the input drives the memory (E_x = 1 for one input), W_m is Glorot-normal, and
+        all other connections start at zero."""
         if self.input_size == 1:
             nn.init.ones_(self.input_encoder)
         else:

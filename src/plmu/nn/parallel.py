@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from plmu.nn.memory import Memory
 from plmu.nn.steppable import Activation, Steppable, activation, check_features, last_valid, positive
@@ -93,11 +94,11 @@ class ParallelLMU(Steppable):
 
     def reset_parameters(self) -> None:
         """Glorot-uniform weights and zero biases; a single input enters the memory unscaled; the gate starts low."""
-        for linear in (self.encoder, self.gate):
-            if linear is not None:
-                nn.init.xavier_uniform_(linear.weight)
-                if linear.bias is not None:
-                    nn.init.zeros_(linear.bias)
+        for dense in (self.encoder, self.gate):
+            if dense is not None:
+                nn.init.xavier_uniform_(dense.weight)
+                if dense.bias is not None:
+                    nn.init.zeros_(dense.bias)
         if self.encoder is not None and self.input_size == 1:
             nn.init.ones_(self.encoder.weight)
         if self.gate is not None:
@@ -117,20 +118,24 @@ class ParallelLMU(Steppable):
         u = self._encode(x)
         if self.returns_sequences:
             projected, last = self.memory.project(u, self.memory_weight, state, known, resets)
-            return keep_valid(self._output(projected, x), known), last
+            from_input = self._from_input(x)
+            if from_input is not None:
+                projected = projected + from_input.to(projected.dtype)
+            return keep_valid(self._output(projected), known), last
         last = self.memory.final_state(u, state, known, resets)
-        out = self._output(self._project(last, u.dtype), last_valid(x, known))
+        out = self._output_of_state(last, last_valid(x, known))
         return out if known is None else torch.where((known > 0)[:, None], out, 0.0), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size)
-        before = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
-        if state is not None:
+        if state is None:
+            state = self.initial_state(x.shape[0], x.dtype, x.device)
+        else:
             wide = torch.float64 if x.dtype == torch.float64 else torch.float32
             check_state(state, (x.shape[0], self.memory.order, self.memory_size), wide, x.device)
         u = self._encode(x)
-        m = self.memory.stepper(before.dtype, x.device)(u.to(before.dtype), before)
-        return self._output(self._project(m, u.dtype), x), m
+        m = self.memory.stepper(state.dtype, x.device)(_as(u, state.dtype), state)
+        return self._output_of_state(m, x), m
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
@@ -139,7 +144,7 @@ class ParallelLMU(Steppable):
         """Equation 18, or its gated form."""
         if self.encoder is None:
             return x
-        u = self.encoder(x)
+        u: Tensor = self.encoder(x)
         if self.f1 is not None:
             u = self.f1(u)
         if self.gate is not None:
@@ -147,21 +152,27 @@ class ParallelLMU(Steppable):
             u = gate * u + (1 - gate) * x
         return u
 
-    def _project(self, m: Tensor, dtype: torch.dtype) -> Tensor:
-        """W_m m for one state (batch, order, channels)."""
-        return nn.functional.linear(m.to(dtype).flatten(1), self.memory_weight.flatten(1))
+    def _from_input(self, x: Tensor) -> Tensor | None:
+        """W_x x + b_o, what of it there is."""
+        return self.bias if self.input_weight is None else linear(x, self.input_weight, self.bias)
 
-    def _output(self, projected: Tensor, x: Tensor) -> Tensor:
-        """Equation 20, given W_m m."""
-        if self.input_weight is not None:
-            projected = projected + nn.functional.linear(x, self.input_weight)
-        if self.bias is not None:
-            projected = projected + self.bias.to(projected.dtype)
-        return projected if self.f2 is None else self.f2(projected)
+    def _output(self, total: Tensor) -> Tensor:
+        return total if self.f2 is None else self.f2(total)
+
+    def _output_of_state(self, m: Tensor, x: Tensor) -> Tensor:
+        """Equation 20 for one state m (batch, order, channels)."""
+        flat, weight = _as(m, x.dtype).flatten(1), self.memory_weight.flatten(1)
+        from_input = self._from_input(x)
+        return self._output(linear(flat, weight) if from_input is None else torch.addmm(from_input, flat, weight.mT))
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}, memory_size={self.memory_size}"
         return text if self.returns_sequences else text + ", return_sequences=False"
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), without the call where there is nothing to do: a step is made of few microseconds."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _memory_width(

@@ -145,7 +145,7 @@ class Residual(Steppable):
 
 def check_module(module: nn.Module, where: str) -> None:
     """Raise unless the module is steppable or acts on each time step alone."""
-    if isinstance(module, Steppable) or isinstance(module, PER_STEP) or getattr(module, "per_step", False):
+    if isinstance(module, (Steppable, *PER_STEP)) or getattr(module, "per_step", False):
         return
     if isinstance(module, nn.Softmax | nn.LogSoftmax | nn.GLU) and module.dim == -1:
         return

@@ -1,4 +1,4 @@
-"""Evaluating a linear system over a sequence (the paper's section 3.3): check the arguments, ask the plan, run one algorithm.
+"""Evaluating a linear system over a sequence (the paper's section 3.3): check, ask the plan, run one algorithm.
 
 All algorithms compute the same function, forward and backward; `plmu.plan` tells which one `"auto"` takes and why.
 Shapes: u (batch, time, channels), m (batch, time, order, channels), state (batch, order, channels). `lengths` are for

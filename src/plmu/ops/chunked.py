@@ -4,9 +4,9 @@ Time is cut into chunks of c steps. All states of a chunk are one product with a
 
     m_chunk = [T | P] · [u_chunk ; m_before]        T the block Toeplitz of H, P the powers Ā¹ … Ā^c,
 
-and the states at chunk ends form a linear system again, with Ā^c, solved for all chunks at once in log₂ steps. `project`
-multiplies each tile of m into the weight while it is at hand and recomputes it in the backward pass, so m is never
-stored whole.
+and the states at chunk ends form a linear system again, with Ā^c, solved for all chunks at once in log₂ rounds.
+`project` multiplies each tile of m into the weight while it is at hand and recomputes it in the backward pass, so m is
+never stored whole.
 """
 
 from __future__ import annotations
@@ -179,14 +179,17 @@ def _parts(matrix: Tensor, reach: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor
 def _cut(matrix: Tensor, same: Tensor) -> Tensor:
     """`matrix` (chunk · order, chunk · inputs), one or one per block, with zeros where a reset lies between."""
     blocks, chunk, _ = same.shape
-    by_step = matrix.unflatten(-1, (chunk, matrix.shape[-1] // chunk)).unflatten(-3, (chunk, matrix.shape[-2] // chunk))
+    by_step: Tensor = matrix.unflatten(-1, (chunk, matrix.shape[-1] // chunk)).unflatten(
+        -3, (chunk, matrix.shape[-2] // chunk)
+    )
     return (by_step * same[:, :, None, :, None]).reshape(blocks, *matrix.shape[-2:])
 
 
 def _rows(m: Tensor, kept: Tensor) -> Tensor:
     """The states of those steps that the state before the block still reaches, zero elsewhere."""
-    blocks, chunk = kept.shape
-    return (m.unflatten(1, (chunk, m.shape[1] // chunk)) * kept[:, :, None, None]).flatten(1, 2)
+    chunk = kept.shape[1]
+    by_step: Tensor = m.unflatten(1, (chunk, m.shape[1] // chunk))
+    return (by_step * kept[:, :, None, None]).flatten(1, 2)
 
 
 class _BlockProject(torch.autograd.Function):
@@ -210,7 +213,7 @@ class _BlockProject(torch.autograd.Function):
         ctx.save_for_backward(x, matrix, same, kept, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, matrix, same, kept, weight = ctx.saved_tensors
         need_x, need_matrix, _, _, need_weight, _ = ctx.needs_input_grad
         steps = matrix.shape[0] * x.shape[2] // weight.shape[1]

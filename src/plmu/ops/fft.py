@@ -16,11 +16,8 @@ def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor
     points = fast_length(2 * time)  # zero-padded: the circular convolution does not wrap into the result
     taps = system.derive(response_spectrum, time, points, dtype=u.dtype, device=u.device)
     spectrum = torch.fft.rfft(u, n=points, dim=1)  # (batch, frequency, inputs, channels)
-    if spectrum.shape[2] == 1:
-        product = taps * spectrum  # (frequency, order, 1) · (batch, frequency, 1, channels)
-    else:
-        product = taps @ spectrum
-    m = torch.fft.irfft(product, n=points, dim=1)[:, :time]
+    product = taps * spectrum if spectrum.shape[2] == 1 else taps @ spectrum  # (batch, frequency, order, channels)
+    m: Tensor = torch.fft.irfft(product, n=points, dim=1)[:, :time]
     return m if state is None else m + _decay(system, state, time)
 
 

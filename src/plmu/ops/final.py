@@ -15,7 +15,7 @@ def final_state(
     u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None
 ) -> Tensor:
     """The state (batch, order, channels) after each sequence's own last step. Inputs past a length must be zero."""
-    batch, time, _, channels = u.shape
+    time = u.shape[1]
     if resets is not None:
         segment = resets.cumsum(dim=1)  # (batch, time)
         end = segment[:, -1:] if lengths is None else segment.gather(1, (lengths - 1).clamp(min=0)[:, None])

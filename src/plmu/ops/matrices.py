@@ -14,7 +14,6 @@ from torch import Tensor
 
 from plmu.systems import LinearSystem
 
-
 FEW_CHANNELS = 16  # up to here one product over all sequences and channels beats one for each sequence
 
 
@@ -34,15 +33,14 @@ def apply(matrix: Tensor, x: Tensor) -> Tensor:
     return product.reshape(*leading, rows, channels)
 
 
-def input_matrix(system: LinearSystem) -> Tensor:
-    """B̄ as (order, inputs)."""
-    return system.B.reshape(system.order, -1)
+def step_matrix(system: LinearSystem) -> Tensor:
+    """[Ā − I | B̄], the change of the state in one step.
 
-
-def increment(system: LinearSystem) -> Tensor:
-    """Ā − I. For θ far above the order Ā is close to I, and rounding it would change the dynamics: at order 1 and
-    θ = 100,000 a float32 Ā decays 0.3 % too fast or too slow. Its difference from I keeps all its digits."""
-    return system.A - torch.eye(system.order, dtype=system.A.dtype, device=system.A.device)
+    For θ far above the order Ā is close to I, and rounding it would change the dynamics: at order 1 and θ = 100,000 a
+    float32 Ā decays up to 0.3 % too fast or too slow. Its difference from I keeps all its digits.
+    """
+    identity = torch.eye(system.order, dtype=system.A.dtype, device=system.A.device)
+    return torch.cat([system.A - identity, system.B.reshape(system.order, -1)], dim=1)
 
 
 def power(system: LinearSystem, exponent: int) -> Tensor:
@@ -84,4 +82,5 @@ def block_matrix(system: LinearSystem, length: int) -> Tensor:
 
 def response_spectrum(system: LinearSystem, length: int, points: int) -> Tensor:
     """F{H}, zero-padded to `points`: (points // 2 + 1, order, inputs), complex."""
-    return torch.fft.rfft(response(system, length), n=points, dim=1).transpose(0, 1).contiguous()
+    spectrum: Tensor = torch.fft.rfft(response(system, length), n=points, dim=1)
+    return spectrum.transpose(0, 1).contiguous()

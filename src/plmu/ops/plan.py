@@ -111,7 +111,7 @@ class _Sizes:
         return self.batch * self.time * self.order * self.channels
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _choice(*arguments: Any) -> tuple[str, int, bool, int]:
     """What torch.compile needs of a plan, worked out once, while tracing."""
     chosen = _known_plan(*arguments)
@@ -151,7 +151,7 @@ def _known_plan(
             candidates["fft"] = (_fft(kind, sizes, rates), Plan(kind, "fft"))
             if sizes.time**2 * sizes.order * sizes.inputs <= LARGEST_MATRIX:
                 candidates["toeplitz"] = (_toeplitz(kind, sizes, rates), Plan(kind, "toeplitz"))
-    best, (_, chosen) = min(candidates.items(), key=lambda item: item[1][0])
+    _, chosen = min(candidates.values(), key=lambda candidate: candidate[0])
     costs = {name: seconds for name, (seconds, _) in candidates.items()}
     why = _WHY["folded" if chosen.fold else chosen.algorithm].format(chunk=chosen.chunk)
     compared = f" Cheapest of {len(costs)} candidates by estimate." if algorithm == "auto" else " Asked for by name."
@@ -163,7 +163,7 @@ _WHY = {
     "toeplitz": "Short enough for one product over all steps (equations 22 to 24).",
     "fft": "The convolution by FFT (equation 26).",
     "chunked": "Blocks of {chunk} steps, one product with a constant matrix each, states carried between them.",
-    "folded": "Blocks of {chunk} steps, with the weight multiplied into their matrix: the order exceeds what that costs.",
+    "folded": "Blocks of {chunk} steps, with the weight multiplied into their matrix: cheaper than {chunk} states.",
 }
 
 

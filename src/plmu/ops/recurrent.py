@@ -5,24 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plmu.ops.matrices import apply, increment, input_matrix
+from plmu.ops.matrices import apply, step_matrix
 from plmu.systems import LinearSystem
 
 
 class Stepper:
-    """m_t = Ā m_{t-1} + B̄ u_t, with both matrices at hand: `stepper(u, state)` for u (batch, inputs, channels) and a
-    state (batch, order, channels)."""
+    """m_t = Ā m_{t-1} + B̄ u_t = m_{t-1} + [Ā − I | B̄] [m_{t-1} ; u_t], with that matrix at hand:
+    `stepper(u, state)` for u (batch, inputs, channels) and a state (batch, order, channels)."""
 
     def __init__(self, system: LinearSystem, dtype: torch.dtype, device: torch.device) -> None:
-        self.drive = system.derive(input_matrix, dtype=dtype, device=device)
-        self.change = system.derive(increment, dtype=dtype, device=device)
+        self.matrix = system.derive(step_matrix, dtype=dtype, device=device)
 
     def __call__(self, u: Tensor, state: Tensor) -> Tensor:
+        both = torch.cat([state, u], dim=1)
         if state.shape[-1] == 1:
-            m = state.squeeze(-1)
-            driven = torch.addmm(m, u.squeeze(-1), self.drive.mT)
-            return torch.addmm(driven, m, self.change.mT).unsqueeze(-1)
-        return state + apply(self.drive, u) + apply(self.change, state)
+            return torch.addmm(state.squeeze(-1), both.squeeze(-1), self.matrix.mT).unsqueeze(-1)
+        return state + apply(self.matrix, both)
 
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None) -> Tensor:
