@@ -27,7 +27,7 @@ class Description:
     bandwidth: float  # the same as a frequency
     nyquist: float
     error_at: dict[float, float]  # relative reconstruction error for so many cycles per window
-    leakage: float  # how much of a step input's memory is left one window after it should have gone
+    leakage: float  # the share of the impulse response, by magnitude, that lies beyond the window
     state_numbers: int
     state_bytes: int  # float32
     multiplications_per_step: int
@@ -36,18 +36,23 @@ class Description:
         held = f"{self.cycles_per_window:.2f} cycles per window = {self.bandwidth:.4g} cycles per time unit"
         if self.bandwidth >= self.nyquist:
             held += ", all that this sampling rate can carry"
-        errors = ", ".join(f"{100 * error:.2g} % at {cycles:g}" for cycles, error in self.error_at.items())
+        errors = ", ".join(f"{_percent(error)} at {cycles:g}" for cycles, error in self.error_at.items())
+        holds = f"holds to {_percent(self.tolerance)}"
         return "\n".join(
             [
                 f"Delay Network of order {self.order} over {self.theta:g} time units"
                 f" ({self.theta / self.dt:g} samples)",
-                f"  holds to {100 * self.tolerance:g} %     {held}",
+                f"  {holds:<17}  {held}",
                 f"  error              {errors} cycles per window",
-                f"  beyond the window  {100 * self.leakage:.2g} % of the impulse response is left after θ",
+                f"  beyond the window  {_percent(self.leakage)} of the impulse response is left after θ",
                 f"  state              {self.state_numbers} numbers, {self.state_bytes} bytes in float32",
                 f"  cost per step      {self.multiplications_per_step} multiplications",
             ]
         )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 def describe(dn: DelayNetwork, *, dt: float, channels: int, tolerance: float) -> Description:
@@ -62,7 +67,7 @@ def describe(dn: DelayNetwork, *, dt: float, channels: int, tolerance: float) ->
         nyquist = 0.5 / dt
         bandwidth = _bandwidth(dn, system, dt, tolerance, nyquist)
         wanted = [c for c in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0) if c / theta <= nyquist]
-        shown = [c for c in wanted if c <= 2 * bandwidth * theta][-4:] or wanted[:1]
+        shown = [c for c in wanted if c <= 2 * bandwidth * theta][-4:] or wanted[:1] or [nyquist * theta]
         errors = {c: reconstruction_error(dn, system, c / theta, dt) for c in shown}
         numbers = dn.order * channels
         return Description(
@@ -85,14 +90,17 @@ def describe(dn: DelayNetwork, *, dt: float, channels: int, tolerance: float) ->
 def reconstruction_error(dn: DelayNetwork, system: LinearSystem, frequency: float, dt: float) -> float:
     """Relative error (RMS over the window) with which a sine of this frequency is decoded from the state.
 
-    The steady response of the discrete system to e^{iωt} is compared with the delayed input. Under zero-order hold the
-    state already contains the newest sample, so decoding at θ' gives the input of θ' − dt/2 ago.
+    The steady response of the discrete system to e^{iωt} is compared with the delayed input. Zero-order hold makes a
+    staircase of the samples, whose steps end now: the middle of the k-th step back, at θ' = (k + ½) dt, is where the
+    sample of k steps ago is decoded.
     """
     omega = 2 * math.pi * frequency
     z = complex(math.cos(omega * dt), math.sin(omega * dt))
     matrix = z * torch.eye(dn.order, dtype=torch.complex128) - system.A.cpu().to(torch.complex128)
     response = z * torch.linalg.solve(matrix, system.B.cpu().to(torch.complex128))
-    delays = torch.linspace(0, dn.theta.item(), DELAYS, dtype=torch.float64)
+    theta = dn.theta.item()
+    steps = torch.linspace(0, max(0.0, theta / dt - 0.5), DELAYS, dtype=torch.float64).floor().unique()
+    delays = ((steps + 0.5) * dt).clamp(max=theta)
     decoded = dn.decoder(delays).cpu().to(torch.complex128) @ response
     ideal = torch.exp(-1j * omega * (delays - dt / 2))
     return float((decoded - ideal).abs().square().mean().sqrt())
@@ -120,13 +128,18 @@ def _bandwidth(dn: DelayNetwork, system: LinearSystem, dt: float, tolerance: flo
 
 
 def _leakage(system: LinearSystem, window: float) -> float:
-    """The share of the impulse response, by magnitude, that lies beyond the window."""
-    steps = max(1, min(4096, math.ceil(window)))
-    stride = max(1, round(window / steps))
+    """The share of the impulse response, by magnitude, that lies beyond the window of so many samples."""
+    stride = max(1, math.ceil(window / 2048))
     taps: Tensor = system.B.reshape(system.order, -1)
     advance = system.power(stride)
-    sizes = []
-    for _ in range(4 * steps):
-        sizes.append(float(torch.linalg.vector_norm(taps)))
+    inside = outside = 0.0
+    for lag in range(0, math.ceil(12 * window) + stride, stride):
+        size = float(torch.linalg.vector_norm(taps))
+        if lag < window:
+            inside += size
+        else:
+            outside += size
+            if size < 1e-6 * inside / max(1.0, window / stride):
+                break
         taps = advance @ taps
-    return sum(sizes[steps:]) / sum(sizes)
+    return outside / (inside + outside)

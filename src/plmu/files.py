@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +80,32 @@ def load_into(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], description: Description) -> None:
     """Write tensors and a description to a temporary file beside `path`, then rename it to `path`."""
+    metadata = {"plmu": json.dumps({"format": FORMAT, **description})}
+    with replacing(path) as temporary:
+        try:
+            save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from error
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary file beside `path` to write to, which takes its name at the end; on an error the old file stays."""
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"cannot write {target}: " + ("it is a folder" if target.is_dir() else "no such folder")
-        )
-    metadata = {"plmu": json.dumps({"format": FORMAT, **description})}
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        reason = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
+        raise FileNotFoundError(f"cannot write {target}: {reason}")
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     os.close(handle)
+    temporary = Path(name)
     try:
-        save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, temporary, metadata)
+        yield temporary
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
-    except SafetensorError as error:
-        raise OSError(f"cannot write {target}: {error}") from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def read(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.files import FileFormatError, read, write
+from plmu.nn import Residual, Sequential
 from plmu.nn.memory import Memory
 from plmu.nn.steppable import Steppable
 
@@ -45,6 +46,7 @@ class Stream:
             raise ValueError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
         self.model = _evaluating(model)
         self._weight = _first_weight(model)
+        self._tokens = isinstance(_first_module(model), nn.Embedding)
         self.missing = missing
         self.reset()
 
@@ -102,7 +104,7 @@ class Stream:
             return self._filled(None), self._single
         dtype, device = self._weight.dtype, self._weight.device
         sample = x if isinstance(x, Tensor) else torch.as_tensor(x)
-        number = sample.is_floating_point()
+        number = not self._tokens
         if sample.device != device or (number and sample.dtype != dtype):
             sample = sample.to(device=device, dtype=dtype if number else sample.dtype)
         features = 1 if number else 0  # token numbers have no feature axis
@@ -149,6 +151,13 @@ def _first_weight(model: nn.Module) -> Tensor:
             for value in module.parameters(recurse=False):
                 return value
     return next(model.parameters(), torch.zeros(()))
+
+
+def _first_module(model: nn.Module) -> nn.Module:
+    """The module that sees the samples."""
+    while isinstance(model, Sequential | Residual | nn.Sequential):
+        model = next(iter(model.layers if isinstance(model, Sequential) else model.children()))
+    return model
 
 
 def _finite(sample: Tensor) -> bool:

@@ -4,7 +4,7 @@ from plmu.nn.delay import DelayLayer
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.sequential import Residual, Sequential
-from plmu.nn.steppable import ACTIVATIONS, Steppable, reverse
+from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, reverse
 
 __all__ = [
     "ACTIVATIONS",
@@ -15,5 +15,6 @@ __all__ = [
     "Residual",
     "Sequential",
     "Steppable",
+    "detached",
     "reverse",
 ]

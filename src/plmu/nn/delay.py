@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from plmu.nn.memory import Memory
+from plmu.nn.memory import Memory, plain_theta
 from plmu.nn.steppable import Steppable, check_features, positive
-from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
+from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
 from plmu.systems import LinearSystem
 
 
@@ -35,7 +35,7 @@ class DelayLayer(Steppable):
         self.config = {
             "channels": channels,
             "order": order,
-            "theta": theta,
+            "theta": plain_theta(theta),
             "trainable": trainable,
             "system": system,
             "return_sequences": return_sequences,
@@ -55,7 +55,7 @@ class DelayLayer(Steppable):
             return m.flatten(2), last
         last = self.memory.final_state(x, state, lengths, resets)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
-        out = last.to(x.dtype).flatten(1)[:, None]
+        out = last.to(result_dtype(x)).flatten(1)[:, None]
         return keep_valid(out, known)[:, 0], last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ class DelayLayer(Steppable):
             check_state(state, tuple(before.shape), before.dtype, before.device)
             before = state
         m = self.memory.stepper(before.dtype, x.device)(x.to(before.dtype), before)
-        return m.to(x.dtype).flatten(1), m
+        return m.to(result_dtype(x)).flatten(1), m
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)

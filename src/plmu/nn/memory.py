@@ -40,17 +40,20 @@ class Memory(nn.Module):
         if algorithm != "auto" and algorithm not in ALGORITHMS:
             raise ValueError(f"algorithm must be auto or one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
         self.trainable, self.algorithm, self.width = trainable, algorithm, width
+        self._thetas: list[float] = []
         if system is not None:
             self._fixed = [_checked_system(system, order, theta, trainable, width)]
         elif order is None or theta is None:
             raise ValueError("order and theta are needed, or a system in their place")
         else:
-            thetas = list(theta) if isinstance(theta, Sequence) else [theta]
+            given = plain_theta(theta)
+            thetas = given if isinstance(given, list) else [given]
             if not thetas or width % len(thetas):
                 raise ValueError(
                     f"theta must be one number or as many as divide the {width} memory channels, got {len(thetas)}"
                 )
             self._fixed = [DelayNetwork(order, one).discretize() for one in thetas]
+            self._thetas = thetas
             if trainable == "theta":
                 logs = torch.tensor([math.log(one) for one in thetas], dtype=torch.float64)
                 self.log_theta = nn.Parameter(logs.to(_wide_default()))
@@ -81,10 +84,10 @@ class Memory(nn.Module):
         return [LinearSystem(A, B) for A, B in zip(self.A.unbind(), self.B.unbind(), strict=True)]
 
     def thetas(self) -> list[float]:
-        """The θ of each group as it is now; empty for a system given as matrices."""
+        """The θ of each group as it is now; empty for a system that was given as matrices or has been trained."""
         if self.trainable == "theta":
             return [math.exp(value) for value in self.log_theta.tolist()]
-        return []
+        return self._thetas if self.trainable == "none" else []
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -148,8 +151,8 @@ class Memory(nn.Module):
 
     def extra_repr(self) -> str:
         text = f"width={self.width}, order={self.order}"
-        if self.groups > 1:
-            text += f", groups={self.groups}"
+        if self.thetas():
+            text += ", theta=" + ", ".join(f"{one:g}" for one in self.thetas())
         return text + (f", trainable={self.trainable}" if self.trainable != "none" else "")
 
 
@@ -182,6 +185,13 @@ def _checked_system(system: LinearSystem, order: int | None, theta: object, trai
     if system.trained:
         raise ValueError("the system's matrices require gradients: use trainable='system' to train them in the layer")
     return system
+
+
+def plain_theta(theta: Any) -> Any:
+    """θ as Python numbers, which is how a layer keeps and saves it: one, or a list."""
+    if isinstance(theta, Tensor) or hasattr(theta, "tolist"):
+        theta = theta.tolist()
+    return list(theta) if isinstance(theta, Sequence) and not isinstance(theta, str) else theta
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from plmu.nn.memory import Memory
+from plmu.nn.memory import Memory, plain_theta
 from plmu.nn.steppable import Activation, Steppable, activation, check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid
 from plmu.systems import LinearSystem
@@ -52,7 +52,7 @@ class LMUCell(nn.Module):
             "input_size": input_size,
             "hidden_size": hidden_size,
             "order": order,
-            "theta": theta,
+            "theta": plain_theta(theta),
             "memory_size": memory_size,
             "hidden_to_memory": hidden_to_memory,
             "memory_to_memory": memory_to_memory,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from plmu.nn.memory import Memory
+from plmu.nn.memory import Memory, plain_theta
 from plmu.nn.steppable import Activation, Steppable, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.systems import LinearSystem
@@ -64,7 +64,7 @@ class ParallelLMU(Steppable):
             "input_size": input_size,
             "hidden_size": hidden_size,
             "order": order,
-            "theta": theta,
+            "theta": plain_theta(theta),
             "memory_size": memory_size,
             "gated": gated,
             "encoder": encoder,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plmu.ops.check import Lengths
+from plmu.ops.check import Lengths, checked_lengths
 
 Activation = str | Callable[[Tensor], Tensor] | None
 
@@ -86,14 +86,22 @@ def last_valid(x: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.where((lengths > 0)[:, None], x.gather(1, index).squeeze(1), 0.0)
 
 
-def reverse(x: Tensor, lengths: Tensor | None = None) -> Tensor:
+def detached(state: Any) -> Any:
+    """A state without its history, for truncated backpropagation: `state = detached(state)` between two pieces."""
+    if state is None:
+        return None
+    return state.detach() if isinstance(state, Tensor) else tuple(detached(part) for part in state)
+
+
+def reverse(x: Tensor, lengths: Lengths = None) -> Tensor:
     """x (batch, time, ...) backwards in time, each sequence within its own length; the padding stays where it is.
 
     With it a layer reads from the right: `reverse(layer(reverse(x, lengths), lengths=lengths)[0], lengths)`.
     """
-    if lengths is None:
+    known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+    if known is None:
         return x.flip(1)
     steps = torch.arange(x.shape[1], device=x.device)
-    ends = torch.as_tensor(lengths, device=x.device)[:, None]
+    ends = known[:, None]
     index = torch.where(steps < ends, ends - 1 - steps, steps)
     return x.gather(1, index.reshape(*index.shape, *(1,) * (x.dim() - 2)).expand_as(x))

@@ -40,9 +40,7 @@ def checked(u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Leng
     if system.inputs is not None and width != system.inputs:
         raise ValueError(f"u must have {system.inputs} channels, as B has inputs; got shape {tuple(u.shape)}")
     channels = width if system.inputs is None else 1
-    dtype = u.dtype
-    if dtype != torch.float64 and torch.is_autocast_enabled(u.device.type):
-        dtype = torch.get_autocast_dtype(u.device.type)
+    dtype = result_dtype(u)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     if state is not None:
         check_state(state, (batch, system.order, channels), wide, u.device)
@@ -51,6 +49,13 @@ def checked(u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Leng
     masked = keep_valid(u, known_lengths)
     split = masked.unsqueeze(2) if system.inputs is None else masked.unsqueeze(3)
     return Problem(split, system, state, known_lengths, resets, dtype, wide)
+
+
+def result_dtype(x: Tensor) -> torch.dtype:
+    """The input's precision, or autocast's where it is on."""
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
 
 
 def check_sequence(x: Tensor, name: str) -> None:

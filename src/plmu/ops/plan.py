@@ -20,6 +20,7 @@ ALGORITHMS = ("recurrent", "toeplitz", "fft", "chunked")
 KINDS = ("states", "final_state", "project")
 CHUNKS = (16, 32, 64, 128)
 RESET_CHUNK = 16  # with resets each block has a Toeplitz matrix of its own, whose size grows with the chunk
+FEW_STEPS = 16  # up to this length "auto" considers the recurrence itself
 SINGLE_CHUNK = 256  # up to this length the whole sequence may be one chunk
 SMALL = 1 << 20  # elements of m below which `project` may store it: no more than 4 MiB in float32
 LARGEST_MATRIX = 1 << 24  # elements of a constant matrix that "auto" will build
@@ -40,7 +41,7 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.algorithm}. {self.reason}"]
         for name, seconds in sorted(self.costs.items(), key=lambda item: item[1]):
-            lines.append(f"  {name:<24} about {_pretty(seconds)} forward + backward")
+            lines.append(f"  {name:<28} about {_pretty(seconds)} forward + backward")
         return "\n".join(lines)
 
 
@@ -85,6 +86,10 @@ def plan(
         raise ValueError(f"algorithm must be auto or one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     if kind == "project" and out is None:
         raise ValueError("out is needed to plan project: the first size of its weight")
+    if kind == "final_state" and algorithm != "auto":
+        raise ValueError(f"final_state has one algorithm, equation 25: algorithm must be auto, got {algorithm!r}")
+    if system.inputs is not None and channels != system.inputs:
+        raise ValueError(f"channels must be the system's {system.inputs} inputs, got {channels}")
     if resets and algorithm in ("toeplitz", "fft"):
         raise ValueError(f"algorithm={algorithm!r} cannot reset inside a sequence: use chunked, recurrent or auto")
     kind_of_device = torch.device(device).type
@@ -134,7 +139,7 @@ def _known_plan(
 ) -> Plan:
     sizes = _Sizes(batch, time, order, inputs, channels, out)
     if kind == "final_state":
-        return _final(sizes)
+        return _final(sizes, _DEVICES.get(device, _DEVICES["cpu"]))
     rates = _DEVICES.get(device, _DEVICES["cpu"])
     half = rates.half_operands and dtype in (torch.float16, torch.bfloat16)
     if algorithm in ("recurrent", "toeplitz", "fft"):
@@ -146,7 +151,8 @@ def _known_plan(
             name = f"chunked, {chunk} steps" + (", folded" if fold else "")
             candidates[name] = (seconds, Plan(kind, "chunked", chunk, fold, _tile(sizes, chunk, device)))
     if algorithm == "auto" and (kind == "states" or sizes.states <= SMALL):
-        candidates["recurrent"] = (_recurrent(kind, sizes, rates), Plan(kind, "recurrent"))
+        if sizes.time <= FEW_STEPS:
+            candidates["recurrent"] = (_recurrent(kind, sizes, rates), Plan(kind, "recurrent"))
         if not resets:
             candidates["fft"] = (_fft(kind, sizes, rates), Plan(kind, "fft"))
             if sizes.time**2 * sizes.order * sizes.inputs <= LARGEST_MATRIX:
@@ -246,16 +252,19 @@ def _seconds(rates: _Device, flops: float, moved: float, launches: int, half: bo
     return flops / rate + moved / rates.bandwidth + launches * rates.latency
 
 
-def _final(sizes: _Sizes) -> Plan:
+def _final(sizes: _Sizes, rates: _Device) -> Plan:
     block = block_length(sizes.time, sizes.order, sizes.inputs)
     if block == sizes.time:
         why = f"Equation 25: one product with the impulse response, {sizes.order} × {sizes.time * sizes.inputs}."
     else:
         why = f"Equation 25 over blocks of {block} steps, whose ends are then joined in pairs."
-    rates = _DEVICES["cpu"]
     flops = 4 * sizes.batch * sizes.time * sizes.channels * sizes.order * sizes.inputs
-    return Plan("final_state", "product", chunk=block, reason=why, costs={"product": flops / rates.flops})
+    return Plan(
+        "final_state", "product", chunk=block, reason=why, costs={"product": flops / rates.flops + 10 * rates.latency}
+    )
 
 
 def _pretty(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
