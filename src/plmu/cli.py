@@ -1,0 +1,174 @@
+"""The program: plmu train | evaluate | data | report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import plmu
+
+if TYPE_CHECKING:
+    from plmu.experiments.base import Experiment
+
+USAGE = """usage: plmu COMMAND …
+
+  plmu train EXPERIMENT   train, evaluate on test once, write a run folder and a result
+  plmu evaluate RUN       score a finished run's model again
+  plmu data               what data is here, what is complete, and where it would come from
+  plmu report             all results as a table and plots
+  plmu --version
+
+`plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Errors that a user can mend are one message and exit status 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "train": _train,
+        "evaluate": _evaluate,
+        "data": _data,
+        "report": _report,
+    }
+    if words and words[0] in ("--version", "version"):
+        print(f"plmu {plmu.__version__}")
+        return
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return
+    if words[0] not in commands:
+        _fail(f"there is no command {words[0]!r}: the commands are {', '.join(commands)}")
+    try:
+        commands[words[0]](words[1:])
+    except _user_errors() as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("stopped; the same command goes on from the last checkpoint", status=130)
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    from plmu.data.files import DataError
+    from plmu.experiments.run import RunError
+    from plmu.training.loop import Diverged
+
+    return (DataError, RunError, Diverged, FileNotFoundError, PermissionError, ValueError)
+
+
+def _fail(message: str, status: int = 2) -> None:
+    print(f"plmu: {message}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def _train(words: list[str]) -> None:
+    from plmu.experiments import EXPERIMENTS
+
+    known = ", ".join(EXPERIMENTS)
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: plmu train EXPERIMENT [--model NAME] [options]\n\nexperiments: {known}")
+        for name, experiment in EXPERIMENTS.items():
+            print(f"  {name:<14} models: {', '.join(experiment.models)}")
+        print("\n`plmu train EXPERIMENT --help` lists all options; the same command resumes a run that was cut short.")
+        return
+    if words[0] not in EXPERIMENTS:
+        _fail(f"there is no experiment {words[0]!r}: the experiments are {known}")
+    experiment = EXPERIMENTS[words[0]]
+    model, rest = _model_name(experiment, words[1:])
+    config, options = _parse(experiment, model, rest)
+
+    from plmu.experiments.run import run
+    from plmu.report import summary_table
+    from plmu.training.processes import processes
+
+    with processes(options.device) as group:
+        summary = run(experiment, model, config, options, group)
+        if group.writes:
+            summary_table([summary])
+
+
+def _model_name(experiment: Experiment, words: list[str]) -> tuple[str, list[str]]:
+    """Take `--model NAME` out of the words: it decides which other options there are."""
+    for i, word in enumerate(words):
+        if word == "--model":
+            if i + 1 == len(words):
+                _fail(f"--model needs a name: {', '.join(experiment.models)}")
+            return experiment.check(words[i + 1]), words[:i] + words[i + 2 :]
+        if word.startswith("--model="):
+            return experiment.check(word.removeprefix("--model=")), words[:i] + words[i + 1 :]
+    return experiment.models[0], words
+
+
+def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, Any]:
+    """The configuration from the command line, over the defaults of the experiment and model."""
+    try:
+        import tyro
+    except ImportError:
+        _fail("the program needs more than the library: pip install 'plmu[train]'")
+    from plmu.experiments.base import Config
+    from plmu.experiments.run import Options
+
+    default = experiment.defaults(model)
+
+    flat = tyro.conf.arg(name="")
+    parts: Any = {"options": Options, "config": Config[type(default.model)]}  # type: ignore[misc]
+    command: Any = make_dataclass("Command", [(name, Annotated[part, flat]) for name, part in parts.items()])
+    parsed = tyro.cli(
+        command,
+        default=command(Options(), default),
+        args=words,
+        prog=f"plmu train {experiment.name}",
+        description=(
+            f"{(sys.modules[type(experiment).__module__].__doc__ or '').strip()}\n\n"
+            f"Model: {model}. With --model NAME another one: {', '.join(experiment.models)}."
+        ),
+    )
+    return parsed.config, parsed.options
+
+
+def _evaluate(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="plmu evaluate", description="Score a finished run's model on its test data.")
+    parser.add_argument("run", type=Path, help="folder of the run, such as runs/mackey-glass-plmu-seed0")
+    parser.add_argument("--data.root", dest="root", type=Path, default=None, help="folder with the data sets")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, …")
+    given = parser.parse_args(words)
+
+    from plmu.data.files import DataConfig
+    from plmu.experiments.evaluate import evaluate
+    from plmu.training.processes import processes
+
+    with processes(given.device) as group:
+        scores = evaluate(given.run, DataConfig(given.root), group)
+    for name, value in scores.items():
+        print(f"{name} {value:.6g}")
+
+
+def _data(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="plmu data", description="What data is here, and where it would come from.")
+    parser.add_argument("--data.root", dest="root", type=Path, default=None, help="folder with the data sets")
+    given = parser.parse_args(words)
+
+    from plmu.data.files import DataConfig
+    from plmu.data.overview import overview
+
+    overview(DataConfig(given.root))
+
+
+def _report(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="plmu report", description="All results as a table and plots.")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of result JSON files (results)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"), help="folder for report.html and the plots (report)"
+    )
+    parser.add_argument("--readme", type=Path, default=None, help="also write the table into this file's marked place")
+    given = parser.parse_args(words)
+
+    from plmu.report import report
+
+    report(given.results, given.out, given.readme)
+
+
+if __name__ == "__main__":
+    main()

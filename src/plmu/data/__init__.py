@@ -1,0 +1,1 @@
+"""Data sources: find or download, verify, parse, split. One module a source."""

@@ -1,0 +1,78 @@
+"""The Mackey-Glass series of the LMU papers: chaotic, generated, the same numbers everywhere."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plmu.data.files import cache_folder
+from plmu.files import replacing
+
+TAU = 17
+SUBSTEPS = 10  # Euler steps a sample
+SERIES, LENGTH, HORIZON, WASHOUT = 128, 5000, 15, 100
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def generate(series: int, length: int, seed: int = 0) -> Array:
+    """`series` runs of `length` samples of tanh(x − 1), where dx/dt = 0.2 x(t−τ) / (1 + x(t−τ)^10) − 0.1 x.
+
+    Each starts from a random history; x itself goes on from one series to the next, from 1.2. The system is chaotic, so
+    the order of the arithmetic is part of the definition: plain Python numbers, one Euler step after another.
+    """
+    generator = np.random.RandomState(seed)  # the published series come from this one
+    delay = TAU * SUBSTEPS
+    x = 1.2
+    samples = np.empty((series, length))
+    for number in range(series):
+        past = (1.2 + 0.2 * (generator.rand(delay) - 0.5)).tolist()
+        row = []
+        position = 0
+        for _ in range(length):
+            for _ in range(SUBSTEPS):
+                delayed = past[position]
+                past[position] = x
+                x = x + (0.2 * delayed / (1.0 + delayed**10) - 0.1 * x) / SUBSTEPS
+                position += 1
+                if position == delay:
+                    position = 0
+            row.append(x)
+        samples[number] = row
+    return np.tanh(samples - 1)
+
+
+def prediction_task() -> tuple[tuple[Tensor, Tensor], ...]:
+    """Train (32 series), valid (32) and test (64): inputs and targets 15 steps ahead, each (series, 5000, 1)."""
+    values = _cached()[:, WASHOUT:]
+    values = values - values.mean()
+    x = torch.from_numpy(values[:, :-HORIZON, None]).float()
+    y = torch.from_numpy(values[:, HORIZON:, None]).float()
+    return (x[:32], y[:32]), (x[32:64], y[32:64]), (x[64:], y[64:])
+
+
+def _cached() -> Array:
+    """The series from the cache if they are there and whole: generating them takes a few seconds."""
+    path = cache_folder() / "mackey-glass-1.npz"
+    found = _read(path)
+    if found is None:
+        found = generate(SERIES, WASHOUT + LENGTH + HORIZON)
+        try:
+            with replacing(path) as temporary, open(temporary, "wb") as file:
+                np.savez(file, series=found, check=np.array(zlib.crc32(found.tobytes())))
+        except OSError:
+            pass  # a cache that cannot be written is no reason to stop
+    return found
+
+
+def _read(path: Path) -> Array | None:
+    try:
+        with np.load(path) as file:
+            series, check = file["series"], int(file["check"])
+    except (OSError, ValueError, KeyError, EOFError, zlib.error):
+        return None
+    return series if zlib.crc32(series.tobytes()) == check else None

@@ -1,0 +1,37 @@
+"""What data is here: for `plmu data`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from plmu.data import mnist
+from plmu.data.files import DataConfig, DataError, cache_folder
+
+
+def overview(config: DataConfig) -> None:
+    """A table of all sources."""
+    folder = config.folder()
+    table = Table(
+        "data", "for", "here", "from", title=f"data folder: {folder or 'none set; downloads go to the cache'}"
+    )
+    table.add_row("Mackey-Glass series", "mackey-glass", "generated when needed", "an equation")
+    table.add_row("adding problem", "addition", "generated when needed", "a generator")
+    table.add_row("MNIST, 4 files", "psmnist", _mnist(config), mnist.HOME)
+    console = Console()
+    console.print(table)
+    console.print(f"cache: {cache_folder()} (set PLMU_CACHE to move it); data folder: set PLMU_DATA or --data.root")
+
+
+def _mnist(config: DataConfig) -> str:
+    folder = config.folder() or cache_folder()
+    there = [name for name in mnist.FILES if any((folder / "mnist" / f"{name}{end}").is_file() for end in (".gz", ""))]
+    if not there:
+        return "no"
+    if len(there) < len(mnist.FILES):
+        return f"partial: {len(there)} of {len(mnist.FILES)} files"
+    try:
+        mnist.load(DataConfig(folder))
+    except DataError as error:
+        return f"damaged: {error}"
+    return "complete"

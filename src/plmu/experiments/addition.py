@@ -1,0 +1,124 @@
+"""The addition problem, which the paper mentions for the gated form: the sum of two marked numbers in a long sequence.
+
+Trained at one length, tested at others. The memory has order 1 and a window far beyond the longest test, so that it is
+nearly a sum over time; what has to be learned is what to let in: a number if it is marked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+import plmu
+from plmu.data import addition
+from plmu.experiments.base import Config, Experiment
+from plmu.nn.steppable import Steppable
+from plmu.training.config import TrainingConfig
+from plmu.training.task import Batch, Task
+
+
+@dataclass
+class PlmuModel:
+    """The parallel LMU and a linear output."""
+
+    gated: bool = True
+    """The gated form of the input."""
+    order: int = 1
+    """Legendre coefficients of each memory channel."""
+    theta: float = 100_000.0
+    """Window of the memory, in steps."""
+    hidden: int = 16
+    """Outputs of the LMU."""
+    input_activation: str | None = "relu"
+    """f1, on the encoded input."""
+    length: int = 1000
+    """Steps of the training sequences."""
+
+
+@dataclass
+class LSTMModel:
+    """One LSTM layer and a linear output."""
+
+    hidden: int = 64
+    """Units."""
+    length: int = 1000
+    """Steps of the training sequences."""
+
+
+class Addition(Experiment):
+    name = "addition"
+    metric = "mse"
+    paper: ClassVar[dict[str, float]] = {}
+    models = ("plmu", "plain", "lstm")
+
+    def defaults(self, model: str) -> Config[Any]:
+        training = TrainingConfig(epochs=20, batch_size=50, learning_rate=5e-3, schedule="cosine", clip=1.0)
+        choices: dict[str, Any] = {
+            "plmu": PlmuModel(),
+            "plain": PlmuModel(gated=False, input_activation=None),
+            "lstm": LSTMModel(),
+        }
+        return Config(choices[self.check(model)], training)
+
+    def task(self, config: Config[Any]) -> Task:
+        length = config.model.length
+        return Task(
+            addition.sequences(10_000, length, seed=1),
+            addition.sequences(1_000, length, seed=2),
+            addition.sequences(1_000, length, seed=3),
+            loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+            measure=_measure,
+            finish=lambda sums: {"mse": float(sums[0] / sums[1])},
+            metric=self.metric,
+            higher_is_better=False,
+            evaluation_batch=250,
+            notes={"data": "generated; complete", "always answering 1": 1 / 6},
+        )
+
+    def more_tests(self, config: Config[Any]) -> dict[str, Batch]:
+        """Longer sequences than were trained."""
+        return {f"mse_at_{n}": addition.sequences(1_000, n, seed=4) for n in (2000, 5000)}
+
+    def build(self, config: Config[Any], task: Task) -> nn.Module:
+        model = config.model
+        if isinstance(model, LSTMModel):
+            return LastOutput(nn.LSTM(2, model.hidden, batch_first=True), nn.Linear(model.hidden, 1))
+        layer = plmu.ParallelLMU(
+            2,
+            model.hidden,
+            order=model.order,
+            theta=model.theta,
+            memory_size=2,
+            gated=model.gated,
+            input_activation=model.input_activation,
+            return_sequences=False,
+        )
+        with torch.no_grad():  # the memory divides by θ; start with outputs of order one
+            layer.memory_weight.mul_(model.theta / model.order)
+        return LastOutput(layer, nn.Linear(model.hidden, 1))
+
+    def deployable(self, model: nn.Module) -> Steppable | None:
+        if isinstance(model, LastOutput) and isinstance(model.layer, Steppable):
+            return plmu.Sequential(model.layer, model.out)
+        return None
+
+
+class LastOutput(nn.Module):
+    """A recurrent layer and a linear map of its last output."""
+
+    def __init__(self, layer: nn.Module, out: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.out = layer, out
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)[0]
+        out: Tensor = self.out(hidden if hidden.dim() == 2 else hidden[:, -1])
+        return out
+
+
+def _measure(model: nn.Module, batch: Batch) -> Tensor:
+    error = (model(batch[0]) - batch[1]).double().square().sum()
+    return torch.stack([error, torch.full_like(error, batch[1].shape[0])])

@@ -1,0 +1,66 @@
+"""What an experiment is: defaults for each model, data, models and a score."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import nn
+
+from plmu.data.files import DataConfig
+from plmu.nn.steppable import Steppable
+from plmu.training.config import TrainingConfig
+from plmu.training.task import Batch, Task
+
+ModelConfig = TypeVar("ModelConfig")
+
+
+@dataclass
+class Config(Generic[ModelConfig]):
+    """All that determines a result: the same configuration and seed give the same numbers on the same machine."""
+
+    model: ModelConfig
+    training: TrainingConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    seed: int = 0
+    """Of initialisation, order of the data, dropout and noise."""
+
+
+class Experiment(ABC):
+    """One of the paper's experiments, with its rivals."""
+
+    name: str
+    metric: str  # what is reported, and by which the best epoch is chosen on validation data
+    paper: ClassVar[dict[str, float]]  # the paper's figure for each model that has one
+    percent = False  # whether the score is shown in percent
+
+    @property
+    @abstractmethod
+    def models(self) -> tuple[str, ...]:
+        """The names `--model` takes, ours first."""
+
+    @abstractmethod
+    def defaults(self, model: str) -> Config[Any]:
+        """The configuration of a model, with the paper's values where it gives them."""
+
+    @abstractmethod
+    def task(self, config: Config[Any]) -> Task:
+        """Data, loss and score."""
+
+    @abstractmethod
+    def build(self, config: Config[Any], task: Task) -> nn.Module:
+        """The untrained model."""
+
+    def deployable(self, model: nn.Module) -> Steppable | None:
+        """The trained model in the form that is saved and streamed, if it has one."""
+        return None
+
+    def more_tests(self, config: Config[Any]) -> dict[str, Batch]:
+        """Further test sets, scored once with the best model, by the name of their score."""
+        return {}
+
+    def check(self, model: str) -> str:
+        if model not in self.models:
+            raise ValueError(f"{self.name} has the models {', '.join(self.models)}; there is no {model!r}")
+        return model

@@ -1,0 +1,204 @@
+"""psMNIST (the paper's section 4.1): digits from their 784 pixels, one at a time, in a fixed random order.
+
+Ours: one parallel LMU (d = 468, θ = 784, one memory channel, 346 outputs) whose last output is classified: 166,092
+parameters. The paper gives these and Adam; epochs, batch and regularisation are chosen here, on validation data. The
+memory is standardised, which is a reparametrisation of W_m and b_o and no parameter, and noise and dropout act on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, dropout, linear
+
+import plmu
+from plmu.data import mnist
+from plmu.experiments.base import Config, Experiment
+from plmu.nn.steppable import Steppable
+from plmu.training.config import TrainingConfig
+from plmu.training.task import Batch, Task
+
+
+@dataclass
+class PlmuModel:
+    """The parallel LMU and a linear classifier."""
+
+    order: int = 468
+    """Legendre coefficients of the memory."""
+    theta: float = 784.0
+    """Window of the memory, in steps."""
+    hidden: int = 346
+    """Outputs of the LMU."""
+    input_to_output: bool = True
+    """Whether there is a W_x."""
+    noise: float = 0.5
+    """Standard deviation of noise on the standardised memory, in training."""
+    memory_dropout: float = 0.0
+    """Share of memory coefficients dropped in training."""
+    dropout: float = 0.3
+    """Share of LMU outputs dropped in training."""
+    label_smoothing: float = 0.05
+    """How much of each label is spread over all classes."""
+    mixup: float = 0.0
+    """Mix each training sequence, and its label, with up to this share of another."""
+
+
+@dataclass
+class LSTMModel:
+    """One LSTM layer and a linear classifier of its last output."""
+
+    hidden: int = 200
+    """Units."""
+    label_smoothing: float = 0.0
+    """How much of each label is spread over all classes."""
+
+
+@dataclass
+class LMUModel:
+    """The original LMU and a linear classifier of its last output."""
+
+    order: int = 256
+    """Legendre coefficients of the memory."""
+    theta: float = 784.0
+    """Window of the memory, in steps."""
+    hidden: int = 212
+    """Units."""
+    label_smoothing: float = 0.0
+    """How much of each label is spread over all classes."""
+
+
+class PermutedMNIST(Experiment):
+    name = "psmnist"
+    metric = "accuracy"
+    percent = True
+    paper: ClassVar[dict[str, float]] = {"plmu": 0.9849, "lstm": 0.8986, "lmu": 0.9715}
+    models = ("plmu", "lstm", "lmu")
+
+    def defaults(self, model: str) -> Config[Any]:
+        choices: dict[str, tuple[Any, TrainingConfig]] = {
+            "plmu": (
+                PlmuModel(),
+                TrainingConfig(
+                    epochs=60, batch_size=100, schedule="cosine", weight_decay=0.01, learning_rate=1e-3, warmup=0.02
+                ),
+            ),
+            "lstm": (LSTMModel(), TrainingConfig(epochs=60, batch_size=100, schedule="cosine", clip=1.0)),
+            "lmu": (LMUModel(), TrainingConfig(epochs=10, batch_size=100)),
+        }
+        chosen, training = choices[self.check(model)]
+        return Config(chosen, training)
+
+    def task(self, config: Config[Any]) -> Task:
+        train, valid, test = mnist.permuted_sequences(config.data)
+        smoothing, mixup = config.model.label_smoothing, getattr(config.model, "mixup", 0.0)
+
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            x, y = batch
+            if not mixup:
+                return cross_entropy(model(x).float(), y, label_smoothing=smoothing)
+            share = mixup * torch.rand(x.shape[0], device=x.device)
+            other = x.roll(1, dims=0)  # the batch is in random order: its neighbour is a random other
+            logits = model(torch.lerp(x, other, share[:, None])).float()
+            own = cross_entropy(logits, y, label_smoothing=smoothing, reduction="none")
+            mixed = cross_entropy(logits, y.roll(1, dims=0), label_smoothing=smoothing, reduction="none")
+            return torch.lerp(own, mixed, share).mean()
+
+        return Task(
+            train,
+            valid,
+            test,
+            loss=loss,
+            measure=_measure,
+            finish=lambda sums: {"accuracy": float(sums[0] / sums[1])},
+            metric=self.metric,
+            higher_is_better=True,
+            evaluation_batch=2000,
+            notes={"data": "MNIST, complete: 50,000 / 10,000 / 10,000"},
+        )
+
+    def build(self, config: Config[Any], task: Task) -> nn.Module:
+        model = config.model
+        if isinstance(model, PlmuModel):
+            return Ours(model, task.train[0])
+        layer: nn.Module
+        if isinstance(model, LSTMModel):
+            layer = nn.LSTM(1, model.hidden, batch_first=True)
+        else:
+            layer = plmu.LMU(1, model.hidden, order=model.order, theta=model.theta, return_sequences=False)
+        return LastOutput(layer, nn.Linear(model.hidden, 10))
+
+    def deployable(self, model: nn.Module) -> Steppable | None:
+        if isinstance(model, Ours):
+            return model.plain()
+        if isinstance(model, LastOutput) and isinstance(model.layer, Steppable):
+            return plmu.Sequential(model.layer, model.out)
+        return None
+
+
+class Ours(nn.Module):
+    """The parallel LMU with its memory standardised by the training data: m → (m − μ) / σ."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: PlmuModel, pixels: Tensor) -> None:
+        super().__init__()
+        self.noise, self.memory_dropout, self.dropout = config.noise, config.memory_dropout, config.dropout
+        self.lmu = plmu.ParallelLMU(
+            1,
+            config.hidden,
+            order=config.order,
+            theta=config.theta,
+            input_to_output=config.input_to_output,
+            return_sequences=False,
+        )
+        self.out = nn.Linear(config.hidden, 10)
+        with torch.no_grad():
+            m = self.lmu.memory.final_state(pixels[:, :, None], None, None, None).flatten(1)
+        self.register_buffer("mean", m.mean(0))
+        self.register_buffer("std", m.std(0))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        lmu = self.lmu
+        x = pixels[:, :, None]
+        m = lmu.memory.final_state(lmu._encode(x), None, None, None).flatten(1)  # equation 25
+        z = (m - self.mean) / self.std
+        if self.training and self.noise:
+            z = z + self.noise * torch.randn_like(z)
+        z = dropout(z, self.memory_dropout, self.training)
+        total = linear(z, lmu.memory_weight.flatten(1))
+        from_input = lmu._from_input(x[:, -1])
+        hidden = lmu._output(total if from_input is None else total + from_input)
+        logits: Tensor = self.out(dropout(hidden, self.dropout, self.training))
+        return logits
+
+    def plain(self) -> Steppable:
+        """The same function with μ and σ multiplied into W_m and b_o: ordinary layers."""
+        lmu = plmu.ParallelLMU(**self.lmu.config)
+        lmu.load_state_dict(self.lmu.state_dict())
+        lmu.to(self.mean.device)
+        lmu.memory_weight.data /= self.std[:, None]
+        assert lmu.bias is not None
+        lmu.bias.data -= lmu.memory_weight.data.flatten(1) @ self.mean
+        return plmu.Sequential(lmu, self.out)
+
+
+class LastOutput(nn.Module):
+    """A recurrent layer and a classifier of its last output."""
+
+    def __init__(self, layer: nn.Module, out: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.out = layer, out
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        hidden = self.layer(pixels[:, :, None])[0]
+        logits: Tensor = self.out(hidden if hidden.dim() == 2 else hidden[:, -1])
+        return logits
+
+
+def _measure(model: nn.Module, batch: Batch) -> Tensor:
+    right = (model(batch[0]).argmax(1) == batch[1]).sum()
+    return torch.stack([right, torch.full_like(right, batch[1].shape[0])])

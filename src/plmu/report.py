@@ -1,0 +1,159 @@
+"""Results to tables and plots: what `plmu train` prints, `plmu report` writes and the README shows."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from plmu.training.results import read_json
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+HEADER = ("experiment", "model", "parameters", "score", "ours", "paper", "seeds", "best on valid", "hardware")
+
+
+def summary_table(summaries: list[dict[str, Any]]) -> None:
+    """Print results beside the paper's figures."""
+    table = Table(*HEADER)
+    for summary in summaries:
+        for row in rows(summary):
+            table.add_row(*row)
+    Console().print(table)
+
+
+def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A line for each score of a result, the deciding one first."""
+    metric = summary["metric"]
+    names = [metric, *(name for name in summary["test"] if name != metric)]
+    lines: list[tuple[str, ...]] = []
+    for name in names:
+        score = summary["test"][name]
+        paper = summary["paper"] if name == metric else None
+        valid = [one["valid"].get(name) for one in summary["seeds"]]
+        mean_valid = None if None in valid else sum(valid) / len(valid)
+        lines.append(
+            (
+                summary["experiment"],
+                summary["model"],
+                f"{summary['parameters']:,}",
+                name.replace("_", " "),
+                shown(score["mean"], summary["percent"], score["std"] if len(summary["seeds"]) > 1 else None),
+                "" if paper is None else shown(paper, summary["percent"]),
+                str(len(summary["seeds"])),
+                "" if mean_valid is None else shown(mean_valid, summary["percent"]),
+                summary["hardware"],
+            )
+        )
+    return lines
+
+
+def shown(value: float, percent: bool, std: float | None = None) -> str:
+    if percent:
+        return f"{100 * value:.2f}" + ("" if std is None else f" ± {100 * std:.2f}") + " %"
+    return f"{value:.3g}" + ("" if std is None else f" ± {std:.1g}")
+
+
+def markdown(summaries: list[dict[str, Any]]) -> str:
+    """The same table for the README."""
+    lines = ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
+    lines += ["| " + " | ".join(row) + " |" for summary in summaries for row in rows(summary)]
+    return "\n".join(lines)
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    """All result files of a folder, in the order of their names."""
+    found = [read_json(path) for path in sorted(folder.glob("*.json"))]
+    return [one for one in found if "experiment" in one and "seeds" in one]
+
+
+def report(results: Path, out: Path, readme: Path | None = None) -> None:
+    """Write report.html and the plots, and the table into a README if asked."""
+    summaries = load(results)
+    if not summaries:
+        raise FileNotFoundError(f"no results in {results}: `plmu train` writes them to runs/, copy those to keep there")
+    out.mkdir(parents=True, exist_ok=True)
+    plot(summaries, out / "results.png")
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for summary in summaries
+        for row in rows(summary)
+    )
+    details = "\n".join(
+        f"<h2>{html.escape(one['experiment'])}, {html.escape(one['model'])}</h2>"
+        f"<p><code>{html.escape(one['command'])}</code>"
+        f"<br>{html.escape(one['source'])}, torch {html.escape(one['torch'])};"
+        f" {html.escape('; '.join(f'{k}: {v}' for k, v in one['notes'].items()))}</p>"
+        for one in summaries
+    )
+    head = "".join(f"<th>{name}</th>" for name in HEADER)
+    page = PAGE.format(head=head, body=body, details=details)
+    (out / "report.html").write_text(page, encoding="utf-8")
+    if readme is not None:
+        write_readme(readme, summaries)
+    summary_table(summaries)
+    print(f"wrote {out / 'report.html'} and {out / 'results.png'}")
+
+
+def write_readme(readme: Path, summaries: list[dict[str, Any]]) -> None:
+    text = readme.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{readme} has no place for the table: it needs the lines {BEGIN} and {END}")
+    before, rest = text.split(BEGIN, 1)
+    after = rest.split(END, 1)[1]
+    readme.write_text(f"{before}{BEGIN}\n{markdown(summaries)}\n{END}{after}", encoding="utf-8")
+
+
+def plot(summaries: list[dict[str, Any]], path: Path) -> None:
+    """One panel an experiment: each model's test score with its spread, and the paper's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+
+    experiments = sorted({one["experiment"] for one in summaries})
+    figure, axes = pyplot.subplots(1, len(experiments), figsize=(4.2 * len(experiments), 3.6), squeeze=False)
+    for axis, experiment in zip(axes[0], experiments, strict=True):
+        own = [one for one in summaries if one["experiment"] == experiment]
+        for i, one in enumerate(own):
+            factor = 100 if one["percent"] else 1
+            score = one["test"][one["metric"]]
+            axis.errorbar(i, factor * score["mean"], factor * score["std"], fmt="o", color="tab:blue", capsize=4)
+            if one["paper"] is not None:
+                axis.plot(i, factor * one["paper"], "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
+        axis.set_xticks(range(len(own)), [one["model"] for one in own])
+        axis.set_xlim(-0.6, len(own) - 0.4)
+        axis.set_title(experiment)
+        axis.set_ylabel(own[0]["metric"] + (", %" if own[0]["percent"] else ""))
+        axis.grid(axis="y", alpha=0.3)
+        if not own[0]["percent"]:
+            axis.set_yscale("log")
+    handles = [
+        Line2D([], [], color="tab:blue", marker="o", linestyle="", label="here, mean ± spread of seeds"),
+        Line2D([], [], color="tab:orange", marker="_", markersize=14, linestyle="", label="the paper"),
+    ]
+    figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>plmu results</title>
+<style>
+body {{ font-family: system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
+table {{ border-collapse: collapse; }}
+td, th {{ padding: .35rem .7rem; border-bottom: 1px solid #ddd; text-align: left; }}
+code {{ background: #f3f3f3; padding: .1rem .3rem; }} img {{ max-width: 100%; }}
+</style></head><body>
+<h1>plmu: results</h1>
+<p>Test scores, chosen on validation data, mean and spread over seeds, beside the paper's.</p>
+<table><tr>{head}</tr>
+{body}</table>
+<p><img src="results.png" alt="Each model's test score beside the paper's"></p>
+{details}
+</body></html>
+"""

@@ -1,0 +1,57 @@
+"""How to train: the fields every experiment shares. Their documentation is the command line's help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass
+class TrainingConfig:
+    """Optimisation."""
+
+    epochs: int = 10
+    """Passes over the training data."""
+    batch_size: int = 100
+    """Examples a step, over all processes together."""
+    learning_rate: float = 1e-3
+    """Of Adam, at its highest."""
+    weight_decay: float = 0.0
+    """Decoupled from the gradient, as in AdamW."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of Adam."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """How the learning rate falls to zero, or not."""
+    warmup: float = 0.0
+    """Share of all steps over which the learning rate rises from zero."""
+    clip: float | None = None
+    """Largest norm of the gradient."""
+    average: float | None = None
+    """Decay of an exponential average of the weights, which is then what is scored; for example 0.999."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the products: bfloat16 runs the model under autocast."""
+    graph: bool = True
+    """On a GPU, capture the training step as a CUDA graph. Steps of small models are ten times faster."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    evaluate_every: int = 1
+    """Epochs between validations."""
+    checkpoint_seconds: float = 30.0
+    """Time between checkpoints. Resuming gives the same numbers wherever the last one was."""
+
+    def __post_init__(self) -> None:
+        positive = {
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate,
+            "evaluate_every": self.evaluate_every,
+        }
+        for name, value in positive.items():
+            if not value > 0:
+                raise ValueError(f"training.{name} must be above 0, got {value}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"training.warmup is a share of all steps, between 0 and 1; got {self.warmup}")
+        if self.average is not None and not 0 < self.average < 1:
+            raise ValueError(f"training.average must lie between 0 and 1, got {self.average}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"training.clip must be above 0, got {self.clip}")

@@ -1,0 +1,315 @@
+"""The training loop: deterministic, resumable at any step, on one device or several; knows no experiment.
+
+The data lives on the device. An epoch's order depends on the seed and the epoch alone, the random numbers of dropout
+and noise on the generator states in the checkpoint, so a run that was killed and resumed gives the same numbers as one
+that was not.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from plmu.training.checkpoints import Checkpoints
+from plmu.training.config import TrainingConfig
+from plmu.training.processes import Processes
+from plmu.training.progress import Progress
+from plmu.training.task import Batch, Task
+
+History = list[dict[str, float]]
+
+
+class Diverged(RuntimeError):
+    """The loss became NaN or infinite."""
+
+
+@dataclass
+class Outcome:
+    """What training gave: the scores of the best epoch by validation, on test once."""
+
+    best_epoch: int
+    valid: dict[str, float]
+    test: dict[str, float]
+    history: History
+    seconds: float  # in the loop, over all resumes
+
+
+class Trainer:
+    """Trains `model` on `task`; `run()` goes on from the newest checkpoint if there is one."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        config: TrainingConfig,
+        processes: Processes,
+        seed: int,
+        checkpoints: Checkpoints | None = None,
+        progress: Progress | None = None,
+        on_epoch: Callable[[dict[str, float]], None] | None = None,
+    ) -> None:
+        self.config, self.processes, self.seed = config, processes, seed
+        self.checkpoints, self.progress, self.on_epoch = checkpoints, progress, on_epoch
+        self.device = processes.device
+        self.task = task.to(self.device)
+        self.model = model.to(self.device)
+        self.examples = self.task.train[0].shape[0]
+        self.batch = min(config.batch_size, self.examples)
+        if self.batch % processes.count:
+            raise ValueError(
+                f"training.batch_size = {self.batch} must divide by the {processes.count} processes: each takes a share"
+            )
+        self.steps_per_epoch = self.examples // self.batch  # an incomplete last batch is left out, another each epoch
+        self.total_steps = self.steps_per_epoch * config.epochs
+        graphed = config.graph and self.device.type == "cuda" and processes.count == 1
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=torch.tensor(config.learning_rate, device=self.device) if graphed else config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            capturable=graphed,
+            fused=self.device.type == "cuda",
+        )
+        self.average = [p.detach().clone() for p in self.model.parameters()] if config.average else None
+        self.trained: nn.Module = torch.compile(self.model) if config.compile else self.model  # type: ignore[assignment]
+        if processes.count > 1:
+            self.trained = nn.parallel.DistributedDataParallel(self.trained)
+        self.loss_sum = torch.zeros((), device=self.device, dtype=torch.float64)
+        self.index = torch.zeros(self.batch // processes.count, dtype=torch.int64, device=self.device)
+        self.epoch = self.step = 0  # where the next step is
+        self.history: History = []
+        self.best: dict[str, Any] | None = None
+        self.seconds = 0.0
+        torch.manual_seed(seed * 65_537 + processes.rank)
+        self._step = self._captured() if graphed else self._eager
+
+    def run(self) -> Outcome:
+        """Train to the last epoch, then score the best model on test."""
+        self._resume()
+        start = saved = time.monotonic()
+        before = self.seconds
+        while self.epoch < self.config.epochs:
+            order = self._order()
+            self.trained.train()
+            while self.step < self.steps_per_epoch:
+                self.index.copy_(order[self.step])
+                self._set_learning_rate()
+                self._step()
+                self.step += 1
+                if self._due(saved) and self.step < self.steps_per_epoch:
+                    self.seconds = before + time.monotonic() - start
+                    self._save()
+                    saved = time.monotonic()
+                if self.progress is not None and self.step % 16 == 0:
+                    self.progress.at(self.epoch + self.step / self.steps_per_epoch)
+            self._end_epoch()
+            self.seconds = before + time.monotonic() - start
+            if self._due(saved) or self.epoch == self.config.epochs:
+                self._save()
+                saved = time.monotonic()
+        assert self.best is not None
+        self.model.load_state_dict(self.best["model"])
+        test = self.evaluate(self.task.test)
+        return Outcome(self.best["epoch"], self.best["scores"], test, self.history, self.seconds)
+
+    def evaluate(self, data: Batch) -> dict[str, float]:
+        """The scores of the model as it is, over all processes."""
+        self.model.eval()
+        count, size = data[0].shape[0], self.task.evaluation_batch
+        total: Tensor | None = None
+        with torch.no_grad(), self._autocast():
+            for number, start in enumerate(range(0, count, size)):
+                if number % self.processes.count == self.processes.rank:
+                    part = self.task.measure(self.model, tuple(t[start : start + size] for t in data)).double()
+                    total = part if total is None else total + part
+        if self.processes.count > 1:
+            like = self.task.measure(self.model, tuple(t[:1] for t in data)).double()
+            total = self.processes.total(torch.zeros_like(like) if total is None else total)
+        assert total is not None
+        return self.task.finish(total.cpu())
+
+    def _order(self) -> Tensor:
+        """Which examples each step of this epoch takes, this process's share: (steps, share)."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(self.examples, generator=generator)[: self.steps_per_epoch * self.batch]
+        share = self.processes.share(self.batch)
+        return order.reshape(self.steps_per_epoch, self.batch)[:, share].to(self.device)
+
+    def _eager(self) -> None:
+        """One step on the examples in `self.index`."""
+        batch = tuple(t[self.index] for t in self.task.train)
+        with self._autocast():
+            loss = self.task.loss(self.trained, batch)
+        loss.backward()
+        if self.config.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        self.loss_sum += loss.detach()
+        if self.average is not None and self.config.average is not None:
+            blend = get_ema_multi_avg_fn(self.config.average)
+            blend(self.average, [p.detach() for p in self.model.parameters()], 0)
+
+    def _captured(self) -> Callable[[], None]:
+        """The same step as a CUDA graph: one launch instead of a hundred."""
+        snapshot = copy.deepcopy(self.model.state_dict())
+        generators = torch.get_rng_state(), torch.cuda.get_rng_state(self.device)
+        self.trained.train()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._eager()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._eager()
+        self.model.load_state_dict(snapshot)  # in place, as all below: the graph has the addresses
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+        if self.average is not None:
+            for mean, value in zip(self.average, self.model.parameters(), strict=True):
+                mean.copy_(value.detach())
+        self.loss_sum.zero_()
+        torch.set_rng_state(generators[0])
+        torch.cuda.set_rng_state(generators[1], self.device)
+        return graph.replay
+
+    def _set_learning_rate(self) -> None:
+        done = self.epoch * self.steps_per_epoch + self.step
+        warmup = self.config.warmup * self.total_steps
+        rate = self.config.learning_rate
+        if done < warmup:
+            rate *= (done + 1) / warmup
+        elif self.config.schedule == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * (done - warmup) / max(1.0, self.total_steps - warmup)))
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _end_epoch(self) -> None:
+        loss = float(self.processes.total(self.loss_sum)) / (self.steps_per_epoch * self.processes.count)
+        self.loss_sum.zero_()
+        self.epoch, self.step = self.epoch + 1, 0
+        if not math.isfinite(loss):
+            kept = (
+                "nothing was kept" if self.best is None else f"the best model so far is of epoch {self.best['epoch']}"
+            )
+            raise Diverged(f"the loss is {loss} in epoch {self.epoch}: {kept}. Try a lower training.learning_rate")
+        entry: dict[str, float] = {"epoch": self.epoch, "loss": loss}
+        last = self.epoch == self.config.epochs
+        if self.epoch % self.config.evaluate_every == 0 or last:
+            scores = self._evaluate_average(self.task.valid)
+            entry.update({f"valid_{name}": value for name, value in scores.items()})
+            than = None if self.best is None else self.best["scores"][self.task.metric]
+            if self.task.better(scores[self.task.metric], than):
+                weights = {name: value.detach().clone() for name, value in self._averaged().items()}
+                self.best = {"epoch": self.epoch, "scores": scores, "model": weights}
+        self.history.append(entry)
+        if self.processes.writes and self.on_epoch is not None:
+            self.on_epoch(entry)
+        if self.progress is not None:
+            self.progress.at(self.epoch, entry)
+        if self.best is None and last:
+            raise Diverged("no validation score was a number: there is no best model")
+
+    def _averaged(self) -> dict[str, Tensor]:
+        """The model's state with the averaged weights where there are such."""
+        state = self.model.state_dict()
+        if self.average is not None:
+            names = [name for name, _ in self.model.named_parameters()]
+            state.update(dict(zip(names, self.average, strict=True)))
+        return state
+
+    def _evaluate_average(self, data: Batch) -> dict[str, float]:
+        if self.average is None:
+            return self.evaluate(data)
+        own = [p.detach().clone() for p in self.model.parameters()]
+        self._fill(self.average)
+        try:
+            return self.evaluate(data)
+        finally:
+            self._fill(own)
+
+    def _fill(self, values: list[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self.model.parameters(), values, strict=True):
+                parameter.copy_(value)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+
+    def _due(self, saved: float) -> bool:
+        """Whether it is time for a checkpoint. Several processes agree by asking at the end of an epoch alone."""
+        if self.checkpoints is None:
+            return False
+        if self.processes.count == 1:
+            return time.monotonic() - saved >= self.config.checkpoint_seconds
+        return self.step == 0
+
+    def _save(self) -> None:
+        if self.checkpoints is None:
+            return
+        generators: list[Any] = [None] * self.processes.count
+        own = [torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None]
+        if self.processes.count > 1:
+            dist.all_gather_object(generators, own)
+        else:
+            generators = [own]
+        if self.processes.writes:
+            content = {
+                "epoch": self.epoch,
+                "step": self.step,
+                "model": self.model.state_dict(),
+                "average": self.average,
+                "optimizer": self.optimizer.state_dict()["state"],
+                "generators": generators,
+                "loss_sum": self.loss_sum,
+                "history": self.history,
+                "best": self.best,
+                "seconds": self.seconds,
+            }
+            self.checkpoints.save(self.epoch * self.steps_per_epoch + self.step, content)
+        self.processes.wait()
+
+    def _resume(self) -> None:
+        found = None if self.checkpoints is None else self.checkpoints.newest(self.device)
+        if found is None:
+            return
+        self.model.load_state_dict(found["model"])
+        if self.average is not None:
+            for mean, value in zip(self.average, found["average"], strict=True):
+                mean.copy_(value)
+        self._load_optimizer(found["optimizer"])
+        cpu, cuda = found["generators"][self.processes.rank % len(found["generators"])]
+        torch.set_rng_state(cpu.cpu())
+        if cuda is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(cuda.cpu(), self.device)
+        self.loss_sum.copy_(found["loss_sum"])
+        self.epoch, self.step = found["epoch"], found["step"]
+        self.history, self.best, self.seconds = found["history"], found["best"], found["seconds"]
+        if self.progress is not None:
+            self.progress.at(self.epoch + self.step / self.steps_per_epoch)
+
+    def _load_optimizer(self, saved: dict[int, dict[str, Tensor]]) -> None:
+        """In place where a captured graph already has the addresses."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for number, values in saved.items():
+            state = self.optimizer.state[parameters[number]]
+            for name, value in values.items():
+                if name in state:
+                    state[name].copy_(value)
+                else:
+                    state[name] = value.clone()

@@ -1,0 +1,71 @@
+"""One process or many: the same code, started alone or by torchrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which of how many processes this is, and its device."""
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @property
+    def writes(self) -> bool:
+        """Only the first process writes files and talks."""
+        return self.rank == 0
+
+    def share(self, size: int) -> slice:
+        """This process's part of a batch."""
+        each = size // self.count
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.count > 1:
+            dist.all_reduce(value)
+        return value
+
+    def wait(self) -> None:
+        if self.count > 1:
+            dist.barrier()
+
+
+@contextmanager
+def processes(device: str = "auto") -> Iterator[Processes]:
+    """Join the other processes if torchrun started several."""
+    count, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    place = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if count == 1:
+        yield Processes(0, 1, place)
+        return
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield Processes(rank, count, place)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name!r} is not there: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", local_rank)
+    return device

@@ -1,0 +1,54 @@
+"""Progress on the terminal: a bar with time left, loss and score; a line now and then where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+
+class Progress:
+    """`with Progress("psmnist", epochs, quiet=False) as progress: … progress.at(3.5)`."""
+
+    def __init__(self, name: str, epochs: int, quiet: bool = False) -> None:
+        self.name, self.epochs, self.quiet = name, epochs, quiet
+        self.started = self.spoken = time.monotonic()
+        self.bar: Bar | None = None
+        if not quiet and sys.stdout.isatty():
+            self.bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:.1f}/{task.total} epochs"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[scores]}"),
+                console=Console(),
+            )
+            self.row = self.bar.add_task(name, total=epochs, scores="")
+
+    def __enter__(self) -> Progress:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def at(self, epoch: float, scores: dict[str, float] | None = None) -> None:
+        """Tell how far it is, and the newest scores at the end of an epoch."""
+        shown = "" if scores is None else "  ".join(f"{k} {v:.5g}" for k, v in scores.items() if k != "epoch")
+        if self.bar is not None:
+            self.bar.update(self.row, completed=epoch)
+            if scores is not None:
+                self.bar.update(self.row, scores=shown)
+        elif not self.quiet and scores is not None and (time.monotonic() - self.spoken > 10 or epoch >= self.epochs):
+            self.spoken = time.monotonic()
+            print(f"{self.name}  epoch {int(epoch)}/{self.epochs}  {shown}", flush=True)

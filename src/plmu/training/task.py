@@ -1,0 +1,41 @@
+"""What the loop needs to know of an experiment: data as tensors, a loss, and a score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, ...]
+
+
+@dataclass
+class Task:
+    """Data and scoring of an experiment; the loop shuffles, batches, optimises and keeps the best.
+
+    Each split is a tuple of tensors whose first axis is the example. `measure` turns a model and a batch into sums that
+    may be added over batches and processes; `finish` turns the totals into named scores, of which `metric` decides.
+    """
+
+    train: Batch
+    valid: Batch
+    test: Batch
+    loss: Callable[[nn.Module, Batch], Tensor]
+    measure: Callable[[nn.Module, Batch], Tensor]
+    finish: Callable[[Tensor], dict[str, float]]
+    metric: str
+    higher_is_better: bool
+    evaluation_batch: int = 512
+    notes: dict[str, object] = field(default_factory=dict)  # completeness of the data and the like, for the result
+
+    def to(self, device: torch.device) -> Task:
+        """The same task with its data on a device."""
+        moved = {name: tuple(t.to(device) for t in getattr(self, name)) for name in ("train", "valid", "test")}
+        return Task(**{**self.__dict__, **moved})
+
+    def better(self, score: float, than: float | None) -> bool:
+        if than is None:
+            return score == score  # not NaN
+        return score > than if self.higher_is_better else score < than

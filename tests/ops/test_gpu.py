@@ -1,0 +1,94 @@
+"""The same answers on a GPU: skipped where there is none."""
+
+import pytest
+import torch
+from reference import at_end, masked, recurrence
+
+import plmu
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+# Error of each precision against float64: products in it, float32 accumulation, a float32 state.
+ERROR = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("dtype", ERROR)
+@pytest.mark.parametrize("algorithm", ["auto", "recurrent", "toeplitz", "fft", "chunked"])
+@pytest.mark.parametrize(
+    ("order", "theta", "time", "channels"), [(4, 6.0, 129, 64), (15, 15.0, 63, 1), (40, 50.0, 372, 7)]
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_all_algorithms(dtype, algorithm, order, theta, time, channels, padded):
+    torch.manual_seed(0)
+    system = plmu.DelayNetwork(order, theta).discretize()
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    u = torch.randn(3, time, channels, dtype=dtype)
+    weight = (torch.randn(5, order, channels) / (order * channels) ** 0.5).to(dtype)
+    state = torch.randn(3, order, channels, dtype=wide)
+    lengths = torch.tensor([time, 0, time // 2]) if padded else None
+    exact = [t.double().requires_grad_() for t in (u, weight, state)]
+    given = [t.cuda().requires_grad_() for t in (u, weight, state)]
+
+    m = masked(recurrence(exact[0], system, exact[2]), lengths)
+    o = torch.einsum("btdx,odx->bto", m, exact[1])
+    last = at_end(m, exact[2], lengths)
+    mixture = torch.randn_like(o)
+    (o * mixture).sum().add((last * last).sum()).backward()
+
+    on_device = None if lengths is None else lengths.cuda()
+    ours, ours_last = plmu.project(given[0], system, given[1], given[2], on_device, algorithm=algorithm)
+    (ours.double() * mixture.cuda()).sum().add((ours_last.double() ** 2).sum()).backward()
+    assert ours.dtype == dtype
+    assert ours_last.dtype == wide
+    assert _error(ours, o) < ERROR[dtype]
+    assert _error(ours_last, last) < max(ERROR[wide], 0)
+    for one, other in zip(given, exact, strict=True):
+        assert _error(one.grad, other.grad) < 2 * ERROR[dtype]
+
+    states, _ = plmu.states(given[0], system, given[2], on_device, algorithm=algorithm)
+    assert _error(states, m) < ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_resets_and_final_state(dtype):
+    torch.manual_seed(0)
+    system = plmu.DelayNetwork(6, 20.0).discretize()
+    u, resets = torch.randn(2, 150, 5, dtype=dtype), torch.rand(2, 150) < 0.05
+    expected = recurrence(u, system, resets=resets)
+    m, last = plmu.states(u.cuda(), system, resets=resets.cuda())
+    assert _error(m, expected) < ERROR[dtype]
+    assert _error(plmu.final_state(u.cuda(), system, resets=resets.cuda()), expected[:, -1]) < ERROR[torch.float32]
+    assert _error(last, expected[:, -1]) < ERROR[torch.float32]
+
+
+def test_layers_compiled_captured_and_autocast():
+    torch.manual_seed(0)
+    layer = plmu.ParallelLMU(3, 16, order=8, theta=30.0, memory_size=4).cuda()
+    x = torch.randn(4, 200, 3, device="cuda")
+    out, state = layer(x)
+    compiled, _ = torch.compile(layer, fullgraph=True)(x)
+    torch.testing.assert_close(compiled, out, rtol=1e-3, atol=1e-4)
+    with torch.autocast("cuda", torch.bfloat16):
+        half, half_state = layer(x)
+    assert half.dtype == torch.bfloat16
+    assert half_state.dtype == torch.float32
+    assert _error(half, out) < 2e-2
+    graph, still = torch.cuda.CUDAGraph(), x.clone()
+    with torch.no_grad():
+        layer(still)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            captured, _ = layer(still)
+        still.copy_(2 * x)
+        graph.replay()
+        torch.testing.assert_close(captured, layer(2 * x)[0], rtol=1e-4, atol=1e-5)
+    stepped = None
+    for t in range(200):
+        y, stepped = layer.step(x[:, t], stepped)
+    assert _error(y, out[:, -1]) < 1e-4
+    assert _error(stepped, state) < 1e-4
+
+
+def _error(value, exact):
+    exact = exact.detach().double().cpu()
+    return float((value.detach().double().cpu() - exact).norm() / exact.norm().clamp(min=1e-300))
