@@ -6,17 +6,21 @@ import torch
 from torch import Tensor
 
 
-def sequences(examples: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """x (examples, length, 2): numbers uniform in [0, 1], and markers, one in each half; y (examples, 1): their sum.
+def sequences(examples: int, longest: int, seed: int, shortest: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """x (examples, longest, 2): numbers uniform in [0, 1], and markers; y (examples, 1): the sum of the two marked
+    numbers, one in each half of its sequence; and the lengths, from `shortest` to `longest`, or all `longest`.
 
     Answering 1 always gives a mean squared error of 1/6.
     """
-    if length < 2:
-        raise ValueError(f"length must be at least 2, one step for each marker; got {length}")
+    least = longest if shortest is None else shortest
+    if not 2 <= least <= longest:
+        raise ValueError(f"a sequence needs two steps, one for each marker, and at most {longest}; got {least}")
     generator = torch.Generator().manual_seed(seed)
-    values = torch.rand(examples, length, generator=generator)
-    half = length // 2
-    first = torch.randint(half, (examples, 1), generator=generator)
-    second = half + torch.randint(length - half, (examples, 1), generator=generator)
-    markers = torch.zeros(examples, length).scatter_(1, torch.cat([first, second], dim=1), 1.0)
-    return torch.stack([values, markers], dim=2), (values * markers).sum(1, keepdim=True)
+    lengths = torch.randint(least, longest + 1, (examples,), generator=generator)
+    values = torch.rand(examples, longest, generator=generator)
+    half = lengths // 2
+    first = (torch.rand(examples, generator=generator) * half).long()
+    second = half + (torch.rand(examples, generator=generator) * (lengths - half)).long()
+    markers = torch.zeros(examples, longest).scatter_(1, torch.stack([first, second], dim=1), 1.0)
+    valid = torch.arange(longest) < lengths[:, None]
+    return torch.stack([values * valid, markers], dim=2), (values * markers).sum(1, keepdim=True), lengths

@@ -87,7 +87,7 @@ class MackeyGlass(Experiment):
     models = ("plmu", "lstm", "lmu", "hybrid", "lmu-single")
 
     def defaults(self, model: str) -> Config[Any]:
-        ours = TrainingConfig(epochs=500, batch_size=4, learning_rate=5e-3, schedule="cosine", evaluate_every=5)
+        ours = TrainingConfig(epochs=500, batch_size=2, learning_rate=5e-3, schedule="cosine", evaluate_every=5)
         rival = TrainingConfig(epochs=500, batch_size=32, learning_rate=5e-3, schedule="cosine", evaluate_every=5)
         choices: dict[str, tuple[Any, TrainingConfig]] = {
             "plmu": (PlmuModel(), ours),
