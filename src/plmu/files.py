@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,10 +53,9 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn
         model = _build(description["model"], tensors)
     except FileFormatError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise FileFormatError(f"{path} has a description that cannot be built: {error}") from error
-    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_SYSTEMS)}
-    own.update({name: own[first] for name, first in description["tied"].items()})
+    own = _own_tensors(tensors, description, path)
     _check_fit(model, own, path)
     model.load_state_dict(own, assign=True)
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -71,8 +71,7 @@ def load_into(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     Names and shapes must match exactly; if they do not, the model is left as it was.
     """
     tensors, description = read(path, ("model", "weights", None), "cpu")
-    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_SYSTEMS)}
-    own.update({name: own[first] for name, first in description.get("tied", {}).items()})
+    own = tensors if description["kind"] is None else _own_tensors(tensors, description, path)
     _check_fit(model, own, path)
     model.load_state_dict(own)
     return model
@@ -117,7 +116,8 @@ def read(
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: what safetensors gives is a view of the file, which a write to it would change or crash.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise FileFormatError(f"{path} is truncated or not a safetensors file: {error}") from error
     if "plmu" not in metadata:
@@ -140,7 +140,15 @@ def read(
 # What `load` may build: each class with the constructor arguments that it keeps as attributes of the same name.
 _TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("in_features", "out_features"),
-    nn.Embedding: ("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq"),
+    nn.Embedding: (
+        "num_embeddings",
+        "embedding_dim",
+        "padding_idx",
+        "max_norm",
+        "norm_type",
+        "scale_grad_by_freq",
+        "sparse",
+    ),
     nn.LayerNorm: ("normalized_shape", "eps", "elementwise_affine"),
     nn.RMSNorm: ("normalized_shape", "eps", "elementwise_affine"),
     nn.Dropout: ("p",),
@@ -180,15 +188,22 @@ _CLASSES: dict[str, Callable[..., nn.Module]] = {
     "Residual": Residual,
     "torch.Sequential": nn.Sequential,
 }
-_SYSTEMS = "systems."  # tensors of systems given as matrices, beside the model's own
+_SYSTEMS = ".systems."  # tensors of systems given as matrices; no name in a state_dict begins with a dot
+_STACKS = ("Sequential", "Residual", "torch.Sequential")
 
 
 def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Description:
     kind = type(module)
     if kind is Sequential or kind is nn.Sequential:
-        children = list(module.layers) if isinstance(module, Sequential) else list(module.children())
+        # Not children() or named_children(): they leave out what is there for the second time.
+        inside = (module.layers if isinstance(module, Sequential) else module)._modules
+        children = {key: child for key, child in inside.items() if child is not None}
         name = "Sequential" if kind is Sequential else "torch.Sequential"
-        return {"class": name, "modules": [_describe(c, tensors, f"{where}.{i}") for i, c in enumerate(children)]}
+        modules = [_describe(child, tensors, f"{where}.{key}") for key, child in children.items()]
+        description: Description = {"class": name, "modules": modules}
+        if list(children) != [str(i) for i in range(len(children))]:
+            description["names"] = list(children)
+        return description
     if isinstance(module, Residual) and kind is Residual:
         return {"class": "Residual", "modules": [_describe(module.module, tensors, f"{where}.module")]}
     if kind in _OWN:
@@ -219,13 +234,28 @@ def _build(description: Description, tensors: dict[str, Tensor]) -> nn.Module:
     name = description["class"]
     if name not in _CLASSES:
         raise FileFormatError(f"the file names a class {name!r} that this plmu does not know")
-    if "modules" in description:
-        return _CLASSES[name](*(_build(one, tensors) for one in description["modules"]))
+    if name in _STACKS:
+        modules = [_build(one, tensors) for one in description["modules"]]
+        if "names" in description:
+            return nn.Sequential(OrderedDict(zip(description["names"], modules, strict=True)))
+        return _CLASSES[name](*modules)
     config = dict(description["config"])
     if isinstance(config.get("system"), dict):
         place = config["system"]["system"]
         config["system"] = LinearSystem(tensors[f"{place}.A"].cpu(), tensors[f"{place}.B"].cpu())
     return _CLASSES[name](**config)
+
+
+def _own_tensors(
+    tensors: dict[str, Tensor], description: Description, path: str | os.PathLike[str]
+) -> dict[str, Tensor]:
+    """The model's own tensors by name, tied ones under all their names."""
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_SYSTEMS)}
+    try:
+        own.update({name: own[first] for name, first in description["tied"].items()})
+    except (AttributeError, KeyError, TypeError) as error:
+        raise FileFormatError(f"{path} has a broken description of its tied tensors: {error}") from error
+    return own
 
 
 def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

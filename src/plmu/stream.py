@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from plmu.files import FileFormatError, read, write
-from plmu.nn import Residual, Sequential
 from plmu.nn.memory import Memory
 from plmu.nn.steppable import Steppable
 
@@ -45,8 +44,8 @@ class Stream:
         if missing not in MISSING:
             raise ValueError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
         self.model = _evaluating(model)
-        self._weight = _first_weight(model)
-        self._tokens = isinstance(_first_module(model), nn.Embedding)
+        self._weight, first = _first_weight(model)
+        self._tokens = isinstance(first, nn.Embedding)
         self.missing = missing
         self.reset()
 
@@ -66,6 +65,8 @@ class Stream:
             if self.steps % _FLUSH_EVERY == 0:
                 # In silence a state decays into subnormal numbers, where it stays and a CPU is many times slower.
                 state = _map(state, lambda value: torch.where(value.abs() < _SUBNORMAL, 0.0, value))
+            if self.missing == "hold":
+                sample = sample.clone()  # the caller may write the next one into the same memory
         self._state, self._last, self._single = state, sample, single
         return out[0] if single else out
 
@@ -83,17 +84,21 @@ class Stream:
         stream = cls(model)
         weight = stream._weight
         tensors, description = read(path, ("stream",), weight.device)
-        stream.missing = description["missing"]
-        stream.steps, stream._single = description["steps"], description["single"]
+        missing, steps, single = description.get("missing"), description.get("steps"), description.get("single")
+        if missing not in MISSING or type(steps) is not int or type(single) is not bool:
+            raise FileFormatError(f"{path} has a broken description: {description}")
+        stream.missing, stream.steps, stream._single = str(missing), steps, single
         stream._last = tensors.pop("last", None)
-        if stream._last is None:
+        if stream._last is None and not tensors:
             return stream
+        if stream._last is None or stream._last.dim() == 0:
+            raise FileFormatError(f"{path} has a state without the last sample")
         expected = model.initial_state(stream._last.shape[0], weight.dtype, weight.device)
-        shapes = [tuple(value.shape) for value in _leaves(expected)]
-        found = [tensors.get(f"state.{i}") for i in range(len(tensors))]
-        if [None if value is None else tuple(value.shape) for value in found] != shapes:
-            given = [None if value is None else tuple(value.shape) for value in found]
-            raise FileFormatError(f"{path} is the state of another model: it has shapes {given}, this model {shapes}")
+        wanted = [(tuple(value.shape), value.dtype) for value in _leaves(expected)]
+        found = [tensors[name] for i in range(len(tensors)) if (name := f"state.{i}") in tensors]
+        given = [(tuple(value.shape), value.dtype) for value in found]
+        if given != wanted or len(found) != len(tensors):
+            raise FileFormatError(f"{path} is the state of another model: it has {given}, this model {wanted}")
         values = iter(found)
         stream._state = _map(expected, lambda _: next(values))
         return stream
@@ -103,7 +108,10 @@ class Stream:
         if x is None:
             return self._filled(None), self._single
         dtype, device = self._weight.dtype, self._weight.device
-        sample = x if isinstance(x, Tensor) else torch.as_tensor(x)
+        try:
+            sample = x if isinstance(x, Tensor) else torch.as_tensor(x)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"a sample must be a tensor or numbers: {error}") from None
         number = not self._tokens
         if sample.device != device or (number and sample.dtype != dtype):
             sample = sample.to(device=device, dtype=dtype if number else sample.dtype)
@@ -144,20 +152,14 @@ def _evaluating(model: Steppable) -> Steppable:
     return copy.deepcopy(model, shared).eval()
 
 
-def _first_weight(model: nn.Module) -> Tensor:
-    """The weight whose precision and device samples take: the first that is not a memory's own, which stays wide."""
+def _first_weight(model: nn.Module) -> tuple[Tensor, nn.Module]:
+    """The weight whose precision and device samples take, the first that is not a memory's own, which stays wide; and
+    the module that it belongs to."""
     for module in model.modules():
         if not isinstance(module, Memory):
             for value in module.parameters(recurse=False):
-                return value
-    return next(model.parameters(), torch.zeros(()))
-
-
-def _first_module(model: nn.Module) -> nn.Module:
-    """The module that sees the samples."""
-    while isinstance(model, Sequential | Residual | nn.Sequential):
-        model = next(iter(model.layers if isinstance(model, Sequential) else model.children()))
-    return model
+                return value, module
+    return next(model.parameters(), torch.zeros(())), model
 
 
 def _finite(sample: Tensor) -> bool:

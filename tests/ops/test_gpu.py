@@ -26,7 +26,7 @@ def test_all_algorithms(dtype, algorithm, order, theta, time, channels, padded):
     weight = (torch.randn(5, order, channels) / (order * channels) ** 0.5).to(dtype)
     state = torch.randn(3, order, channels, dtype=wide)
     lengths = torch.tensor([time, 0, time // 2]) if padded else None
-    exact = [t.double().requires_grad_() for t in (u, weight, state)]
+    exact = [t.double().clone().requires_grad_() for t in (u, weight, state)]
     given = [t.cuda().requires_grad_() for t in (u, weight, state)]
 
     m = masked(recurrence(exact[0], system, exact[2]), lengths)

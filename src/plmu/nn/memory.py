@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu import ops
-from plmu.ops.check import Lengths
+from plmu.ops.check import Lengths, check_state, result_dtype
 from plmu.ops.plan import ALGORITHMS
 from plmu.ops.recurrent import Stepper
 from plmu.systems import DelayNetwork, LinearSystem, _values_unknown
@@ -52,7 +52,8 @@ class Memory(nn.Module):
                 raise ValueError(
                     f"theta must be one number or as many as divide the {width} memory channels, got {len(thetas)}"
                 )
-            self._fixed = [DelayNetwork(order, one).discretize() for one in thetas]
+            with torch.device("cpu"):  # whatever the default device is, and it may be "meta"
+                self._fixed = [DelayNetwork(order, one).discretize() for one in thetas]
             self._thetas = thetas
             if trainable == "theta":
                 logs = torch.tensor([math.log(one) for one in thetas], dtype=torch.float64)
@@ -137,16 +138,27 @@ class Memory(nn.Module):
     def _groups(self, u: Tensor, state: Tensor | None) -> list[tuple[LinearSystem, Tensor, Tensor | None]]:
         if self.groups == 1:
             return [(self.systems()[0], u, state)]
-        states = [None] * self.groups if state is None else state.chunk(self.groups, dim=2)
+        if state is None:
+            states: Sequence[Tensor | None] = [None] * self.groups
+        else:
+            wide = torch.float64 if result_dtype(u) == torch.float64 else torch.float32
+            check_state(state, (u.shape[0], self.order, self.channels), wide, u.device)
+            states = state.chunk(self.groups, dim=2)
         return list(zip(self.systems(), u.chunk(self.groups, dim=2), states, strict=True))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Memory:
         """Move with the module, but never below float32: θ, Ā and B̄ in half precision would be other systems."""
-        before = {name: value.detach() for name, value in self.named_parameters(recurse=False)}
+        own = dict(self.named_parameters(recurse=False))
+        before = {
+            name: (value.detach(), None if value.grad is None else value.grad.detach()) for name, value in own.items()
+        }
         super()._apply(fn, recurse)
         for name, value in self.named_parameters(recurse=False):
             if value.dtype in _NARROW:
-                value.data = before[name].to(device=value.device, dtype=torch.float32)
+                data, gradient = before[name]
+                value.data = data.to(device=value.device, dtype=torch.float32)
+                if gradient is not None:
+                    value.grad = gradient.to(device=value.device, dtype=torch.float32)
         return self
 
     def extra_repr(self) -> str:
@@ -165,6 +177,9 @@ class MemoryStepper:
         self.parts = [Stepper(system, *key) for system in systems]
 
     def __call__(self, u: Tensor, state: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(state.device.type):  # never carry a state in half precision
+            with torch.autocast(state.device.type, enabled=False):
+                return self(u, state)
         u = u.unsqueeze(2) if self.multi_input else u.unsqueeze(1)
         if len(self.parts) == 1:
             return self.parts[0](u, state)

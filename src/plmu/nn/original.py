@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from plmu.nn.memory import Memory, plain_theta
 from plmu.nn.steppable import Activation, Steppable, activation, check_features, positive
-from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid
+from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 from plmu.systems import LinearSystem
 
 State = tuple[Tensor, Tensor]
@@ -100,12 +100,13 @@ class LMUCell(nn.Module):
                 nn.init.zeros_(weight)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        check_features(x, 2, self.input_size)
+        check_features(x, 2, self.input_size, self.memory_weight)
         h, m = self._checked_state(state, x)
-        h, m = _Loop(self, x, m.dtype).advance(*self._from_input(x), h.to(x.dtype), m)
+        h, m = _Loop(self, x, m.dtype).advance(*self._from_input(x), h.to(result_dtype(x)), m)
         return h, (h.to(m.dtype), m)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+        """The state that `None` stands for: zeros."""
         m = self.memory.initial_state(batch, dtype, device)
         return m.new_zeros(batch, self.hidden_size), m
 
@@ -122,10 +123,10 @@ class LMUCell(nn.Module):
 
     def _from_input(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """E_x x and W_x x + b, for one step or for all."""
-        to_hidden = None if self.input_weight is None else linear(x, self.input_weight)
-        if self.bias is not None:
-            to_hidden = self.bias if to_hidden is None else to_hidden + self.bias
-        return linear(x, self.input_encoder), to_hidden
+        u = linear(x, self.input_encoder)
+        if self.input_weight is not None:
+            return u, linear(x, self.input_weight, self.bias)
+        return u, None if self.bias is None else self.bias.to(u.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}"
@@ -199,13 +200,13 @@ class LMU(Steppable):
         self, x: Tensor, state: State | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, State]:
         cell = self.cell
-        check_features(x, 3, self.input_size)
+        check_features(x, 3, self.input_size, cell.memory_weight)
         batch, time, _ = x.shape
         known = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         x = keep_valid(x, known)
         h, m = cell._checked_state(state, x)
-        h = h.to(x.dtype)
+        h = h.to(result_dtype(x))
         u, to_hidden = cell._from_input(x)
         loop = _Loop(cell, x, m.dtype)
         outputs = []

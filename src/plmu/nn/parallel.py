@@ -112,7 +112,7 @@ class ParallelLMU(Steppable):
     def forward(
         self, x: Tensor, state: Tensor | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        check_features(x, 3, self.input_size)
+        check_features(x, 3, self.input_size, self.memory_weight)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         x = keep_valid(x, known)
         u = self._encode(x)
@@ -127,7 +127,7 @@ class ParallelLMU(Steppable):
         return out if known is None else torch.where((known > 0)[:, None], out, 0.0), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(x, 2, self.input_size)
+        check_features(x, 2, self.input_size, self.memory_weight)
         if state is None:
             state = self.initial_state(x.shape[0], x.dtype, x.device)
         else:

@@ -53,9 +53,10 @@ class Sequential(Steppable):
         super().__init__()
         if not modules:
             raise ValueError("Sequential needs at least one module")
-        self.layers = nn.ModuleList(modules)
         for index, module in enumerate(modules):
             check_module(module, f"module {index}")
+        self.layers = nn.ModuleList(modules)
+        for index, module in enumerate(modules):
             if isinstance(module, Steppable) and index and not self.returns_sequences:
                 raise ValueError(f"module {index} ({_name(module)}) needs a sequence, but a module before it has"
                                  " return_sequences=False")  # fmt: skip
@@ -145,12 +146,17 @@ class Residual(Steppable):
 
 def check_module(module: nn.Module, where: str) -> None:
     """Raise unless the module is steppable or acts on each time step alone."""
-    if isinstance(module, (Steppable, *PER_STEP)) or getattr(module, "per_step", False):
+    if isinstance(module, Steppable) or getattr(module, "per_step", False):
+        return
+    if isinstance(module, PER_STEP) and not _takes_time(module):
         return
     if isinstance(module, nn.Softmax | nn.LogSoftmax | nn.GLU) and module.dim == -1:
         return
     if isinstance(module, nn.Sequential):
         for name, inner in module.named_children():
+            if isinstance(inner, Steppable):
+                raise ValueError(f"{where}.{name} ({_name(inner)}) has a state, which nn.Sequential would lose:"
+                                 " use plmu.Sequential")  # fmt: skip
             check_module(inner, f"{where}.{name}")
         return
     if not isinstance(module, nn.Module):
@@ -159,6 +165,13 @@ def check_module(module: nn.Module, where: str) -> None:
         f"{where} ({_name(module)}) is neither steppable nor known to act on each time step alone, so parallel and"
         " step-by-step results could differ. If it acts on each step alone, give its class `per_step = True`"
     )
+
+
+def _takes_time(module: nn.Module) -> bool:
+    """Whether a module of PER_STEP has options that reach the time axis."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return len(module.normalized_shape) > 1
+    return isinstance(module, nn.PReLU) and module.num_parameters > 1  # one for each index of the second axis
 
 
 def _checked(x: Tensor, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -59,8 +59,8 @@ def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | Non
     return ACTIVATIONS[given]
 
 
-def check_features(x: Tensor, dims: int, features: int) -> None:
-    """Raise unless x has `dims` dimensions, of which the last is `features`, and is floating point."""
+def check_features(x: Tensor, dims: int, features: int, weight: Tensor | None = None) -> None:
+    """Raise unless x has `dims` dimensions, of which the last is `features`, and the precision of the weight."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     if x.dim() != dims or x.shape[-1] != features:
@@ -68,6 +68,8 @@ def check_features(x: Tensor, dims: int, features: int) -> None:
         raise ValueError(f"x must have shape {expected.format(features)}, got {tuple(x.shape)}")
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
+    if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(f"x is {x.dtype} and the layer {weight.dtype}: convert one of them, for example x.to(...)")
     if dims == 3 and x.shape[1] == 0:
         raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
 

@@ -116,11 +116,14 @@ class _Sizes:
         return self.batch * self.time * self.order * self.channels
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _choice(*arguments: Any) -> tuple[str, int, bool, int]:
     """What torch.compile needs of a plan, worked out once, while tracing."""
     chosen = _known_plan(*arguments)
     return chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
+_choice._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,0 +1,356 @@
+"""Every algorithm against the float64 recurrence: outputs, final states and every gradient, at every precision.
+
+The tolerance is derived, not picked. The plain method is the recurrence run at the precision of the result. The error
+of an algorithm, as a norm over all numbers of a result, may be
+
+    ((1 + R) · plain + floor) · ‖exact‖ + FADED · eps · ‖source‖
+
+plain   the relative error of the plain method against float64. For float32 results (the states of half-precision input
+        and their gradients too) it is that of the recurrence in float32. For bfloat16 and float16 the inputs are
+        rounded to that type, the recurrence runs in float64 and its result is rounded to that type. For float64 there
+        is nothing wider to measure with: it is the float32 error scaled by the ratio of the two eps.
+R       1: no worse than twice the plain method.
+floor   4 eps, for what the plain method happens to hit exactly. In float64 5e-14, which FACTS measured for impulse
+        responses built by doubling: at lower precision they are exact, here they are as rounded as the rest.
+FADED   0.001: what has decayed to less than that of its source, the inputs or the gradients that flow in, is compared
+        with the source instead. Powers of Ā by squaring keep their digits relative to that only.
+
+A case whose results are a few numbers is drawn several times, so that one lucky rounding is not taken for the rule.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pytest
+import torch
+from pairwise import pairwise, product
+from reference import at_end, masked, recurrence
+from torch import Tensor
+
+import plmu
+from ops import ALGORITHMS, RESETTING
+
+R = 1.0
+FADED = 1e-3
+HALVES = (torch.bfloat16, torch.float16)
+THETA = {1: 5.0, 2: 3.0, 15: 15.0, 40: 50.0, 256: 500.0, 468: 784.0}
+OUT = 3
+DRAWN = 16  # numbers, at least, that a result has over all draws
+
+Results = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    order: int
+    time: int
+    channels: int
+    batch: int
+    dtype: torch.dtype
+    state: bool = True
+    lengths: bool = True
+    resets: bool = False
+
+    def __str__(self) -> str:
+        names = [name for name in ("state", "lengths", "resets") if getattr(self, name)]
+        return f"d{self.order}-n{self.time}-c{self.channels}-b{self.batch}-{str(self.dtype)[6:]}-{'+'.join(names)}"
+
+    @property
+    def wide(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+@dataclass
+class Problem:
+    """The arguments of a case and the gradients that flow into its results, all rounded to the case's precision."""
+
+    u: Tensor
+    system: plmu.LinearSystem
+    weight: Tensor
+    state: Tensor | None
+    lengths: Tensor | None
+    resets: Tensor | None
+    trained: dict[str, Tensor]
+    of_m: Tensor
+    of_o: Tensor
+    of_last: Tensor
+
+
+def problem_of(case: Case, system: plmu.LinearSystem, draw: int, trained: dict[str, Tensor]) -> Problem:
+    generator = torch.Generator().manual_seed(case.order + 1000 * case.time + 1_000_000 * draw)
+
+    def random(*shape: int, dtype: torch.dtype = case.dtype) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    copies = case.channels if system.inputs is None else 1
+    held = (case.batch, system.order, copies)
+    lengths = torch.tensor([case.time // 2, 0, case.time])[: case.batch]
+    resets = torch.rand(case.batch, case.time, generator=generator) < 0.15
+    return Problem(
+        u=random(case.batch, case.time, case.channels).requires_grad_(),
+        system=system,
+        weight=random(OUT, system.order, copies).requires_grad_(),
+        state=random(*held, dtype=case.wide).requires_grad_() if case.state else None,
+        lengths=lengths if case.lengths else None,
+        resets=resets if case.resets else None,
+        trained=trained,
+        of_m=random(case.batch, case.time, system.order, copies),
+        of_o=random(case.batch, case.time, OUT),
+        of_last=random(*held, dtype=case.wide),
+    )
+
+
+def expected(problem: Problem, dtype: torch.dtype) -> Results:
+    """Everything the three functions return and every gradient, from the recurrence in `dtype`."""
+    u, weight = problem.u.to(dtype), problem.weight.to(dtype)
+    m = recurrence(u, problem.system, problem.state, problem.resets, dtype)
+    last = at_end(m, problem.state, problem.lengths)
+    m = masked(m, problem.lengths)
+    o = m.flatten(2) @ weight.flatten(1).T
+    return {
+        **_results("states", problem, {"m": (m, problem.of_m), "last": (last, problem.of_last)}),
+        **_results("project", problem, {"o": (o, problem.of_o), "last": (last, problem.of_last)}),
+        **_results("final_state", problem, {"last": (last, problem.of_last)}),
+    }
+
+
+def computed(problem: Problem, algorithm: str) -> Results:
+    """The same from plmu."""
+    u, system, state = problem.u, problem.system, problem.state
+    options = {"lengths": problem.lengths, "resets": problem.resets}
+    m, last = plmu.states(u, system, state, algorithm=algorithm, **options)
+    found = _results("states", problem, {"m": (m, problem.of_m), "last": (last, problem.of_last)})
+    o, last = plmu.project(u, system, problem.weight, state, algorithm=algorithm, **options)
+    found |= _results("project", problem, {"o": (o, problem.of_o), "last": (last, problem.of_last)})
+    last = plmu.final_state(u, system, state, **options)
+    return found | _results("final_state", problem, {"last": (last, problem.of_last)})
+
+
+def _results(kind: str, problem: Problem, outputs: dict[str, tuple[Tensor, Tensor]]) -> Results:
+    """The outputs of a function and, from the gradients that flow into them, those of all its arguments."""
+    leaves = {"u": problem.u, "state": problem.state, "weight": problem.weight, **problem.trained}
+    if kind != "project":
+        del leaves["weight"]
+    leaves = {name: leaf for name, leaf in leaves.items() if leaf is not None}
+    values = [value for value, _ in outputs.values()]
+    incoming = [gradient.to(value.dtype) for value, gradient in outputs.values()]
+    gradients = torch.autograd.grad(values, list(leaves.values()), incoming, retain_graph=True)
+    found = {f"{kind} {name}": value.detach() for name, (value, _) in outputs.items()}
+    return found | {f"{kind} gradient of {name}": value for name, value in zip(leaves, gradients, strict=True)}
+
+
+class Comparison:
+    """A case prepared once, for all algorithms: problems, their exact results and the plain method's in float32."""
+
+    def __init__(
+        self, case: Case, system: plmu.LinearSystem, trained: dict[str, Tensor] | None = None, draws: int = 1
+    ) -> None:
+        self.case = case
+        self.problems = [problem_of(case, system, draw, trained or {}) for draw in range(draws)]
+        self.exact = [self._without_padding(p, expected(p, torch.float64)) for p in self.problems]
+        self.float32 = [self._without_padding(p, expected(p, torch.float32)) for p in self.problems]
+
+    def check(self, algorithm: str) -> None:
+        results = [computed(problem, algorithm) for problem in self.problems]
+        for name in self.exact[0]:
+            self._check_type(name, results[0][name].dtype)
+        results = [self._without_padding(*both) for both in zip(self.problems, results, strict=True)]
+        for name in self.exact[0]:
+            self._check_values(name, results)
+
+    def _check_type(self, name: str, dtype: torch.dtype) -> None:
+        """m and o have the input's type, states are float32 or float64, a gradient has its argument's type."""
+        right = self.case.wide if name.endswith(("last", "of state")) else self.case.dtype
+        right = torch.float64 if name.endswith(tuple(self.problems[0].trained)) else right
+        assert dtype == right, f"{name} is {dtype} instead of {right}"
+
+    def _check_values(self, name: str, results: list[Results]) -> None:
+        """Within the tolerance that is derived at the top of this file."""
+        value, exact, float32 = (_pooled(draws, name) for draws in (results, self.exact, self.float32))
+        precision = self.case.dtype if results[0][name].dtype in HALVES else self.case.wide
+        eps = torch.finfo(precision).eps
+        if precision in HALVES:
+            plain = _norm(exact.to(precision).double() - exact) / _norm(exact)
+        else:
+            plain = _norm(float32 - exact) / _norm(exact) * eps / torch.finfo(torch.float32).eps
+        floor = 5e-14 if precision == torch.float64 else 4 * eps
+        source = math.hypot(*[_norm(p.of_last if "gradient" in name else p.u) for p in self.problems])
+        error = _norm(value - exact)
+        bound = ((1 + R) * plain + floor) * _norm(exact) + FADED * eps * source
+        assert error <= bound, f"{name}: error {error:.2e}, allowed {bound:.2e} of {_norm(exact):.2e}"
+
+    def _without_padding(self, problem: Problem, results: Results) -> Results:
+        """What lies in the padding is exactly zero."""
+        if problem.lengths is not None:
+            padding = torch.arange(self.case.time) >= problem.lengths[:, None]
+            for name, value in results.items():
+                if name.endswith((" m", " o", "of u")):
+                    assert (value[padding] == 0).all(), f"{name} is not zero in the padding"
+        return results
+
+
+def _pooled(draws: list[Results], name: str) -> Tensor:
+    return torch.cat([results[name].double().flatten() for results in draws])
+
+
+def _norm(value: Tensor) -> float:
+    """Never zero, so that it divides; NaN stays NaN and fails every comparison."""
+    return value.double().norm().item() + 1e-300
+
+
+SEVERAL_INPUTS = "several inputs"
+TRAINED = "trained A and B"
+TRAINED_INPUTS = "trained A and B of several inputs"
+TRAINED_THETA = "trained theta"
+
+
+def system_of(name: str, case: Case) -> tuple[plmu.LinearSystem, dict[str, Tensor]]:
+    """The system of that name, and what is trained of it."""
+    if name == "delay network":
+        return plmu.DelayNetwork(case.order, THETA[case.order]).discretize(), {}
+    if name == "cumulative sum":
+        return plmu.LinearSystem([[1.0]], [1.0]), {}
+    if name == "rotation":
+        cosine, sine = math.cos(0.3), math.sin(0.3)
+        return plmu.LinearSystem([[cosine, -sine], [sine, cosine]], [1.0, 0.0]), {}
+    if name == TRAINED_THETA:
+        theta = torch.tensor(20.0, dtype=torch.float64, requires_grad=True)
+        return plmu.DelayNetwork(case.order, theta).discretize(), {"theta": theta}
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(case.order, case.order, generator=generator, dtype=torch.float64)
+    A = (0.05 if name == "short memory" else 0.95) * A / torch.linalg.eigvals(A).abs().max()
+    inputs = (case.channels,) if name in (SEVERAL_INPUTS, TRAINED_INPUTS) else ()
+    B = torch.randn(case.order, *inputs, generator=generator, dtype=torch.float64)
+    if name not in (TRAINED, TRAINED_INPUTS):
+        return plmu.LinearSystem(A, B), {}
+    A, B = A.requires_grad_(), B.requires_grad_()
+    return plmu.LinearSystem(A, B), {"A": A, "B": B}
+
+
+@lru_cache(maxsize=2)
+def comparison(case: Case, name: str = "delay network") -> Comparison:
+    fewest = case.batch * case.channels * min(case.time, case.order)
+    draws = 4 if name == TRAINED_THETA else math.ceil(DRAWN / fewest)  # θ has one gradient, whatever the case
+    return Comparison(case, *system_of(name, case), draws=draws)
+
+
+FACTORS = {
+    "order": tuple(THETA),
+    "time": (1, 2, 63, 129, 785),
+    "channels": (1, 7, 40),
+    "batch": (3, 1),
+    "dtype": (torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    "state": (True, False),
+    "lengths": (True, False),
+}
+
+
+def fits(largest: int) -> Callable[[dict], bool]:
+    """Whether m has at most `largest` numbers."""
+    return lambda case: case["batch"] * case["time"] * case["order"] * case["channels"] <= largest
+
+
+def runs(case: Case, algorithm: str) -> bool:
+    """The matrix of toeplitz grows with time² · order: past 16 M numbers it is not for a test."""
+    return algorithm != "toeplitz" or case.time**2 * case.order <= 1 << 24
+
+
+def with_algorithms(cases: list[dict], algorithms: tuple[str, ...] = ALGORITHMS) -> list[tuple[Case, str]]:
+    return [(Case(**case), name) for case in cases for name in algorithms if runs(Case(**case), name)]
+
+
+@pytest.mark.parametrize(("case", "algorithm"), with_algorithms(pairwise(FACTORS, fits(1_000_000))), ids=str)
+def test_against_the_recurrence(case: Case, algorithm: str) -> None:
+    """Each algorithm sees every pair of precision, sizes, initial state and lengths."""
+    comparison(case).check(algorithm)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", [Case(**case) for case in product(FACTORS, fits(16_000_000))], ids=str)
+def test_against_the_recurrence_in_full(case: Case) -> None:
+    for algorithm in ALGORITHMS:
+        if runs(case, algorithm):
+            comparison(case).check(algorithm)
+
+
+RESET_FACTORS = FACTORS | {"order": (1, 15, 40), "time": (1, 16, 63, 129), "resets": (True,)}
+
+
+@pytest.mark.parametrize(
+    ("case", "algorithm"), with_algorithms(pairwise(RESET_FACTORS, fits(200_000)), RESETTING), ids=str
+)
+def test_resets(case: Case, algorithm: str) -> None:
+    comparison(case).check(algorithm)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", [Case(**case) for case in product(RESET_FACTORS)], ids=str)
+def test_resets_in_full(case: Case) -> None:
+    for algorithm in RESETTING:
+        comparison(case).check(algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", FACTORS["dtype"], ids=str)
+@pytest.mark.parametrize(("time", "inputs"), [(1, 2), (63, 1), (300, 5)])
+def test_several_inputs_drive_one_system(time: int, inputs: int, dtype: torch.dtype, algorithm: str) -> None:
+    comparison(Case(4, time, inputs, 3, dtype), SEVERAL_INPUTS).check(algorithm)
+
+
+@pytest.mark.parametrize("inputs", [1, 3])
+@pytest.mark.parametrize("algorithm", RESETTING)
+def test_several_inputs_with_resets(inputs: int, algorithm: str) -> None:
+    comparison(Case(4, 129, inputs, 3, torch.float32, resets=True), SEVERAL_INPUTS).check(algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("time", "name"), [(7, TRAINED), (300, TRAINED), (63, TRAINED_INPUTS), (63, TRAINED_THETA)])
+def test_gradients_of_a_trained_system(time: int, name: str, dtype: torch.dtype, algorithm: str) -> None:
+    trained = comparison(Case(4, time, 3, 3, dtype), name)
+    assert trained.problems[0].system.trained
+    trained.check(algorithm)
+
+
+@pytest.mark.parametrize("algorithm", RESETTING)
+@pytest.mark.parametrize("name", [TRAINED, TRAINED_INPUTS, TRAINED_THETA])
+def test_gradients_of_a_trained_system_with_resets(name: str, algorithm: str) -> None:
+    comparison(Case(4, 63, 3, 3, torch.float32, resets=True), name).check(algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", FACTORS["dtype"], ids=str)
+@pytest.mark.parametrize(("order", "name"), [(1, "cumulative sum"), (2, "rotation")])
+def test_systems_that_never_forget(order: int, name: str, dtype: torch.dtype, algorithm: str) -> None:
+    """ρ(A) = 1: nothing decays."""
+    comparison(Case(order, 300, 2, 3, dtype), name).check(algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", FACTORS["dtype"], ids=str)
+def test_systems_that_forget_at_once(dtype: torch.dtype, algorithm: str) -> None:
+    """ρ(A) = 0.05: what an initial state leaves behind is small, and as exact as the rest."""
+    comparison(Case(4, 63, 2, 3, dtype, lengths=False), "short memory").check(algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_cumulative_sum_is_one(algorithm: str) -> None:
+    u = torch.randn(2, 200, 3, dtype=torch.float64)
+    m, last = plmu.states(u, plmu.LinearSystem([[1.0]], [1.0]), algorithm=algorithm)
+    torch.testing.assert_close(m, u.cumsum(1)[:, :, None], rtol=0, atol=1e-12)
+    torch.testing.assert_close(last, u.sum(1)[:, None], rtol=0, atol=1e-12)
+
+
+def test_pairwise_leaves_no_pair_out() -> None:
+    cases = pairwise(FACTORS, fits(1_000_000))
+    assert cases == pairwise(FACTORS, fits(1_000_000))
+    covered = {pair for case in cases for pair in _pairs(case)}
+    assert covered == {pair for case in product(FACTORS, fits(1_000_000)) for pair in _pairs(case)}
+    assert len(cases) < 50
+
+
+def _pairs(case: dict) -> list[tuple]:
+    items = list(case.items())
+    return [(items[i], items[j]) for i in range(len(items)) for j in range(i)]

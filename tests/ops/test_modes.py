@@ -1,0 +1,433 @@
+"""The same answers under torch.compile, torch.func, autocast, checkpointing, threads, and after any of them."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from reference import recurrence
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import plmu
+from ops import ALGORITHMS, RESETTING, in_chunks
+from plmu.ops import matrices
+from plmu.systems import _Cache
+
+BATCH, TIME, CHANNELS, ORDER, OUT = 3, 6, 2, 3, 2
+LENGTHS = torch.tensor([4, 0, 6])
+RESETS = torch.tensor([[0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0]], dtype=torch.bool)
+
+
+def fresh_system() -> plmu.LinearSystem:
+    """One with nothing in its cache."""
+    return plmu.DelayNetwork(ORDER, 4.0).discretize()
+
+
+def leaves(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """u, weight and state."""
+    torch.manual_seed(1)
+    shapes = (BATCH, TIME, CHANNELS), (OUT, ORDER, CHANNELS), (BATCH, ORDER, CHANNELS)
+    u, weight, state = (torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes)
+    return u, weight, state
+
+
+def everything(
+    system: plmu.LinearSystem, algorithm: str = "auto", resets: Tensor | None = None, lengths: Tensor | None = LENGTHS
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The three functions as one of u, weight and state."""
+    options = {"lengths": lengths, "resets": resets}
+
+    def run(u: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+        return (
+            *plmu.states(u, system, state, algorithm=algorithm, **options),
+            *plmu.project(u, system, weight, state, algorithm=algorithm, **options),
+            plmu.final_state(u, system, state, **options),
+        )
+
+    return run
+
+
+def with_gradients(function: Callable[..., tuple[Tensor, ...]], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    arguments = leaves(dtype)
+    outputs = function(*arguments)
+    loss = sum(output.double().square().sum() for output in outputs)
+    return [*[output.detach() for output in outputs], *torch.autograd.grad(loss, arguments)]
+
+
+def assert_same(values: list[Tensor], expected: list[Tensor]) -> None:
+    for value, exact in zip(values, expected, strict=True):
+        torch.testing.assert_close(value, exact)
+
+
+# torch.compile itself instantiates the class while it traces an autograd function.
+pytestmark = pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Callable) -> Callable:
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+# --- torch.compile ---
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "lengths"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_compiled(algorithm: str, lengths: Tensor | None) -> None:
+    function = everything(fresh_system(), algorithm, lengths=lengths)
+    assert_same(with_gradients(compiled(function)), with_gradients(function))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("algorithm", RESETTING)
+def test_compiled_with_resets(algorithm: str) -> None:
+    function = everything(fresh_system(), algorithm, RESETS)
+    assert_same(with_gradients(compiled(function)), with_gradients(function))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("fold", [False, True])
+def test_compiled_in_several_chunks_and_tiles(fold: bool) -> None:
+    function = everything(fresh_system())
+    with in_chunks(2, fold, tile=2):
+        assert_same(with_gradients(compiled(function)), with_gradients(function))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("algorithm", ["chunked", "fft"])
+def test_compiled_for_other_sizes(algorithm: str) -> None:
+    """A compiled function takes another length and another batch."""
+    system = fresh_system()
+    function = compiled(lambda u: plmu.states(u, system, algorithm=algorithm))
+    for batch, time in [(2, 6), (2, 9), (5, 40), (1, 3)]:
+        u = torch.randn(batch, time, CHANNELS)
+        assert_same(list(function(u)), list(plmu.states(u, system, algorithm=algorithm)))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("algorithm", ["chunked", "recurrent"])
+def test_compiled_with_a_trained_theta(algorithm: str) -> None:
+    def function(u: Tensor, weight: Tensor, state: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        return plmu.project(u, plmu.DelayNetwork(ORDER, theta).discretize(), weight, state, algorithm=algorithm)
+
+    def gradients(function: Callable) -> tuple[Tensor, ...]:
+        theta = torch.tensor(4.0, requires_grad=True)
+        arguments = (*leaves(), theta)
+        return torch.autograd.grad(function(*arguments)[0].square().sum(), arguments)
+
+    assert_same(list(gradients(compiled(function))), list(gradients(function)))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_after_the_cache_has_dropped_what_the_graph_used() -> None:
+    system = fresh_system()
+    function = compiled(lambda u: plmu.states(u, system, algorithm="toeplitz")[0])
+    u = torch.randn(2, TIME, CHANNELS)
+    first = function(u)
+    system._cache._limit = 1
+    plmu.states(torch.randn(2, 50, CHANNELS), system, algorithm="toeplitz")
+    assert torch.equal(function(u), first)
+
+
+# --- torch.func ---
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("system", [fresh_system(), plmu.LinearSystem(fresh_system().A, torch.ones(ORDER, CHANNELS))])
+def test_vmap(system: plmu.LinearSystem, algorithm: str) -> None:
+    copies = CHANNELS if system.inputs is None else 1
+    us = torch.randn(4, BATCH, TIME, CHANNELS, dtype=torch.float64)
+    states = torch.randn(4, BATCH, ORDER, copies, dtype=torch.float64)
+    weights = torch.randn(4, OUT, ORDER, copies, dtype=torch.float64)
+    function = everything(system, algorithm)
+    mapped = torch.func.vmap(function)(us, weights, states)
+    one_by_one = [function(*one) for one in zip(us, weights, states, strict=True)]
+    assert_same(list(mapped), [torch.stack(results) for results in zip(*one_by_one, strict=True)])
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_vmap_in_several_chunks_and_tiles(fold: bool) -> None:
+    us, weights, states = (torch.stack([leaf.detach(), 2 * leaf.detach()]) for leaf in leaves(torch.float64))
+    function = everything(fresh_system())
+    with in_chunks(2, fold, tile=2):
+        mapped = torch.func.vmap(function)(us, weights, states)
+        one_by_one = [function(*one) for one in zip(us, weights, states, strict=True)]
+    assert_same(list(mapped), [torch.stack(results) for results in zip(*one_by_one, strict=True)])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_grad_and_gradients_per_sequence(algorithm: str) -> None:
+    function = everything(fresh_system(), algorithm, lengths=None)
+
+    def loss(u: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+        return sum(output.square().sum() for output in function(u, weight, state))
+
+    arguments = leaves(torch.float64)
+    expected = torch.autograd.grad(loss(*arguments), arguments)
+    plain = tuple(argument.detach() for argument in arguments)
+    assert_same(list(torch.func.grad(loss, argnums=(0, 1, 2))(*plain)), list(expected))
+    u, weight, state = plain
+
+    def loss_of_one(weight: Tensor, u: Tensor, state: Tensor) -> Tensor:
+        return loss(u[None], weight, state[None])
+
+    per_sequence = torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0))(weight, u, state)
+    assert per_sequence.shape == (BATCH, *weight.shape)
+    torch.testing.assert_close(per_sequence.sum(0), expected[1])
+
+
+@pytest.mark.parametrize("algorithm", RESETTING)
+def test_gradients_per_sequence_with_lengths_and_resets(algorithm: str) -> None:
+    """Lengths and resets are mapped over too: their values cannot be looked at then."""
+    system = fresh_system()
+
+    def loss(weight: Tensor, u: Tensor, state: Tensor, length: Tensor, resets: Tensor) -> Tensor:
+        options = {"lengths": length[None], "resets": resets[None], "algorithm": algorithm}
+        o, last = plmu.project(u[None], system, weight, state[None], **options)
+        return o.square().sum() + last.square().sum()
+
+    u, weight, state = (leaf.detach() for leaf in leaves(torch.float64))
+    arguments = (weight, u, state, LENGTHS, RESETS)
+    mapped = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0, 0, 0))(*arguments)
+    for i in range(BATCH):
+        expected = torch.func.grad(loss)(weight, u[i], state[i], LENGTHS[i], RESETS[i])
+        torch.testing.assert_close(mapped[i], expected)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_jacobian(algorithm: str) -> None:
+    """∂o/∂u of one sequence is the block Toeplitz matrix of W·H."""
+    system = fresh_system()
+    weight = torch.randn(OUT, ORDER, 1, dtype=torch.float64)
+    u = torch.randn(1, TIME, 1, dtype=torch.float64)
+    jacobian = torch.func.jacrev(lambda u: plmu.project(u, system, weight, algorithm=algorithm)[0])(u)
+    response = weight[:, :, 0] @ system.impulse_response(TIME)  # (out, lag)
+    for t in range(TIME):
+        for s in range(TIME):
+            expected = response[:, t - s] if s <= t else torch.zeros(OUT, dtype=torch.float64)
+            torch.testing.assert_close(jacobian[0, t, :, 0, s, 0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["chunked", "fft", "recurrent"])
+def test_vmap_over_theta(algorithm: str) -> None:
+    u = torch.randn(2, TIME, 1, dtype=torch.float64)
+    thetas = torch.tensor([3.0, 4.0, 5.0], dtype=torch.float64)
+
+    def last(theta: Tensor) -> Tensor:
+        return plmu.states(u, plmu.DelayNetwork(ORDER, theta).discretize(), algorithm=algorithm)[1]
+
+    mapped = torch.func.vmap(last)(thetas)
+    assert_same(list(mapped), [last(theta) for theta in thetas])
+
+
+# --- autocast, checkpointing ---
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_autocast(algorithm: str, dtype: torch.dtype) -> None:
+    """m and o come in autocast's type, states in float32, computed as in float32 and rounded once."""
+    function = everything(fresh_system(), algorithm)
+    with torch.autocast("cpu", dtype):
+        results = with_gradients(function)
+    types = [dtype, torch.float32, dtype, torch.float32, torch.float32, *3 * [torch.float32]]
+    assert [result.dtype for result in results] == types
+    exact = with_gradients(function)
+    for i in (0, 2):
+        torch.testing.assert_close(results[i], exact[i].to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+    for i in (1, 3, 4):
+        torch.testing.assert_close(results[i], exact[i])
+    for i in (5, 6, 7):  # the loss is of rounded values
+        torch.testing.assert_close(results[i], exact[i], rtol=0, atol=4 * torch.finfo(dtype).eps * exact[i].norm())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_autocast_leaves_float64_alone(algorithm: str) -> None:
+    function = everything(fresh_system(), algorithm)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = with_gradients(function, torch.float64)
+    for value, exact in zip(results, with_gradients(function, torch.float64), strict=True):
+        assert torch.equal(value, exact)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_checkpointing(algorithm: str) -> None:
+    function = everything(fresh_system(), algorithm)
+    again = with_gradients(lambda *arguments: checkpoint(function, *arguments, use_reentrant=False))
+    assert_same(again, with_gradients(function))
+
+
+# --- the cache ---
+
+
+def _differentiated(function: Callable[..., tuple[Tensor, ...]], arguments: tuple[Tensor, ...]) -> None:
+    torch.func.grad(lambda *arguments: function(*arguments)[0].sum())(*arguments)
+
+
+def _mapped(function: Callable[..., tuple[Tensor, ...]], arguments: tuple[Tensor, ...]) -> None:
+    torch.func.vmap(function)(*[argument[None] for argument in arguments])
+
+
+def _called(function: Callable[..., tuple[Tensor, ...]], arguments: tuple[Tensor, ...]) -> None:
+    function(*arguments)
+
+
+def _compiled(function: Callable[..., tuple[Tensor, ...]], arguments: tuple[Tensor, ...]) -> None:
+    compiled(function)(*arguments)
+
+
+MODES: dict[str, tuple[AbstractContextManager, Callable]] = {
+    "inference": (torch.inference_mode(), _called),
+    "no_grad": (torch.no_grad(), _called),
+    "autocast": (torch.autocast("cpu", torch.bfloat16), _called),
+    "default device": (torch.device("meta"), _called),
+    "grad": (nullcontext(), _differentiated),
+    "vmap": (nullcontext(), _mapped),
+    "compile": (nullcontext(), _compiled),
+    "compile in inference": (torch.inference_mode(), _compiled),
+}
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_first_call_in_any_mode_leaves_later_ones_alone(mode: str, algorithm: str) -> None:
+    """What is cached in one mode is used in all: it must not be an inference tensor, a wrapper or a rounded one."""
+    context, call = MODES[mode]
+    function = everything(fresh_system(), algorithm)
+    arguments = tuple(leaf.detach() for leaf in leaves())
+    with context:
+        call(function, arguments)
+    later = with_gradients(function)
+    for value, exact in zip(later, with_gradients(everything(fresh_system(), algorithm)), strict=True):
+        assert torch.equal(value, exact)
+
+
+BUILDERS = [
+    (matrices.step_matrix, ()),
+    (matrices.power, (37,)),
+    (matrices.reversed_response, (50,)),
+    (matrices.block_toeplitz, (20,)),
+    (matrices.block_matrix, (20,)),
+    (matrices.free_response, (20,)),
+    (matrices.response_spectrum, (20, 48)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("build", "sizes"), BUILDERS, ids=lambda value: getattr(value, "__name__", ""))
+def test_derived_tensors_are_float64_cast_once(build: Callable, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    system = plmu.DelayNetwork(40, 50.0).discretize()
+    exact = build(system, *sizes)
+    assert exact.dtype in (torch.float64, torch.complex128)
+    derived = system.derive(build, *sizes, dtype=dtype, device=torch.device("cpu"))
+    assert system.derive(build, *sizes, dtype=dtype, device=torch.device("cpu")) is derived
+    if exact.is_complex():
+        dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
+    assert derived.dtype == dtype
+    cast = exact.to(dtype)
+    subnormal = cast.abs() < 1e-30  # those are zero
+    assert torch.equal(derived.masked_fill(subnormal, 0), cast.masked_fill(subnormal, 0))
+
+
+def test_a_trained_system_is_not_cached() -> None:
+    A = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
+    system = plmu.LinearSystem(A, [1.0])
+    u = torch.randn(1, 5, 1, dtype=torch.float64)
+    first = plmu.states(u, system)[0]
+    with torch.no_grad():
+        A.fill_(0.25)
+    assert not torch.equal(plmu.states(u, plmu.LinearSystem(A, [1.0]))[0], first)
+    torch.testing.assert_close(
+        plmu.states(u, plmu.LinearSystem(A, [1.0]))[0], recurrence(u, plmu.LinearSystem(A, [1.0]))
+    )
+
+
+def test_the_cache_is_bounded() -> None:
+    """The least recently used goes first, and what is gone is built again."""
+    system = plmu.DelayNetwork(8, 10.0).discretize()
+    cpu = {"dtype": torch.float32, "device": torch.device("cpu")}
+    system._cache = _Cache(limit=10_000)
+    kept = system.derive(matrices.power, 1, **cpu)  # 256 bytes each
+    dropped = system.derive(matrices.power, 2, **cpu)
+    for exponent in range(3, 100):
+        assert system.derive(matrices.power, 1, **cpu) is kept
+        system.derive(matrices.power, exponent, **cpu)
+        assert sum(value.nbytes for value in vars(system._cache).values() if isinstance(value, Tensor)) <= 10_000
+    again = system.derive(matrices.power, 2, **cpu)
+    assert again is not dropped
+    assert torch.equal(again, dropped)
+
+
+def test_one_tensor_larger_than_the_cache_still_works() -> None:
+    system = fresh_system()
+    system._cache = _Cache(limit=1)
+    u = torch.randn(2, 40, CHANNELS)
+    for algorithm in ALGORITHMS:
+        torch.testing.assert_close(plmu.states(u, system, algorithm=algorithm)[0], recurrence(u, system).float())
+
+
+def test_errors_while_deriving_reach_the_caller() -> None:
+    def broken(system: plmu.LinearSystem) -> Tensor:
+        raise MemoryError("too large")
+
+    with pytest.raises(MemoryError, match="too large"):
+        fresh_system().derive(broken, dtype=torch.float32, device=torch.device("cpu"))
+
+
+# --- copies, files, threads ---
+
+
+@pytest.mark.parametrize("shape", [(ORDER,), (ORDER, 2)])
+def test_pickling_and_copying(shape: tuple[int, ...]) -> None:
+    system = plmu.LinearSystem(fresh_system().A, torch.randn(*shape))
+    u = torch.randn(2, 300, 2)
+    expected = plmu.states(u, system)[0]
+    data = pickle.dumps(system)
+    assert len(data) < 4000  # without what was derived
+    for other in (pickle.loads(data), copy.deepcopy(system), copy.copy(system)):
+        assert repr(other) == repr(system)
+        assert torch.equal(other.A, system.A)
+        assert torch.equal(other.B, system.B)
+        assert torch.equal(plmu.states(u, other)[0], expected)
+
+
+def test_pickling_and_copying_a_delay_network() -> None:
+    dn = plmu.DelayNetwork(5, 7.5)
+    for other in (pickle.loads(pickle.dumps(dn)), copy.deepcopy(dn)):
+        assert repr(other) == repr(dn) == "DelayNetwork(order=5, theta=7.5)"
+        assert torch.equal(other.discretize().A, dn.discretize().A)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_calls_from_several_threads(algorithm: str) -> None:
+    """All start at once on an empty cache that holds only a few tensors."""
+    system = plmu.DelayNetwork(8, 20.0).discretize()
+    system._cache = _Cache(limit=20_000)
+    us = [torch.randn(2, 8 + i % 4, 2) for i in range(16)]
+    expected = [plmu.states(u, plmu.DelayNetwork(8, 20.0).discretize(), algorithm=algorithm)[0] for u in us]
+    start = threading.Barrier(len(us))
+    found: dict[int, Tensor] = {}
+
+    def work(i: int) -> None:
+        start.wait()
+        for _ in range(5):
+            found[i] = plmu.states(us[i], system, algorithm=algorithm)[0]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(us))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_same([found[i] for i in range(len(us))], expected)

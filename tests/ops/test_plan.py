@@ -1,0 +1,196 @@
+"""Which algorithm runs: the plan is deterministic, says why, and never spends the memory that `project` is to save."""
+
+import itertools
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import plmu
+from ops import ALGORITHMS, in_chunks
+from plmu.ops.plan import LARGEST_MATRIX, SMALL
+
+DN = plmu.DelayNetwork(4, 6.0)
+SYSTEM = DN.discretize()
+
+
+def plan(kind: str = "states", **changed: object) -> plmu.Plan:
+    sizes = {"batch": 8, "time": 100, "channels": 3, "system": SYSTEM} | changed
+    if kind == "project":
+        sizes.setdefault("out", 16)
+    return plmu.plan(kind, **sizes)
+
+
+def of_order(order: int) -> plmu.LinearSystem:
+    return plmu.LinearSystem(0.5 * torch.eye(order), torch.ones(order))
+
+
+@pytest.mark.parametrize("kind", ["states", "project", "final_state"])
+@pytest.mark.parametrize("time", [1, 17, 5000])
+def test_the_same_sizes_give_the_same_plan(kind: str, time: int) -> None:
+    first = plan(kind, time=time)
+    assert plan(kind, time=time) is first or plan(kind, time=time) == first
+    other = plmu.LinearSystem(SYSTEM.A / 2, SYSTEM.B)
+    assert plan(kind, time=time, system=other) == first  # sizes alone decide, not values
+    trained = plmu.LinearSystem(SYSTEM.A.clone().requires_grad_(), SYSTEM.B)
+    assert plan(kind, time=time, system=trained) == first
+
+
+@pytest.mark.parametrize("kind", ["states", "project", "final_state"])
+def test_a_plan_explains_itself(kind: str) -> None:
+    chosen = plan(kind, time=2000)
+    text = str(chosen)
+    assert text.startswith(f"{kind}: {chosen.algorithm}. ")
+    assert chosen.reason in text
+    assert chosen.costs
+    for name in chosen.costs:
+        assert name in text
+    assert "forward + backward" in text
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:-1])
+@pytest.mark.parametrize("kind", ["states", "project"])
+def test_what_is_asked_for_by_name_is_planned(kind: str, algorithm: str) -> None:
+    chosen = plan(kind, algorithm=algorithm)
+    assert chosen.algorithm == algorithm
+    assert "asked for by name" in str(chosen).lower()
+
+
+def test_the_cheapest_candidate_is_chosen() -> None:
+    for time, channels in itertools.product([1, 8, 100, 2000], [1, 64]):
+        chosen = plan(time=time, channels=channels)
+        assert min(chosen.costs, key=chosen.costs.get).startswith(chosen.algorithm)
+
+
+def test_known_choices() -> None:
+    assert plan(time=1, batch=1, channels=1).algorithm == "recurrent"
+    assert plan(time=8).algorithm in ("toeplitz", "chunked")
+    for time in (2000, 100_000):
+        assert plan(time=time, channels=64).algorithm == "chunked"
+        assert plan("project", time=time, channels=64).algorithm == "chunked"
+    assert plan("final_state").algorithm == "product"
+    assert plan("final_state", time=1_000_000).algorithm == "product"
+    assert plan(
+        "project", batch=32, time=5000, system=of_order(40), channels=1, out=64
+    ).fold  # one channel, large order
+
+
+@pytest.mark.parametrize("kind", ["states", "project"])
+def test_resets_are_planned_for_algorithms_that_take_them(kind: str) -> None:
+    for time in (1, 8, 100, 5000):
+        chosen = plan(kind, time=time, resets=True)
+        assert chosen.algorithm in ("recurrent", "chunked")
+        assert not chosen.fold
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"kind": "state"}, ValueError, "kind must be one of states, final_state, project, got 'state'"),
+        ({"algorithm": "scan"}, ValueError, "algorithm must be auto or one of recurrent, .*got 'scan'"),
+        ({"kind": "project", "out": None}, ValueError, "out is needed to plan project"),
+        ({"algorithm": "fft", "resets": True}, ValueError, "algorithm='fft' cannot reset"),
+        ({"algorithm": "toeplitz", "resets": True}, ValueError, "algorithm='toeplitz' cannot reset"),
+        ({"time": 0}, ValueError, "time"),
+        ({"channels": 0}, ValueError, "channels"),
+        ({"batch": -1}, ValueError, "batch"),
+        ({"kind": "project", "out": 0}, ValueError, "out"),
+        ({"system": DN}, TypeError, "system must be a plmu.LinearSystem"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(changed: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        plan(**changed)
+
+
+# Of the sizes that people use, those of which m is too large to be stored by `project`.
+LARGE = [
+    sizes
+    for sizes in itertools.product(
+        [1, 8, 64], [64, 300, 1000, 5000], [1, 4, 40, 468], [1, 8, 64, 512], [1, 16, 512], ["cpu", "cuda"]
+    )
+    if sizes[0] * sizes[1] * sizes[2] * sizes[3] > SMALL
+]
+LARGE_SYSTEMS = {order: of_order(order) for order in (1, 4, 40, 468)}
+
+
+def test_project_never_stores_a_large_m() -> None:
+    for batch, time, order, channels, out, device in LARGE:
+        sizes = {"batch": batch, "time": time, "channels": channels, "out": out, "device": device}
+        assert plan("project", system=LARGE_SYSTEMS[order], **sizes).algorithm == "chunked"
+
+
+def test_folding_needs_no_more_memory_than_it_saves() -> None:
+    """The folded matrix is within what `project` may hold, u + o + boundary states, or within what "auto" builds."""
+    excess = {}
+    for batch, time, order, channels, out, device in LARGE:
+        sizes = {"batch": batch, "time": time, "channels": channels, "out": out, "device": device}
+        chosen = plan("project", system=LARGE_SYSTEMS[order], **sizes)
+        if chosen.fold:
+            folded = chosen.chunk * out * (chosen.chunk + order) * channels
+            boundaries = batch * -(-time // chosen.chunk) * order * channels
+            allowed = max(LARGEST_MATRIX, batch * time * (channels + out) + boundaries)
+            excess[f"{sizes}, order {order}: {folded} numbers"] = folded / allowed
+    assert len(excess) > 50  # folding is common among these sizes
+    worst = max(excess, key=excess.get)
+    assert excess[worst] <= 1, f"{worst}, {excess[worst]:.1f} times too many"
+
+
+def peak_of_project(algorithm: str, order: int, channels: int, out: int, time: int, state: bool) -> tuple[int, int]:
+    """The most bytes that forward and backward hold at a time beyond their arguments, and those of m."""
+    batch, system = 4, plmu.DelayNetwork(order, 64.0).discretize()
+    u = torch.randn(batch, time, channels, requires_grad=True)
+    weight = torch.randn(out, order, channels, requires_grad=True)
+    before = torch.randn(batch, order, channels, requires_grad=True) if state else None
+    plmu.project(u[:, :128], system, weight, before, algorithm=algorithm)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        o, last = plmu.project(u, system, weight, before, algorithm=algorithm)
+        torch.autograd.grad([o, last], [u, weight], [torch.ones_like(o), torch.ones_like(last)])
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return max(held), 4 * batch * time * order * channels
+
+
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("fold", [False, True])
+def test_memory_of_project_grows_with_input_output_and_boundary_states(fold: bool, state: bool) -> None:
+    """Each may be held four times: itself, its gradient, and a rearranged copy of both: together a sixth of m."""
+    order, channels, out, chunk = 64, 32, 16, 64
+    with in_chunks(chunk, fold, tile=8):
+        peak, m = peak_of_project("chunked", order, channels, out, 1024, state)
+        longer, longer_m = peak_of_project("chunked", order, channels, out, 2048, state)
+    grown = (longer_m - m) * ((channels + out) / (order * channels) + 1 / chunk)
+    assert 0 < longer - peak <= 4 * grown
+
+
+@pytest.mark.parametrize("algorithm", ["chunked", "auto"])
+@pytest.mark.parametrize(("order", "channels"), [(128, 16), (256, 8)])
+def test_project_holds_a_fraction_of_m(order: int, channels: int, algorithm: str) -> None:
+    peak, m = peak_of_project(algorithm, order, channels, 8, 4096, True)
+    assert peak < m / 2
+
+
+def test_the_plain_forms_hold_m() -> None:
+    """That is what the test above would find if `project` stored m."""
+    peak, m = peak_of_project("toeplitz", 64, 32, 64, 256, state=False)
+    assert peak > m
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_what_is_saved_for_the_backward_pass(fold: bool) -> None:
+    """u and the boundary states, the constant matrix, the weight: nothing of the size of m."""
+    u = torch.randn(4, 4096, 8, requires_grad=True)
+    weight = torch.randn(4, 32, 8, requires_grad=True)
+    saved = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), in_chunks(32, fold, tile=4):
+        o, _ = plmu.project(u, plmu.DelayNetwork(32, 64.0).discretize(), weight)
+    boundaries = 4 * u.numel() // 32 * 32
+    matrices = 4 * 32 * (4 if fold else 32) * (32 + 32) * (8 if fold else 1)
+    assert sum(saved.values()) < 2 * u.nbytes + 4 * boundaries + 2 * matrices + 4 * weight.nbytes + 4 * o.nbytes
+    assert sum(saved.values()) < 4 * u.numel() * 32 / 4

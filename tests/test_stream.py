@@ -1,0 +1,501 @@
+"""Stream: push equals forward; missing samples, errors, files and silence leave it in a state one can trust."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import plmu
+from plmu import LMU, DelayLayer, FileFormatError, ParallelLMU, Residual, Sequential, Stream
+
+TIME = 20
+SMALL = {"order": 4, "theta": 7.0}
+MODELS = {
+    "parallel": lambda: ParallelLMU(3, 4, **SMALL),
+    "gated": lambda: ParallelLMU(3, 4, **SMALL, gated=True),
+    "several theta": lambda: ParallelLMU(3, 4, order=4, theta=[3.0, 9.0], memory_size=2),
+    "trained theta": lambda: ParallelLMU(3, 4, **SMALL, trainable="theta"),
+    "last output": lambda: ParallelLMU(3, 4, **SMALL, return_sequences=False),
+    "delay": lambda: DelayLayer(3, **SMALL),
+    "original": lambda: LMU(3, 4, **SMALL),
+    "stack": lambda: Sequential(
+        nn.Linear(3, 3), Residual(ParallelLMU(3, 3, **SMALL)), nn.GELU(), LMU(3, 2, **SMALL), nn.Linear(2, 1)
+    ),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def assert_same(actual: Tensor, expected: Tensor, terms: int = 200) -> None:
+    """Equal up to one rounding for each of the `terms` products that are summed, at the size of the largest value. 20
+    steps of at most 4 orders, in a stack of a few layers, sum no more than that."""
+    bound = terms * torch.finfo(actual.dtype).eps * expected.detach().abs().max().item()
+    torch.testing.assert_close(actual.double(), expected.detach().double(), rtol=0, atol=bound)
+
+
+def pushed(stream: Stream, samples: list | Tensor) -> Tensor:
+    return torch.stack([stream.push(sample) for sample in samples])
+
+
+def stack() -> Sequential:
+    torch.manual_seed(3)
+    return MODELS["stack"]()
+
+
+def state_of(stream: Stream, folder: Path) -> dict[str, Tensor]:
+    stream.save(folder / "state")
+    return load_file(folder / "state")
+
+
+# ---------------------------------------------------------------- push
+
+
+@every_model
+@pytest.mark.parametrize("batch", [None, 1, 3])
+def test_push_equals_forward(name: str, batch: int | None) -> None:
+    model = MODELS[name]()
+    x = torch.randn(batch or 1, TIME, 3)
+    stream = Stream(model)
+    out = pushed(stream, x[0] if batch is None else x.transpose(0, 1))
+    whole = model if model.returns_sequences else _returning_sequences(model)
+    expected = whole(x)[0]
+    assert_same(out, expected[0] if batch is None else expected.transpose(0, 1))
+    assert stream.steps == TIME
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_tokens(batch: int | None) -> None:
+    model = Sequential(nn.Embedding(9, 3), ParallelLMU(3, 4, **SMALL), nn.Linear(4, 9))
+    tokens = torch.randint(9, (batch or 1, TIME))
+    stream = Stream(model)
+    if batch is None:
+        assert_same(pushed(stream, tokens[0]), model(tokens)[0][0])
+        stream.reset()
+        assert_same(pushed(stream, tokens[0].tolist()), model(tokens)[0][0])
+    else:
+        assert_same(pushed(stream, tokens.mT), model(tokens)[0].transpose(0, 1))
+
+
+def test_tokens_into_a_module_of_ones_own() -> None:
+    class Embedded(nn.Module):
+        per_step = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm = nn.Embedding(9, 3), nn.LayerNorm(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.table(x))
+
+    model = Sequential(Embedded(), ParallelLMU(3, 4, **SMALL))
+    tokens = torch.randint(9, (2, TIME))
+    assert_same(pushed(Stream(model), tokens.mT), model(tokens)[0].transpose(0, 1))
+    assert_same(pushed(Stream(model), tokens[0].tolist()), model(tokens)[0][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("trainable", ["none", "theta"])
+def test_the_precision_is_the_models(dtype: torch.dtype, trainable: str) -> None:
+    model = ParallelLMU(3, 4, **SMALL, trainable=trainable).to(dtype)
+    x = torch.randn(TIME, 3)
+    out = pushed(Stream(model), x)
+    assert out.dtype == dtype
+    # In half precision every product rounds its output: encoder, memory, input and their sum.
+    assert_same(out, model(x.to(dtype)[None])[0][0], terms=200 if dtype == torch.float64 else 4)
+
+
+def test_lists_and_numpy_arrays() -> None:
+    model = stack()
+    x = torch.randn(TIME, 3)
+    expected = pushed(Stream(model), x)
+    assert torch.equal(pushed(Stream(model), x.tolist()), expected)
+    assert torch.equal(pushed(Stream(model), list(x.numpy())), expected)
+    assert torch.equal(pushed(Stream(model), list(x.double().numpy())), expected)
+    assert torch.equal(pushed(Stream(model), [tuple(row) for row in x.tolist()]), expected)
+
+
+def test_dropout_is_off_and_the_model_goes_on_training() -> None:
+    model = Sequential(nn.Dropout(0.5), ParallelLMU(3, 4, **SMALL), nn.Dropout(0.5), nn.Linear(4, 2))
+    x = torch.randn(TIME, 3)
+    stream = Stream(model)
+    out = pushed(stream, x)
+    assert all(module.training for module in model.modules())
+    assert not torch.equal(model(x[None])[0], model(x[None])[0])  # its dropout is on
+    assert_same(out, model.eval()(x[None])[0][0])
+    model.train()
+    stream.reset()
+    assert torch.equal(pushed(stream, x), out)
+
+
+@every_model
+def test_parameters_are_shared(name: str) -> None:
+    model = MODELS[name]()
+    x = torch.randn(TIME, 3)
+    stream = Stream(model)
+    before = pushed(stream, x)
+    if not list(model.parameters()):
+        return
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model(torch.randn(2, TIME, 3))[0].square().sum().backward()
+    optimizer.step()
+    stream.reset()
+    after = pushed(stream, x)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, pushed(Stream(model), x))
+    assert all(value.grad is not None for value in model.parameters())
+
+
+@every_model
+def test_training_after_streaming(name: str) -> None:
+    model = MODELS[name]()
+    pushed(Stream(model), torch.randn(5, 3))
+    x = torch.randn(2, TIME, 3, requires_grad=True)
+    model(x)[0].sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_streams_of_one_model_are_independent() -> None:
+    model = stack()
+    x = torch.randn(2, TIME, 3)
+    one, other = Stream(model), Stream(model)
+    outputs = [(one.push(a), other.push(b)) for a, b in zip(*x, strict=True)]
+    assert torch.equal(torch.stack([a for a, _ in outputs]), pushed(Stream(model), x[0]))
+    assert torch.equal(torch.stack([b for _, b in outputs]), pushed(Stream(model), x[1]))
+
+
+def test_an_output_is_not_changed_by_later_samples() -> None:
+    for name in MODELS:
+        stream = Stream(MODELS[name]())
+        kept = [stream.push(sample) for sample in torch.randn(5, 3)]
+        copies = [one.clone() for one in kept]
+        pushed(stream, torch.randn(5, 3))
+        assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_the_callers_sample_may_be_reused() -> None:
+    model = ParallelLMU(3, 4, **SMALL)
+    x = torch.randn(TIME, 3)
+    stream, buffer, outputs = Stream(model, missing="hold"), torch.empty(3), []
+    for t in range(TIME):
+        buffer.copy_(x[t])
+        outputs.append(stream.push(buffer))
+        buffer.fill_(1e9)
+    held = stream.push(None)
+    plain = Stream(model, missing="hold")
+    assert torch.equal(torch.stack(outputs), pushed(plain, x))
+    assert torch.equal(held, plain.push(None))
+
+
+@every_model
+def test_reset_forgets_everything(name: str) -> None:
+    stream = Stream(MODELS[name]())
+    x = torch.randn(TIME, 3)
+    first = pushed(stream, x)
+    stream.reset()
+    assert stream.steps == 0
+    assert torch.equal(pushed(stream, x), first)
+    stream.reset()
+    assert stream.push(torch.randn(4, 3)).shape[0] == 4  # another batch size is fine now
+
+
+# ---------------------------------------------------------------- missing samples
+
+
+@pytest.mark.parametrize("absent", [None, [float("nan")] * 3], ids=["None", "NaN"])
+@pytest.mark.parametrize("policy", ["hold", "zero"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_missing_sample(absent: object, policy: str, batch: int | None) -> None:
+    model = stack()
+    x = torch.randn(TIME, 3) if batch is None else torch.randn(TIME, batch, 3)
+    filled = x.clone()
+    samples: list = list(x)
+    for t in (4, 5, 11):
+        samples[t] = absent if batch is None or absent is None else [absent] * batch
+        filled[t] = filled[t - 1] if policy == "hold" else 0.0
+    assert torch.equal(pushed(Stream(model, missing=policy), samples), pushed(Stream(model), filled))
+
+
+@pytest.mark.parametrize("policy", ["hold", "zero"])
+def test_each_number_of_a_batch_may_be_missing_alone(policy: str) -> None:
+    model = stack()
+    x = torch.randn(TIME, 2, 3)
+    absent = torch.rand(TIME, 2, 3) < 0.3
+    absent[0] = False
+    filled = x.clone()
+    for t in range(1, TIME):
+        filled[t] = torch.where(absent[t], filled[t - 1] if policy == "hold" else torch.zeros(2, 3), x[t])
+    given = torch.where(absent, torch.nan, x)
+    assert torch.equal(pushed(Stream(model, missing=policy), given), pushed(Stream(model), filled))
+
+
+def test_missing_tokens() -> None:
+    model = Sequential(nn.Embedding(9, 3), ParallelLMU(3, 4, **SMALL))
+    for policy, filled in (("hold", [2, 2, 5]), ("zero", [2, 0, 5])):
+        assert torch.equal(pushed(Stream(model, missing=policy), [2, None, 5]), pushed(Stream(model), filled))
+
+
+@pytest.mark.parametrize("absent", [None, [float("nan"), 1.0, 2.0]], ids=["None", "NaN"])
+def test_by_default_a_missing_sample_raises_and_changes_nothing(absent: object) -> None:
+    model = stack()
+    x = torch.randn(TIME, 3)
+    stream = Stream(model)
+    begun = pushed(stream, x[:7])
+    with pytest.raises(ValueError, match="missing='hold' or missing='zero'"):
+        stream.push(absent)
+    assert stream.steps == 7
+    assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), pushed(Stream(model), x))
+
+
+def test_the_first_sample_missing() -> None:
+    for policy, absent in (("hold", None), ("zero", None), ("hold", [1.0, float("nan"), 2.0])):
+        with pytest.raises(ValueError, match="first sample"):
+            Stream(stack(), missing=policy).push(absent)
+    nan = float("nan")
+    assert torch.equal(Stream(stack(), missing="zero").push([nan] * 3), Stream(stack()).push([0.0] * 3))
+
+
+@pytest.mark.parametrize("policy", ["raise", "hold", "zero"])
+@pytest.mark.parametrize("bad", [[float("inf"), 1.0, 1.0], [float("-inf"), float("nan"), 1.0]], ids=str)
+def test_infinity_raises_whatever_the_policy(policy: str, bad: list[float]) -> None:
+    model = stack()
+    x = torch.randn(TIME, 3)
+    stream = Stream(model, missing=policy)
+    begun = pushed(stream, x[:7])
+    with pytest.raises(ValueError, match="infinity"):
+        stream.push(bad)
+    assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), pushed(Stream(model), x))
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_wrong_shape_raises_and_changes_nothing(batch: int | None) -> None:
+    model = Sequential(ParallelLMU(3, 3, **SMALL), nn.Linear(3, 2), LMU(2, 2, **SMALL))
+    shape = (3,) if batch is None else (batch, 3)
+    x = torch.randn(TIME, *shape)
+    stream = Stream(model)
+    for wrong in (torch.zeros(4), torch.zeros(2, 4), torch.zeros(2, 5, 3), torch.zeros(()), torch.zeros(0)):
+        with pytest.raises(ValueError, match="shape"):
+            stream.push(wrong)  # as the first sample
+    begun = pushed(stream, x[:7])
+    for wrong in (torch.zeros(4), torch.zeros(5, 3), torch.zeros(2, 4), torch.zeros(1, 1, 3), torch.zeros(())):
+        with pytest.raises(ValueError, match="shape"):
+            stream.push(wrong)
+    assert stream.steps == 7
+    assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), pushed(Stream(model), x))
+
+
+@pytest.mark.parametrize("wrong", ["1.0", object(), [[1.0], [1.0, 2.0]], [1.0, None, 2.0]], ids=range(4))
+def test_what_is_no_sample_raises_and_changes_nothing(wrong: object) -> None:
+    x = torch.randn(TIME, 3)
+    stream = Stream(stack(), missing="zero")
+    begun = pushed(stream, x[:7])
+    with pytest.raises((TypeError, ValueError), match="sample"):
+        stream.push(wrong)
+    assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), pushed(Stream(stack()), x))
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(TypeError, match=r"model must be steppable.*Linear"):
+        Stream(nn.Linear(3, 3))
+    with pytest.raises(ValueError, match="missing must be one of raise, hold, zero, got 'skip'"):
+        Stream(stack(), missing="skip")
+
+
+# ---------------------------------------------------------------- files
+
+
+@every_model
+@pytest.mark.parametrize("batch", [None, 2])
+def test_restored_it_goes_on_exactly(name: str, batch: int | None, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    x = torch.randn(TIME, 3) if batch is None else torch.randn(TIME, batch, 3)
+    stream = Stream(model, missing="hold")
+    pushed(stream, x[:9])
+    stream.save(tmp_path / "state")
+    expected = pushed(stream, x[9:])
+    again = Stream.restore(model, tmp_path / "state")
+    assert (again.steps, again.missing) == (9, "hold")
+    assert torch.equal(pushed(again, x[9:]), expected)
+    assert again.steps == TIME
+    held = Stream.restore(model, tmp_path / "state")
+    copy = Stream(model, missing="hold")
+    pushed(copy, x[:9])
+    assert torch.equal(held.push(None), copy.push(None))
+
+
+def test_a_stream_that_has_seen_nothing_can_be_saved(tmp_path: Path) -> None:
+    model = stack()
+    Stream(model, missing="zero").save(tmp_path / "state")
+    again = Stream.restore(model, tmp_path / "state")
+    assert (again.steps, again.missing) == (0, "zero")
+    x = torch.randn(TIME, 2, 3)
+    assert torch.equal(pushed(again, x), pushed(Stream(model), x))
+
+
+def test_tokens_and_half_precision_are_restored(tmp_path: Path) -> None:
+    model = Sequential(nn.Embedding(9, 3), ParallelLMU(3, 4, **SMALL)).bfloat16()
+    tokens = torch.randint(9, (TIME,))
+    stream = Stream(model)
+    pushed(stream, tokens[:9])
+    stream.save(tmp_path / "state")
+    assert torch.equal(pushed(Stream.restore(model, tmp_path / "state"), tokens[9:]), pushed(stream, tokens[9:]))
+
+
+def test_in_another_process(tmp_path: Path) -> None:
+    model = stack()
+    x = torch.randn(TIME, 3)
+    stream = Stream(model)
+    pushed(stream, x[:9])
+    plmu.save(model, tmp_path / "model")
+    stream.save(tmp_path / "state")
+    save_file({"x": x[9:].contiguous()}, tmp_path / "x")
+    program = """
+import sys, torch, plmu
+from safetensors.torch import load_file, save_file
+folder = sys.argv[1]
+stream = plmu.Stream.restore(plmu.load(folder + "/model"), folder + "/state")
+assert stream.steps == 9
+out = torch.stack([stream.push(sample) for sample in load_file(folder + "/x")["x"]])
+save_file({"out": out}, folder + "/out")
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path)], check=True, timeout=120)
+    assert torch.equal(load_file(tmp_path / "out")["out"], pushed(stream, x[9:]))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    stream = Stream(stack())
+    pushed(stream, torch.randn(5, 3))
+    stream.save(tmp_path / "state")
+    return tmp_path / "state"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: ParallelLMU(3, 4, **SMALL),
+        lambda: ParallelLMU(3, 3, order=5, theta=7.0),
+        lambda: DelayLayer(3, **SMALL),
+        lambda: Sequential(nn.Linear(3, 3), nn.ReLU()),
+        lambda: Sequential(stack(), LMU(1, 2, **SMALL)),
+        lambda: stack().double(),
+    ],
+    ids=["parallel", "order", "delay", "no state", "more", "precision"],
+)
+def test_the_state_of_another_model(saved: Path, other) -> None:
+    with pytest.raises(FileFormatError, match="another model"):
+        Stream.restore(other(), saved)
+
+
+def test_truncated_at_every_length(saved: Path) -> None:
+    content = saved.read_bytes()
+    for length in range(0, len(content), 7):
+        saved.write_bytes(content[:length])
+        with pytest.raises(FileFormatError, match=r"truncated|not a safetensors"):
+            Stream.restore(stack(), saved)
+
+
+def test_foreign_files(saved: Path, tmp_path: Path) -> None:
+    model = stack()
+    for content in (b"", b"not a state", b'{"a": 1}', bytes(range(256)) * 8):
+        (tmp_path / "foreign").write_bytes(content)
+        with pytest.raises(FileFormatError):
+            Stream.restore(model, tmp_path / "foreign")
+    save_file({"state.0": torch.zeros(1)}, tmp_path / "foreign")
+    with pytest.raises(FileFormatError, match="not written by plmu"):
+        Stream.restore(model, tmp_path / "foreign")
+    for weights_only in (False, True):
+        plmu.save(model, tmp_path / "model", weights_only=weights_only)
+        with pytest.raises(FileFormatError, match=r"holds a (model|weights), not a stream"):
+            Stream.restore(model, tmp_path / "model")
+    with pytest.raises(FileFormatError, match="holds a stream, not a model"):
+        plmu.load(saved)
+    with pytest.raises(FileFormatError, match="holds a stream"):
+        plmu.load_into(model, saved)
+    with pytest.raises(FileNotFoundError):
+        Stream.restore(model, tmp_path / "nothing")
+
+
+GOOD = {"kind": "stream", "steps": 3, "single": True, "missing": "raise"}
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"kind": "stream"},
+        {**GOOD, "steps": "three"},
+        {**GOOD, "missing": "skip"},
+    ],
+    ids=str,
+)
+def test_a_broken_description(description: dict, tmp_path: Path) -> None:
+    plmu.files.write(tmp_path / "state", {"last": torch.zeros(1, 3), "state.0": torch.zeros(1, 4, 1)}, description)
+    with pytest.raises(FileFormatError):
+        Stream.restore(ParallelLMU(3, 4, **SMALL), tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"last": torch.zeros(1, 3)},
+        {"last": torch.zeros(1, 3), "state.1": torch.zeros(1, 4, 1)},
+        {"last": torch.zeros(1, 3), "state.0": torch.zeros(1, 4, 1), "more": torch.zeros(1)},
+        {"last": torch.zeros(1, 3), "state.0": torch.zeros(1, 4, 1, dtype=torch.int64)},
+        {"last": torch.zeros(()), "state.0": torch.zeros(1, 4, 1)},
+        {"last": torch.zeros(2, 3), "state.0": torch.zeros(1, 4, 1)},
+        {"state.0": torch.zeros(1, 4, 1)},
+    ],
+    ids=["no state", "misnumbered", "more", "whole numbers", "no batch", "batch", "no sample"],
+)
+def test_tensors_that_are_no_state(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    plmu.files.write(tmp_path / "state", tensors, GOOD)
+    with pytest.raises(FileFormatError):
+        Stream.restore(ParallelLMU(3, 4, **SMALL), tmp_path / "state")
+
+
+def test_a_failed_restore_does_not_touch_the_model(saved: Path) -> None:
+    model = ParallelLMU(3, 4, **SMALL)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(FileFormatError):
+        Stream.restore(model, saved)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# ---------------------------------------------------------------- silence
+
+
+@pytest.mark.parametrize("name", ["parallel", "several theta", "delay", "original", "stack"])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_silence_leaves_no_subnormal_numbers(name: str, batch: int | None, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if "bias" in key:
+                value.zero_()
+    stream = Stream(model)
+    zeros = torch.zeros(3) if batch is None else torch.zeros(batch, 3)
+    stream.push(zeros + 1.0)
+    for _ in range(1500):  # of which fewer than 300 take a state at θ = 9 below the smallest normal number
+        stream.push(zeros)
+    smallest = torch.finfo(torch.float32).tiny
+    for key, value in state_of(stream, tmp_path).items():
+        subnormal = (value != 0) & (value.abs() < smallest)
+        assert not subnormal.any(), key
+
+
+def test_a_quiet_signal_is_not_silenced() -> None:
+    model = ParallelLMU(3, 4, **SMALL, bias=False, output_activation=None).double()
+    x = 1e-9 * torch.randn(600, 3, dtype=torch.float64)
+    assert_same(pushed(Stream(model), x), model(x[None])[0][0])
+
+
+def _returning_sequences(model: ParallelLMU) -> ParallelLMU:
+    other = ParallelLMU(**{**model.config, "return_sequences": True})
+    other.load_state_dict(model.state_dict())
+    return other

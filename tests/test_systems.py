@@ -1,0 +1,400 @@
+"""The Delay Network against the mathematics it comes from, its discretisations against scipy, and linear systems."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import scipy.signal
+import scipy.special
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+import plmu
+from plmu.ops.recurrent import Stepper
+
+EPS = torch.finfo(torch.float64).eps
+
+# --- the continuous system ---
+
+
+def pade(order: int, x: complex) -> complex:
+    """The Padé approximant [order − 1 / order] of e^(−x), from exact coefficients."""
+
+    def coefficient(j: int, degree: int) -> Fraction:
+        total = 2 * order - 1
+        return Fraction(
+            math.factorial(total - j) * math.factorial(degree),
+            math.factorial(total) * math.factorial(j) * math.factorial(degree - j),
+        )
+
+    numerator = sum(float(coefficient(j, order - 1)) * (-x) ** j for j in range(order))
+    denominator = sum(float(coefficient(j, order)) * x**j for j in range(order + 1))
+    return numerator / denominator
+
+
+@pytest.mark.parametrize("theta", [0.5, 1.0, 30.0])
+@pytest.mark.parametrize("order", range(1, 9))
+def test_the_transfer_function_is_the_pade_approximant_of_a_delay(order: int, theta: float) -> None:
+    """1ᵀ (sI − A)⁻¹ B, with s in units of 1/θ."""
+    dn = plmu.DelayNetwork(order, theta)
+    for x in (0.1, 1.0, 1j, 3j, 0.5 + 2j, 4 - 1j, 10j):
+        matrix = x / theta * torch.eye(order, dtype=torch.complex128) - dn.A
+        response = torch.linalg.solve(matrix, dn.B.to(torch.complex128)).sum().item()
+        assert response == pytest.approx(pade(order, x), rel=1e-12, abs=1e-12)
+
+
+def test_the_matrices_are_those_of_the_paper() -> None:
+    dn = plmu.DelayNetwork(7, 3.0)
+    assert dn.A.dtype == dn.B.dtype == torch.float64
+    for i in range(7):
+        assert dn.B[i].item() == pytest.approx((2 * i + 1) * (-1) ** i / 3, rel=1e-15)
+        for j in range(7):
+            expected = (2 * i + 1) / 3 * (-1 if i < j else (-1) ** (i - j + 1))
+            assert dn.A[i, j].item() == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 12, 100])
+def test_decoders_are_shifted_legendre_polynomials(order: int) -> None:
+    delays = np.linspace(0, 40.0, 57)
+    decoders = plmu.DelayNetwork(order, 40.0).decoder(delays.tolist())
+    assert decoders.shape == (57, order)
+    expected = scipy.special.eval_sh_legendre(np.arange(order), delays[:, None] / 40.0)
+    np.testing.assert_allclose(decoders.numpy(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", [1, 2, 13, 512])
+def test_decoders_at_the_ends_of_the_window(order: int) -> None:
+    newest, oldest = plmu.DelayNetwork(order, 7.0).decoder([0.0, 7.0])
+    assert torch.equal(newest, torch.tensor([(-1.0) ** i for i in range(order)], dtype=torch.float64))
+    assert torch.equal(oldest, torch.ones(order, dtype=torch.float64))
+
+
+def test_decoders_are_orthogonal() -> None:
+    """∫ C_i C_j over the window is θ / (2i + 1) for i = j, else 0: exact by Gauss quadrature."""
+    order, theta = 60, 9.0
+    nodes, weights = np.polynomial.legendre.leggauss(order)
+    decoders = plmu.DelayNetwork(order, theta).decoder(torch.from_numpy((nodes + 1) / 2 * theta))
+    products = decoders.T @ (torch.from_numpy(weights)[:, None] * theta / 2 * decoders)
+    expected = torch.diag(theta / (2 * torch.arange(order, dtype=torch.float64) + 1))
+    torch.testing.assert_close(products, expected, rtol=0, atol=1e-12)
+
+
+def test_decoders_of_a_high_order_stay_bounded() -> None:
+    decoders = plmu.DelayNetwork(512, 1000.0).decoder(torch.linspace(0, 1000.0, 997))
+    assert decoders.abs().max() <= 1 + 1e-12
+
+
+def test_one_delay_gives_one_decoder() -> None:
+    dn = plmu.DelayNetwork(5, 10.0)
+    assert dn.decoder(2.5).shape == (5,)
+    assert torch.equal(dn.decoder(2.5), dn.decoder([2.5])[0])
+    assert torch.equal(dn.decoder(2.5), dn.decoder(torch.tensor(2.5)))
+
+
+@pytest.mark.parametrize("delays", [-0.1, 10.1, [0.0, 11.0], math.nan, math.inf])
+def test_delays_outside_the_window(delays: object) -> None:
+    with pytest.raises(ValueError, match=r"delays must lie between 0 and theta = 10, got (-0\.1|10\.1|11|nan|inf)"):
+        plmu.DelayNetwork(5, 10.0).decoder(delays)
+
+
+def test_delays_of_the_wrong_shape() -> None:
+    with pytest.raises(ValueError, match="delays must be a number or a list"):
+        plmu.DelayNetwork(5, 10.0).decoder([[1.0], [2.0]])
+
+
+# --- discretisation ---
+
+
+@pytest.mark.parametrize(
+    ("method", "order", "theta", "dt"),
+    [
+        *[(method, 1, 5.0, 1.0) for method in ("zoh", "bilinear", "euler")],
+        *[(method, 6, 3.0, 0.01) for method in ("zoh", "bilinear", "euler")],
+        *[(method, 12, 100.0, 0.5) for method in ("zoh", "bilinear", "euler")],
+        *[(method, 40, 5000.0, 1.0) for method in ("zoh", "bilinear", "euler")],
+        *[("zoh", 12, theta, 1.0) for theta in (5e2, 5e3, 5e4)],
+        *[("zoh", *sizes, 1.0) for sizes in ((15, 15.0), (64, 1.0), (256, 500.0), (468, 784.0))],
+    ],
+)
+def test_discretisation_equals_scipy(method: str, order: int, theta: float, dt: float) -> None:
+    """To a few roundings of A dt, which is what an exponential or a solution can keep."""
+    dn = plmu.DelayNetwork(order, theta)
+    system = dn.discretize(dt, method)
+    A, B = dn.A.numpy(), dn.B[:, None].numpy()
+    discrete_A, discrete_B, *_ = scipy.signal.cont2discrete((A, B, A[:1], B[:1]), dt, method=method)
+    tolerance = 4 * EPS * (1 + np.abs(A * dt).sum(0).max())
+    assert np.linalg.norm(system.A.numpy() - discrete_A) < tolerance * np.linalg.norm(discrete_A)
+    assert np.linalg.norm(system.B.numpy() - discrete_B[:, 0]) < tolerance * np.linalg.norm(discrete_B)
+
+
+@pytest.mark.parametrize("theta", [0.5, 5.0, 20.0, 30.0, 50.0, 100.0, 500.0, 1e3, 1e4, 1e5])
+def test_zero_order_hold_of_order_one_is_known(theta: float) -> None:
+    """Ā = e^(−1/θ) and B̄ = 1 − e^(−1/θ), at every size of the exponent (matrix_exp has a method for each)."""
+    system = plmu.DelayNetwork(1, theta).discretize()
+    assert system.A.item() == pytest.approx(math.exp(-1 / theta), rel=4 * EPS, abs=0)
+    assert system.B.item() == pytest.approx(-math.expm1(-1 / theta), rel=4 * EPS, abs=0)
+
+
+def test_the_gradient_of_theta_is_known_for_order_one() -> None:
+    for value in (2.0, 30.0, 300.0):
+        theta = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+        plmu.DelayNetwork(1, theta).discretize().A.sum().backward()
+        assert theta.grad.item() == pytest.approx(math.exp(-1 / value) / value**2, rel=16 * EPS, abs=0)
+
+
+def test_dt_and_theta_matter_by_their_ratio_alone() -> None:
+    slow, fast = plmu.DelayNetwork(9, 100.0).discretize(4.0), plmu.DelayNetwork(9, 25.0).discretize()
+    torch.testing.assert_close(slow.A, fast.A, rtol=0, atol=1e-14)
+    torch.testing.assert_close(slow.B, fast.B, rtol=0, atol=1e-14)
+
+
+def test_euler_is_refused_where_it_diverges() -> None:
+    with pytest.raises(
+        ValueError, match="method='euler' is unstable for order 40, theta 50 and dt 1: use method='zoh'"
+    ):
+        plmu.DelayNetwork(40, 50.0).discretize(method="euler")
+    with pytest.raises(ValueError, match="unstable"):
+        plmu.DelayNetwork(468, 784.0).discretize(method="euler")
+    stable = plmu.DelayNetwork(40, 50.0).discretize(0.01, method="euler")
+    assert torch.linalg.eigvals(stable.A).abs().max() < 1
+
+
+@pytest.mark.parametrize("theta", [1.0, 10.0, 100.0, 1e3, 1e4, 1e5])
+@pytest.mark.parametrize("order", [1, 2, 12, 64, 256, 512])
+def test_zero_order_hold_is_stable(order: int, theta: float) -> None:
+    """ρ = e^(−1/θ) at order 1 and less at every other order. Powers decay too, which rounding cannot feign."""
+    A = plmu.DelayNetwork(order, theta).discretize().A
+    assert torch.linalg.eigvals(A).abs().max().item() <= math.exp(-1 / theta) + 1e-14
+    assert torch.linalg.matrix_norm(torch.linalg.matrix_power(A, 32 * math.ceil(theta))) < 1e-9
+
+
+@pytest.mark.parametrize("order", [0, -1, 2.5, "3", True, None, torch.tensor(2.5)])
+def test_bad_order(order: object) -> None:
+    with pytest.raises(ValueError, match="order must be a whole number of at least 1, got"):
+        plmu.DelayNetwork(order, 10.0)
+
+
+@pytest.mark.parametrize(
+    "theta", [0, -1.0, math.nan, math.inf, None, "10", True, torch.tensor(-1.0), torch.tensor(math.nan)]
+)
+def test_bad_theta(theta: object) -> None:
+    with pytest.raises(ValueError, match="theta must be a positive finite number, got"):
+        plmu.DelayNetwork(3, theta)
+
+
+@pytest.mark.parametrize("theta", [torch.ones(2), torch.ones(2, 1), torch.ones(0)])
+def test_several_thetas(theta: Tensor) -> None:
+    with pytest.raises(ValueError, match="theta must be one number"):
+        plmu.DelayNetwork(3, theta)
+
+
+def test_complex_theta() -> None:
+    with pytest.raises(ValueError, match="theta must be"):
+        plmu.DelayNetwork(3, torch.tensor(1 + 1j))
+
+
+@pytest.mark.parametrize("dt", [0, -1.0, math.nan, math.inf, None, "1"])
+def test_bad_dt(dt: object) -> None:
+    with pytest.raises(ValueError, match="dt must be a positive finite number, got"):
+        plmu.DelayNetwork(3, 10.0).discretize(dt)
+
+
+def test_unknown_method() -> None:
+    with pytest.raises(ValueError, match="method must be one of zoh, bilinear, euler, got 'tustin'"):
+        plmu.DelayNetwork(3, 10.0).discretize(method="tustin")
+
+
+@pytest.mark.parametrize("order", [np.int64(6), np.uint8(6), torch.tensor(6)])
+@pytest.mark.parametrize("theta", [np.float32(10), np.float64(10), np.int32(10), 10, torch.tensor([10.0])])
+def test_numbers_of_numpy_and_torch(order: object, theta: object) -> None:
+    dn, plain = plmu.DelayNetwork(order, theta), plmu.DelayNetwork(6, 10.0)
+    assert type(dn.order) is int
+    assert torch.equal(dn.A, plain.A)
+    assert torch.equal(dn.discretize(np.float64(0.5)).A, plain.discretize(0.5).A)
+
+
+# --- gradients of θ ---
+
+
+@pytest.mark.parametrize("method", ["zoh", "bilinear", "euler"])
+def test_differentiable_in_theta(method: str) -> None:
+    def matrices(theta: Tensor) -> tuple[Tensor, ...]:
+        dn = plmu.DelayNetwork(4, theta)
+        system = dn.discretize(0.2, method)
+        return (
+            *(dn.A, dn.B, dn.decoder([0.0, 3.0])),
+            *(system.A, system.B, system.impulse_response(7), system.powers(5), system.power(6)),
+        )
+
+    assert gradcheck(matrices, torch.tensor(5.0, dtype=torch.float64, requires_grad=True))
+
+
+def test_a_float32_theta_gets_a_float32_gradient() -> None:
+    theta = torch.tensor(5.0, requires_grad=True)
+    plmu.DelayNetwork(4, theta).discretize().A.sum().backward()
+    assert theta.grad.dtype == torch.float32
+    assert theta.grad != 0
+
+
+# --- what a Delay Network is for ---
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 1.0])
+def test_a_band_limited_signal_is_held(share: float) -> None:
+    """m_t contains u_t, held over its step, so decoding at θ' gives u(t − θ' + ½)."""
+    theta, frequency = 100.0, 2 / 100
+    dn = plmu.DelayNetwork(12, theta)
+    t = torch.arange(1500, dtype=torch.float64)
+    m, _ = plmu.states(torch.sin(2 * math.pi * frequency * t)[None, :, None], dn.discretize())
+    decoded = m[0, :, :, 0] @ dn.decoder(share * theta)
+    expected = torch.sin(2 * math.pi * frequency * (t - share * theta + 0.5))
+    after = slice(500, None)
+    assert (decoded - expected)[after].norm() / expected[after].norm() < 0.003
+    plain = torch.sin(2 * math.pi * frequency * (t - share * theta))  # without the half step it is 0.04 off
+    assert (decoded - plain)[after].norm() / plain[after].norm() > 0.03
+
+
+def test_a_delay_of_100_000_steps_is_held() -> None:
+    theta, time = 100_000, 600_000
+    dn = plmu.DelayNetwork(12, theta)
+    t = torch.arange(time, dtype=torch.float64)
+    u = torch.sin(2 * math.pi * 2 / theta * t)[None, :, None].float()
+    oldest = dn.decoder(theta).float()[None, :, None]
+    o, last = plmu.project(u, dn.discretize(), oldest, algorithm="chunked")
+    expected = torch.sin(2 * math.pi * 2 / theta * (t - theta + 0.5))
+    after = slice(500_000, None)
+    assert (o[0, after, 0] - expected[after]).norm() / expected[after].norm() < 0.003
+    assert last.dtype == torch.float32
+
+
+def test_a_million_steps_do_not_drift() -> None:
+    """A float32 stream against all steps at once. Its error in the last tenth is no larger than twice what it is in the
+    first tenth, and that is rounding: 4 eps for each of the roundings whose effect the window still holds, √θ of them
+    by chance."""
+    order, theta, time, every = 12, 1000.0, 1_000_000, 1000
+    system = plmu.DelayNetwork(order, theta).discretize()
+    u = torch.randn(1, time, 1) + 1
+    exact = plmu.states(u.double(), system, algorithm="chunked")[0][0, every - 1 :: every, :, 0]
+    at_once = plmu.states(u, system, algorithm="chunked")[0][0, every - 1 :: every, :, 0]
+    step, state, streamed = Stepper(system, torch.float32, u.device), torch.zeros(1, order, 1), []
+    with torch.inference_mode():
+        for t, sample in enumerate(u[0].unbind()):
+            state = step(sample.reshape(1, 1, 1), state)
+            if t % every == every - 1:
+                streamed.append(state[0, :, 0])
+    error = (torch.stack(streamed).double() - exact).norm(dim=1) / exact.norm(dim=1)
+    assert len(error) == 1000
+    assert error[-100:].max() <= 2 * error[:100].max()
+    eps = torch.finfo(torch.float32).eps
+    assert error.max() < 4 * eps * math.sqrt(theta)
+    assert (at_once.double() - exact).norm() / exact.norm() < 4 * eps
+    assert torch.equal(state, torch.stack(streamed)[-1][None, :, None])
+    torch.testing.assert_close(plmu.final_state(u, system)[0, :, 0].double(), exact[-1], rtol=0, atol=4 * eps)
+
+
+# --- any linear system ---
+
+
+def small_system(order: int = 5, inputs: int | None = None) -> plmu.LinearSystem:
+    A = torch.randn(order, order, dtype=torch.float64) / (2 * order**0.5)
+    return plmu.LinearSystem(A, torch.randn(order, *([] if inputs is None else [inputs]), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 64, 65, 784])
+@pytest.mark.parametrize("order", [1, 12, 468])
+def test_the_impulse_response_is_that_of_the_recurrence(order: int, length: int) -> None:
+    system = plmu.DelayNetwork(order, max(5.0, 784.0 * order / 468)).discretize()
+    response = system.impulse_response(length)
+    assert response.shape == (order, length)
+    m, expected = system.B, []
+    for _ in range(length):
+        expected.append(m)
+        m = system.A @ m
+    torch.testing.assert_close(response, torch.stack(expected, dim=1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 7, 64])
+def test_the_impulse_response_of_several_inputs(length: int) -> None:
+    system = small_system(5, 3)
+    response = system.impulse_response(length)
+    assert response.shape == (5, length, 3)
+    for q in range(3):
+        alone = plmu.LinearSystem(system.A, system.B[:, q]).impulse_response(length)
+        torch.testing.assert_close(response[:, :, q], alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17])
+def test_powers(count: int) -> None:
+    system = small_system()
+    powers = system.powers(count)
+    assert powers.shape == (count, 5, 5)
+    product = torch.eye(5, dtype=torch.float64)
+    for exponent, power in enumerate(powers, start=1):
+        product = system.A @ product
+        torch.testing.assert_close(power, product, rtol=0, atol=1e-12)
+        torch.testing.assert_close(system.power(exponent), product, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [0, -3, 2.0, None])
+def test_bad_length(length: object) -> None:
+    with pytest.raises(ValueError, match="length must be a whole number of at least 1, got"):
+        small_system().impulse_response(length)
+
+
+def test_systems_from_lists_arrays_and_other_precisions() -> None:
+    A, B = [[0.5, 0.25], [0.0, 0.5]], [1.0, 2.0]
+    for kind in (list, np.array, torch.tensor, lambda x: torch.tensor(x).half(), lambda x: np.array(x, "float32")):
+        system = plmu.LinearSystem(kind(A), kind(B))
+        assert system.A.dtype == system.B.dtype == torch.float64
+        assert torch.equal(system.A, torch.tensor(A, dtype=torch.float64))
+        assert torch.equal(system.B, torch.tensor(B, dtype=torch.float64))
+        assert (system.order, system.inputs, system.trained) == (2, None, False)
+    assert plmu.LinearSystem([[1]], [[1, 2, 3]]).inputs == 3
+
+
+def test_a_system_does_not_change_with_what_it_was_made_from() -> None:
+    """It is immutable, and what is cached would not follow."""
+    for A, B in (
+        (torch.tensor([[0.5]], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64)),
+        (np.array([[0.5]]), np.array([1.0])),
+    ):
+        system = plmu.LinearSystem(A, B)
+        A[0, 0], B[0] = 0.0, 0.0
+        assert system.A.item() == 0.5
+        assert system.B.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("A", "B", "message"),
+    [
+        (torch.ones(2, 3), torch.ones(2), r"A must be a square matrix \(order, order\), got shape \(2, 3\)"),
+        (torch.ones(2), torch.ones(2), r"A must be a square matrix \(order, order\), got shape \(2,\)"),
+        (torch.ones(0, 0), torch.ones(0), "A must be a square matrix"),
+        (torch.ones(2, 2), torch.ones(3), r"B must have shape \(order,\) or .*with order 2, got \(3,\)"),
+        (torch.ones(2, 2), torch.ones(1, 2), r"B must have shape .*with order 2, got \(1, 2\)"),
+        (torch.ones(2, 2), torch.ones(2, 1, 1), r"B must have shape .*got \(2, 1, 1\)"),
+        (torch.ones(2, 2), torch.ones(2, 0), r"B must have shape .*got \(2, 0\)"),
+        (torch.ones(2, 2), torch.tensor(1.0), r"B must have shape .*got \(\)"),
+        (torch.full((2, 2), math.nan), torch.ones(2), "A must be finite, got NaN or infinity"),
+        (torch.ones(2, 2), torch.tensor([1.0, math.inf]), "B must be finite, got NaN or infinity"),
+        (torch.ones(2, 2, dtype=torch.complex64), torch.ones(2), "A must be real, got torch.complex64"),
+        (torch.ones(2, 2), torch.ones(2, dtype=torch.complex128), "B must be real, got torch.complex128"),
+        ([[1.0, 2.0], [3.0]], [1.0, 1.0], "A must be a tensor or nested lists of numbers"),
+        ([[1.0]], ["a"], "B must be a tensor or nested lists of numbers"),
+        ([[1.0]], None, "B must be a tensor or nested lists of numbers"),
+        ([[1j]], [1.0], "A must be"),
+        (np.array([[1j]]), [1.0], "A must be"),
+        (torch.ones(2, 2), torch.ones(2, device="meta"), "A and B must be on one device, got cpu and meta"),
+    ],
+)
+def test_bad_systems(A: object, B: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plmu.LinearSystem(A, B)
+
+
+def test_what_is_printed() -> None:
+    assert repr(plmu.DelayNetwork(12, 100.0)) == "DelayNetwork(order=12, theta=100)"
+    assert repr(small_system()) == "LinearSystem(order=5)"
+    assert repr(small_system(5, 3)) == "LinearSystem(order=5, inputs=3)"
