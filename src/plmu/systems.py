@@ -132,6 +132,7 @@ class LinearSystem:
             for name, value in (("A", self.A), ("B", self.B)):
                 if not bool(torch.isfinite(value.detach()).all()):
                     raise ValueError(f"{name} must be finite, got NaN or infinity in it")
+        self.near_identity: bool = not unknown and _nearer_to_identity(self.A.detach())
         self.trained: bool = self.A.requires_grad or self.B.requires_grad
         self._cache = None if unknown or self.trained else _Cache()
 
@@ -314,6 +315,12 @@ def _checked_theta(theta: float | Tensor) -> Tensor:
     if not _values_unknown(tensor) and not (math.isfinite(tensor.item()) and tensor.item() > 0):
         raise ValueError(f"theta must be a positive finite number, got {tensor.item()!r}")
     return tensor
+
+
+def _nearer_to_identity(matrix: Tensor) -> bool:
+    """Whether a matrix differs from the identity by less than it is itself: then the difference rounds better."""
+    identity = torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
+    return bool(torch.linalg.matrix_norm(matrix - identity) < torch.linalg.matrix_norm(matrix))
 
 
 def _is_stable(matrix: Tensor) -> bool:

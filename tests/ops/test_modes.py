@@ -294,8 +294,7 @@ MODES: dict[str, tuple[AbstractContextManager, Callable]] = {
     "default device": (torch.device("meta"), _called),
     "grad": (nullcontext(), _differentiated),
     "vmap": (nullcontext(), _mapped),
-    "compile": (nullcontext(), _compiled),
-    "compile in inference": (torch.inference_mode(), _compiled),
+    "compile": (torch.inference_mode(), _compiled),
 }
 
 

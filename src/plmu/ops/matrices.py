@@ -34,13 +34,15 @@ def apply(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 def step_matrix(system: LinearSystem) -> Tensor:
-    """[Ā − I | B̄], the change of the state in one step.
+    """[Ā | B̄], or [Ā − I | B̄], the change of the state in one step, for a system that is `near_identity`.
 
     For θ far above the order Ā is close to I, and rounding it would change the dynamics: at order 1 and θ = 100,000 a
     float32 Ā decays up to 0.3 % too fast or too slow. Its difference from I keeps all its digits.
     """
-    identity = torch.eye(system.order, dtype=system.A.dtype, device=system.A.device)
-    return torch.cat([system.A - identity, system.B.reshape(system.order, -1)], dim=1)
+    advance = system.A
+    if system.near_identity:
+        advance = advance - torch.eye(system.order, dtype=system.A.dtype, device=system.A.device)
+    return torch.cat([advance, system.B.reshape(system.order, -1)], dim=1)
 
 
 def power(system: LinearSystem, exponent: int) -> Tensor:

@@ -10,14 +10,17 @@ from plmu.systems import LinearSystem
 
 
 class Stepper:
-    """m_t = Ā m_{t-1} + B̄ u_t = m_{t-1} + [Ā − I | B̄] [m_{t-1} ; u_t], with that matrix at hand:
-    `stepper(u, state)` for u (batch, inputs, channels) and a state (batch, order, channels)."""
+    """m_t = [Ā | B̄] [m_{t-1} ; u_t], or m_{t-1} + [Ā − I | B̄] [m_{t-1} ; u_t] where that rounds better, with the matrix
+    at hand: `stepper(u, state)` for u (batch, inputs, channels) and a state (batch, order, channels)."""
 
     def __init__(self, system: LinearSystem, dtype: torch.dtype, device: torch.device) -> None:
+        self.incremental = system.near_identity
         self.matrix = system.derive(step_matrix, dtype=dtype, device=device)
 
     def __call__(self, u: Tensor, state: Tensor) -> Tensor:
         both = torch.cat([state, u], dim=1)
+        if not self.incremental:
+            return apply(self.matrix, both)
         if state.shape[-1] == 1:
             return torch.addmm(state.squeeze(-1), both.squeeze(-1), self.matrix.mT).unsqueeze(-1)
         return state + apply(self.matrix, both)
