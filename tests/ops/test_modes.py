@@ -17,9 +17,9 @@ from ops import ALGORITHMS, RESETTING, in_chunks
 from plmu.ops import matrices
 from plmu.systems import _Cache
 
-BATCH, TIME, CHANNELS, ORDER, OUT = 3, 6, 2, 3, 2
-LENGTHS = torch.tensor([4, 0, 6])
-RESETS = torch.tensor([[0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0]], dtype=torch.bool)
+BATCH, TIME, CHANNELS, ORDER, OUT = 3, 4, 2, 3, 2
+LENGTHS = torch.tensor([3, 0, 4])
+RESETS = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0]], dtype=torch.bool)
 
 
 def fresh_system() -> plmu.LinearSystem:
@@ -82,10 +82,11 @@ def compiled(function: Callable) -> Callable:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "lengths"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_compiled(algorithm: str, lengths: Tensor | None) -> None:
-    function = everything(fresh_system(), algorithm, lengths=lengths)
+@pytest.mark.parametrize(
+    ("algorithm", "padded"), [("chunked", False), ("auto", False), *[(algorithm, True) for algorithm in ALGORITHMS]]
+)
+def test_compiled(algorithm: str, padded: bool) -> None:
+    function = everything(fresh_system(), algorithm, lengths=LENGTHS if padded else None)
     assert_same(with_gradients(compiled(function)), with_gradients(function))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -71,8 +72,8 @@ def _cached() -> Array:
 
 def _read(path: Path) -> Array | None:
     try:
-        with np.load(path) as file:
+        with open(path, "rb") as opened, np.load(opened) as file:
             series, check = file["series"], int(file["check"])
-    except (OSError, ValueError, KeyError, EOFError, zlib.error):
+    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
         return None
     return series if zlib.crc32(series.tobytes()) == check else None

@@ -105,7 +105,7 @@ def _run_seed(
         "seconds_in_all": time.monotonic() - start,
         "processes": processes.count,
         "notes": task.notes,
-        "command": shlex.join(["plmu", *sys.argv[1:]]),
+        "command": _command(),
         **provenance(processes.device),
     }
     if processes.writes and log is not None:
@@ -116,6 +116,16 @@ def _run_seed(
         write_json(finished, result)
     processes.wait()
     return result
+
+
+def _command() -> str:
+    """What was typed, without the folders of this machine."""
+    words = sys.argv[1:]
+    for option in ("--runs", "--data.root"):
+        if option in words:
+            at = words.index(option)
+            words = words[:at] + words[at + 2 :]
+    return shlex.join(["plmu", *words])
 
 
 def _described(experiment: Experiment, model: str, config: Config[Any]) -> dict[str, Any]:

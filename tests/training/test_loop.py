@@ -1,0 +1,176 @@
+"""The loop: the same numbers however often it is killed, on one process or two; nothing is lost when it breaks."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from worker import config, model, task
+
+from plmu.training.checkpoints import Checkpoints
+from plmu.training.config import TrainingConfig
+from plmu.training.loop import Diverged, Trainer
+from plmu.training.processes import Processes
+
+WORKER = [sys.executable, str(Path(__file__).parent / "worker.py")]
+ONE = Processes(0, 1, torch.device("cpu"))
+
+
+def test_a_run_killed_at_random_moments_gives_the_same_numbers(tmp_path):
+    whole = json.loads(subprocess.run([*WORKER, str(tmp_path / "a"), "6"], capture_output=True, check=True).stdout)
+    moments = random.Random(0)
+    kills = 0
+    for _ in range(4):
+        process = subprocess.Popen([*WORKER, str(tmp_path / "b"), "6", "0.02"], stdout=subprocess.DEVNULL)
+        _wait_for_checkpoints(tmp_path / "b", process)
+        time.sleep(moments.uniform(0.0, 0.25))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills >= 2  # the run takes about a second, so that most kills hit it
+    resumed = json.loads(subprocess.run([*WORKER, str(tmp_path / "b"), "6"], capture_output=True, check=True).stdout)
+    assert resumed == whole  # every loss and score, to the last bit
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """Same global batch, without dropout: the same losses within rounding; a killed worker is restarted by torchrun."""
+    single = Trainer(task(), _seeded_model(), config(4), ONE, 3).run()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *WORKER[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, str(tmp_path / "c"), "4"], capture_output=True, check=True, env=environment)
+    double = json.loads(done.stdout.splitlines()[-1])
+    for one, two in zip(single.history, double["history"], strict=True):
+        assert one == pytest.approx(two, rel=1e-5)
+
+    restarting = [*command[:3], "--max-restarts", "2", *command[3:]]
+    process = subprocess.Popen(
+        [*restarting, str(tmp_path / "d"), "4", "0.03"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+    _wait_for_checkpoints(tmp_path / "d", process)
+    workers = _children(process.pid)
+    assert len(workers) == 2
+    os.kill(workers[-1], signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    restarted = json.loads(output.splitlines()[-1])
+    assert restarted == double
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
+    whole = Trainer(task(), _seeded_model(), config(4), ONE, 3).run()
+    Trainer(task(), _seeded_model(), config(3), ONE, 3, Checkpoints(tmp_path))
+    short = Trainer(task(), _seeded_model(), config(4), ONE, 3, Checkpoints(tmp_path))
+    short.config.epochs = 3  # the schedule is that of four epochs
+    short.run()
+    newest = sorted(tmp_path.glob("step-*.ckpt"))
+    assert len(newest) == 2
+    newest[-1].write_bytes(newest[-1].read_bytes()[:-100])
+    resumed = Trainer(task(), _seeded_model(), config(4), ONE, 3, Checkpoints(tmp_path))
+    with pytest.warns(UserWarning, match="checksum does not match"):
+        outcome = resumed.run()
+    assert outcome.history == whole.history
+    assert outcome.test == whole.test
+
+
+def test_a_disk_that_fills_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"epoch": 1})
+
+    def full(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save(2, {"epoch": 2})
+    monkeypatch.undo()
+    assert checkpoints.newest(torch.device("cpu")) == {"epoch": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.ckpt"]
+
+
+def test_foreign_files_among_the_checkpoints(tmp_path):
+    (tmp_path / "step-00000009.ckpt").write_bytes(b"something else")
+    with pytest.warns(UserWarning, match="not a checkpoint of plmu"):
+        assert Checkpoints(tmp_path).newest(torch.device("cpu")) is None
+
+
+def test_a_loss_that_is_not_a_number_stops_with_what_was_good(tmp_path):
+    broken = task()
+    good = broken.loss
+    calls = []
+
+    def loss(network, batch):
+        calls.append(1)
+        return good(network, batch) * (float("nan") if len(calls) > 20 else 1.0)
+
+    broken.loss = loss
+    trainer = Trainer(broken, _seeded_model(), config(5), ONE, 3, Checkpoints(tmp_path))
+    with pytest.raises(Diverged, match=r"loss is nan in epoch 3: the best model so far is of epoch \d"):
+        trainer.run()
+    assert trainer.best is not None
+    assert all(value.isfinite().all() for value in trainer.best["model"].values())
+
+
+def test_the_best_epoch_by_validation_is_what_is_tested():
+    trainer = Trainer(task(), _seeded_model(), config(6), ONE, 3)
+    outcome = trainer.run()
+    scores = [entry["valid_mse"] for entry in outcome.history]
+    assert outcome.valid["mse"] == min(scores)
+    assert outcome.best_epoch == 1 + scores.index(min(scores))
+    assert outcome.test == trainer.evaluate(task().test)
+
+
+def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own():
+    trainer = Trainer(task(), _seeded_model(), config(2), ONE, 3)
+    first = trainer._order()
+    trainer.epoch = 1
+    second = trainer._order()
+    assert sorted(first.flatten().tolist()) == list(range(64)) == sorted(second.flatten().tolist())
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("epochs", 0), ("batch_size", -1), ("learning_rate", 0.0), ("warmup", 2.0), ("average", 1.0), ("clip", 0.0)],
+)
+def test_impossible_settings_are_named(field, value):
+    with pytest.raises(ValueError, match=rf"training\.{field}"):
+        TrainingConfig(**{field: value})
+
+
+def test_a_batch_must_divide_by_the_processes():
+    with pytest.raises(ValueError, match="must divide by the 3 processes"):
+        Trainer(task(), _seeded_model(), config(1), Processes(0, 3, torch.device("cpu")), 3)
+
+
+def _seeded_model() -> nn.Module:
+    torch.manual_seed(1)
+    return model(0.0)
+
+
+def _wait_for_checkpoints(folder: Path, process: subprocess.Popen) -> None:
+    """Until training has begun, or begun again."""
+    before = _newest(folder)
+    for _ in range(1200):
+        if process.poll() is not None or _newest(folder) != before:
+            return
+        time.sleep(0.02)
+    raise AssertionError("no checkpoint within 24 seconds")
+
+
+def _newest(folder: Path) -> str:
+    return max((path.name for path in folder.glob("step-*.ckpt")), default="")
+
+
+def _children(parent: int) -> list[int]:
+    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(word) for word in listed]
