@@ -1,9 +1,9 @@
 """The addition problem, which the paper mentions for the gated form: the sum of two marked numbers in a long sequence.
 
-Trained on sequences of 100 to 1000 steps, validated at 2000, tested at 1000, 2000 and 5000. The memory has order 1 and a window far beyond
-the longest test, so that it is nearly a sum over time; what has to be learned is what to let in: a number if it is
-marked. Training lengths vary because at a single one a constant trickle of unmarked input costs nothing (the bias takes
-it off again), and then grows with every step beyond that length.
+Trained on sequences of 100 to 1000 steps, validated at 2000, tested at 1000, 2000 and 5000. The memory has order 1 and
+a window far beyond the longest test, so that it is nearly a sum over time; what has to be learned is what to let in: a
+number if it is marked. Training lengths vary because at a single one a constant trickle of unmarked input costs nothing
+(the bias takes it off again), and then grows with every step beyond that length.
 """
 
 from __future__ import annotations
