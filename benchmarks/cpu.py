@@ -44,7 +44,7 @@ class Row:
 
 @dataclass
 class Shape:
-    """A problem. The FACTS of speed are shapes of training steps, scaled to a CPU."""
+    """A problem: the shape of a training step, scaled to a CPU."""
 
     name: str
     batch: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,14 +94,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     if target.is_dir() or not target.parent.is_dir():
         reason = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
         raise FileNotFoundError(f"cannot write {target}: {reason}")
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp"
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask has it
         yield temporary
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, mode)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -286,9 +286,3 @@ def _check_fit(model: nn.Module, tensors: dict[str, Tensor], path: str | os.Path
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise FileFormatError(f"{path} does not fit the model: {shown}")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

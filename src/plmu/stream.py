@@ -58,7 +58,7 @@ class Stream:
 
     def push(self, x: Tensor | Any) -> Tensor:
         """One sample in, one output out. On an error the state stays as it was."""
-        with torch.inference_mode():
+        with torch.no_grad():
             sample, single = self._sample(x)
             out, state = self.model.step(sample, self._state)
             self.steps += 1
@@ -83,7 +83,7 @@ class Stream:
         """A stream that goes on where the saved one was; the model must be the same."""
         stream = cls(model)
         weight = stream._weight
-        tensors, description = read(path, ("stream",), weight.device)
+        tensors, description = read(path, ("stream",), "cpu" if weight is None else weight.device)
         missing, steps, single = description.get("missing"), description.get("steps"), description.get("single")
         if missing not in MISSING or type(steps) is not int or type(single) is not bool:
             raise FileFormatError(f"{path} has a broken description: {description}")
@@ -93,7 +93,8 @@ class Stream:
             return stream
         if stream._last is None or stream._last.dim() == 0:
             raise FileFormatError(f"{path} has a state without the last sample")
-        expected = model.initial_state(stream._last.shape[0], weight.dtype, weight.device)
+        place = stream._last if weight is None else weight
+        expected = model.initial_state(stream._last.shape[0], place.dtype, place.device)
         wanted = [(tuple(value.shape), value.dtype) for value in _leaves(expected)]
         found = [tensors[name] for i in range(len(tensors)) if (name := f"state.{i}") in tensors]
         given = [(tuple(value.shape), value.dtype) for value in found]
@@ -107,12 +108,15 @@ class Stream:
         """The sample with a batch axis, checked and with missing values filled, and whether it came without one."""
         if x is None:
             return self._filled(None), self._single
-        dtype, device = self._weight.dtype, self._weight.device
         try:
             sample = x if isinstance(x, Tensor) else torch.as_tensor(x)
         except (RuntimeError, TypeError, ValueError) as error:
             raise TypeError(f"a sample must be a tensor or numbers: {error}") from None
+        weight = self._weight
+        dtype, device = (sample.dtype, sample.device) if weight is None else (weight.dtype, weight.device)
         number = not self._tokens
+        if not number and (sample.is_floating_point() or sample.is_complex()):
+            raise TypeError(f"this model takes token numbers, got {sample.dtype}")
         if sample.device != device or (number and sample.dtype != dtype):
             sample = sample.to(device=device, dtype=dtype if number else sample.dtype)
         features = 1 if number else 0  # token numbers have no feature axis
@@ -152,14 +156,14 @@ def _evaluating(model: Steppable) -> Steppable:
     return copy.deepcopy(model, shared).eval()
 
 
-def _first_weight(model: nn.Module) -> tuple[Tensor, nn.Module]:
+def _first_weight(model: nn.Module) -> tuple[Tensor | None, nn.Module]:
     """The weight whose precision and device samples take, the first that is not a memory's own, which stays wide; and
-    the module that it belongs to."""
+    the module that it belongs to. Without weights a sample is taken as it comes."""
     for module in model.modules():
         if not isinstance(module, Memory):
             for value in module.parameters(recurse=False):
                 return value, module
-    return next(model.parameters(), torch.zeros(())), model
+    return None, model
 
 
 def _finite(sample: Tensor) -> bool:

@@ -56,11 +56,12 @@ class DelayNetwork:
         if values.dim() > 1:
             raise ValueError(f"delays must be a number or a list of numbers, got {values.dim()} dimensions")
         theta = self.theta.item()
-        outside = ~((values.detach() >= 0) & (values.detach() <= theta))
+        slack = 1e-6 * theta  # a delay that was float32 may round past the end
+        outside = ~((values.detach() >= -slack) & (values.detach() <= theta + slack))
         if bool(outside.any()):
             bad = values.detach().reshape(-1)[outside.reshape(-1)][0].item()
             raise ValueError(f"delays must lie between 0 and theta = {theta:g}, got {bad:g}")
-        x = 2 * values / self.theta - 1
+        x = (2 * values / self.theta - 1).clamp(-1, 1)
         polynomials = [torch.ones_like(x), x]
         for i in range(1, self.order - 1):
             polynomials.append(((2 * i + 1) * x * polynomials[i] - i * polynomials[i - 1]) / (i + 1))
@@ -77,11 +78,14 @@ class DelayNetwork:
             raise ValueError(f"method must be one of {', '.join(DISCRETIZATIONS)}, got {method!r}")
         identity = torch.eye(self.order, dtype=torch.float64, device=self.A.device)
         if method == "zoh":
-            # exp of [[A, B], [0, 0]] holds Ā and B̄ side by side, without inverting A.
-            top = torch.cat([self.A, self.B[:, None]], dim=1) * dt
-            augmented = torch.cat([top, torch.zeros_like(top[:1])], dim=0)
-            both = torch.linalg.matrix_exp(augmented)
-            discrete_A, discrete_B = both[:-1, :-1], both[:-1, -1]
+            # exp of [[A, B], [0, 0]] holds Ā and B̄ side by side, without inverting A. A last row and column with a
+            # −1 of their own keep the norm at 1 or above: below, torch takes a shorter series, off by 3e-11.
+            order = self.order
+            rows = torch.cat([self.A, self.B[:, None], torch.zeros_like(self.B[:, None])], dim=1) * dt
+            unit = torch.zeros_like(rows[:1])
+            last = torch.cat([unit[:, :-1], unit[:, -1:] - 1], dim=1)
+            both = torch.linalg.matrix_exp(torch.cat([rows, unit, last], dim=0))
+            discrete_A, discrete_B = both[:order, :order], both[:order, order]
         elif method == "bilinear":
             half = self.A * (dt / 2)
             discrete_A = torch.linalg.solve(identity - half, identity + half)
@@ -115,8 +119,8 @@ class LinearSystem:
     """
 
     def __init__(self, A: Tensor | Sequence[Sequence[float]], B: Tensor | Sequence[Any]) -> None:
-        self.A = _as_float64(A, "A")
-        self.B = _as_float64(B, "B")
+        self.A = _own(_as_float64(A, "A"))
+        self.B = _own(_as_float64(B, "B"))
         if self.A.dim() != 2 or self.A.shape[0] != self.A.shape[1] or self.A.shape[0] < 1:
             raise ValueError(f"A must be a square matrix (order, order), got shape {tuple(self.A.shape)}")
         if self.B.dim() not in (1, 2) or self.B.shape[0] != self.A.shape[0] or self.B.shape[-1] < 1:
@@ -134,6 +138,7 @@ class LinearSystem:
                     raise ValueError(f"{name} must be finite, got NaN or infinity in it")
         self.near_identity: bool = not unknown and _nearer_to_identity(self.A.detach())
         self.trained: bool = self.A.requires_grad or self.B.requires_grad
+        self._direct: LinearSystem | None = None
         self._cache = None if unknown or self.trained else _Cache()
 
     def impulse_response(self, length: int) -> Tensor:
@@ -165,6 +170,15 @@ class LinearSystem:
         """Ā^exponent by repeated squaring."""
         result: Tensor = torch.linalg.matrix_power(self.A, exponent)
         return result
+
+    def driven_directly(self) -> LinearSystem:
+        """The system with the same Ā and B̄ = I, which takes B̄ u for its input."""
+        if self._direct is None:
+            direct = LinearSystem(self.A, torch.eye(self.order, dtype=torch.float64, device=self.A.device))
+            if self._cache is None:
+                return direct
+            self._direct = direct
+        return self._direct
 
     def derive(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """`build(system, *sizes)`, made in float64 and cast once; from the cache unless the system is trained."""
@@ -272,6 +286,9 @@ def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         # Taps and powers that have decayed to nothing would become subnormal numbers, which a CPU multiplies many
         # times slower (measured: 10 times at order 4, θ 6, 512 steps).
         value = torch.where(value.abs() < _FLUSHED[dtype], 0.0, value)
+        # And what a growing system makes too large stays finite, so that it gives zero for a zero input.
+        largest = torch.finfo(dtype).max
+        value = value.clamp(-largest, largest)
     return value.to(dtype).to(device)  # first the type: a device may have no float64
 
 
@@ -282,10 +299,17 @@ def _values_unknown(value: Tensor) -> bool:
     return torch.func.debug_unwrap(value) is not value
 
 
+def _own(tensor: Tensor) -> Tensor:
+    """A copy, since the caller could still write into what was given; but where it is trained, the tensor itself."""
+    return tensor if tensor.requires_grad else tensor.clone()
+
+
 def _as_float64(value: Any, name: str) -> Tensor:
     try:
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError) as error:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        if not isinstance(value, Tensor) and not tensor.is_complex():
+            tensor = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must be a tensor or nested lists of numbers: {error}") from None
     if tensor.is_complex():
         raise ValueError(f"{name} must be real, got {tensor.dtype}")

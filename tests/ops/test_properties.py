@@ -8,6 +8,7 @@ import itertools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -283,6 +284,20 @@ def test_resets_and_lengths_together(example: Example, data: st.DataObject) -> N
         strict=True,
     ):
         example.check(value, exact)
+
+
+@pytest.mark.parametrize("algorithm", RESETTING)
+def test_an_empty_sequence_keeps_its_state_whatever_is_reset(algorithm: str) -> None:
+    system = plmu.DelayNetwork(3, 5.0).discretize()
+    u, state, weight = torch.randn(2, 40, 2), torch.randn(2, 3, 2), torch.randn(1, 3, 2)
+    options = {"lengths": [0, 40], "resets": torch.ones(2, 40, dtype=torch.bool)}
+    for last in (
+        plmu.states(u, system, state, algorithm=algorithm, **options)[1],
+        plmu.project(u, system, weight, state, algorithm=algorithm, **options)[1],
+        plmu.final_state(u, system, state, **options),
+    ):
+        assert torch.equal(last[0], state[0])
+        torch.testing.assert_close(last[1], system.B.float()[:, None] * u[1, -1])
 
 
 @many

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from plmu.nn.memory import Memory, plain_theta
+from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.steppable import Steppable, check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
 from plmu.systems import LinearSystem
@@ -33,8 +33,8 @@ class DelayLayer(Steppable):
     ) -> None:
         super().__init__()
         self.config = {
-            "channels": channels,
-            "order": order,
+            "channels": positive(channels, "channels"),
+            "order": plain_order(order),
             "theta": plain_theta(theta),
             "trainable": trainable,
             "system": system,

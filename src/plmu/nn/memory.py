@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -56,16 +58,25 @@ class Memory(nn.Module):
                 self._fixed = [DelayNetwork(order, one).discretize() for one in thetas]
             self._thetas = thetas
             if trainable == "theta":
-                logs = torch.tensor([math.log(one) for one in thetas], dtype=torch.float64)
-                self.log_theta = nn.Parameter(logs.to(_wide_default()))
+                self.log_theta = nn.Parameter(torch.empty(len(thetas), dtype=_wide_default()))
         self.order = self._fixed[0].order
         self.groups = len(self._fixed)
         self.channels = width if self._fixed[0].inputs is None else 1  # of the state
         if trainable == "system":
-            self.A = nn.Parameter(torch.stack([one.A for one in self._fixed]).to(_wide_default()))
-            self.B = nn.Parameter(torch.stack([one.B for one in self._fixed]).to(_wide_default()))
+            self.A = nn.Parameter(torch.empty(self.groups, *self._fixed[0].A.shape, dtype=_wide_default()))
+            self.B = nn.Parameter(torch.empty(self.groups, *self._fixed[0].B.shape, dtype=_wide_default()))
         self._snapshot: tuple[list[Tensor], list[LinearSystem]] | None = None
         self._stepper: MemoryStepper | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """What is trained starts at the θ, or the Ā and B̄, that were given."""
+        with torch.no_grad():
+            if self.trainable == "theta":
+                self.log_theta.copy_(torch.tensor([math.log(one) for one in self._thetas], dtype=torch.float64))
+            elif self.trainable == "system":
+                self.A.copy_(torch.stack([one.A for one in self._fixed]))
+                self.B.copy_(torch.stack([one.B for one in self._fixed]))
 
     def systems(self) -> list[LinearSystem]:
         """One discrete system for each group, carrying gradients where something is trained."""
@@ -202,11 +213,18 @@ def _checked_system(system: LinearSystem, order: int | None, theta: object, trai
     return system
 
 
+def plain_order(order: Any) -> Any:
+    """The order as a Python number, whatever kind of whole number was given."""
+    return operator.index(order) if hasattr(order, "__index__") and not isinstance(order, bool) else order
+
+
 def plain_theta(theta: Any) -> Any:
     """θ as Python numbers, which is how a layer keeps and saves it: one, or a list."""
     if isinstance(theta, Tensor) or hasattr(theta, "tolist"):
         theta = theta.tolist()
-    return list(theta) if isinstance(theta, Sequence) and not isinstance(theta, str) else theta
+    if isinstance(theta, Sequence) and not isinstance(theta, str):
+        return [plain_theta(one) for one in theta]
+    return float(theta) if isinstance(theta, Real) and not isinstance(theta, bool) else theta
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from plmu.nn.memory import Memory, plain_theta
+from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.steppable import Activation, Steppable, activation, check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 from plmu.systems import LinearSystem
@@ -49,11 +49,11 @@ class LMUCell(nn.Module):
     ) -> None:
         super().__init__()
         self.config = {
-            "input_size": input_size,
-            "hidden_size": hidden_size,
-            "order": order,
+            "input_size": positive(input_size, "input_size"),
+            "hidden_size": positive(hidden_size, "hidden_size"),
+            "order": plain_order(order),
             "theta": plain_theta(theta),
-            "memory_size": memory_size,
+            "memory_size": plain_order(memory_size),
             "hidden_to_memory": hidden_to_memory,
             "memory_to_memory": memory_to_memory,
             "input_to_hidden": input_to_hidden,
@@ -84,6 +84,7 @@ class LMUCell(nn.Module):
     def reset_parameters(self) -> None:
         """As the original on psMNIST: the input drives the memory (E_x = 1 for one input), W_m is Glorot-normal, and
         all other connections start at zero."""
+        self.memory.reset_parameters()
         if self.input_size == 1:
             nn.init.ones_(self.input_encoder)
         else:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from plmu.nn.memory import Memory, plain_theta
+from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.steppable import Activation, Steppable, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.systems import LinearSystem
@@ -61,11 +61,11 @@ class ParallelLMU(Steppable):
     ) -> None:
         super().__init__()
         self.config = {
-            "input_size": input_size,
-            "hidden_size": hidden_size,
-            "order": order,
+            "input_size": positive(input_size, "input_size"),
+            "hidden_size": positive(hidden_size, "hidden_size"),
+            "order": plain_order(order),
             "theta": plain_theta(theta),
-            "memory_size": memory_size,
+            "memory_size": plain_order(memory_size),
             "gated": gated,
             "encoder": encoder,
             "input_to_output": input_to_output,
@@ -77,6 +77,8 @@ class ParallelLMU(Steppable):
             "return_sequences": return_sequences,
             "algorithm": algorithm,
         }
+        if not encoder and input_activation is not None:
+            raise ValueError("input_activation is applied to the encoded input: with encoder=False it must be None")
         self.input_size = positive(input_size, "input_size")
         self.hidden_size = self.output_size = positive(hidden_size, "hidden_size")
         width = _memory_width(input_size, memory_size, gated, encoder, system)
@@ -94,6 +96,7 @@ class ParallelLMU(Steppable):
 
     def reset_parameters(self) -> None:
         """Glorot-uniform weights and zero biases; a single input enters the memory unscaled; the gate starts low."""
+        self.memory.reset_parameters()
         for dense in (self.encoder, self.gate):
             if dense is not None:
                 nn.init.xavier_uniform_(dense.weight)

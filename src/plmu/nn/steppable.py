@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -75,9 +76,13 @@ def check_features(x: Tensor, dims: int, features: int, weight: Tensor | None = 
 
 
 def positive(value: int, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        whole = 0
+    if isinstance(value, bool) or whole < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return value
+    return whole
 
 
 def last_valid(x: Tensor, lengths: Tensor | None) -> Tensor:

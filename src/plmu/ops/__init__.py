@@ -8,12 +8,14 @@ sequences padded on the right; `resets` (batch, time) marks steps before which t
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from plmu.ops import chunked, fft, final, recurrent, toeplitz
 from plmu.ops.check import Lengths, Problem, checked
+from plmu.ops.matrices import apply, input_matrix
 from plmu.ops.plan import Plan, plan
 from plmu.systems import LinearSystem
 
@@ -32,7 +34,7 @@ def states(
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """All states m (batch, time, order, channels) and the final one (batch, order, channels)."""
-    problem = checked(u, system, state, lengths, resets)
+    problem = _driven(checked(u, system, state, lengths, resets))
     chosen = _plan("states", problem, algorithm)
     with _no_autocast(u.device):
         m, last = _all_states(problem, chosen)
@@ -48,7 +50,7 @@ def final_state(
     resets: Tensor | None = None,
 ) -> Tensor:
     """The state after each sequence's last step (batch, order, channels), as one product (equation 25)."""
-    problem = checked(u, system, state, lengths, resets)
+    problem = _driven(checked(u, system, state, lengths, resets))
     with _no_autocast(u.device):
         return _final_state(problem)
 
@@ -65,9 +67,9 @@ def project(
 ) -> tuple[Tensor, Tensor]:
     """o_t = W_m m_t (batch, time, out) for a weight (out, order, channels), and the final state.
 
-    The memory product of equation 20. With `"auto"` and `"chunked"` the states m are never stored.
+    The memory product of equation 20. With `"chunked"`, and with `"auto"` beyond a few MiB, m is never stored.
     """
-    problem = checked(u, system, state, lengths, resets)
+    problem = _driven(checked(u, system, state, lengths, resets))
     _check_weight(weight, problem)
     chosen = _plan("project", problem, algorithm, out=weight.shape[0])
     with _no_autocast(u.device):
@@ -75,7 +77,7 @@ def project(
             operand = _operand(problem)
             o, last = chunked.project(
                 problem.u.to(operand),
-                system,
+                problem.system,
                 weight.to(operand),
                 problem.state,
                 problem.lengths,
@@ -88,6 +90,17 @@ def project(
             m, last = _all_states(problem, chosen)
             o = m.flatten(2) @ weight.to(m.dtype).flatten(1).mT
         return problem.keep_valid(o.to(problem.dtype)), last
+
+
+def _driven(problem: Problem) -> Problem:
+    """Where more inputs than the order drive one system, B̄ u in their place: a smaller problem with B̄ = I."""
+    system = problem.system
+    if system.inputs is None or system.inputs <= system.order:
+        return problem
+    with _no_autocast(problem.u.device):
+        drive = system.derive(input_matrix, dtype=problem.wide, device=problem.u.device)
+        u = apply(drive, problem.u.to(problem.wide))
+    return replace(problem, u=u, system=system.driven_directly())
 
 
 def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:

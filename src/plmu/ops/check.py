@@ -85,7 +85,12 @@ def check_state(
 def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.device) -> Tensor | None:
     if lengths is None:
         return None
-    values = torch.as_tensor(lengths)
+    try:
+        values = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"lengths must be whole numbers, one for each sequence; got {lengths!r}") from None
+    if values.numel() == 0:
+        values = values.to(torch.int64)  # an empty list has no type of its own
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise TypeError(f"lengths must be whole numbers, got {values.dtype}")
     if tuple(values.shape) != (batch,):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plmu.ops.final import final_state
-from plmu.ops.matrices import apply, block_matrix, block_toeplitz, power, reversed_response
+from plmu.ops.matrices import apply, block_matrix, block_toeplitz, input_matrix, power, reversed_response
 from plmu.systems import LinearSystem
 
 # With resets: which inputs of a block reach each step (blocks, chunk, chunk), and which steps the state before the
@@ -28,8 +28,10 @@ Reach = tuple[Tensor, Tensor] | None
 def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None, chunk: int) -> Tensor:
     """All states (batch, time, order, channels) of u (batch, time, inputs, channels)."""
     batch, time, _, channels = u.shape
-    blocks = _Blocks(u, system, state, resets, chunk)
-    m = _expand(blocks.matrix, blocks.x, blocks.reach)
+    if resets is not None:
+        return _states_with_resets(u, system, state, resets)
+    blocks = _Blocks(u, system, state, None, chunk)
+    m = apply(blocks.matrix, blocks.x)
     return m.reshape(batch, blocks.count * chunk, system.order, channels)[:, :time]
 
 
@@ -60,6 +62,13 @@ def project(
     else:
         last = final_state(u.to(blocks.wide), system, state, lengths, resets)
     return o, last
+
+
+def _states_with_resets(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor) -> Tensor:
+    """Every step as a chunk of its own, carried over those links that no reset cuts."""
+    driven = apply(system.derive(input_matrix, dtype=u.dtype, device=u.device), u)  # (batch, time, order, channels)
+    first = torch.zeros_like(driven[:, :1]) if state is None else state[:, None].to(u.dtype)
+    return carry(torch.cat([first, driven], dim=1), ~resets, system, 1)[:, 1:]
 
 
 class _Blocks:
@@ -231,7 +240,7 @@ class _BlockProject(torch.autograd.Function):
                 m = _by_step(_expand(matrix, x[rows], reach), weight)
                 of_weight = _plus(of_weight, by_step.mT @ m)
         joined = None if not need_x else of_x[0] if len(of_x) == 1 else torch.cat(of_x)
-        return joined, of_matrix, None, None, of_weight, None
+        return joined, _narrow(of_matrix, matrix), None, None, _narrow(of_weight, weight), None
 
 
 def _tiles(blocks: int, tile: int) -> list[slice]:
@@ -248,4 +257,10 @@ def _by_step(m: Tensor, weight: Tensor) -> Tensor:
 
 
 def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    """The sum over tiles, in float32 or wider."""
+    more = more if more.dtype == torch.float64 else more.float()
     return more if total is None else total + more
+
+
+def _narrow(total: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if total is None else total.to(like.dtype)

@@ -12,7 +12,9 @@ from plmu.systems import LinearSystem
 def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None) -> Tensor:
     """All states (batch, time, order, channels) of u (batch, time, inputs, channels)."""
     assert resets is None, "the plan gives resets to recurrent and chunked only"
-    time = u.shape[1]
+    batch, time, _, channels = u.shape
+    if batch == 0:  # which FFT libraries refuse
+        return u.sum() * u.new_zeros(0, time, system.order, channels)
     points = fast_length(2 * time)  # zero-padded: the circular convolution does not wrap into the result
     taps = system.derive(response_spectrum, time, points, dtype=u.dtype, device=u.device)
     spectrum = torch.fft.rfft(u, n=points, dim=1)  # (batch, frequency, inputs, channels)

@@ -33,6 +33,11 @@ def apply(matrix: Tensor, x: Tensor) -> Tensor:
     return product.reshape(*leading, rows, channels)
 
 
+def input_matrix(system: LinearSystem) -> Tensor:
+    """B̄ as (order, inputs)."""
+    return system.B.reshape(system.order, -1)
+
+
 def step_matrix(system: LinearSystem) -> Tensor:
     """[Ā | B̄], or [Ā − I | B̄], the change of the state in one step, for a system that is `near_identity`.
 

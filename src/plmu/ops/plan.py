@@ -86,6 +86,13 @@ def plan(
         raise ValueError(f"algorithm must be auto or one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     if kind == "project" and out is None:
         raise ValueError("out is needed to plan project: the first size of its weight")
+    if not isinstance(system, LinearSystem):
+        raise TypeError(f"system must be a plmu.LinearSystem, got {type(system).__name__}")
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
+    for name, value, least in (("batch", batch, 0), ("time", time, 1), ("channels", channels, 1), ("out", out, 1)):
+        if value is not None and (isinstance(value, float) or value < least):
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
     if kind == "final_state" and algorithm != "auto":
         raise ValueError(f"final_state has one algorithm, equation 25: algorithm must be auto, got {algorithm!r}")
     if system.inputs is not None and channels != system.inputs:
@@ -149,17 +156,15 @@ def _known_plan(
         return Plan(kind, algorithm, reason="asked for by name.")
     candidates: dict[str, tuple[float, Plan]] = {}
     for chunk in _chunks(sizes, resets):
-        for fold in (False, True) if kind == "project" and not resets else (False,):
+        for fold in (False, True) if kind == "project" and not resets and _may_fold(sizes, chunk) else (False,):
             seconds = _chunked(kind, sizes, rates, half, chunk, fold)
             name = f"chunked, {chunk} steps" + (", folded" if fold else "")
-            candidates[name] = (seconds, Plan(kind, "chunked", chunk, fold, _tile(sizes, chunk, device)))
+            candidates[name] = (seconds, Plan(kind, "chunked", chunk, fold, _tile(sizes, chunk, device, resets)))
     if algorithm == "auto" and (kind == "states" or sizes.states <= SMALL):
         if sizes.time <= FEW_STEPS:
             candidates["recurrent"] = (_recurrent(kind, sizes, rates), Plan(kind, "recurrent"))
-        if not resets:
-            candidates["fft"] = (_fft(kind, sizes, rates), Plan(kind, "fft"))
-            if sizes.time**2 * sizes.order * sizes.inputs <= LARGEST_MATRIX:
-                candidates["toeplitz"] = (_toeplitz(kind, sizes, rates), Plan(kind, "toeplitz"))
+        if not resets and sizes.time**2 * sizes.order * sizes.inputs <= LARGEST_MATRIX:
+            candidates["toeplitz"] = (_toeplitz(kind, sizes, rates), Plan(kind, "toeplitz"))
     _, chosen = min(candidates.values(), key=lambda candidate: candidate[0])
     costs = {name: seconds for name, (seconds, _) in candidates.items()}
     why = _WHY["folded" if chosen.fold else chosen.algorithm].format(chunk=chosen.chunk)
@@ -170,7 +175,6 @@ def _known_plan(
 _WHY = {
     "recurrent": "Too few steps for anything but equation 19 itself.",
     "toeplitz": "Short enough for one product over all steps (equations 22 to 24).",
-    "fft": "The convolution by FFT (equation 26).",
     "chunked": "Blocks of {chunk} steps, one product with a constant matrix each, states carried between them.",
     "folded": "Blocks of {chunk} steps, with the weight multiplied into their matrix: cheaper than {chunk} states.",
 }
@@ -190,11 +194,19 @@ def _matrix(sizes: _Sizes, chunk: int) -> int:
     return chunk * sizes.order * (chunk * sizes.inputs + sizes.order)
 
 
-def _tile(sizes: _Sizes, chunk: int, device: str) -> int:
-    """Blocks of m at a time: a few MiB, or a quarter of input and output where that is more."""
+def _may_fold(sizes: _Sizes, chunk: int) -> bool:
+    """Whether the weight times the block matrix is no larger than what goes in and out."""
+    folded = chunk * sizes.out * (chunk * sizes.inputs + sizes.order) * sizes.channels
+    return folded <= max(SMALL, sizes.batch * sizes.time * (sizes.inputs * sizes.channels + sizes.out))
+
+
+def _tile(sizes: _Sizes, chunk: int, device: str, resets: bool = False) -> int:
+    """Blocks of m at a time: a few MiB, or a quarter of input and output where that is more. With resets each block has
+    a matrix of its own too."""
     least = 1 << 24 if device == "cuda" else 1 << 21
     moved = sizes.batch * sizes.time * (sizes.inputs * sizes.channels + sizes.out)
-    return max(1, max(least, moved // 4) // (chunk * sizes.order * sizes.channels))
+    width = max(sizes.channels, chunk * sizes.inputs) if resets else sizes.channels
+    return max(1, max(least, moved // 4) // (chunk * sizes.order * width))
 
 
 def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, fold: bool) -> float:
@@ -233,13 +245,6 @@ def _recurrent(kind: str, sizes: _Sizes, rates: _Device) -> float:
 def _toeplitz(kind: str, sizes: _Sizes, rates: _Device) -> float:
     flops = 4 * sizes.states * sizes.time * sizes.inputs
     return _plain(kind, sizes, rates, flops, 2 * sizes.states, 10)
-
-
-def _fft(kind: str, sizes: _Sizes, rates: _Device) -> float:
-    points = 2 * sizes.time
-    padded = 2 * sizes.states * (2 if sizes.channels > 1 else 1)  # strided transforms take twice as long
-    flops = 100 * padded * points.bit_length() + 8 * padded * (sizes.inputs - 1)  # far below the rate of products
-    return _plain(kind, sizes, rates, flops, 6 * padded, 25)
 
 
 def _plain(kind: str, sizes: _Sizes, rates: _Device, flops: float, moved: float, launches: int) -> float:

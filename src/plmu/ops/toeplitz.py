@@ -7,11 +7,19 @@ from torch import Tensor
 from plmu.ops.matrices import apply, block_toeplitz, free_response
 from plmu.systems import LinearSystem
 
+LARGEST = 1 << 29  # elements of the matrix
+
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None) -> Tensor:
     """All states (batch, time, order, channels) of u (batch, time, inputs, channels)."""
     assert resets is None, "the plan gives resets to recurrent and chunked only"
     batch, time, inputs, channels = u.shape
+    elements = time**2 * system.order * inputs
+    if elements > LARGEST:
+        raise ValueError(
+            f"algorithm='toeplitz' needs a matrix of {elements:.1e} elements for {time} steps and order {system.order}:"
+            " use auto, chunked or fft"
+        )
     product = system.derive(block_toeplitz, time, dtype=u.dtype, device=u.device)
     m = apply(product, u.reshape(batch, time * inputs, channels))  # (batch, time · order, channels)
     if state is not None:
