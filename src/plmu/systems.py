@@ -306,9 +306,10 @@ def _own(tensor: Tensor) -> Tensor:
 
 def _as_float64(value: Any, name: str) -> Tensor:
     try:
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        # On the CPU whatever the default device is: that may be one without float64, or "meta".
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
         if not isinstance(value, Tensor) and not tensor.is_complex():
-            tensor = torch.as_tensor(value, dtype=torch.float64)
+            tensor = torch.as_tensor(value, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must be a tensor or nested lists of numbers: {error}") from None
     if tensor.is_complex():

@@ -233,7 +233,7 @@ def system_of(name: str, case: Case) -> tuple[plmu.LinearSystem, dict[str, Tenso
 def comparison(case: Case, name: str = "delay network") -> Comparison:
     fewest = case.batch * case.channels * min(case.time, case.order)
     trained = {TRAINED_THETA: 1, TRAINED: case.order, TRAINED_INPUTS: case.order * case.channels}
-    drawn = DRAWN if case.time < 50 else DRAWN // 4
+    drawn = DRAWN if case.time < 20 else DRAWN // 4
     draws = math.ceil(drawn / min(fewest, trained.get(name, fewest)))
     return Comparison(case, *system_of(name, case), draws=draws)
 
@@ -263,7 +263,7 @@ def with_algorithms(cases: list[dict], algorithms: tuple[str, ...] = ALGORITHMS)
     return [(Case(**case), name) for case in cases for name in algorithms if runs(Case(**case), name)]
 
 
-@pytest.mark.parametrize(("case", "algorithm"), with_algorithms(pairwise(FACTORS, fits(1_000_000))), ids=str)
+@pytest.mark.parametrize(("case", "algorithm"), with_algorithms(pairwise(FACTORS, fits(400_000))), ids=str)
 def test_against_the_recurrence(case: Case, algorithm: str) -> None:
     """Each algorithm sees every pair of precision, sizes, initial state and lengths."""
     comparison(case).check(algorithm)
@@ -296,7 +296,7 @@ def test_resets_in_full(case: Case) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", FACTORS["dtype"], ids=str)
-@pytest.mark.parametrize(("time", "inputs"), [(1, 2), (63, 1), (300, 5)])
+@pytest.mark.parametrize(("time", "inputs"), [(1, 2), (63, 1), (129, 5)])
 def test_several_inputs_drive_one_system(time: int, inputs: int, dtype: torch.dtype, algorithm: str) -> None:
     comparison(Case(4, time, inputs, 3, dtype), SEVERAL_INPUTS).check(algorithm)
 
@@ -309,7 +309,7 @@ def test_several_inputs_with_resets(inputs: int, algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("time", "name"), [(7, TRAINED), (300, TRAINED), (63, TRAINED_INPUTS), (31, TRAINED_THETA)])
+@pytest.mark.parametrize(("time", "name"), [(7, TRAINED), (129, TRAINED), (63, TRAINED_INPUTS), (31, TRAINED_THETA)])
 def test_gradients_of_a_trained_system(time: int, name: str, dtype: torch.dtype, algorithm: str) -> None:
     trained = comparison(Case(4, time, 3, 3, dtype), name)
     assert trained.problems[0].system.trained
@@ -327,7 +327,7 @@ def test_gradients_of_a_trained_system_with_resets(name: str, algorithm: str) ->
 @pytest.mark.parametrize(("order", "name"), [(1, "cumulative sum"), (2, "rotation")])
 def test_systems_that_never_forget(order: int, name: str, dtype: torch.dtype, algorithm: str) -> None:
     """ρ(A) = 1: nothing decays."""
-    comparison(Case(order, 300, 2, 3, dtype), name).check(algorithm)
+    comparison(Case(order, 129, 2, 3, dtype), name).check(algorithm)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -355,10 +355,10 @@ def test_a_cumulative_sum_is_one(algorithm: str) -> None:
 
 
 def test_pairwise_leaves_no_pair_out() -> None:
-    cases = pairwise(FACTORS, fits(1_000_000))
-    assert cases == pairwise(FACTORS, fits(1_000_000))
+    cases = pairwise(FACTORS, fits(400_000))
+    assert cases == pairwise(FACTORS, fits(400_000))
     covered = {pair for case in cases for pair in _pairs(case)}
-    assert covered == {pair for case in product(FACTORS, fits(1_000_000)) for pair in _pairs(case)}
+    assert covered == {pair for case in product(FACTORS, fits(400_000)) for pair in _pairs(case)}
     assert len(cases) < 50
 
 

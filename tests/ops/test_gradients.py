@@ -35,7 +35,8 @@ def system_arguments(kind: str) -> tuple[Callable[..., plmu.LinearSystem], tuple
 
 
 def check(function: Callable[..., object], inputs: tuple[Tensor, ...]) -> None:
-    assert gradcheck(function, inputs)
+    """Along random directions, which float64 makes as good as along all."""
+    assert gradcheck(function, inputs, fast_mode=True)
     assert gradgradcheck(function, inputs, fast_mode=True)
 
 

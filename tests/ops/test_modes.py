@@ -83,7 +83,7 @@ def compiled(function: Callable) -> Callable:
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
-    ("algorithm", "padded"), [("chunked", False), ("auto", False), *[(algorithm, True) for algorithm in ALGORITHMS]]
+    ("algorithm", "padded"), [("chunked", False), *[(algorithm, True) for algorithm in ALGORITHMS]]
 )
 def test_compiled(algorithm: str, padded: bool) -> None:
     function = everything(fresh_system(), algorithm, lengths=LENGTHS if padded else None)
@@ -91,7 +91,7 @@ def test_compiled(algorithm: str, padded: bool) -> None:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("algorithm", RESETTING)
+@pytest.mark.parametrize("algorithm", ["chunked", "recurrent"])
 def test_compiled_with_resets(algorithm: str) -> None:
     function = everything(fresh_system(), algorithm, RESETS)
     assert_same(with_gradients(compiled(function)), with_gradients(function))
