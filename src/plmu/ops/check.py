@@ -86,7 +86,7 @@ def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.devic
     if lengths is None:
         return None
     try:
-        values = torch.as_tensor(lengths)
+        values = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"lengths must be whole numbers, one for each sequence; got {lengths!r}") from None
     if values.numel() == 0:
