@@ -58,7 +58,7 @@ class Stream:
 
     def push(self, x: Tensor | Any) -> Tensor:
         """One sample in, one output out. On an error the state stays as it was."""
-        with torch.no_grad():
+        with torch.inference_mode():
             sample, single = self._sample(x)
             out, state = self.model.step(sample, self._state)
             self.steps += 1
@@ -68,7 +68,7 @@ class Stream:
             if self.missing == "hold":
                 sample = sample.clone()  # the caller may write the next one into the same memory
         self._state, self._last, self._single = state, sample, single
-        return out[0] if single else out
+        return out[0].clone() if single else out.clone()  # an ordinary tensor, which may be used in training
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, so that `Stream.restore(model, path)` goes on from here, in any process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from plmu.ops.matrices import apply, step_matrix
 from plmu.systems import LinearSystem
@@ -19,11 +20,12 @@ class Stepper:
 
     def __call__(self, u: Tensor, state: Tensor) -> Tensor:
         both = torch.cat([state, u], dim=1)
-        if not self.incremental:
-            return apply(self.matrix, both)
         if state.shape[-1] == 1:
-            return torch.addmm(state.squeeze(-1), both.squeeze(-1), self.matrix.mT).unsqueeze(-1)
-        return state + apply(self.matrix, both)
+            flat = both.squeeze(-1)
+            if self.incremental:
+                return torch.addmm(state.squeeze(-1), flat, self.matrix.mT).unsqueeze(-1)
+            return linear(flat, self.matrix).unsqueeze(-1)
+        return state + apply(self.matrix, both) if self.incremental else apply(self.matrix, both)
 
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None) -> Tensor:
