@@ -51,7 +51,7 @@ def test_two_processes_train_as_one(tmp_path):
 
     restarting = [*command[:3], "--max-restarts", "2", *command[3:]]
     process = subprocess.Popen(
-        [*restarting, str(tmp_path / "d"), "4", "0.03"],
+        [*restarting, str(tmp_path / "d"), "4", "0.1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=environment,
@@ -172,5 +172,6 @@ def _newest(folder: Path) -> str:
 
 
 def _children(parent: int) -> list[int]:
+    """The workers that torchrun has started, by their command; it has helpers of its own."""
     listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(word) for word in listed]
+    return [int(word) for word in listed if b"worker.py" in Path(f"/proc/{word}/cmdline").read_bytes()]
