@@ -27,7 +27,7 @@ class Stream:
     >>> stream = plmu.Stream(model)
     >>> y = stream.push(x)  # x: (features,) or (batch, features), or token numbers () or (batch,)
 
-    The model itself keeps its training mode; its parameters are shared, so further training shows in the stream.
+    A stream is the model as it was when the stream was made: what happens to the model later does not show in it.
 
     Args:
         model: any steppable module.
@@ -43,8 +43,10 @@ class Stream:
             )
         if missing not in MISSING:
             raise ValueError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
-        self.model = _evaluating(model)
-        self._weight, first = _first_weight(model)
+        frozen = copy.deepcopy(model).eval().requires_grad_(False)
+        self._step = frozen.frozen_step()
+        self._initial_state = frozen.initial_state
+        self._weight, first = _first_weight(frozen)
         self._tokens = isinstance(first, nn.Embedding)
         self.missing = missing
         self.reset()
@@ -60,7 +62,7 @@ class Stream:
         """One sample in, one output out. On an error the state stays as it was."""
         with torch.inference_mode():
             sample, single = self._sample(x)
-            out, state = self.model.step(sample, self._state)
+            out, state = self._step(sample, self._state)
             self.steps += 1
             if self.steps % _FLUSH_EVERY == 0:
                 # In silence a state decays into subnormal numbers, where it stays and a CPU is many times slower.
@@ -94,7 +96,7 @@ class Stream:
         if stream._last is None or stream._last.dim() == 0:
             raise FileFormatError(f"{path} has a state without the last sample")
         place = stream._last if weight is None else weight
-        expected = model.initial_state(stream._last.shape[0], place.dtype, place.device)
+        expected = stream._initial_state(stream._last.shape[0], place.dtype, place.device)
         wanted = [(tuple(value.shape), value.dtype) for value in _leaves(expected)]
         found = [tensors[name] for i in range(len(tensors)) if (name := f"state.{i}") in tensors]
         given = [(tuple(value.shape), value.dtype) for value in found]
@@ -148,12 +150,6 @@ class Stream:
         assert like is not None
         held = self._last if self._last is not None and self.missing == "hold" else torch.zeros_like(like)
         return held if sample is None else torch.where(torch.isnan(sample), held, sample)
-
-
-def _evaluating(model: Steppable) -> Steppable:
-    """The model in evaluation mode: its modules are copied, its parameters and buffers are the same objects."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared).eval()
 
 
 def _first_weight(model: nn.Module) -> tuple[Tensor | None, nn.Module]:

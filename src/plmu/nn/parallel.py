@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from plmu.nn.memory import Memory, plain_order, plain_theta
-from plmu.nn.steppable import Activation, Steppable, activation, check_features, last_valid, positive
+from plmu.nn.steppable import Activation, Step, Steppable, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.systems import LinearSystem
 
@@ -140,6 +140,9 @@ class ParallelLMU(Steppable):
         m = self.memory.stepper(state.dtype, x.device)(_as(u, state.dtype), state)
         return self._output_of_state(m, x), m
 
+    def frozen_step(self) -> Step:
+        return _folded(self) if _is_linear(self) else self.step
+
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
 
@@ -171,6 +174,53 @@ class ParallelLMU(Steppable):
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}, memory_size={self.memory_size}"
         return text if self.returns_sequences else text + ", return_sequences=False"
+
+
+def _is_linear(layer: ParallelLMU) -> bool:
+    """Whether all of a step before f2 is one linear map of a single channel's state and x, in one precision."""
+    encoder = layer.encoder
+    plain = encoder is None or (
+        type(encoder) is nn.Linear and not encoder._forward_hooks and not encoder._forward_pre_hooks
+    )
+    one_channel = layer.memory.groups == layer.memory.channels == 1
+    wide = layer.memory_weight.dtype in (torch.float32, torch.float64)
+    return type(layer) is ParallelLMU and plain and one_channel and wide and layer.f1 is None and layer.gate is None
+
+
+def _folded(layer: ParallelLMU) -> Step:
+    """Equations 18 to 20 as one product: [m_t ; W_m m_t + W_x x_t + b_o] from [m_{t-1} ; x_t]. A step of a stream is
+    short of time for calls, not for arithmetic."""
+    weight = layer.memory_weight.detach()
+    dtype, device, order = weight.dtype, weight.device, layer.memory.order
+    with torch.no_grad():
+        system = layer.memory.systems()[0]
+        A, B = system.A.double().to(device), system.B.double().to(device).reshape(order, -1)
+        readout = weight.double().flatten(1)
+        offset = weight.new_zeros(order, dtype=torch.float64)
+        if layer.encoder is not None:
+            if layer.encoder.bias is not None:
+                offset = B @ layer.encoder.bias.double()
+            B = B @ layer.encoder.weight.double()
+        from_input, output_offset = readout @ B, readout @ offset
+        if layer.input_weight is not None:
+            from_input = from_input + layer.input_weight.double()
+        if layer.bias is not None:
+            output_offset = output_offset + layer.bias.double()
+        change = A - torch.eye(order, dtype=A.dtype, device=device) if system.near_identity else A
+        rows = torch.cat([torch.cat([change, B], dim=1), torch.cat([readout @ A, from_input], dim=1)])
+        matrix, constant = rows.to(dtype), torch.cat([offset, output_offset]).to(dtype)
+
+    def step(x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        if state is None or torch.is_autocast_enabled(device.type):
+            return layer.step(x, state)
+        before = state.squeeze(2)
+        both = linear(torch.cat([before, x], dim=1), matrix, constant)
+        m, out = both[:, :order], both[:, order:]
+        if system.near_identity:
+            m = before + m
+        return layer._output(out), m.unsqueeze(2)
+
+    return step
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.nn.steppable import Steppable
+from plmu.nn.steppable import Step, Steppable
 from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid
 
 # Modules of torch that act on each time step alone, on the last axis or on single elements.
@@ -90,6 +90,20 @@ class Sequential(Steppable):
                 x = module(x)
         return x, tuple(states)
 
+    def frozen_step(self) -> Step:
+        steps = [
+            module.frozen_step() if isinstance(module, Steppable) else _stateless(module) for module in self.layers
+        ]
+
+        def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+            after = []
+            for one, before in zip(steps, self._states(state), strict=True):
+                x, new = one(x, before)
+                after.append(new)
+            return x, tuple(after)
+
+        return step
+
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
         return tuple(
             module.initial_state(batch, dtype, device) if isinstance(module, Steppable) else None
@@ -131,6 +145,15 @@ class Residual(Steppable):
             out, state = self.module.step(x, state)
             return self._sum(x, out), state
         return self._sum(x, self.module(x)), None
+
+    def frozen_step(self) -> Step:
+        inner = self.module.frozen_step() if isinstance(self.module, Steppable) else _stateless(self.module)
+
+        def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+            out, new = inner(x, state)
+            return self._sum(x, out), new
+
+        return step
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.module.initial_state(batch, dtype, device) if isinstance(self.module, Steppable) else None
@@ -180,6 +203,10 @@ def _checked(x: Tensor, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor
         raise ValueError(f"x must be a tensor (batch, time, features), or (batch, time) of token numbers; got {kind}")
     known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     return known, checked_resets(resets, x.shape[0], x.shape[1], x.device)
+
+
+def _stateless(module: nn.Module) -> Step:
+    return lambda x, state: (module(x), None)
 
 
 def _keep_output(out: Tensor, lengths: Tensor | None, sequences: bool) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from plmu.ops.check import Lengths, checked_lengths
 
 Activation = str | Callable[[Tensor], Tensor] | None
+Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -45,6 +46,10 @@ class Steppable(nn.Module):
     @abstractmethod
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """x (batch, features) to out (batch, features) and the next state."""
+
+    def frozen_step(self) -> Step:
+        """`step` as a function for many calls with weights that stay as they are now: constants may be folded."""
+        return self.step
 
     @abstractmethod
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
