@@ -172,7 +172,8 @@ def test_a_folded_step_is_the_step(name: str, batch: int, dtype: torch.dtype) ->
     for value in layer.parameters():
         torch.nn.init.normal_(value, std=0.3) if value.dim() == 1 else None  # biases that would show
     folded = layer.frozen_step()
-    assert folded.__name__ == "step" and folded != layer.step
+    assert folded.__name__ == "step"
+    assert folded != layer.step
     state = torch.randn_like(layer.initial_state(batch, dtype, torch.device("cpu")))
     with torch.no_grad():
         for x in torch.randn(5, batch, layer.input_size, dtype=dtype):
