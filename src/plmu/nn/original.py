@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from plmu.nn import coupled
 from plmu.nn.memory import Memory, plain_order, plain_theta
-from plmu.nn.steppable import Activation, Steppable, activation, check_features, positive
+from plmu.nn.steppable import Activation, Steppable, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
-from plmu.systems import LinearSystem
+from plmu.systems import LinearSystem, _values_unknown
 
 State = tuple[Tensor, Tensor]
 
@@ -129,6 +130,13 @@ class LMUCell(nn.Module):
             return u, linear(x, self.input_weight, self.bias)
         return u, None if self.bias is None else self.bias.to(u.dtype)
 
+    def _multiplies_out(self, x: Tensor) -> bool:
+        """Whether `coupled` can run this: one memory channel in one full precision, tanh, and plain autograd."""
+        memory = self.memory
+        simple = memory.groups == memory.channels == 1 and memory.width == 1 and self.f is torch.tanh
+        wide = x.dtype == result_dtype(x) and x.dtype in (torch.float32, torch.float64)
+        return simple and wide and not _values_unknown(x)
+
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}"
 
@@ -207,6 +215,8 @@ class LMU(Steppable):
         resets = checked_resets(resets, batch, time, x.device)
         x = keep_valid(x, known)
         h, m = cell._checked_state(state, x)
+        if resets is None and cell._multiplies_out(x):
+            return self._coupled(x, h, m, known)
         h = h.to(result_dtype(x))
         u, to_hidden = cell._from_input(x)
         loop = _Loop(cell, x, m.dtype)
@@ -229,6 +239,19 @@ class LMU(Steppable):
         if self.returns_sequences:
             return keep_valid(torch.stack(outputs, dim=1), known), state
         return h if known is None else torch.where((known > 0)[:, None], h, 0.0), state
+
+    def _coupled(self, x: Tensor, h: Tensor, m: Tensor, lengths: Tensor | None) -> tuple[Tensor, State]:
+        """The same by one product a step."""
+        order = self.cell.memory.order
+        z = coupled.states(self.cell, self.cell.memory.systems()[0], x, h, m).transpose(0, 1)  # (batch, time, [m ; h])
+        last = last_valid(z, lengths)
+        if lengths is not None:  # a sequence of no steps stays where it was
+            last = torch.where((lengths > 0)[:, None], last, torch.cat([m.squeeze(2), h], dim=1))
+        state = (last[:, order:], last[:, :order, None])
+        if self.returns_sequences:
+            return keep_valid(z[:, :, order:], lengths), state
+        out = state[0] if lengths is None else torch.where((lengths > 0)[:, None], state[0], 0.0)
+        return out, state
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         return self.cell(x, state)  # type: ignore[no-any-return]

@@ -1,0 +1,104 @@
+"""Equations 15 to 17 with everything linear in them multiplied out, for one memory channel.
+
+With z = [m ; h] a step of the original LMU is z_t = φ(M z_{t-1} + V x_t + c), where φ is f on h and nothing on m:
+
+    M = [[Ā + B̄ E_m, B̄ E_h], [W_m (Ā + B̄ E_m), W_m B̄ E_h + W_h]],  V = [B̄ E_x ; W_m B̄ E_x + W_x],  c = [0 ; b]
+
+V x + c is one product for all steps. What is left for each is one product and one tanh, forward and backward; the
+gradient of M is again one product for all steps. For a system near the identity M holds Ā − I, which rounds better,
+and m_{t-1} is added.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+from plmu.ops.matrices import step_matrix
+from plmu.systems import LinearSystem
+
+if TYPE_CHECKING:
+    from plmu.nn.original import LMUCell
+
+
+def states(cell: LMUCell, system: LinearSystem, x: Tensor, h: Tensor, m: Tensor) -> Tensor:
+    """All z (time, batch, order + hidden) of x (batch, time, input) from h (batch, hidden) and m (batch, order, 1)."""
+    order = system.order
+    known = system.derive(step_matrix, dtype=x.dtype, device=x.device)
+    A, B = known[:, :order], known[:, order:]
+    from_memory = A if cell.memory_encoder is None else A + B @ cell.memory_encoder
+    from_hidden = known.new_zeros(order, cell.hidden_size) if cell.hidden_encoder is None else B @ cell.hidden_encoder
+    top = torch.cat([from_memory, from_hidden], dim=1)
+    bottom = cell.memory_weight @ top
+    if system.near_identity:
+        bottom = bottom + pad(cell.memory_weight, (0, cell.hidden_size))
+    if cell.hidden_weight is not None:
+        bottom = bottom + pad(cell.hidden_weight, (order, 0))
+    drive = B @ cell.input_encoder
+    drive_hidden = cell.memory_weight @ drive
+    if cell.input_weight is not None:
+        drive_hidden = drive_hidden + cell.input_weight
+    constant = None if cell.bias is None else pad(cell.bias, (order, 0))
+    driven = linear(x.transpose(0, 1), torch.cat([drive, drive_hidden]), constant)
+    start = torch.cat([m.squeeze(2), h], dim=1)
+    found: Tensor = _Coupled.apply(driven, start, torch.cat([top, bottom]), order, system.near_identity)
+    return found
+
+
+def plain(driven: Tensor, start: Tensor, matrix: Tensor, order: int, incremental: bool) -> Tensor:
+    """z_t = φ(M z_{t-1} + driven_t), with m_{t-1} added to m_t if `incremental`, one step after another."""
+    z, collected = start, []
+    for v in driven.unbind():
+        total = torch.addmm(v, z, matrix.mT)
+        m = z[:, :order] + total[:, :order] if incremental else total[:, :order]
+        z = torch.cat([m, torch.tanh(total[:, order:])], dim=1)
+        collected.append(z)
+    return torch.stack(collected)
+
+
+class _Coupled(torch.autograd.Function):
+    """The same in two or three kernels a step, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, driven: Tensor, start: Tensor, matrix: Tensor, order: int, incremental: bool) -> Tensor:
+        time, batch, width = driven.shape
+        z = driven.new_empty(time + 1, batch, width)
+        z[0] = start
+        transposed = matrix.mT
+        for t in range(time):
+            torch.addmm(driven[t], z[t], transposed, out=z[t + 1])
+            z[t + 1, :, order:].tanh_()
+            if incremental:
+                z[t + 1, :, :order] += z[t, :, :order]
+        ctx.save_for_backward(driven, start, matrix, z)
+        ctx.order, ctx.incremental = order, incremental
+        return z[1:]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        driven, start, matrix, z = ctx.saved_tensors
+        order, incremental = ctx.order, ctx.incremental
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted: let autograd make it
+            inputs = tuple(
+                one for one, needed in zip((driven, start, matrix), ctx.needs_input_grad, strict=False) if needed
+            )
+            again = plain(driven, start, matrix, order, incremental)
+            found = iter(torch.autograd.grad(again, inputs, gradient, create_graph=True))
+            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None)
+        total = torch.empty_like(z[1:])  # of M z_{t-1} + driven_t
+        total[-1] = gradient[-1]
+        for t in range(gradient.shape[0] - 1, -1, -1):
+            if t + 1 < gradient.shape[0]:
+                torch.addmm(gradient[t], total[t + 1], matrix, out=total[t])
+                if incremental:
+                    total[t, :, :order] += total[t + 1, :, :order]
+            hidden = total[t, :, order:]
+            torch.ops.aten.tanh_backward.grad_input(hidden, z[t + 1, :, order:], grad_input=hidden)
+        for_start = total[0] @ matrix
+        if incremental:
+            for_start[:, :order] += total[0, :, :order]
+        for_matrix = total.flatten(0, 1).mT @ z[:-1].flatten(0, 1) if ctx.needs_input_grad[2] else None
+        return total, for_start, for_matrix, None, None
