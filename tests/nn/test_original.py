@@ -113,8 +113,8 @@ def test_each_switch_takes_one_connection_away(switch: str, weight: str) -> None
     assert "bias" in dict(build(LMUCell, bias=True).named_parameters())
 
 
-def test_initial_values() -> None:
-    cell = LMUCell(1, 200, order=100, theta=THETA, bias=True)
+def test_initial_values_of_the_memory_kind() -> None:
+    cell = LMUCell(1, 200, order=100, theta=THETA, bias=True, init="memory")
     assert torch.equal(cell.input_encoder, torch.ones(1, 1))
     for weight in (cell.hidden_encoder, cell.memory_encoder, cell.input_weight, cell.hidden_weight, cell.bias):
         assert not weight.any()
@@ -124,6 +124,23 @@ def test_initial_values() -> None:
     assert cell.memory_weight.std().item() == pytest.approx(deviation, rel=0.025)
     assert abs(cell.memory_weight.mean().item()) < 5 * deviation / 20_000**0.5
     assert (cell.memory_weight.abs() > 2 * deviation).double().mean().item() == pytest.approx(0.0455, abs=0.0075)
+
+
+def test_initial_values() -> None:
+    cell = LMUCell(300, 200, order=100, theta=THETA, memory_size=100, bias=True)
+    for weight in (cell.memory_encoder, cell.bias):
+        assert not weight.any()
+    # Variances of 20,000 draws and more are known to 1 %; five times that is certain.
+    for weight, variance in (
+        (cell.input_encoder, 1 / 300),
+        (cell.hidden_encoder, 1 / 200),
+        (cell.input_weight, 2 / 500),
+        (cell.hidden_weight, 2 / 400),
+        (cell.memory_weight, 2 / 10_200),
+    ):
+        assert weight.var().item() == pytest.approx(variance, rel=0.05)
+    assert cell.input_encoder.abs().max() <= (3 / 300) ** 0.5  # uniform
+    assert torch.equal(LMUCell(1, 4, order=3, theta=THETA).input_encoder, torch.ones(1, 1))
 
 
 def test_several_inputs_enter_the_memory_at_unit_variance() -> None:
@@ -229,6 +246,7 @@ def test_a_bad_state_is_named(state: object, error: type[Exception], message: st
         ({"system": plmu.LinearSystem([[0.5]], [1.0])}, "not both"),
         ({"hidden_activation": "swash"}, "hidden_activation .*relu, tanh.*'swash'"),
         ({"trainable": "order"}, "trainable"),
+        ({"init": "zero"}, "init must be one of general, memory, got 'zero'"),
     ],
     ids=str,
 )

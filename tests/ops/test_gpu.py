@@ -92,3 +92,19 @@ def test_layers_compiled_captured_and_autocast():
 def _error(value, exact):
     exact = exact.detach().double().cpu()
     return float((value.detach().double().cpu() - exact).norm() / exact.norm().clamp(min=1e-300))
+
+
+@pytest.mark.parametrize(("order", "hidden"), [(4, 49), (40, 111), (256, 30)])
+@pytest.mark.parametrize("theta", [1.0, 1000.0], ids=["short window", "near the identity"])
+def test_the_original_lmu(order: int, hidden: int, theta: float) -> None:
+    layer = plmu.LMU(1, hidden, order=order, theta=theta * order)
+    x = torch.randn(5, 37, 1)
+    exact = [*_lmu_results(layer.double(), x.double())]
+    ours = [*_lmu_results(layer.float().cuda(), x.cuda())]
+    for a, b in zip(ours, exact, strict=True):
+        assert _error(a, b) < ERROR[torch.float32]
+
+
+def _lmu_results(layer: plmu.LMU, x: torch.Tensor) -> list[torch.Tensor]:
+    out, (h, m) = layer(x)
+    return [out, h, m, *torch.autograd.grad(out.sin().sum() + m.square().sum(), list(layer.parameters()))]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import plmu
 from plmu.data import addition
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.rivals import lstm
 from plmu.nn.steppable import Steppable, last_valid
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
@@ -48,6 +49,8 @@ class LSTMModel:
 
     hidden: int = 64
     """Units."""
+    forget_bias: float = 1.0
+    """What the bias of the forget gates starts at."""
     length: int = 1000
     """Steps of the longest training sequences, and of the test."""
     shortest: int = 100
@@ -91,7 +94,7 @@ class Addition(Experiment):
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         model = config.model
         if isinstance(model, LSTMModel):
-            return LastOutput(nn.LSTM(2, model.hidden, batch_first=True), nn.Linear(model.hidden, 1))
+            return LastOutput(lstm(2, model.hidden, forget_bias=model.forget_bias), nn.Linear(model.hidden, 1))
         layer = plmu.ParallelLMU(
             2,
             model.hidden,

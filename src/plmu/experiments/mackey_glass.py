@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import plmu
 from plmu.data import mackey_glass
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.rivals import lstm
 from plmu.nn.steppable import ACTIVATIONS, Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
@@ -50,6 +51,8 @@ class LSTMModel:
     """Units of each layer."""
     layers: int = 4
     """How many layers."""
+    forget_bias: float = 1.0
+    """What the bias of the forget gates starts at."""
 
 
 @dataclass
@@ -78,6 +81,8 @@ class HybridModel:
     """Units of an LMU layer."""
     lstm_hidden: int = 25
     """Units of an LSTM layer."""
+    forget_bias: float = 1.0
+    """What the bias of the forget gates starts at."""
 
 
 class MackeyGlass(Experiment):
@@ -119,7 +124,7 @@ class MackeyGlass(Experiment):
         if isinstance(model, PlmuModel):
             return Ours(model, task.train[0])
         if isinstance(model, LSTMModel):
-            return Recurrent(nn.LSTM(1, model.hidden, model.layers, batch_first=True), nn.Linear(model.hidden, 1))
+            return Recurrent(lstm(1, model.hidden, model.layers, model.forget_bias), nn.Linear(model.hidden, 1))
         if isinstance(model, LMUModel):
             sizes = [1] + [model.hidden] * model.layers
             lmus = [plmu.LMU(a, b, order=model.order, theta=model.theta) for a, b in pairwise(sizes)]
@@ -127,9 +132,9 @@ class MackeyGlass(Experiment):
         a, b = model.lmu_hidden, model.lstm_hidden
         return Recurrent(
             plmu.LMU(1, a, order=model.order, theta=model.theta),
-            nn.LSTM(a, b, batch_first=True),
+            lstm(a, b, forget_bias=model.forget_bias),
             plmu.LMU(b, a, order=model.order, theta=model.theta),
-            nn.LSTM(a, b, batch_first=True),
+            lstm(a, b, forget_bias=model.forget_bias),
             nn.Linear(b, 1),
         )
 

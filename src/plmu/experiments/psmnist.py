@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy, dropout, linear
 import plmu
 from plmu.data import mnist
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.rivals import lstm
 from plmu.nn.steppable import Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
@@ -50,6 +51,8 @@ class LSTMModel:
 
     hidden: int = 200
     """Units."""
+    forget_bias: float = 1.0
+    """What the bias of the forget gates starts at."""
     label_smoothing: float = 0.0
     """How much of each label is spread over all classes."""
 
@@ -115,9 +118,11 @@ class PermutedMNIST(Experiment):
             return Ours(model, task.train[0])
         layer: nn.Module
         if isinstance(model, LSTMModel):
-            layer = nn.LSTM(1, model.hidden, batch_first=True)
+            layer = lstm(1, model.hidden, forget_bias=model.forget_bias)
         else:
-            layer = plmu.LMU(1, model.hidden, order=model.order, theta=model.theta, return_sequences=False)
+            layer = plmu.LMU(
+                1, model.hidden, order=model.order, theta=model.theta, init="memory", return_sequences=False
+            )
         return LastOutput(layer, nn.Linear(model.hidden, 10))
 
     def deployable(self, model: nn.Module) -> Steppable | None:

@@ -11,6 +11,9 @@ and m_{t-1} is added.
 
 from __future__ import annotations
 
+import importlib.util
+from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,19 +63,13 @@ def plain(driven: Tensor, start: Tensor, matrix: Tensor, order: int, incremental
 
 
 class _Coupled(torch.autograd.Function):
-    """The same in two or three kernels a step, forward and backward."""
+    """The same in a kernel or a few a step, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, driven: Tensor, start: Tensor, matrix: Tensor, order: int, incremental: bool) -> Tensor:
-        time, batch, width = driven.shape
-        z = driven.new_empty(time + 1, batch, width)
+        z = driven.new_empty(driven.shape[0] + 1, *driven.shape[1:])
         z[0] = start
-        transposed = matrix.mT
-        for t in range(time):
-            torch.addmm(driven[t], z[t], transposed, out=z[t + 1])
-            z[t + 1, :, order:].tanh_()
-            if incremental:
-                z[t + 1, :, :order] += z[t, :, :order]
+        _kernels(driven).forward(driven.contiguous(), z, matrix, order, incremental)
         ctx.save_for_backward(driven, start, matrix, z)
         ctx.order, ctx.incremental = order, incremental
         return z[1:]
@@ -90,15 +87,47 @@ class _Coupled(torch.autograd.Function):
             return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None)
         total = torch.empty_like(z[1:])  # of M z_{t-1} + driven_t
         total[-1] = gradient[-1]
-        for t in range(gradient.shape[0] - 1, -1, -1):
-            if t + 1 < gradient.shape[0]:
-                torch.addmm(gradient[t], total[t + 1], matrix, out=total[t])
-                if incremental:
-                    total[t, :, :order] += total[t + 1, :, :order]
-            hidden = total[t, :, order:]
-            torch.ops.aten.tanh_backward.grad_input(hidden, z[t + 1, :, order:], grad_input=hidden)
+        _through_tanh(total[-1, :, order:], z[-1, :, order:])
+        _kernels(driven).backward(gradient.contiguous(), z, total, matrix, order, incremental)
         for_start = total[0] @ matrix
         if incremental:
             for_start[:, :order] += total[0, :, :order]
         for_matrix = total.flatten(0, 1).mT @ z[:-1].flatten(0, 1) if ctx.needs_input_grad[2] else None
         return total, for_start, for_matrix, None, None
+
+
+class _Library:
+    """Steps by torch's own products."""
+
+    @staticmethod
+    def forward(driven: Tensor, z: Tensor, matrix: Tensor, order: int, incremental: bool) -> None:
+        """Fill z[1:] from z[0]."""
+        for t in range(driven.shape[0]):
+            torch.addmm(driven[t], z[t], matrix.mT, out=z[t + 1])
+            z[t + 1, :, order:].tanh_()
+            if incremental:
+                z[t + 1, :, :order] += z[t, :, :order]
+
+    @staticmethod
+    def backward(gradient: Tensor, z: Tensor, total: Tensor, matrix: Tensor, order: int, incremental: bool) -> None:
+        """Fill total[:-1] from total[-1]."""
+        for t in range(gradient.shape[0] - 2, -1, -1):
+            torch.addmm(gradient[t], total[t + 1], matrix, out=total[t])
+            if incremental:
+                total[t, :, :order] += total[t + 1, :, :order]
+            _through_tanh(total[t, :, order:], z[t + 1, :, order:])
+
+
+def _through_tanh(gradient: Tensor, value: Tensor) -> None:
+    torch.ops.aten.tanh_backward.grad_input(gradient, value, grad_input=gradient)
+
+
+def _kernels(driven: Tensor) -> Any:
+    """What runs the steps: our kernels in float32 on a GPU where Triton is installed, else the library."""
+    ours = driven.is_cuda and driven.dtype == torch.float32 and driven.numel() > 0
+    return (_triton() if ours else None) or _Library
+
+
+@cache
+def _triton() -> ModuleType | None:
+    return importlib.import_module("plmu.ops.triton_coupled") if importlib.util.find_spec("triton") else None

@@ -18,6 +18,7 @@ from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets
 from plmu.systems import LinearSystem, _values_unknown
 
 State = tuple[Tensor, Tensor]
+INITS = ("general", "memory")
 
 
 class LMUCell(nn.Module):
@@ -28,7 +29,11 @@ class LMUCell(nn.Module):
         h_t = f(W_x x_t + W_h h_{t-1} + W_m m_t)            (17)
 
     `hidden_to_memory`, `memory_to_memory`, `input_to_hidden` and `hidden_to_hidden` switch E_h, E_m, W_x and W_h;
-    `bias` adds one to equation 17. The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider.
+    `bias` adds one to equation 17. Weights start by `init`: "general" as the original's code does (encoders
+    LeCun-uniform but E_m = 0, W Glorot-normal), or "memory" as it does on psMNIST, where h begins as a function of the
+    memory alone (W_m Glorot-normal, E_h = E_m = W_x = W_h = 0). A single input enters as it is.
+
+    The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class LMUCell(nn.Module):
         hidden_to_hidden: bool = True,
         hidden_activation: Activation = "tanh",
         bias: bool = False,
+        init: str = "general",
         trainable: str = "none",
         system: LinearSystem | None = None,
     ) -> None:
@@ -61,9 +67,13 @@ class LMUCell(nn.Module):
             "hidden_to_hidden": hidden_to_hidden,
             "hidden_activation": hidden_activation,
             "bias": bias,
+            "init": init,
             "trainable": trainable,
             "system": system,
         }
+        if init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
+        self.init = init
         self.input_size = positive(input_size, "input_size")
         self.hidden_size = positive(hidden_size, "hidden_size")
         self.memory = Memory(positive(memory_size, "memory_size"), order, theta, system, trainable)
@@ -83,23 +93,21 @@ class LMUCell(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As the original on psMNIST: the input drives the memory (E_x = 1 for one input), W_m is Glorot-normal, and
-        all other connections start at zero."""
+        """By `init`; see the class."""
         self.memory.reset_parameters()
+        for every in self.parameters(recurse=False):
+            nn.init.zeros_(every)
         if self.input_size == 1:
             nn.init.ones_(self.input_encoder)
         else:
-            nn.init.uniform_(self.input_encoder, -((3 / self.input_size) ** 0.5), (3 / self.input_size) ** 0.5)
+            _lecun_uniform(self.input_encoder)
         nn.init.xavier_normal_(self.memory_weight)
-        for weight in (
-            self.hidden_encoder,
-            self.memory_encoder,
-            self.input_weight,
-            self.hidden_weight,
-            self.bias,
-        ):
-            if weight is not None:
-                nn.init.zeros_(weight)
+        if self.init == "general":
+            if self.hidden_encoder is not None:
+                _lecun_uniform(self.hidden_encoder)
+            for weight in (self.input_weight, self.hidden_weight):
+                if weight is not None:
+                    nn.init.xavier_normal_(weight)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         check_features(x, 2, self.input_size, self.memory_weight)
@@ -141,6 +149,12 @@ class LMUCell(nn.Module):
         return f"{self.input_size}, {self.hidden_size}"
 
 
+def _lecun_uniform(weight: Tensor) -> None:
+    """Variance 1 / fan in."""
+    bound = (3 / weight.shape[1]) ** 0.5
+    nn.init.uniform_(weight, -bound, bound)
+
+
 class _Loop:
     """Equations 15 to 17 for one step after another, with the memory's matrices at hand."""
 
@@ -180,6 +194,7 @@ class LMU(Steppable):
         hidden_to_hidden: bool = True,
         hidden_activation: Activation = "tanh",
         bias: bool = False,
+        init: str = "general",
         trainable: str = "none",
         system: LinearSystem | None = None,
         return_sequences: bool = True,
@@ -197,6 +212,7 @@ class LMU(Steppable):
             hidden_to_hidden=hidden_to_hidden,
             hidden_activation=hidden_activation,
             bias=bias,
+            init=init,
             trainable=trainable,
             system=system,
         )
