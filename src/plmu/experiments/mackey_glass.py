@@ -7,9 +7,9 @@ reparametrisation of W_m and no parameter: high orders of the memory are small, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,8 @@ class LMUModel:
     """Units of each layer."""
     layers: int = 4
     """How many layers."""
+    init: Literal["general", "memory"] = "general"
+    """How the weights start."""
 
 
 @dataclass
@@ -81,6 +83,8 @@ class HybridModel:
     """Units of an LMU layer."""
     lstm_hidden: int = 25
     """Units of an LSTM layer."""
+    init: Literal["general", "memory"] = "memory"
+    """How the LMU's weights start."""
     forget_bias: float = 1.0
     """What the bias of the forget gates starts at."""
 
@@ -93,13 +97,16 @@ class MackeyGlass(Experiment):
 
     def defaults(self, model: str) -> Config[Any]:
         ours = TrainingConfig(epochs=500, batch_size=2, learning_rate=5e-3, schedule="cosine", evaluate_every=5)
-        rival = TrainingConfig(epochs=500, batch_size=32, learning_rate=5e-3, schedule="cosine", evaluate_every=5)
+        rival = replace(ours, batch_size=8)
         choices: dict[str, tuple[Any, TrainingConfig]] = {
             "plmu": (PlmuModel(), ours),
             "lstm": (LSTMModel(), rival),
-            "lmu": (LMUModel(), rival),
+            "lmu": (LMUModel(), replace(rival, learning_rate=2e-3, clip=1.0)),
             "hybrid": (HybridModel(), rival),
-            "lmu-single": (LMUModel(order=40, theta=50.0, hidden=111, layers=1), rival),
+            "lmu-single": (
+                LMUModel(order=40, theta=50.0, hidden=111, layers=1),
+                replace(rival, learning_rate=1e-3, clip=1.0),
+            ),
         }
         chosen, training = choices[self.check(model)]
         return Config(chosen, training)
@@ -127,13 +134,13 @@ class MackeyGlass(Experiment):
             return Recurrent(lstm(1, model.hidden, model.layers, model.forget_bias), nn.Linear(model.hidden, 1))
         if isinstance(model, LMUModel):
             sizes = [1] + [model.hidden] * model.layers
-            lmus = [plmu.LMU(a, b, order=model.order, theta=model.theta) for a, b in pairwise(sizes)]
+            lmus = [plmu.LMU(a, b, order=model.order, theta=model.theta, init=model.init) for a, b in pairwise(sizes)]
             return plmu.Sequential(*lmus, nn.Linear(model.hidden, 1))
         a, b = model.lmu_hidden, model.lstm_hidden
         return Recurrent(
-            plmu.LMU(1, a, order=model.order, theta=model.theta),
+            plmu.LMU(1, a, order=model.order, theta=model.theta, init=model.init),
             lstm(a, b, forget_bias=model.forget_bias),
-            plmu.LMU(b, a, order=model.order, theta=model.theta),
+            plmu.LMU(b, a, order=model.order, theta=model.theta, init=model.init),
             lstm(a, b, forget_bias=model.forget_bias),
             nn.Linear(b, 1),
         )

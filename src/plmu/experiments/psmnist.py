@@ -86,8 +86,11 @@ class PermutedMNIST(Experiment):
                     epochs=120, batch_size=100, schedule="cosine", weight_decay=0.1, learning_rate=1e-3, warmup=0.02
                 ),
             ),
-            "lstm": (LSTMModel(), TrainingConfig(epochs=60, batch_size=100, schedule="cosine", clip=1.0)),
-            "lmu": (LMUModel(), TrainingConfig(epochs=10, batch_size=100)),
+            "lstm": (
+                LSTMModel(),
+                TrainingConfig(epochs=30, batch_size=100, learning_rate=4e-3, schedule="cosine", clip=1.0),
+            ),
+            "lmu": (LMUModel(), TrainingConfig(epochs=15, batch_size=100, schedule="cosine", clip=1.0)),
         }
         chosen, training = choices[self.check(model)]
         return Config(chosen, training)

@@ -203,6 +203,7 @@ def _summary(experiment: Experiment, model: str, results: list[dict[str, Any]]) 
     scores = {name: spread([one["test"][name] for one in results]) for name in results[0]["test"]}
     return {
         **shared,
+        "command": _command(),
         "config": {**shared["config"], "seed": [one["seed"] for one in results]},
         "paper": experiment.paper.get(model),
         "percent": experiment.percent,
