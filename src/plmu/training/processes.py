@@ -51,7 +51,12 @@ def processes(device: str = "auto") -> Iterator[Processes]:
         return
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    shared, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    # torchrun keeps its store when it restarts workers. Without a name of its own an attempt may read where a worker
+    # of the one before was, and wait for it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = dist.PrefixStore(f"attempt {attempt}", shared)  # type: ignore[attr-defined]
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", store=own, rank=rank, world_size=count)
     try:
         yield Processes(rank, count, place)
     finally:
