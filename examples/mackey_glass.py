@@ -1,6 +1,6 @@
 """Train a parallel LMU to predict a chaotic series, then run it as a stream and see that both give the same answer.
 
-    python examples/mackey_glass.py [--epochs 60] [--out demo]
+    python examples/mackey_glass.py [--epochs 120] [--out demo]
 
 This is `plmu train mackey-glass` with fewer epochs than the paper's 500, followed by what one does with a trained
 model. The series are generated; nothing is downloaded. Takes about two minutes on two cores. Run again, it takes the
@@ -30,7 +30,7 @@ def nrmse(prediction: Tensor, target: Tensor) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=60, help="passes over the training series (60)")
+    parser.add_argument("--epochs", type=int, default=120, help="passes over the training series (120)")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the run and the plot (demo)")
     arguments = parser.parse_args()
     if arguments.epochs < 1:
@@ -51,7 +51,8 @@ def main() -> None:
     each = (time.perf_counter() - start) / x.shape[1]
 
     difference = float((streamed - parallel).abs().max() / parallel.abs().max())
-    verdict = "agree" if difference < 1e-4 else "DIFFER"
+    # float32 rounds the memory's high orders, which are small and read out with weights of up to a thousand.
+    verdict = "agree" if difference < 1e-3 else "DIFFER"
     print(f"streamed {x.shape[0]} test series side by side, {x.shape[1]} steps at {1e6 * each:.0f} µs a step")
     print(f"parallel and streaming outputs {verdict}: they differ by {difference:.1e} of the largest output")
     print(f"test NRMSE {nrmse(parallel, y):.4f} in parallel, {nrmse(streamed, y):.4f} streamed; the paper's: {PAPER}")
@@ -74,15 +75,16 @@ def draw(path: Path, truth: Tensor, parallel: Tensor, streamed: Tensor) -> None:
     top.plot(
         streamed[shown], color="tab:orange", linestyle=":", linewidth=2.5, label="predicted, streamed step by step"
     )
-    top.set_ylim(top=1.6 * float(truth[shown].max()))  # room for the legend
-    top.legend(loc="upper right", framealpha=1)
+    top.set_ylim(top=1.8 * float(truth[shown].max()))  # room for the legend
+    top.legend(loc="upper center", ncols=3, fontsize="small")
     top.set_ylabel("x")
     top.set_title("Mackey-Glass: one model, two ways to run it")
     bottom.semilogy((parallel - truth).abs()[shown].clamp(min=1e-9), color="tab:blue", label="error of the prediction")
     bottom.semilogy(
         (parallel - streamed).abs()[shown].clamp(min=1e-9), color="tab:orange", label="parallel against streamed"
     )
-    bottom.legend(loc="upper right", framealpha=1)
+    bottom.set_ylim(top=1e2)
+    bottom.legend(loc="upper center", ncols=2, fontsize="small")
     bottom.set_xlabel("step")
     figure.tight_layout()
     figure.savefig(path, dpi=120)

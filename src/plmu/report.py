@@ -17,11 +17,15 @@ HEADER = ("experiment", "model", "parameters", "score", "ours", "paper", "seeds"
 
 def summary_table(summaries: list[dict[str, Any]]) -> None:
     """Print results beside the paper's figures."""
-    table = Table(*HEADER)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    table = Table(*HEADER[:-1])
     for summary in summaries:
         for row in rows(summary):
-            table.add_row(*row)
-    Console().print(table)
+            table.add_row(*row[:-1])
+    console.print(table)
+    console.print("on " + "; ".join(sorted({summary["hardware"] for summary in summaries})), highlight=False)
 
 
 def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
