@@ -364,6 +364,14 @@ def test_bad_arguments_are_named() -> None:
 # ---------------------------------------------------------------- files
 
 
+def test_the_state_of_a_model_with_other_inputs_is_refused(tmp_path: Path) -> None:
+    stream = Stream(ParallelLMU(3, 4, **SMALL))
+    stream.push([1.0, 2.0, 3.0])
+    stream.save(tmp_path / "state")
+    with pytest.raises(FileFormatError, match="another model, whose samples this one cannot take"):
+        Stream.restore(ParallelLMU(2, 4, **SMALL), tmp_path / "state")
+
+
 @every_model
 @pytest.mark.parametrize("batch", [None, 2])
 def test_restored_it_goes_on_exactly(name: str, batch: int | None, tmp_path: Path) -> None:

@@ -103,7 +103,14 @@ class Stream:
         if given != wanted or len(found) != len(tensors):
             raise FileFormatError(f"{path} is the state of another model: it has {given}, this model {wanted}")
         values = iter(found)
-        stream._state = _map(expected, lambda _: next(values))
+        state = _map(expected, lambda _: next(values))
+        try:
+            with torch.inference_mode():
+                stream._step(stream._last, None)  # as a first sample would be
+        except (RuntimeError, TypeError, ValueError) as error:
+            other = "another model, whose samples this one cannot take"
+            raise FileFormatError(f"{path} is the state of {other}: {error}") from None
+        stream._state = state
         return stream
 
     def _sample(self, x: Any) -> tuple[Tensor, bool]:

@@ -52,7 +52,7 @@ def test_equals_the_loop(
     fast = results(layer, x, state, lengths)
     assert calls
     with monkeypatch.context() as patch:
-        patch.setattr(LMUCell, "_multiplies_out", lambda cell, x: False)
+        patch.setattr(LMUCell, "_multiplies_out", lambda *given: False)
         plain = results(layer.double(), x.double(), tuple(value.double() for value in state), lengths)
     for a, b in zip(fast, plain, strict=True):
         assert a.dtype == dtype
@@ -83,3 +83,43 @@ def test_what_is_not_one_channel_in_one_precision_takes_the_loop() -> None:
     assert not build(torch.bfloat16).cell._multiplies_out(x.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
         assert not build(torch.float32).cell._multiplies_out(x)
+
+
+def test_what_overflows_in_the_padding_reaches_no_gradient() -> None:
+    layer = build(torch.float32)
+    with torch.no_grad():
+        layer.cell.memory_encoder.copy_(10 * layer.cell.memory.systems()[0].B)  # a memory that grows by itself
+    x = torch.randn(2, 900, 2, requires_grad=True)
+    out, (h, m) = layer(x, None, [10, 5])
+    assert not layer(x)[1][1].isfinite().all()
+    for value in torch.autograd.grad(out.sum() + h.sum() + m.sum(), [x, *layer.parameters()]):
+        assert value.isfinite().all()
+
+
+def test_output_and_state_are_tensors_of_their_own() -> None:
+    for sequences in (True, False):
+        layer = build(torch.float32, return_sequences=sequences)
+        with torch.no_grad():
+            out, (h, m) = layer(torch.randn(2, 5, 2))
+            kept = out.clone()
+            h.zero_()
+            m.zero_()
+        assert torch.equal(out, kept)
+        assert h.untyped_storage().size() <= 4 * 2 * (6 + HIDDEN)
+
+
+def test_functional_transforms_of_parameters_and_state() -> None:
+    layer = build(torch.float64)
+    x = torch.randn(3, 4, 2, dtype=torch.float64)
+    parameters = {name: value.detach() for name, value in layer.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, parameters, x)[0].sin().sum()
+
+    gradients = torch.func.grad(loss)(parameters, x)
+    expected = torch.autograd.grad(layer(x)[0].sin().sum(), list(layer.parameters()))
+    for value, right in zip(gradients.values(), expected, strict=True):
+        torch.testing.assert_close(value, right)
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x[:, None])
+    for value, right in zip(each.values(), expected, strict=True):
+        torch.testing.assert_close(value.sum(0), right)

@@ -154,6 +154,43 @@ def test_a_module_that_may_mix_time_steps_is_refused_by_name(module: nn.Module) 
         Sequential(nn.Sequential(nn.Linear(3, 3), nn.Sequential(module)))
 
 
+@pytest.mark.parametrize("module", [nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True)], ids=lambda one: str(one)[:7])
+def test_a_module_that_overwrites_its_input_is_refused(module: nn.Module) -> None:
+    for build in (
+        lambda: Sequential(layer(), module),
+        lambda: Residual(module),
+        lambda: Sequential(nn.Sequential(module)),
+    ):
+        with pytest.raises(ValueError, match=rf"{type(module).__name__}\) has inplace=True .* use inplace=False"):
+            build()
+
+
+def test_what_becomes_of_an_output_does_not_reach_the_state() -> None:
+    class Overwrite(nn.Module):
+        per_step = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(0.0)
+
+    for first in (
+        plmu.LMU(3, 4, order=4, theta=5.0),
+        plmu.DelayLayer(3, order=4, theta=5.0),
+        layer(output_activation=None),
+    ):
+        model, x = Sequential(first, Overwrite()), torch.randn(6, 2, 3)
+        state, expected = None, None
+        with torch.no_grad():
+            for step in x:
+                _, state = model.step(step, state)
+                _, expected = first.step(step, expected)
+        for value, right in zip(flat(state[0]), flat(expected), strict=True):
+            assert torch.equal(value, right)
+
+
+def flat(state: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (state,) if isinstance(state, Tensor) else state
+
+
 def test_a_layer_inside_nn_sequential_is_refused_by_name() -> None:
     # nn.Sequential would pass the pair (out, state) on and lose the state.
     with pytest.raises(ValueError, match=r"module 0\.1 \(ParallelLMU\)"):

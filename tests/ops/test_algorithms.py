@@ -369,3 +369,19 @@ def test_pairwise_leaves_no_pair_out() -> None:
 def _pairs(case: dict) -> list[tuple]:
     items = list(case.items())
     return [(items[i], items[j]) for i in range(len(items)) for j in range(i)]
+
+
+@pytest.mark.parametrize("algorithm", ["recurrent", "chunked", "auto"])
+@pytest.mark.parametrize("with_resets", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_growth_in_the_padding_reaches_no_gradient(algorithm: str, with_resets: bool, trained: bool) -> None:
+    A = torch.tensor([[1.5]], dtype=torch.float64, requires_grad=trained)
+    system = plmu.LinearSystem(A, torch.ones(1, dtype=torch.float64))
+    u, weight = torch.randn(2, 400, 3, requires_grad=True), torch.randn(2, 1, 3, requires_grad=True)
+    options = {"lengths": [10, 5], "algorithm": algorithm}
+    options["resets"] = torch.zeros(2, 400, dtype=torch.bool) if with_resets else None
+    m, last = plmu.states(u, system, **options)
+    o, same = plmu.project(u, system, weight, **options)
+    total = m.sum() + last.sum() + o.sum() + same.sum()
+    for value in torch.autograd.grad(total, [u, weight, A] if trained else [u, weight]):
+        assert value.isfinite().all()

@@ -117,7 +117,7 @@ def test_bad_arguments(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["states", "project"])
 def test_an_unknown_algorithm_lists_the_known(kind: str) -> None:
     with pytest.raises(
-        ValueError, match="algorithm must be auto or one of recurrent, toeplitz, fft, chunked, got 'lti'"
+        ValueError, match="algorithm must be auto or one of recurrent, toeplitz, fft, chunked, fused, got 'lti'"
     ):
         call(kind, algorithm="lti")
 

@@ -33,3 +33,12 @@ def test_against_the_library(time: int, batch: int, width: int, order: int, incr
     coupled._Library.backward(gradient.double(), wide, exact, matrix.double(), order, incremental)
     kernels.backward(gradient, wide.float(), total, matrix, order, incremental)
     assert (total - exact).abs().max() <= time * width * EPS * exact.abs().max()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.2, 0.3, 0.5, 3.0, 100.0])
+def test_tanh_has_all_digits_at_any_size(scale: float) -> None:
+    driven = scale * torch.linspace(-1, 1, 64, device=DEVICE).reshape(1, 2, 32)
+    z = torch.zeros(2, 2, 32, device=DEVICE)
+    kernels.forward(driven, z, torch.zeros(32, 32, device=DEVICE), 0, False)
+    exact = driven.double().tanh()
+    assert ((z[1:] - exact).abs() <= 4 * EPS * exact.abs()).all()

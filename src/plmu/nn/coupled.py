@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from plmu.nn.original import LMUCell
 
 
-def states(cell: LMUCell, system: LinearSystem, x: Tensor, h: Tensor, m: Tensor) -> Tensor:
-    """All z (time, batch, order + hidden) of x (batch, time, input) from h (batch, hidden) and m (batch, order, 1)."""
+def states(
+    cell: LMUCell, system: LinearSystem, x: Tensor, h: Tensor, m: Tensor, lengths: Tensor | None = None
+) -> Tensor:
+    """All z (time, batch, order + hidden), zero past each length, of x (batch, time, input) from h (batch, hidden) and
+    m (batch, order, 1)."""
     order = system.order
     known = system.derive(step_matrix, dtype=x.dtype, device=x.device)
     A, B = known[:, :order], known[:, order:]
@@ -47,17 +50,23 @@ def states(cell: LMUCell, system: LinearSystem, x: Tensor, h: Tensor, m: Tensor)
     constant = None if cell.bias is None else pad(cell.bias, (order, 0))
     driven = linear(x.transpose(0, 1), torch.cat([drive, drive_hidden]), constant)
     start = torch.cat([m.squeeze(2), h], dim=1)
-    found: Tensor = _Coupled.apply(driven, start, torch.cat([top, bottom]), order, system.near_identity)
+    past = None
+    if lengths is not None:
+        past = (torch.arange(x.shape[1], device=x.device)[:, None] >= lengths)[:, :, None]  # (time, batch, 1)
+    found: Tensor = _Coupled.apply(driven, start, torch.cat([top, bottom]), past, order, system.near_identity)
     return found
 
 
-def plain(driven: Tensor, start: Tensor, matrix: Tensor, order: int, incremental: bool) -> Tensor:
-    """z_t = φ(M z_{t-1} + driven_t), with m_{t-1} added to m_t if `incremental`, one step after another."""
+def plain(driven: Tensor, start: Tensor, matrix: Tensor, past: Tensor | None, order: int, incremental: bool) -> Tensor:
+    """z_t = φ(M z_{t-1} + driven_t), with m_{t-1} added to m_t if `incremental`, one step after another, and zero where
+    `past` (time, batch, 1) says that a sequence is over."""
     z, collected = start, []
-    for v in driven.unbind():
+    for t, v in enumerate(driven.unbind()):
         total = torch.addmm(v, z, matrix.mT)
         m = z[:, :order] + total[:, :order] if incremental else total[:, :order]
         z = torch.cat([m, torch.tanh(total[:, order:])], dim=1)
+        if past is not None:
+            z = torch.where(past[t], 0.0, z)
         collected.append(z)
     return torch.stack(collected)
 
@@ -66,25 +75,31 @@ class _Coupled(torch.autograd.Function):
     """The same in a kernel or a few a step, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, driven: Tensor, start: Tensor, matrix: Tensor, order: int, incremental: bool) -> Tensor:
+    def forward(
+        ctx: Any, driven: Tensor, start: Tensor, matrix: Tensor, past: Tensor | None, order: int, incremental: bool
+    ) -> Tensor:
         z = driven.new_empty(driven.shape[0] + 1, *driven.shape[1:])
         z[0] = start
         _kernels(driven).forward(driven.contiguous(), z, matrix, order, incremental)
-        ctx.save_for_backward(driven, start, matrix, z)
+        if past is not None:
+            z[1:].masked_fill_(past, 0.0)  # a system that grows may have overflowed there
+        ctx.save_for_backward(driven, start, matrix, past, z)
         ctx.order, ctx.incremental = order, incremental
         return z[1:]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        driven, start, matrix, z = ctx.saved_tensors
+        driven, start, matrix, past, z = ctx.saved_tensors
         order, incremental = ctx.order, ctx.incremental
         if torch.is_grad_enabled():  # a gradient of the gradient is wanted: let autograd make it
             inputs = tuple(
                 one for one, needed in zip((driven, start, matrix), ctx.needs_input_grad, strict=False) if needed
             )
-            again = plain(driven, start, matrix, order, incremental)
+            again = plain(driven, start, matrix, past, order, incremental)
             found = iter(torch.autograd.grad(again, inputs, gradient, create_graph=True))
-            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None)
+            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None, None)
+        if past is not None:
+            gradient = gradient.masked_fill(past, 0.0)
         total = torch.empty_like(z[1:])  # of M z_{t-1} + driven_t
         total[-1] = gradient[-1]
         _through_tanh(total[-1, :, order:], z[-1, :, order:])
@@ -93,7 +108,7 @@ class _Coupled(torch.autograd.Function):
         if incremental:
             for_start[:, :order] += total[0, :, :order]
         for_matrix = total.flatten(0, 1).mT @ z[:-1].flatten(0, 1) if ctx.needs_input_grad[2] else None
-        return total, for_start, for_matrix, None, None
+        return total, for_start, for_matrix, None, None, None
 
 
 class _Library:

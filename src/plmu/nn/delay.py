@@ -65,7 +65,8 @@ class DelayLayer(Steppable):
             check_state(state, tuple(before.shape), before.dtype, before.device)
             before = state
         m = self.memory.stepper(before.dtype, x.device)(x.to(before.dtype), before)
-        return m.to(result_dtype(x)).flatten(1), m
+        out = m.to(result_dtype(x)).flatten(1)
+        return (out.clone() if out.dtype == m.dtype else out), m  # what becomes of the output must not reach the state
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)

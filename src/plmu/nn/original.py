@@ -113,7 +113,7 @@ class LMUCell(nn.Module):
         check_features(x, 2, self.input_size, self.memory_weight)
         h, m = self._checked_state(state, x)
         h, m = _Loop(self, x, m.dtype).advance(*self._from_input(x), h.to(result_dtype(x)), m)
-        return h, (h.to(m.dtype), m)
+        return h, (h.to(m.dtype, copy=True), m)  # what becomes of the output must not reach the state
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state that `None` stands for: zeros."""
@@ -138,12 +138,13 @@ class LMUCell(nn.Module):
             return u, linear(x, self.input_weight, self.bias)
         return u, None if self.bias is None else self.bias.to(u.dtype)
 
-    def _multiplies_out(self, x: Tensor) -> bool:
+    def _multiplies_out(self, x: Tensor, *state: Tensor) -> bool:
         """Whether `coupled` can run this: one memory channel in one full precision, tanh, and plain autograd."""
         memory = self.memory
         simple = memory.groups == memory.channels == 1 and memory.width == 1 and self.f is torch.tanh
         wide = x.dtype == result_dtype(x) and x.dtype in (torch.float32, torch.float64)
-        return simple and wide and not _values_unknown(x)
+        known = not any(_values_unknown(one) for one in (x, *state, *self.parameters()))
+        return simple and wide and known
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}"
@@ -231,7 +232,7 @@ class LMU(Steppable):
         resets = checked_resets(resets, batch, time, x.device)
         x = keep_valid(x, known)
         h, m = cell._checked_state(state, x)
-        if resets is None and cell._multiplies_out(x):
+        if resets is None and cell._multiplies_out(x, h, m):
             return self._coupled(x, h, m, known)
         h = h.to(result_dtype(x))
         u, to_hidden = cell._from_input(x)
@@ -251,7 +252,7 @@ class LMU(Steppable):
             h, m = new_h, new_m
             if self.returns_sequences:
                 outputs.append(h)
-        state = (h.to(m.dtype), m)
+        state = (h.to(m.dtype, copy=True), m)
         if self.returns_sequences:
             return keep_valid(torch.stack(outputs, dim=1), known), state
         return h if known is None else torch.where((known > 0)[:, None], h, 0.0), state
@@ -259,15 +260,15 @@ class LMU(Steppable):
     def _coupled(self, x: Tensor, h: Tensor, m: Tensor, lengths: Tensor | None) -> tuple[Tensor, State]:
         """The same by one product a step."""
         order = self.cell.memory.order
-        z = coupled.states(self.cell, self.cell.memory.systems()[0], x, h, m).transpose(0, 1)  # (batch, time, [m ; h])
-        last = last_valid(z, lengths)
+        z = coupled.states(self.cell, self.cell.memory.systems()[0], x, h, m, lengths).transpose(0, 1)
+        last = last_valid(z, lengths).clone()  # of its own: a state must not keep, or change with, the whole sequence
         if lengths is not None:  # a sequence of no steps stays where it was
             last = torch.where((lengths > 0)[:, None], last, torch.cat([m.squeeze(2), h], dim=1))
         state = (last[:, order:], last[:, :order, None])
         if self.returns_sequences:
-            return keep_valid(z[:, :, order:], lengths), state
-        out = state[0] if lengths is None else torch.where((lengths > 0)[:, None], state[0], 0.0)
-        return out, state
+            return z[:, :, order:], state
+        out = last[:, order:].clone()
+        return out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0), state
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         return self.cell(x, state)  # type: ignore[no-any-return]

@@ -168,7 +168,10 @@ class Residual(Steppable):
 
 
 def check_module(module: nn.Module, where: str) -> None:
-    """Raise unless the module is steppable or acts on each time step alone."""
+    """Raise unless the module is steppable or acts on each time step alone, and leaves its input as it is."""
+    if getattr(module, "inplace", False):
+        raise ValueError(f"{where} ({_name(module)}) has inplace=True and would overwrite a state or the caller's"
+                         " input: use inplace=False")  # fmt: skip
     if isinstance(module, Steppable) or getattr(module, "per_step", False):
         return
     if isinstance(module, PER_STEP) and not _takes_time(module):

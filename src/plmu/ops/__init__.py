@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plmu.ops import chunked, fft, final, recurrent, toeplitz
+from plmu.ops import chunked, fft, final, fused, recurrent, toeplitz
 from plmu.ops.check import Lengths, Problem, checked
 from plmu.ops.matrices import apply, input_matrix
 from plmu.ops.plan import Plan, plan
@@ -86,8 +86,14 @@ def project(
                 chosen.fold,
                 chosen.tile,
             )
+        elif chosen.algorithm == "fused":
+            inputs = problem.u.squeeze(2).to(problem.dtype)
+            o, last = fused.project(inputs, problem.system, weight.to(problem.dtype), problem.state)
+            if problem.lengths is not None:
+                last = _final_state(problem)
         else:
             m, last = _all_states(problem, chosen)
+            m = problem.keep_valid(m)  # a system that grows may have overflowed in the padding
             o = m.flatten(2) @ weight.to(m.dtype).flatten(1).mT
         return problem.keep_valid(o.to(problem.dtype)), last
 
@@ -107,10 +113,10 @@ def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
     """m as the algorithm leaves it, and the final state in float32 or wider."""
     if chosen.algorithm == "chunked":
         u = problem.u.to(_operand(problem))
-        m = chunked.states(u, problem.system, problem.state, problem.resets, chosen.chunk)
+        m = chunked.states(u, problem.system, problem.state, problem.lengths, problem.resets, chosen.chunk)
     else:
         u = problem.u.to(problem.wide)
-        m = _PLAIN[chosen.algorithm](u, problem.system, problem.state, problem.resets)
+        m = _PLAIN[chosen.algorithm](u, problem.system, problem.state, _stops(problem, chosen.algorithm))
     if m.dtype != problem.wide:
         return m, _final_state(problem)
     if problem.lengths is None:
@@ -119,6 +125,14 @@ def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
     last = m.gather(1, index).squeeze(1)
     before = torch.zeros_like(last) if problem.state is None else problem.state
     return m, torch.where((problem.lengths > 0)[:, None, None], last, before)
+
+
+def _stops(problem: Problem, algorithm: str) -> Tensor | None:
+    """The resets and, for the recurrence, one where each sequence ends, so that nothing grows in the padding."""
+    if algorithm != "recurrent" or problem.lengths is None:
+        return problem.resets
+    ends = torch.arange(problem.u.shape[1], device=problem.u.device) == problem.lengths[:, None]
+    return ends if problem.resets is None else problem.resets | ends
 
 
 def _final_state(problem: Problem) -> Tensor:

@@ -25,12 +25,19 @@ from plmu.systems import LinearSystem
 Reach = tuple[Tensor, Tensor] | None
 
 
-def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None, chunk: int) -> Tensor:
+def states(
+    u: Tensor,
+    system: LinearSystem,
+    state: Tensor | None,
+    lengths: Tensor | None,
+    resets: Tensor | None,
+    chunk: int,
+) -> Tensor:
     """All states (batch, time, order, channels) of u (batch, time, inputs, channels)."""
     batch, time, _, channels = u.shape
     if resets is not None:
         return _states_with_resets(u, system, state, resets)
-    blocks = _Blocks(u, system, state, None, chunk)
+    blocks = _Blocks(u, system, state, lengths, None, chunk)
     m = apply(blocks.matrix, blocks.x)
     return m.reshape(batch, blocks.count * chunk, system.order, channels)[:, :time]
 
@@ -49,7 +56,7 @@ def project(
     """W_m m (batch, time, out) and the final state, without ever holding m. `fold` multiplies W_m into [T | P]."""
     batch, time, _, _ = u.shape
     out = weight.shape[0]
-    blocks = _Blocks(u, system, state, resets, chunk)
+    blocks = _Blocks(u, system, state, lengths, resets, chunk)
     if fold and resets is None:
         by_step = blocks.matrix.unflatten(0, (chunk, system.order))
         folded = torch.einsum("odx,tdr->torx", weight, by_step).flatten(2).flatten(0, 1)
@@ -77,7 +84,13 @@ class _Blocks:
     state before it, reach each of its steps."""
 
     def __init__(
-        self, u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None, chunk: int
+        self,
+        u: Tensor,
+        system: LinearSystem,
+        state: Tensor | None,
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        chunk: int,
     ) -> None:
         batch, time, inputs, channels = u.shape
         count = -(-time // chunk)
@@ -88,12 +101,15 @@ class _Blocks:
             u = torch.nn.functional.pad(u, (0, 0, 0, 0, 0, padding))
         u = u.reshape(batch, count, chunk * inputs, channels)
         self.reach: Reach = None
-        open_chunks = None
+        links = None  # whether the state before a chunk flows into that before the next: (batch, chunks − 1)
+        if lengths is not None and count > 1:  # not into the padding, where one that grows would overflow
+            links = torch.arange(chunk, count * chunk, chunk, device=u.device) < lengths[:, None]
         reaching = u
         if resets is not None:
             marks = torch.nn.functional.pad(resets, (0, padding)).reshape(batch, count, chunk)
             segment = marks.cumsum(dim=2)
-            open_chunks = segment[:, :, -1] == 0  # the state passes through the whole chunk
+            through = segment[:, :-1, -1] == 0
+            links = through if links is None else links & through
             same = segment[..., :, None] == segment[..., None, :]  # (batch, chunks, chunk, chunk)
             self.reach = (same.flatten(0, 1), (segment == 0).flatten(0, 1))
             reaches_end = (segment == segment[:, :, -1:]).repeat_interleave(inputs, dim=2)
@@ -101,7 +117,7 @@ class _Blocks:
         self.carried = count > 1 or state is not None or resets is not None
         self.before: Tensor | None = None
         if self.carried:
-            self.before = self._states_before(reaching, state, open_chunks)
+            self.before = self._states_before(reaching, state, links)
             x = torch.cat([u, self.before.to(u.dtype)], dim=2)
         else:
             x = u
@@ -109,7 +125,7 @@ class _Blocks:
         build = block_matrix if self.carried else block_toeplitz
         self.matrix = system.derive(build, chunk, dtype=u.dtype, device=u.device)
 
-    def _states_before(self, u: Tensor, state: Tensor | None, open_chunks: Tensor | None) -> Tensor:
+    def _states_before(self, u: Tensor, state: Tensor | None, links: Tensor | None) -> Tensor:
         """The state before each chunk: (batch, chunks, order, channels), in float32 or wider."""
         batch, count, _, channels = u.shape
         if count == 1 and state is not None:
@@ -117,7 +133,6 @@ class _Blocks:
         taps = self.system.derive(reversed_response, self.chunk, dtype=self.wide, device=u.device)
         ends = apply(taps, u[:, :-1].to(self.wide))  # what each chunk adds to the next one's initial state
         first = ends.new_zeros(batch, 1, self.system.order, channels) if state is None else state[:, None]
-        links = None if open_chunks is None else open_chunks[:, :-1]
         return carry(torch.cat([first, ends], dim=1), links, self.system, self.chunk)
 
     def last_state(self, time: int) -> Tensor:

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from plmu.ops import fused
 from plmu.ops.final import block_length
 from plmu.systems import LinearSystem
 
-ALGORITHMS = ("recurrent", "toeplitz", "fft", "chunked")
+ALGORITHMS = ("recurrent", "toeplitz", "fft", "chunked", "fused")
 KINDS = ("states", "final_state", "project")
 CHUNKS = (16, 32, 64, 128)
 RESET_CHUNK = 16  # with resets each block has a Toeplitz matrix of its own, whose size grows with the chunk
@@ -100,12 +101,37 @@ def plan(
     if resets and algorithm in ("toeplitz", "fft"):
         raise ValueError(f"algorithm={algorithm!r} cannot reset inside a sequence: use chunked, recurrent or auto")
     kind_of_device = torch.device(device).type
+    if algorithm == "fused":
+        _check_fused(kind, system, dtype, kind_of_device, resets)
     inputs = system.inputs or 1
     # operator.index: a compiled graph is made for its sizes, as the constant matrices are.
     sizes = tuple(map(operator.index, (batch, time, system.order, inputs, channels // inputs, out or 0)))
     if torch.compiler.is_compiling():
         return Plan(kind, *_choice(kind, *sizes, dtype, kind_of_device, algorithm, resets))
     return _known_plan(kind, *sizes, dtype, kind_of_device, algorithm, resets)
+
+
+def _check_fused(kind: str, system: LinearSystem, dtype: torch.dtype, device: str, resets: bool) -> None:
+    """Raise unless our own kernels can run this."""
+    trouble = None
+    if kind != "project":
+        trouble = f"is for project alone, not for {kind}"
+    elif device != "cuda" and not fused.interpreted():
+        trouble = f"runs on a GPU alone, not on {device}"
+    elif not fused.AVAILABLE:
+        trouble = "needs Triton: pip install triton"
+    elif dtype == torch.float64:
+        trouble = "has no float64"
+    elif system.inputs is not None:
+        trouble = "takes one input for each channel, not a system with several"
+    elif system.order > fused.LARGEST_ORDER:
+        trouble = f"takes orders up to {fused.LARGEST_ORDER}, not {system.order}"
+    elif system.trained:
+        trouble = "has no gradient for the system itself"
+    elif resets:
+        trouble = "cannot reset inside a sequence"
+    if trouble is not None:
+        raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
 
 
 @dataclass(frozen=True)
@@ -153,7 +179,9 @@ def _known_plan(
     rates = _DEVICES.get(device, _DEVICES["cpu"])
     half = rates.half_operands and dtype in (torch.float16, torch.bfloat16)
     if algorithm in ("recurrent", "toeplitz", "fft"):
-        return Plan(kind, algorithm, reason="asked for by name.")
+        return Plan(kind, algorithm, reason="Asked for by name.")
+    if algorithm == "fused":
+        return Plan(kind, algorithm, fused.CHUNK, reason="Kernels of our own, m on chip alone. Asked for by name.")
     candidates: dict[str, tuple[float, Plan]] = {}
     for chunk in _chunks(sizes, resets):
         for fold in (False, True) if kind == "project" and not resets and _may_fold(sizes, chunk) else (False,):

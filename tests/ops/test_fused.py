@@ -1,0 +1,137 @@
+"""Our own kernels for `project`, against the float64 recurrence: interpreted where there is no GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import plmu
+from plmu.ops import fused
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Relative error against float64: every operand and every tile of m is rounded to the precision once, sums are float32.
+ERROR = {torch.float32: 1e-6, torch.float16: 2 * 2.0**-11}
+if DEVICE == "cuda":  # the interpreter has no bfloat16
+    ERROR[torch.bfloat16] = 2 * 2.0**-8
+
+SHAPES = {
+    # batch, time, channels, out, order, theta
+    "three chunks": (2, 150, 20, 12, 4, 6.0),
+    "one chunk, a few steps": (2, 5, 3, 7, 16, 15.0),
+    "two tiles of outputs and of channels": (1, 70, 130, 70, 3, 10.0),
+    "a long memory over groups of chunks": (1, 200, 9, 5, 20, 300.0),
+}
+
+
+def error(value: Tensor, exact: Tensor) -> float:
+    return ((value.detach().cpu().double() - exact.detach()).norm() / exact.detach().norm()).item()
+
+
+@pytest.mark.parametrize("dtype", ERROR, ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("options", ["plain", "state and lengths"])
+def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "GROUP", 2)
+    batch, time, channels, out, order, theta = SHAPES[name]
+    system = plmu.DelayNetwork(order, theta).discretize()
+    u = torch.randn(batch, time, channels).to(dtype)
+    weight = (torch.randn(out, order, channels) / (order * channels) ** 0.5).to(dtype)
+    state = torch.randn(batch, order, channels) if "state" in options else None
+    lengths = [time - 1, time // 2][:batch] if "lengths" in options else None
+    of_o, of_last = torch.randn(batch, time, out).to(dtype), torch.randn(batch, order, channels)
+
+    def results(algorithm: str, *given: Tensor | None) -> list[Tensor]:
+        leaves = [one.clone().requires_grad_() for one in given if one is not None]
+        o, last = plmu.project(leaves[0], system, *leaves[1:], lengths=lengths, algorithm=algorithm)
+        return [o, last, *torch.autograd.grad((o, last), leaves, (of_o.to(o), of_last.to(last)))]
+
+    exact = results("recurrent", *(None if one is None else one.double() for one in (u, weight, state)))
+    ours = results("fused", *(None if one is None else one.to(DEVICE) for one in (u, weight, state)))
+    for value, right in zip(ours, exact, strict=True):
+        assert error(value, right) <= ERROR[dtype]
+    assert error(ours[1], exact[1]) <= ERROR[torch.float32]  # the state is carried in float32
+
+
+def problem() -> tuple[Tensor, plmu.LinearSystem, Tensor]:
+    u = torch.randn(2, 70, 5, device=DEVICE, requires_grad=True)
+    weight = torch.randn(3, 4, 5, device=DEVICE, requires_grad=True)
+    return u, plmu.DelayNetwork(4, 6.0).discretize(), weight
+
+
+def test_repeats_bit_for_bit() -> None:
+    u, system, weight = problem()
+    first, again = (
+        torch.autograd.grad(plmu.project(u, system, weight, algorithm="fused")[0].sin().sum(), (u, weight))
+        for _ in range(2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_only_what_is_needed_is_computed() -> None:
+    u, system, weight = problem()
+    both = torch.autograd.grad(plmu.project(u, system, weight, algorithm="fused")[0].sum(), (u, weight))
+    (of_u,) = torch.autograd.grad(plmu.project(u, system, weight.detach(), algorithm="fused")[0].sum(), u)
+    (of_weight,) = torch.autograd.grad(plmu.project(u.detach(), system, weight, algorithm="fused")[0].sum(), weight)
+    assert torch.equal(of_u, both[0])
+    assert torch.equal(of_weight, both[1])
+
+
+def test_a_second_derivative_raises() -> None:
+    u, system, weight = problem()
+    (of_u,) = torch.autograd.grad(
+        plmu.project(u, system, weight, algorithm="fused")[0].sin().sum(), u, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="no second derivative: use algorithm='chunked'"):
+        of_u.sum().backward()
+
+
+def test_torch_accepts_the_operators() -> None:
+    u, system, weight = problem()
+    tables = (
+        fused.by_order(system, fused.CHUNK).float(),
+        fused.powers_by_order(system, fused.CHUNK, 16).float(),
+        system.impulse_response(fused.CHUNK).flip(1).float().contiguous(),
+        system.power(fused.CHUNK).float(),
+        system.power(fused.CHUNK * fused.GROUP).float(),
+    )
+    first = torch.randn(2, 4, 5, device=DEVICE, requires_grad=True)
+    given = (u, weight, first, *(table.to(DEVICE) for table in tables))
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(fused._project, given, test_utils=checks)
+
+
+def test_compiled() -> None:
+    u, system, weight = problem()
+
+    def run(u: Tensor, weight: Tensor) -> Tensor:
+        return plmu.project(u, system, weight, algorithm="fused")[0].tanh()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(run(u, weight).sum(), (u, weight))
+    for value, right in zip(torch.autograd.grad(compiled(u, weight).sum(), (u, weight)), expected, strict=True):
+        torch.testing.assert_close(value, right)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "states"}, "for project alone, not for states"),
+        ({"dtype": torch.float64}, "no float64"),
+        ({"system": plmu.LinearSystem([[0.5]], [[1.0, 2.0]]), "channels": 2}, "not a system with several"),
+        ({"system": plmu.DelayNetwork(65, 70.0).discretize()}, "orders up to 64, not 65"),
+        ({"resets": True}, "cannot reset"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_it_cannot_do_is_said(change: dict, message: str) -> None:
+    asked = {"kind": "project", "batch": 2, "time": 9, "channels": 3, "out": 4, "device": DEVICE} | change
+    asked.setdefault("system", plmu.DelayNetwork(4, 6.0).discretize())
+    with pytest.raises(ValueError, match=f"algorithm='fused' .*{message}.*: use chunked or auto"):
+        plmu.plan(asked.pop("kind"), algorithm="fused", **asked)
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match="runs on a GPU alone, not on cpu: use chunked or auto"):
+        plmu.project(
+            torch.randn(2, 9, 3), plmu.DelayNetwork(4, 6.0).discretize(), torch.randn(5, 4, 3), algorithm="fused"
+        )
