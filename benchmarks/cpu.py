@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 import plmu
-from benchmarks.measure import medians, relative_error
+from plmu.bench.measure import machine, medians, relative_error, training
 from plmu.ops import final, recurrent
 
 ERROR = 1e-5  # relative, float32 against float64: what a plain float32 recurrence holds
@@ -94,8 +93,8 @@ def main() -> None:
     ]
     show(rows)
     if arguments.json:
-        machine = {"processor": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-        report = {"command": " ".join(["python -m benchmarks.cpu", *sys.argv[1:]]), "machine": machine}
+        command = " ".join(["python -m benchmarks.cpu", *sys.argv[1:]])
+        report = {"command": command, "machine": machine("cpu")}
         arguments.json.write_text(json.dumps({**report, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     if not all(row.met and row.error <= ERROR for row in rows):
         raise SystemExit(1)
@@ -244,11 +243,6 @@ def chosen_by_auto(kind: str, shape: Shape, system: plmu.LinearSystem) -> str:
     return plmu.plan(kind, system=system, **sizes).algorithm
 
 
-def training(call: Callable[[], Tensor], *leaves: Tensor) -> Callable[[], object]:
-    gradient = torch.ones_like(call())
-    return lambda: torch.autograd.grad(call(), leaves, gradient)
-
-
 def row(name: str, ours: str, rival: str, time: float, rival_time: float, bar: float, error: float) -> Row:
     """A row whose ratio says how many times faster than the rival we are."""
     ratio = rival_time / time
@@ -270,16 +264,6 @@ def show(rows: list[Row]) -> None:
             f"{one.error:.0e}" if one.error <= ERROR else f"[red]{one.error:.0e} WRONG[/]",
         )
     Console(width=170).print(table)
-
-
-def processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def main() -> None:
     options = ["--training.epochs", str(arguments.epochs), "--runs", str(arguments.out), "--name", name]
     start = time.perf_counter()
     program(["train", "mackey-glass", *options])
-    print(f"trained in {time.perf_counter() - start:.0f} s, generating the series and all")
+    print(f"done in {time.perf_counter() - start:.0f} s, generating the series and all")
 
     model = plmu.load(arguments.out / f"{name}-seed0" / "model.plmu").eval()
     x, y = prediction_task()[2]

@@ -1,4 +1,4 @@
-"""The program: plmu train | evaluate | data | report."""
+"""The program: plmu train | evaluate | data | report | bench."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 USAGE = """usage: plmu COMMAND …
 
   plmu train EXPERIMENT   train, evaluate on test once, write a run folder and a result
-  plmu evaluate RUN       score a finished run's model again
+  plmu evaluate RUN       score a run's best model again
   plmu data               what data is here, what is complete, and where it would come from
   plmu report             all results as a table and plots
+  plmu bench KIND         speed on this machine: layers, training-time, complexity or streaming
   plmu --version
 
 `plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment."""
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "evaluate": _evaluate,
         "data": _data,
         "report": _report,
+        "bench": _bench,
     }
     if words and words[0] in ("--version", "version"):
         print(f"plmu {plmu.__version__}")
@@ -44,18 +46,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"there is no command {words[0]!r}: the commands are {', '.join(commands)}")
     try:
         commands[words[0]](words[1:])
+    except ModuleNotFoundError as error:
+        missing = (error.name or "plmu").split(".")[0]
+        if missing == "plmu":
+            raise
+        _fail(f"the program needs more than the library, {missing} is missing: pip install 'plmu[train]'")
     except _user_errors() as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
     except KeyboardInterrupt:
         _fail("stopped; the same command goes on from the last checkpoint", status=130)
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
+    """Those whose message is for the user. Nothing here imports what the library alone does not have."""
     from plmu.data.files import DataError
-    from plmu.experiments.run import RunError
-    from plmu.training.loop import Diverged
+    from plmu.training.errors import CheckpointError, Diverged, RunError
 
-    return (DataError, RunError, Diverged, FileNotFoundError, PermissionError, ValueError)
+    return (DataError, RunError, Diverged, CheckpointError, ValueError)
 
 
 def _fail(message: str, status: int = 2) -> None:
@@ -84,7 +93,7 @@ def _train(words: list[str]) -> None:
     from plmu.training.processes import processes
 
     with processes(options.device) as group:
-        summary = run(experiment, model, config, options, group)
+        summary = run(experiment, model, config, options, group, ["train", *words])
         if group.writes:
             summary_table([summary])
 
@@ -103,10 +112,8 @@ def _model_name(experiment: Experiment, words: list[str]) -> tuple[str, list[str
 
 def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, Any]:
     """The configuration from the command line, over the defaults of the experiment and model."""
-    try:
-        import tyro
-    except ImportError:
-        _fail("the program needs more than the library: pip install 'plmu[train]'")
+    import tyro
+
     from plmu.experiments.base import Config
     from plmu.experiments.run import Options
 
@@ -129,7 +136,7 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
 
 
 def _evaluate(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="plmu evaluate", description="Score a finished run's model on its test data.")
+    parser = argparse.ArgumentParser(prog="plmu evaluate", description="Score a run's best model on its test data.")
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/mackey-glass-plmu-seed0")
     parser.add_argument("--data.root", dest="root", type=Path, default=None, help="folder with the data sets")
     parser.add_argument("--device", default="auto", help="cpu, cuda, …")
@@ -140,9 +147,11 @@ def _evaluate(words: list[str]) -> None:
     from plmu.training.processes import processes
 
     with processes(given.device) as group:
-        scores = evaluate(given.run, DataConfig(given.root), group)
-    for name, value in scores.items():
-        print(f"{name} {value:.6g}")
+        epoch, scores = evaluate(given.run, DataConfig(given.root), group)
+        if group.writes:
+            print(f"best_epoch {epoch}")
+            for name, value in scores.items():
+                print(f"{name} {value:.6g}")
 
 
 def _data(words: list[str]) -> None:
@@ -158,7 +167,13 @@ def _data(words: list[str]) -> None:
 
 def _report(words: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="plmu report", description="All results as a table and plots.")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of result JSON files (results)")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        action="append",
+        help="folder of result JSON files; may be given several times. Of files of the same name the first folder's is"
+        " shown. (results, then runs, those that are there; with --readme, results alone)",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("report"), help="folder for report.html and the plots (report)"
     )
@@ -167,7 +182,15 @@ def _report(words: list[str]) -> None:
 
     from plmu.report import report
 
-    report(given.results, given.out, given.readme)
+    usual = [Path("results")] if given.readme else [Path("results"), Path("runs")]
+    folders = given.results or [one for one in usual if one.is_dir()] or usual[:1]
+    report(folders, given.out, given.readme)
+
+
+def _bench(words: list[str]) -> None:
+    from plmu.bench.run import main as bench
+
+    bench(words)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from plmu.training.errors import RunError
 from plmu.training.results import read_json
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -67,38 +69,73 @@ def markdown(summaries: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def load(folder: Path) -> list[dict[str, Any]]:
-    """All result files of a folder, in the order of their names."""
-    found = [read_json(path) for path in sorted(folder.glob("*.json"))]
-    return [one for one in found if "experiment" in one and "seeds" in one]
+def load(*folders: Path) -> list[dict[str, Any]]:
+    """All result files of the folders, in the order of their names; of files of the same name the first folder's."""
+    chosen: dict[str, Path] = {}
+    for path in (path for folder in folders for path in folder.glob("*.json")):
+        chosen.setdefault(path.name, path)
+    found = (_read(path) for _, path in sorted(chosen.items()))
+    return [one for one in found if one is not None]
 
 
-def report(results: Path, out: Path, readme: Path | None = None) -> None:
+def _read(path: Path) -> dict[str, Any] | None:
+    """A result; None if the file is something else."""
+    try:
+        one = read_json(path)
+        if not isinstance(one, dict) or not {"experiment", "seeds"} <= one.keys():
+            return None
+        rows(one)
+        _details(one)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
+        raise RunError(
+            f"{path} is damaged ({type(error).__name__}: {error}): remove it, or make it again with `plmu train`"
+        ) from None
+    return one
+
+
+def report(folders: Sequence[Path], out: Path, readme: Path | None = None) -> None:
     """Write report.html and the plots, and the table into a README if asked."""
-    summaries = load(results)
-    if not summaries:
-        raise FileNotFoundError(f"no results in {results}: `plmu train` writes them to runs/, copy those to keep there")
-    out.mkdir(parents=True, exist_ok=True)
-    plot(summaries, out / "results.png")
+    missing = [str(folder) for folder in folders if not folder.is_dir()]
+    summaries = load(*folders)
+    if missing or not summaries:
+        where = ", ".join(missing or map(str, folders))
+        raise RunError(f"no results in {where}: `plmu train` writes them to runs/, copy those to keep to results/")
+    page = _page(summaries)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        plot(summaries, out / "results.png")
+        (out / "report.html").write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from None
+    if readme is not None:
+        write_readme(readme, summaries)
+    summary_table(summaries)
+    for number, folder in enumerate(folders):
+        for path in sorted(folder.glob("*.json")):
+            first = next((one for one in folders[:number] if (one / path.name).is_file()), None)
+            if first is not None:
+                print(f"{path} is not shown: {first / path.name} comes first (--results)")
+    print(f"wrote {out / 'report.html'} and {out / 'results.png'}")
+
+
+def _page(summaries: list[dict[str, Any]]) -> str:
     body = "\n".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
         for summary in summaries
         for row in rows(summary)
     )
-    details = "\n".join(
+    details = "\n".join(_details(one) for one in summaries)
+    head = "".join(f"<th>{name}</th>" for name in HEADER)
+    return PAGE.format(head=head, body=body, details=details)
+
+
+def _details(one: dict[str, Any]) -> str:
+    return (
         f"<h2>{html.escape(one['experiment'])}, {html.escape(one['model'])}</h2>"
         f"<p><code>{html.escape(one['command'])}</code>"
         f"<br>{html.escape(one['source'])}, torch {html.escape(one['torch'])};"
         f" {html.escape('; '.join(f'{k}: {v}' for k, v in one['notes'].items()))}</p>"
-        for one in summaries
     )
-    head = "".join(f"<th>{name}</th>" for name in HEADER)
-    page = PAGE.format(head=head, body=body, details=details)
-    (out / "report.html").write_text(page, encoding="utf-8")
-    if readme is not None:
-        write_readme(readme, summaries)
-    summary_table(summaries)
-    print(f"wrote {out / 'report.html'} and {out / 'results.png'}")
 
 
 def write_readme(readme: Path, summaries: list[dict[str, Any]]) -> None:
@@ -128,7 +165,7 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
             axis.errorbar(i, factor * score["mean"], factor * score["std"], fmt="o", color="tab:blue", capsize=4)
             if one["paper"] is not None:
                 axis.plot(i, factor * one["paper"], "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
-        axis.set_xticks(range(len(own)), [one["model"] for one in own])
+        axis.set_xticks(range(len(own)), [one["model"] for one in own], fontsize="small", rotation=15)
         axis.set_xlim(-0.6, len(own) - 0.4)
         axis.set_title(experiment)
         axis.set_ylabel(own[0]["metric"] + (", %" if own[0]["percent"] else ""))

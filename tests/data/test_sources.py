@@ -2,6 +2,11 @@
 
 import gzip
 import hashlib
+import http.server
+import io
+import sys
+import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +14,7 @@ import torch
 
 from plmu.data import addition, mackey_glass, mnist
 from plmu.data.files import DataConfig, DataError, Remote, find
+from plmu.data.overview import overview
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +93,42 @@ def test_without_a_network_the_way_out_is_named(monkeypatch):
     monkeypatch.setattr(pooch, "retrieve", unreachable)
     with pytest.raises(DataError, match=r"could not be downloaded .*no route to host.*set PLMU_DATA"):
         find(DataConfig(), "mnist", ("a.gz",), Remote("https://example.invalid/a.gz", "0" * 64))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_download_shows_its_progress_on_a_terminal(terminal, tmp_path, monkeypatch):
+    pytest.importorskip("pooch")
+    content = bytes(100_000)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a.gz").write_bytes(content)
+    monkeypatch.setenv("PLMU_CACHE", str(tmp_path / "cache"))
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    handler = partial(_Silent, directory=tmp_path / "there")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            remote = Remote(f"http://127.0.0.1:{server.server_port}/a.gz", hashlib.sha256(content).hexdigest())
+            path = find(DataConfig(), "mnist", ("a.gz",), remote)
+        finally:
+            server.shutdown()
+    assert path.read_bytes() == content
+    assert ("100.0/100.0 kB" in screen.getvalue()) == terminal
+
+
+class _Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_the_overview_shows_all_of_an_address_in_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    overview(DataConfig())
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    cells = [line.split("│")[4].strip() for line in shown.splitlines() if line.count("│") == 5]
+    assert mnist.HOME in "".join(cells)
 
 
 def test_the_adding_problem():

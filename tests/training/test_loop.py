@@ -1,5 +1,6 @@
 """The loop: the same numbers however often it is killed, on one process or two; nothing is lost when it breaks."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -50,7 +51,6 @@ def test_two_processes_train_as_one(tmp_path):
         assert one == pytest.approx(two, rel=1e-5)
 
 
-@pytest.mark.full  # on a loaded machine the restart has been seen to take more than two minutes
 def test_torchrun_restarts_a_killed_worker(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *WORKER[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -106,11 +106,38 @@ def test_a_disk_that_fills_keeps_the_checkpoint_before(tmp_path, monkeypatch):
 
 def test_foreign_files_among_the_checkpoints(tmp_path):
     (tmp_path / "step-00000009.ckpt").write_bytes(b"something else")
-    with pytest.warns(UserWarning, match="not a checkpoint of plmu"):
+    (tmp_path / "step-mine.ckpt").write_bytes(b"of the user")
+    with pytest.warns(
+        UserWarning, match=r"not a checkpoint of plmu\): renamed it to .*broken; there is no earlier one"
+    ):
         assert Checkpoints(tmp_path).newest(torch.device("cpu")) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000009.ckpt.broken", "step-mine.ckpt"]
 
 
-def test_a_loss_that_is_not_a_number_stops_with_what_was_good(tmp_path):
+def test_damaged_checkpoints_of_later_steps_do_not_push_out_new_ones(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"epoch": 1})
+    for step in (8, 9):
+        (tmp_path / f"step-{step:08d}.ckpt").write_bytes(b"damaged")
+    assert checkpoints.save(2, {"epoch": 2}).is_file()  # even before anyone has tried to read the others
+    with pytest.warns(UserWarning, match="cannot be read") as warned:
+        assert checkpoints.newest(torch.device("cpu")) == {"epoch": 2}
+    said = [str(one.message) for one in warned]
+    assert ["taking step-00000008.ckpt" in said[0], "taking step-00000002.ckpt" in said[1]] == [True, True]
+    for step in (3, 4):
+        checkpoints.save(step, {"epoch": step})
+    assert [path.name for path in sorted(tmp_path.glob("*.ckpt"))] == ["step-00000003.ckpt", "step-00000004.ckpt"]
+    assert checkpoints.newest(torch.device("cpu")) == {"epoch": 4}
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    (tmp_path / ".step-00000001.ckpt.4711.1.tmp").write_bytes(b"half")
+    Checkpoints(tmp_path).save(1, {"epoch": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.ckpt"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0])
+def test_a_loss_that_is_not_a_number_stops_with_what_was_good_on_disk(tmp_path, seconds):
     broken = task()
     good = broken.loss
     calls = []
@@ -120,11 +147,46 @@ def test_a_loss_that_is_not_a_number_stops_with_what_was_good(tmp_path):
         return good(network, batch) * (float("nan") if len(calls) > 20 else 1.0)
 
     broken.loss = loss
-    trainer = Trainer(broken, _seeded_model(), config(5), ONE, 3, Checkpoints(tmp_path))
-    with pytest.raises(Diverged, match=r"loss is nan in epoch 3: the best model so far is of epoch \d"):
+    checkpoints = Checkpoints(tmp_path)
+    settings = dataclasses.replace(config(5), checkpoint_seconds=seconds)
+    trainer = Trainer(broken, _seeded_model(), settings, ONE, 3, checkpoints)
+    with pytest.raises(Diverged, match=r"loss is nan in epoch 3: the best model so far is of epoch 2 .*best\.ckpt"):
         trainer.run()
-    assert trainer.best is not None
-    assert all(value.isfinite().all() for value in trainer.best["model"].values())
+    assert (len(list(tmp_path.glob("step-*"))) > 0) == (seconds == 0)
+    best = checkpoints.best(torch.device("cpu"))
+    assert best["epoch"] == 2
+    assert all(value.isfinite().all() for value in best["model"].values())
+
+    mended = Trainer(task(), _seeded_model(), settings, ONE, 3, checkpoints).run()  # goes on from what is good
+    assert mended == dataclasses.replace(
+        Trainer(task(), _seeded_model(), settings, ONE, 3).run(), seconds=mended.seconds
+    )
+    assert not (tmp_path / "best.ckpt").exists()
+
+
+def test_weights_that_are_not_finite_are_never_written(tmp_path):
+    """The loss of a step is of the weights before it, so it may be finite when they no longer are."""
+    trainer = Trainer(task(), _seeded_model(), config(5), ONE, 3, Checkpoints(tmp_path))
+    eager, steps = trainer._eager, []
+
+    def step() -> None:
+        eager()
+        steps.append(1)
+        if len(steps) == 11:
+            trainer.model[0].weight.data[0, 0] = float("inf")
+
+    trainer._step = step
+    with pytest.raises(Diverged, match="the weights are not finite in epoch 2: the best model so far is of epoch 1"):
+        trainer.run()
+    kept = Checkpoints(tmp_path).newest(torch.device("cpu"))
+    assert (kept["epoch"], kept["step"]) == (1, 2)
+    assert all(value.isfinite().all() for value in kept["model"].values())
+
+
+def test_a_best_model_that_cannot_be_written_is_said_to_be_lost(tmp_path):
+    trainer = Trainer(task(), _seeded_model(), config(5), ONE, 3, Checkpoints(tmp_path / "nowhere"))
+    trainer.best = {"epoch": 7, "model": {}}
+    assert "of epoch 7 and is lost: cannot write the checkpoint" in str(trainer._diverged("the loss is nan"))
 
 
 def test_the_best_epoch_by_validation_is_what_is_tested():
@@ -147,7 +209,17 @@ def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("epochs", 0), ("batch_size", -1), ("learning_rate", 0.0), ("warmup", 2.0), ("average", 1.0), ("clip", 0.0)],
+    [
+        ("epochs", 0),
+        ("batch_size", -1),
+        ("learning_rate", 0.0),
+        ("weight_decay", -0.1),
+        ("betas", (0.9, 1.0)),
+        ("warmup", 2.0),
+        ("average", 1.0),
+        ("clip", 0.0),
+        ("checkpoint_seconds", -1.0),
+    ],
 )
 def test_impossible_settings_are_named(field, value):
     with pytest.raises(ValueError, match=rf"training\.{field}"):

@@ -6,6 +6,7 @@ The folder is `--data.root` or the environment variable PLMU_DATA, with one subf
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,11 +38,9 @@ class Remote:
 
 
 def cache_folder() -> Path:
-    """Where downloads and generated data are kept: PLMU_CACHE, else the user's cache folder."""
+    """Where downloads and generated data are kept: PLMU_CACHE, else the user's cache folder. It may not be there."""
     given = os.environ.get("PLMU_CACHE")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plmu"
-    base.mkdir(parents=True, exist_ok=True)
-    return base
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plmu"
 
 
 def find(config: DataConfig, source: str, names: tuple[str, ...], remote: Remote) -> Path:
@@ -65,8 +64,16 @@ def _download(source: str, name: str, remote: Remote) -> Path:
         raise DataError("downloading needs pooch: pip install 'plmu[train]', or set PLMU_DATA to a folder") from None
     folder = cache_folder() / source
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{name} cannot be kept in {folder} ({error.strerror}): set PLMU_CACHE to a folder for downloads, or"
+            " PLMU_DATA to one that has the data"
+        ) from None
+    bar = _Bar(name) if sys.stderr.isatty() else None
+    try:
         path = pooch.retrieve(
-            remote.url, known_hash=f"sha256:{remote.sha256}", fname=name, path=folder, progressbar=False
+            remote.url, known_hash=f"sha256:{remote.sha256}", fname=name, path=folder, progressbar=bar or False
         )
     except ValueError as error:  # a wrong checksum; pooch has already removed the file
         raise DataError(f"{remote.url} is not the file it should be ({error}): try again, or set PLMU_DATA") from None
@@ -75,4 +82,38 @@ def _download(source: str, name: str, remote: Remote) -> Path:
             f"{name} could not be downloaded from {remote.url} ({type(error).__name__}: {error}). Without a network,"
             f" put the file into a folder <data>/{source}/ and set PLMU_DATA or --data.root to <data>"
         ) from None
+    finally:
+        if bar is not None:
+            bar.close()
     return Path(path)
+
+
+class _Bar:
+    """A progress bar of rich's, on the error stream, with what pooch calls."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        self.bar = Progress(*columns, console=Console(stderr=True))
+        self.row = self.bar.add_task(name, total=None)
+
+    @property
+    def total(self) -> float | None:
+        """Bytes in all, which pooch sets when the server has answered."""
+        return self.bar.tasks[0].total
+
+    @total.setter
+    def total(self, size: int) -> None:
+        self.bar.update(self.row, total=size or None)
+        self.bar.start()
+
+    def update(self, size: int) -> None:
+        self.bar.advance(self.row, size)
+
+    def reset(self) -> None:
+        self.bar.update(self.row, completed=0)
+
+    def close(self) -> None:
+        self.bar.stop()

@@ -63,6 +63,7 @@ def _cached() -> Array:
     if found is None:
         found = generate(SERIES, WASHOUT + LENGTH + HORIZON)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary, open(temporary, "wb") as file:
                 np.savez(file, series=found, check=np.array(zlib.crc32(found.tobytes())))
         except OSError:

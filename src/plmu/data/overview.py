@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from plmu.data import mnist
 from plmu.data.files import DataConfig, DataError, cache_folder
@@ -12,9 +12,8 @@ from plmu.data.files import DataConfig, DataError, cache_folder
 def overview(config: DataConfig) -> None:
     """A table of all sources."""
     folder = config.folder()
-    table = Table(
-        "data", "for", "here", "from", title=f"data folder: {folder or 'none set; downloads go to the cache'}"
-    )
+    columns = (Column(name, overflow="fold") for name in ("data", "for", "here", "from"))
+    table = Table(*columns, title=f"data folder: {folder or 'none set; downloads go to the cache'}")
     table.add_row("Mackey-Glass series", "mackey-glass", "generated when needed", "an equation")
     table.add_row("adding problem", "addition", "generated when needed", "a generator")
     table.add_row("MNIST, 4 files", "psmnist", _mnist(config), mnist.HOME)

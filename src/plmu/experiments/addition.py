@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import plmu
 from plmu.data import addition
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.fields import Checked
 from plmu.experiments.rivals import lstm
 from plmu.nn.steppable import Steppable, last_valid
 from plmu.training.config import TrainingConfig
@@ -24,7 +25,7 @@ from plmu.training.task import Batch, Task
 
 
 @dataclass
-class PlmuModel:
+class PlmuModel(Checked):
     """The parallel LMU and a linear output."""
 
     gated: bool = True
@@ -40,11 +41,15 @@ class PlmuModel:
     length: int = 1000
     """Steps of the longest training sequences, and of the test."""
     shortest: int = 100
-    """Steps of the shortest training sequences."""
+    """Steps of the shortest training sequences, at most `length`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_lengths(self.shortest, self.length)
 
 
 @dataclass
-class LSTMModel:
+class LSTMModel(Checked):
     """One LSTM layer and a linear output."""
 
     hidden: int = 32
@@ -54,7 +59,11 @@ class LSTMModel:
     length: int = 1000
     """Steps of the longest training sequences, and of the test."""
     shortest: int = 100
-    """Steps of the shortest training sequences."""
+    """Steps of the shortest training sequences, at most `length`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_lengths(self.shortest, self.length)
 
 
 class Addition(Experiment):
@@ -131,6 +140,11 @@ class LastOutput(nn.Module):
             hidden = last_valid(self.layer(x)[0], lengths)
         out: Tensor = self.out(hidden)
         return out
+
+
+def _check_lengths(shortest: int, length: int) -> None:
+    if shortest > length:
+        raise ValueError(f"model.shortest must be at most model.length = {length}; got {shortest}")
 
 
 def _measure(model: nn.Module, batch: Batch) -> Tensor:

@@ -26,6 +26,10 @@ class Config(Generic[ModelConfig]):
     seed: int = 0
     """Of initialisation, order of the data, dropout and noise."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be at least 0 and below 2^31, got {self.seed}")
+
 
 class Experiment(ABC):
     """One of the paper's experiments, with its rivals."""

@@ -17,16 +17,28 @@ from torch import Tensor, nn
 import plmu
 from plmu.data import mackey_glass
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.fields import Checked
 from plmu.experiments.rivals import lstm
 from plmu.nn.steppable import ACTIVATIONS, Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 
 WARMUP = 100  # steps after which the second score starts: by then every window is full
+ACTIVATION_MODULES: dict[str, type[nn.Module]] = {  # of every name in ACTIVATIONS, to save and stream
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "elu": nn.ELU,
+    "leaky_relu": nn.LeakyReLU,
+    "softplus": nn.Softplus,
+    "softsign": nn.Softsign,
+}
 
 
 @dataclass
-class PlmuModel:
+class PlmuModel(Checked):
     """The parallel LMU and a dense layer."""
 
     order: int = 40
@@ -44,7 +56,7 @@ class PlmuModel:
 
 
 @dataclass
-class LSTMModel:
+class LSTMModel(Checked):
     """LSTM layers and a linear output."""
 
     hidden: int = 25
@@ -56,7 +68,7 @@ class LSTMModel:
 
 
 @dataclass
-class LMUModel:
+class LMUModel(Checked):
     """Layers of the original LMU and a linear output."""
 
     order: int = 4
@@ -72,7 +84,7 @@ class LMUModel:
 
 
 @dataclass
-class HybridModel:
+class HybridModel(Checked):
     """Original LMU in layers 1 and 3, LSTM in layers 2 and 4, and a linear output."""
 
     order: int = 4
@@ -184,13 +196,8 @@ class Ours(nn.Module):
         lmu = plmu.ParallelLMU(**self.lmu.config)
         lmu.load_state_dict(self.lmu.state_dict())
         lmu.memory_weight.data /= self.scale.cpu()
-        dense = _activated(self.dense, self.activation)
-        return plmu.Sequential(lmu.to(self.scale.device), *dense, self.out)
-
-
-def _activated(dense: nn.Linear, activation: str) -> list[nn.Module]:
-    modules = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}
-    return [dense, modules[activation]()]
+        activation = ACTIVATION_MODULES[self.activation]()
+        return plmu.Sequential(lmu.to(self.scale.device), self.dense, activation, self.out)
 
 
 class Recurrent(nn.Module):

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy, dropout, linear
 import plmu
 from plmu.data import mnist
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.fields import Checked
 from plmu.experiments.rivals import lstm
 from plmu.nn.steppable import Steppable
 from plmu.training.config import TrainingConfig
@@ -24,7 +25,7 @@ from plmu.training.task import Batch, Task
 
 
 @dataclass
-class PlmuModel:
+class PlmuModel(Checked):
     """The parallel LMU and a linear classifier."""
 
     order: int = 468
@@ -46,7 +47,7 @@ class PlmuModel:
 
 
 @dataclass
-class LSTMModel:
+class LSTMModel(Checked):
     """One LSTM layer and a linear classifier of its last output."""
 
     hidden: int = 200
@@ -58,7 +59,7 @@ class LSTMModel:
 
 
 @dataclass
-class LMUModel:
+class LMUModel(Checked):
     """The original LMU and a linear classifier of its last output."""
 
     order: int = 256

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ import torch
 import plmu
 from plmu.experiments.base import Config, Experiment
 from plmu.training.checkpoints import Checkpoints
+from plmu.training.errors import RunError
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
 from plmu.training.results import provenance, read_json, spread, write_json
 
-
-class RunError(RuntimeError):
-    """A run that cannot be started or continued as asked."""
+# Of each seed alone; and where it ran and from what, which seeds share unless they were run apart.
+OWN = ("seed", "best_epoch", "valid", "test", "seconds_training", "seconds_in_all")
+ORIGIN = ("processes", "command", "hardware", "torch", "python", "plmu", "source")
 
 
 @dataclass
@@ -45,33 +47,54 @@ class Options:
 
 
 def run(
-    experiment: Experiment, model: str, config: Config[Any], options: Options, processes: Processes
+    experiment: Experiment,
+    model: str,
+    config: Config[Any],
+    options: Options,
+    processes: Processes,
+    words: Sequence[str],
 ) -> dict[str, Any]:
-    """Train every seed, or take its finished result, and write one summary beside the runs."""
+    """Train every seed, or take its finished result, and write one summary of all finished seeds beside the runs.
+
+    `words` are what the user typed after `plmu`, for the result. Processes that do not write get no summary.
+    """
     if options.seeds < 1:
         raise RunError(f"--seeds must be at least 1, got {options.seeds}")
-    results = []
-    for seed in range(config.seed, config.seed + options.seeds):
-        one = dataclasses.replace(config, seed=seed)
-        stem = options.name or f"{experiment.name}-{model}"
-        results.append(_run_seed(experiment, model, one, options, processes, options.runs / f"{stem}-seed{seed}"))
-    summary = _summary(experiment, model, results)
+    seeds = [dataclasses.replace(config, seed=config.seed + i) for i in range(options.seeds)]
+    stem = options.runs / (options.name or f"{experiment.name}-{model}")
+    described = _described(experiment, model, config)
     if processes.writes:
-        write_json(options.runs / f"{options.name or f'{experiment.name}-{model}'}.json", summary)
+        for folder in _folders(stem):
+            _check_same(folder, described)
+    processes.wait()
+    for one in seeds:
+        _run_seed(experiment, model, one, options, processes, stem.with_name(f"{stem.name}-seed{one.seed}"), words)
+    if not processes.writes:
+        return {}
+    found = [_read_result(folder) for folder in _folders(stem) if (folder / "result.json").is_file()]
+    summary = _summary(experiment, model, [one for one in found if not _differing(one, described)])
+    write_json(stem.with_name(f"{stem.name}.json"), summary)
     return summary
 
 
 def _run_seed(
-    experiment: Experiment, model: str, config: Config[Any], options: Options, processes: Processes, folder: Path
-) -> dict[str, Any]:
-    described = json.loads(json.dumps(_described(experiment, model, config), default=str))
+    experiment: Experiment,
+    model: str,
+    config: Config[Any],
+    options: Options,
+    processes: Processes,
+    folder: Path,
+    words: Sequence[str],
+) -> None:
+    described = _described(experiment, model, config)
     if processes.writes:
         _prepare(folder, described)
     processes.wait()
     finished = folder / "result.json"
     if finished.is_file():
-        result: dict[str, Any] = read_json(finished)
-        return result
+        if processes.writes and not options.quiet:
+            print(f"{folder} is finished: nothing was trained, its result is shown")
+        return
     start = time.monotonic()
     torch.manual_seed(config.seed)
     task = experiment.task(config)
@@ -90,10 +113,7 @@ def _run_seed(
             on_epoch=None if log is None else log.add,
         )
         outcome = trainer.run()
-    test = dict(outcome.test)
-    for name, data in experiment.more_tests(config).items():
-        moved = tuple(t.to(processes.device) for t in data)
-        test[name] = trainer.evaluate(moved)[task.metric]
+    test = {**outcome.test, **more_scores(experiment, config, trainer)}
     result = {
         **described,
         "metric": task.metric,
@@ -105,33 +125,58 @@ def _run_seed(
         "seconds_in_all": time.monotonic() - start,
         "processes": processes.count,
         "notes": task.notes,
-        "command": _command(),
+        "command": _command(words),
         **provenance(processes.device),
     }
     if processes.writes and log is not None:
         log.finish(outcome.history)
+        write_json(finished, result)
         deployable = experiment.deployable(network.cpu())
         if deployable is not None:
             plmu.save(deployable, folder / "model.plmu")
-        write_json(finished, result)
     processes.wait()
-    return result
 
 
-def _command() -> str:
+def more_scores(experiment: Experiment, config: Config[Any], trainer: Trainer) -> dict[str, float]:
+    """The scores of the experiment's further test sets."""
+    scores = {}
+    for name, data in experiment.more_tests(config).items():
+        scores[name] = trainer.evaluate(tuple(t.to(trainer.device) for t in data))[experiment.metric]
+    return scores
+
+
+def _command(words: Sequence[str]) -> str:
     """What was typed, without the folders of this machine."""
-    words = sys.argv[1:]
-    for option in ("--runs", "--data.root"):
-        if option in words:
-            at = words.index(option)
-            words = words[:at] + words[at + 2 :]
-    return shlex.join(["plmu", *words])
+    kept: list[str] = []
+    given = iter(words)
+    for word in given:
+        if word in ("--runs", "--data.root"):
+            next(given, None)
+        elif not word.startswith(("--runs=", "--data.root=")):
+            kept.append(word)
+    return shlex.join(["plmu", *kept])
 
 
 def _described(experiment: Experiment, model: str, config: Config[Any]) -> dict[str, Any]:
+    """What determines the result, as JSON gives it back."""
     fields = dataclasses.asdict(config)
     fields.pop("data")  # where the data lies does not change the result
-    return {"experiment": experiment.name, "model": model, "seed": config.seed, "config": fields}
+    described = {"experiment": experiment.name, "model": model, "seed": config.seed, "config": fields}
+    read_back: dict[str, Any] = json.loads(json.dumps(described, default=str))
+    return read_back
+
+
+def _folders(stem: Path) -> list[Path]:
+    """The run folders of this name, by seed."""
+    if not stem.parent.is_dir():
+        return []
+    named = ((re.fullmatch(rf"{re.escape(stem.name)}-seed(\d+)", one.name), one) for one in stem.parent.iterdir())
+    return [path for _, path in sorted((int(match[1]), path) for match, path in named if match)]
+
+
+def _begun(folder: Path) -> bool:
+    """Whether there is anything in it that another configuration must not be mixed with."""
+    return (folder / "result.json").is_file() or any((folder / "checkpoints").glob("*.ckpt"))
 
 
 def _prepare(folder: Path, described: dict[str, Any]) -> None:
@@ -143,19 +188,45 @@ def _prepare(folder: Path, described: dict[str, Any]) -> None:
         probe.unlink()
     except OSError as error:
         raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
-    known = folder / "config.json"
-    if not known.is_file():
-        write_json(known, described)
+    if not _begun(folder):
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
+        write_json(folder / "config.json", described)
+
+
+def _check_same(folder: Path, described: dict[str, Any]) -> None:
+    """See that the run in this folder, of whichever seed, is of this configuration."""
+    if not _begun(folder):
         return
+    known = folder / "config.json"
     try:
-        before = read_json(known)
-    except ValueError:
-        raise RunError(f"{known} is damaged: remove {folder}, or choose another --name") from None
-    if before != described:
-        differing = ", ".join(_differences(before["config"], described["config"])) or "the experiment or model"
+        differing = _differing(read_json(known), described)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{known} is missing or damaged: remove {folder}, or choose another --name") from None
+    if differing:
         raise RunError(
-            f"{folder} holds a run of another configuration ({differing}): choose another --name, or remove it"
+            f"{folder} holds a run of another configuration ({', '.join(differing)}): choose another --name, or"
+            " remove it"
         )
+
+
+def _read_result(folder: Path) -> dict[str, Any]:
+    path = folder / "result.json"
+    try:
+        result: dict[str, Any] = read_json(path)
+        missing = [key for key in ("experiment", "model", "config", "metric", *OWN, *ORIGIN) if key not in result]
+    except (ValueError, TypeError):
+        raise RunError(f"{path} is damaged: remove it, and the same command makes it again") from None
+    if missing:
+        raise RunError(f"{path} has no {', '.join(missing)}: remove it, and the same command makes it again")
+    return result
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """What differs between two runs, seeds aside."""
+    for key in ("experiment", "model"):
+        if a[key] != b[key]:
+            return [f"{key} was {a[key]}, now {b[key]}"]
+    return _differences({**a["config"], "seed": None}, {**b["config"], "seed": None})
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
@@ -198,12 +269,16 @@ class _Log:
 
 def _summary(experiment: Experiment, model: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     """One result for all seeds: what they share once, what differs for each, mean and spread of each test score."""
-    own = ("seed", "best_epoch", "valid", "test", "seconds_training", "seconds_in_all")
-    shared = {key: value for key, value in results[0].items() if key not in own}
+    shared = {key: value for key, value in results[0].items() if key not in OWN}
+    own = list(OWN)
+    for key in ORIGIN:
+        values = list(dict.fromkeys(one[key] for one in results))
+        if len(values) > 1:
+            own.append(key)
+            shared[key] = "; ".join(str(value) for value in values)
     scores = {name: spread([one["test"][name] for one in results]) for name in results[0]["test"]}
     return {
         **shared,
-        "command": _command(),
         "config": {**shared["config"], "seed": [one["seed"] for one in results]},
         "paper": experiment.paper.get(model),
         "percent": experiment.percent,

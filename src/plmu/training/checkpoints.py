@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,37 +12,93 @@ from typing import Any
 import torch
 
 from plmu.files import replacing
+from plmu.training.errors import CheckpointError
 
 MAGIC = b"plmu checkpoint 1\n"
 KEPT = 2
 
 
 class Checkpoints:
-    """The checkpoints of a run, in a folder: `step-00001234.ckpt`, newest last."""
+    """The checkpoints of a run, in a folder: `step-00001234.ckpt`, and `best.ckpt` if the run diverged.
+
+    One process writes to a folder at a time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def best_path(self) -> Path:
+        return self.folder / "best.ckpt"
+
     def save(self, step: int, content: dict[str, Any]) -> Path:
-        """Write one and drop all but the newest two. A full disk raises OSError and leaves the earlier ones."""
+        """Write one and drop all but the newest two up to it. A full disk raises OSError and leaves the earlier ones.
+
+        Also removes what writers left that were killed while writing.
+        """
         path = self.folder / f"step-{step:08d}.ckpt"
-        with replacing(path) as temporary:
-            temporary.write_bytes(pack(content))
-        for old in self._paths()[:-KEPT]:
+        self._write(path, content)
+        earlier = [one for number, one in self._numbered() if number <= step]
+        for old in [*earlier[:-KEPT], *self.folder.glob(".*.ckpt.*.tmp")]:
             old.unlink(missing_ok=True)
         return path
 
     def newest(self, device: torch.device) -> dict[str, Any] | None:
-        """The newest that can be read; a broken one is passed over with a warning."""
-        for path in reversed(self._paths()):
-            try:
-                return unpack(path.read_bytes(), device)
-            except (OSError, ValueError) as error:
-                warnings.warn(f"checkpoint {path} cannot be read ({error}): taking the one before", stacklevel=2)
+        """The newest that can be read; one that cannot is renamed to `….broken`, with a warning."""
+        paths = [path for _, path in self._numbered()]
+        while paths:
+            path = paths.pop()
+            found = self._read(path, device, f"taking {paths[-1].name}" if paths else "there is no earlier one")
+            if found is not None:
+                return found
         return None
 
-    def _paths(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*.ckpt"))
+    def keep_best(self, best: dict[str, Any]) -> None:
+        """Write the best model of a run that will not write another checkpoint."""
+        self._write(self.best_path, best)
+
+    def drop_best(self) -> None:
+        """A run that came to its end has its best model in the newest checkpoint."""
+        self.best_path.unlink(missing_ok=True)
+
+    def best(self, device: torch.device) -> dict[str, Any] | None:
+        """The best model that is here: that of a run that diverged, else the newest checkpoint's."""
+        if self.best_path.is_file():
+            kept = self._read(self.best_path, device, "taking the newest checkpoint's")
+            if kept is not None:
+                return kept
+        found = self.newest(device)
+        return None if found is None else found["best"]
+
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
+        try:
+            with replacing(path) as temporary:
+                temporary.write_bytes(pack(content))
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write the checkpoint {path}: {error.strerror or error}. The earlier ones are whole: the same"
+                " command goes on from there"
+            ) from error
+
+    def _read(self, path: Path, device: torch.device, then: str) -> dict[str, Any] | None:
+        try:
+            return unpack(path.read_bytes(), device)
+        except FileNotFoundError:  # another process has just moved it aside
+            return None
+        except (OSError, ValueError) as error:
+            aside = path.with_name(f"{path.name}.broken")
+            try:
+                path.replace(aside)
+                moved = f"renamed it to {aside.name}"
+            except OSError:
+                moved = "left it there"
+            warnings.warn(f"checkpoint {path} cannot be read ({error}): {moved}; {then}", stacklevel=3)
+            return None
+
+    def _numbered(self) -> list[tuple[int, Path]]:
+        """Each step that has a checkpoint, in order."""
+        named = ((re.fullmatch(r"step-(\d+)\.ckpt", path.name), path) for path in self.folder.glob("step-*.ckpt"))
+        return sorted((int(match[1]), path) for match, path in named if match)
 
 
 def pack(content: dict[str, Any]) -> bytes:

@@ -49,6 +49,11 @@ class TrainingConfig:
         for name, value in positive.items():
             if not value > 0:
                 raise ValueError(f"training.{name} must be above 0, got {value}")
+        for name, value in {"weight_decay": self.weight_decay, "checkpoint_seconds": self.checkpoint_seconds}.items():
+            if not value >= 0:
+                raise ValueError(f"training.{name} must not be below 0, got {value}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"training.betas must be at least 0 and below 1, got {self.betas}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"training.warmup is a share of all steps, between 0 and 1; got {self.warmup}")
         if self.average is not None and not 0 < self.average < 1:

@@ -3,6 +3,10 @@
 The data lives on the device. An epoch's order depends on the seed and the epoch alone, the random numbers of dropout
 and noise on the generator states in the checkpoint, so a run that was killed and resumed gives the same numbers as one
 that was not.
+
+Several processes share each batch and sum their gradients, which is the same training within rounding as long as
+nothing in the model is random. Dropout and noise draw from a generator of each process's own: with them, another number
+of processes gives other random numbers, and so another run, not a rounding of the same one.
 """
 
 from __future__ import annotations
@@ -21,15 +25,12 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig
+from plmu.training.errors import CheckpointError, Diverged
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
 from plmu.training.task import Batch, Task
 
 History = list[dict[str, float]]
-
-
-class Diverged(RuntimeError):
-    """The loss became NaN or infinite."""
 
 
 @dataclass
@@ -116,6 +117,8 @@ class Trainer:
             if self._due(saved) or self.epoch == self.config.epochs:
                 self._save()
                 saved = time.monotonic()
+        if self.checkpoints is not None and self.processes.writes:
+            self.checkpoints.drop_best()
         assert self.best is not None
         self.model.load_state_dict(self.best["model"])
         test = self.evaluate(self.task.test)
@@ -204,10 +207,7 @@ class Trainer:
         self.loss_sum.zero_()
         self.epoch, self.step = self.epoch + 1, 0
         if not math.isfinite(loss):
-            kept = (
-                "nothing was kept" if self.best is None else f"the best model so far is of epoch {self.best['epoch']}"
-            )
-            raise Diverged(f"the loss is {loss} in epoch {self.epoch}: {kept}. Try a lower training.learning_rate")
+            raise self._diverged(f"the loss is {loss} in epoch {self.epoch}")
         entry: dict[str, float] = {"epoch": self.epoch, "loss": loss}
         last = self.epoch == self.config.epochs
         if self.epoch % self.config.evaluate_every == 0 or last:
@@ -223,7 +223,31 @@ class Trainer:
         if self.progress is not None:
             self.progress.at(self.epoch, entry)
         if self.best is None and last:
-            raise Diverged("no validation score was a number: there is no best model")
+            raise self._diverged("no validation score was a number")
+
+    def _diverged(self, what: str) -> Diverged:
+        """The error to raise, after the best model was written: checkpoints come now and then, and no more will."""
+        kept = "there is no good model yet"
+        if self.best is not None:
+            kept = f"the best model so far is of epoch {self.best['epoch']}"
+            if self.checkpoints is not None:
+                kept += f" and is in {self.checkpoints.best_path}; `plmu evaluate` scores it"
+                try:
+                    if self.processes.writes:
+                        self.checkpoints.keep_best(self.best)
+                except CheckpointError as error:
+                    kept = f"the best model so far is of epoch {self.best['epoch']} and is lost: {error}"
+                self.processes.wait()
+        return Diverged(f"{what}: {kept}. Try a lower training.learning_rate")
+
+    def _check_finite(self) -> None:
+        """Before a checkpoint, from which the run would otherwise diverge for ever."""
+        values = [self.loss_sum, *self.model.state_dict().values(), *(self.average or [])]
+        broken = torch.stack([~value.isfinite().all() for value in values]).sum()
+        if int(self.processes.total(broken)):
+            loss = float(self.loss_sum)
+            what = "the weights are not finite" if math.isfinite(loss) else f"the loss is {loss}"
+            raise self._diverged(f"{what} in epoch {self.epoch + (self.step > 0)}")
 
     def _averaged(self) -> dict[str, Tensor]:
         """The model's state with the averaged weights where there are such."""
@@ -262,6 +286,7 @@ class Trainer:
     def _save(self) -> None:
         if self.checkpoints is None:
             return
+        self._check_finite()
         generators: list[Any] = [None] * self.processes.count
         own = [torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None]
         if self.processes.count > 1:

@@ -1,0 +1,136 @@
+"""`plmu bench complexity`: how the time of each row of the paper's complexity table grows, measured.
+
+One size is doubled while the others are held, until a call takes long enough that the fixed costs of a small problem no
+longer show; the growth is the slope of log time over log size over the last two doublings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import plmu
+from plmu.bench.measure import medians
+
+Sizes = dict[str, int]
+KERNEL = 4
+ENOUGH = 0.05  # seconds on a CPU; a tenth of it on a GPU
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A row of the table: a name, what the paper says, and a layer for given sizes."""
+
+    name: str
+    claim: str
+    expected: dict[str, float]  # the exponent of each size; a logarithm counts as nothing
+    build: Callable[[Sizes, str], Callable[[], Tensor]]
+
+    def memory(self, sizes: Sizes) -> int:
+        """About how many numbers it holds."""
+        n, d, d_x = sizes["n"], sizes["d"] if "d" in self.expected else 1, sizes["d_x"]
+        square = n * n * d if self.expected["n"] == 2 else 0
+        return sizes["batch"] * n * d * d_x + square + d_x * d_x
+
+
+def rnn(sizes: Sizes, device: str) -> Callable[[], Tensor]:
+    x, layer = _input(sizes, device), nn.RNN(sizes["d_x"], sizes["d_x"], batch_first=True).to(device)
+    return lambda: layer(x)[0]
+
+
+def convolution(sizes: Sizes, device: str) -> Callable[[], Tensor]:
+    x = _input(sizes, device).transpose(1, 2).contiguous()
+    layer = nn.Conv1d(sizes["d_x"], sizes["d_x"], KERNEL).to(device)
+    return lambda: layer(x)
+
+
+def attention(sizes: Sizes, device: str) -> Callable[[], Tensor]:
+    x = _input(sizes, device)[:, None]
+    return lambda: scaled_dot_product_attention(x, x, x)
+
+
+def delay_network(algorithm: str) -> Callable[[Sizes, str], Callable[[], Tensor]]:
+    def build(sizes: Sizes, device: str) -> Callable[[], Tensor]:
+        x = _input(sizes, device)
+        system = plmu.DelayNetwork(sizes["d"], float(sizes["n"])).discretize()
+        if algorithm == "final":
+            return lambda: plmu.final_state(x, system)
+        return lambda: plmu.states(x, system, algorithm=algorithm)[0]
+
+    return build
+
+
+LAYERS = (
+    Layer("RNN", "n d_x²", {"n": 1, "d_x": 2}, rnn),
+    Layer("convolution", "k n d_x²", {"n": 1, "d_x": 2}, convolution),
+    Layer("attention", "n² d_x", {"n": 2, "d_x": 1}, attention),
+    Layer("DN, recurrent (eq. 19)", "n d² d_x", {"n": 1, "d": 2, "d_x": 1}, delay_network("recurrent")),
+    Layer("DN, Toeplitz (eq. 24)", "n² d d_x", {"n": 2, "d": 1, "d_x": 1}, delay_network("toeplitz")),
+    Layer("DN, final state (eq. 25)", "n d d_x", {"n": 1, "d": 1, "d_x": 1}, delay_network("final")),
+    Layer("DN, FFT (eq. 26)", "n log n d d_x", {"n": 1, "d": 1, "d_x": 1}, delay_network("fft")),
+    Layer("DN, chunked", "n (c + d) d d_x", {"n": 1, "d": 1, "d_x": 1}, delay_network("chunked")),
+)
+
+
+def run(device: str, rounds: int) -> dict[str, Any]:
+    gpu = device != "cpu"
+    base = {"batch": 8, "n": 1024, "d": 16, "d_x": 256} if gpu else {"batch": 2, "n": 256, "d": 8, "d_x": 64}
+    rows = []
+    for layer in LAYERS:
+        check(layer)
+        for size, expected in layer.expected.items():
+            measured = points_of(layer, base, size, device, rounds)
+            rows.append(
+                {
+                    "layer": layer.name,
+                    "paper": layer.claim,
+                    "size": size,
+                    "expected": expected,
+                    "growth": slope(measured[-3:]),
+                    "points": [{"size": value, "milliseconds": 1e3 * seconds} for value, seconds in measured],
+                }
+            )
+    return {"base": base, "growth": rows}
+
+
+def check(layer: Layer) -> None:
+    """The Delay Network's rows all compute the same states."""
+    if not layer.name.startswith("DN"):
+        return
+    sizes = {"batch": 2, "n": 40, "d": 6, "d_x": 3}
+    with torch.no_grad():
+        torch.manual_seed(0)
+        value = layer.build(sizes, "cpu")()
+        torch.manual_seed(0)
+        exact = delay_network("recurrent")(sizes, "cpu")()
+    torch.testing.assert_close(value, exact[:, -1] if value.dim() == 3 else exact, rtol=1e-4, atol=1e-5)
+
+
+def points_of(layer: Layer, base: Sizes, size: str, device: str, rounds: int) -> list[tuple[int, float]]:
+    """Seconds forward at doubling sizes, until they are long enough or memory would run short."""
+    enough, most = (ENOUGH, 1 << 27) if device == "cpu" else (ENOUGH / 10, 1 << 31)
+    found: list[tuple[int, float]] = []
+    while len(found) < 3 or found[-1][1] < enough:
+        sizes = {**base, size: base[size] << len(found)}
+        if len(found) >= 3 and (layer.memory(sizes) > most or (size == "d" and sizes["d"] > 512)):
+            break
+        with torch.no_grad():
+            seconds = medians({"it": layer.build(sizes, device)}, device=device, rounds=max(3, rounds // 2))["it"]
+        found.append((sizes[size], seconds))
+    return found
+
+
+def slope(points: list[tuple[int, float]]) -> float:
+    """Of log time over log size, through the first and the last point."""
+    (small, before), (large, after) = points[0], points[-1]
+    return math.log(after / before) / math.log(large / small)
+
+
+def _input(sizes: Sizes, device: str) -> Tensor:
+    return torch.randn(sizes["batch"], sizes["n"], sizes["d_x"]).to(device)

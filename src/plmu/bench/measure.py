@@ -1,0 +1,111 @@
+"""Timing for comparisons: all candidates in turn, round after round, so that a busy machine slows all alike."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Call = Callable[[], object]
+
+
+def medians(
+    candidates: dict[str, Call], *, device: str = "cpu", rounds: int = 9, least: float = 0.02
+) -> dict[str, float]:
+    """Median seconds of one call of each candidate; a candidate that is short is called often enough for `least` s."""
+    repeats = {}
+    for name, call in candidates.items():
+        call()  # builds, compiles and caches whatever the first calls do
+        call()
+        repeats[name] = max(1, round(least / max(_once(call, 1, device), 1e-7)))
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            taken[name].append(_once(call, repeats[name], device))
+    return {name: sorted(values)[len(values) // 2] for name, values in taken.items()}
+
+
+def _once(call: Call, repeats: int, device: str) -> float:
+    """Seconds of one of `repeats` calls; on a GPU by its own clock."""
+    if device == "cpu":
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) / repeats
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / repeats
+
+
+def training(call: Callable[[], Tensor], *leaves: Tensor) -> Call:
+    """The same with the gradients of `leaves`, for a gradient of ones."""
+    gradient = torch.ones_like(call())
+    return lambda: torch.autograd.grad(call(), leaves, gradient)
+
+
+def graphed(call: Call) -> Call:
+    """The same as a CUDA graph: what is left without the launches."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def peak_memory(call: Call) -> int:
+    """Bytes of GPU memory that a call needs at most beyond what was there before it, its results included."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = call()
+    torch.cuda.synchronize()
+    found = torch.cuda.max_memory_allocated() - before
+    del kept
+    return found
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes read and written a second by a large copy."""
+    source = torch.empty(1 << (29 if device != "cpu" else 26), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = medians({"copy": lambda: target.copy_(source)}, device=device, rounds=5)["copy"]
+    return 2 * source.numel() / seconds
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    exact = reference.detach().double()
+    return float((value.detach().double() - exact).norm() / exact.norm())
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures were measured on."""
+    found: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
+    if device != "cpu":
+        return {"hardware": torch.cuda.get_device_name(), **found}
+    return {"hardware": processor(), "threads": torch.get_num_threads(), **found}
+
+
+def processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,136 @@
+"""What a benchmark found, as tables, a JSON file and a figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from plmu.files import replacing
+
+FEW = 4
+
+
+def tables(found: dict[str, Any]) -> None:
+    """Every list of rows as a table; a value that is itself a mapping becomes several columns, and one with more than
+    a few entries is left to the JSON file."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    for title, rows in found.items():
+        if not isinstance(rows, list) or not rows:
+            continue
+        flat = [_flat(row) for row in rows]
+        columns = list(dict.fromkeys(name for row in flat for name in row))
+        table = Table(*columns, title=title)
+        for row in flat:
+            table.add_row(*(_shown(row.get(name)) for name in columns))
+        console.print(table)
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict) and len(value) <= FEW:
+            flat |= {f"{name}: {inner}": one for inner, one in value.items()}
+        elif not isinstance(value, dict | list):
+            flat[name] = value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def write(path: Path, report: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        Path(temporary).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def figure(kind: str, found: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn, axes = pyplot.subplots(1, 2 if kind in ("layers", "training-time") else 1, figsize=(11, 4.5), squeeze=False)
+    _DRAW[kind](axes[0], found)
+    drawn.tight_layout()
+    drawn.savefig(path, dpi=120)
+    pyplot.close(drawn)
+
+
+def _layers(axes: Any, found: dict[str, Any]) -> None:
+    rows = found["against the limit and peers"]
+    names = list(rows[0]["milliseconds forward and backward"])
+    for offset, name in enumerate(names):
+        places = [k + offset * 0.8 / len(names) for k in range(len(rows))]
+        over = [
+            row["milliseconds forward and backward"].get(name, float("nan"))
+            / row["milliseconds forward and backward"]["product"]
+            for row in rows
+        ]
+        axes[0].bar(places, over, 0.8 / len(names), label=name)
+    axes[0].set_xticks(range(len(rows)), [f"{row['shape']}\n{row['dtype']}" for row in rows], rotation=30, ha="right", fontsize=7)  # fmt: skip # noqa: E501
+    axes[0].set_yscale("log")
+    axes[0].set_ylabel("time over the bare product")
+    axes[0].set_title("forward and backward")
+    axes[0].legend(fontsize=7)
+    length = found["length"]
+    axes[1].semilogx([row["time"] for row in length], [row["tokens per second"] / 1e6 for row in length], marker="o")
+    axes[1].set_ylim(0, 1.1 * max(row["tokens per second"] for row in length) / 1e6)
+    axes[1].set_xlabel("steps of a sequence, at a fixed number of tokens")
+    axes[1].set_ylabel("million tokens a second")
+    axes[1].set_title("forward and backward, any length")
+
+
+def _training_time(axes: Any, found: dict[str, Any]) -> None:
+    rows = found["training step"]
+    for kind, shift in (("eager", -0.2), ("graph", 0.2)):
+        values = [row["milliseconds"].get(kind, float("nan")) for row in rows]
+        axes[0].barh([k + shift for k in range(len(rows))], values, 0.4, label=kind)
+    axes[0].set_yticks(range(len(rows)), [f"{row['task']}: {row['model']}" for row in rows], fontsize=8)
+    axes[0].invert_yaxis()
+    axes[0].set_xscale("log")
+    axes[0].set_xlabel("milliseconds a training step")
+    axes[0].legend()
+    length = found["over the length"]
+    for name in ("LTI", "parallel"):
+        known = [row for row in length if f"milliseconds, {name}" in row]
+        axes[1].loglog([row["steps"] for row in known], [row[f"milliseconds, {name}"] for row in known], marker="o", label=name)  # fmt: skip # noqa: E501
+    axes[1].set_xlabel("steps of a sequence")
+    axes[1].set_ylabel("milliseconds a training step")
+    axes[1].legend()
+
+
+def _complexity(axes: Any, found: dict[str, Any]) -> None:
+    rows = found["growth"]
+    places = range(len(rows))
+    axes[0].barh(places, [row["growth"] for row in rows], color="tab:blue", label="measured")
+    axes[0].plot([row["expected"] for row in rows], places, "k|", markersize=12, label="by the paper's table")
+    axes[0].set_yticks(places, [f"{row['layer']}, in {row['size']}" for row in rows], fontsize=7)
+    axes[0].invert_yaxis()
+    axes[0].set_xlabel("growth: the exponent of that size")
+    axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+
+
+def _streaming(axes: Any, found: dict[str, Any]) -> None:
+    rows = found["steps"]
+    places = range(len(rows))
+    axes[0].barh(places, [row["microseconds"] for row in rows], label="a step of the stream")
+    products = [row.get("microseconds of the bare products", float("nan")) for row in rows]
+    axes[0].plot(products, places, "k|", markersize=14, label="its bare products")
+    axes[0].set_yticks(places, [row["model"] for row in rows], fontsize=8)
+    axes[0].invert_yaxis()
+    axes[0].set_xlabel("microseconds")
+    axes[0].legend()
+
+
+_DRAW = {"layers": _layers, "training-time": _training_time, "complexity": _complexity, "streaming": _streaming}

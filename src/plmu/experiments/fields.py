@@ -1,0 +1,39 @@
+"""What the fields of a model's configuration may be. A field has one meaning, and so one range, in all models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from plmu.nn.steppable import ACTIVATIONS
+
+Range = tuple[Callable[[Any], bool], str]
+
+COUNT: Range = (lambda value: value >= 1, "at least 1")
+DROPPED: Range = (lambda value: 0 <= value < 1, "a share, at least 0 and below 1")
+FINITE: Range = (math.isfinite, "a finite number")
+NAMES = ", ".join(ACTIVATIONS)
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(("order", "hidden", "dense", "layers", "lmu_hidden", "lstm_hidden"), COUNT),
+    "theta": (lambda value: 0 < value < math.inf, "a number of steps, above 0"),
+    "length": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
+    "shortest": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
+    "noise": (lambda value: 0 <= value < math.inf, "at least 0"),
+    "dropout": DROPPED,
+    "memory_dropout": DROPPED,
+    "label_smoothing": (lambda value: 0 <= value <= 1, "a share, between 0 and 1"),
+    "forget_bias": FINITE,
+    "activation": (lambda value: value in ACTIVATIONS, f"one of {NAMES}"),
+    "input_activation": (lambda value: value is None or value in ACTIVATIONS, f"None or one of {NAMES}"),
+}
+
+
+class Checked:
+    """Base of a model's configuration: a dataclass whose fields must be in their ranges."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            holds, wanted = RANGES.get(name, (lambda _: True, ""))
+            if not holds(value):
+                raise ValueError(f"model.{name} must be {wanted}; got {value!r}")

@@ -1,0 +1,100 @@
+"""`plmu bench`: answers are checked first, and what is measured is written down."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import plmu
+from plmu.bench import complexity, layers, measure, run, streaming, training_time
+
+TINY = layers.Shape(2, 20, 4, 3, 2, 5.0)
+
+
+def test_medians_take_all_candidates() -> None:
+    found = measure.medians({"a": lambda: None, "b": lambda: torch.ones(3)}, rounds=3, least=1e-4)
+    assert set(found) == {"a", "b"}
+    assert all(0 < seconds < 1 for seconds in found.values())
+
+
+def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = layers.against(TINY, torch.float32, "cpu", 1)
+    assert row["over the product, both"]["auto"] > 0
+    assert set(row["times faster, both"]) == {"FFT", "LSTM", "attention"}
+    assert max(row["error"].values()) < 1e-5
+    chosen = layers.choice(TINY, torch.float32, "cpu", 1)
+    assert chosen["best"] in ("fft", "chunked", "toeplitz", "recurrent")
+
+
+def test_a_wrong_answer_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = layers.Problem.project
+
+    def wrong(self: layers.Problem, algorithm: str):
+        return lambda: right(self, algorithm)() * (1.1 if algorithm == "chunked" else 1.0)
+
+    monkeypatch.setattr(layers.Problem, "project", wrong)
+    with pytest.raises(RuntimeError, match=r"wrong answers at b2 n20 .*: chunked 1\.0e-01"):
+        layers.against(TINY, torch.float32, "cpu", 1)
+
+
+def test_complexity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(complexity, "ENOUGH", 0.0)
+    monkeypatch.setattr(complexity, "LAYERS", complexity.LAYERS[2:6:3])
+    found = complexity.run("cpu", 1)
+    assert [(row["layer"], row["size"]) for row in found["growth"]] == [
+        ("attention", "n"), ("attention", "d_x"),
+        ("DN, final state (eq. 25)", "n"), ("DN, final state (eq. 25)", "d"), ("DN, final state (eq. 25)", "d_x"),
+    ]  # fmt: skip
+    assert all(len(row["points"]) == 3 for row in found["growth"])
+    assert complexity.slope([(2, 1.0), (4, 3.9), (8, 16.0)]) == pytest.approx(2.0)
+
+
+def test_complexity_checks_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = complexity.Layer("DN, wrong", "", {"n": 1}, lambda sizes, device: lambda: torch.zeros(2, 40, 6, 3))
+    with pytest.raises(AssertionError):
+        complexity.check(wrong)
+
+
+def test_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for experiment, model, algorithm in (("psmnist", "plmu", "recurrent"), ("mackey-glass", "plmu", "auto")):
+        assert training_time.step_times(experiment, model, algorithm, 130, 2, "cpu", 1)["eager"] > 0
+    monkeypatch.setattr(plmu.ops.recurrent, "states", lambda *given: torch.zeros(2, 160, 468, 1))
+    monkeypatch.setitem(plmu.ops._PLAIN, "recurrent", plmu.ops.recurrent.states)
+    with pytest.raises(RuntimeError, match="psmnist: step by step the loss is"):
+        training_time.check("psmnist", "plmu", "recurrent")
+
+
+def test_the_command_writes_figures_and_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "copy_bandwidth", lambda device: 1e9)
+    small = {"a small model": plmu.ParallelLMU(1, 3, order=4, theta=7.0)}
+    monkeypatch.setattr(streaming, "models", lambda: small)
+    run.main(["streaming", "--rounds", "1", "--out", str(tmp_path / "new")])
+    found = json.loads((tmp_path / "new" / "bench-streaming-cpu.json").read_text())
+    assert found["benchmark"] == "streaming"
+    assert found["machine"]["hardware"]
+    assert [row["model"] for row in found["steps"]] == ["a small model", "torch LSTM on psMNIST: 200 units"]
+    assert (tmp_path / "new" / "bench-streaming-cpu.png").stat().st_size > 1000
+    assert "a small model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["speed"], "invalid choice: 'speed'"),
+        (["layers", "--rounds", "0"], "--rounds must be at least 1, got 0"),
+        pytest.param(
+            ["layers", "--device", "cuda"],
+            "--device cuda: there is no GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_uses(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run.main(words)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
