@@ -71,7 +71,7 @@ def _project(
     advance: Tensor,
     leap: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o, the state before the last chunk, and the states before all chunks."""
+    """o, the state before the last chunk in float32, and those before all chunks as the products take them."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     chunks = -(-time // CHUNK)
@@ -86,15 +86,17 @@ def _project(
                 u, taps, states, time, channels, chunks, **sizes, CHUNK=CHUNK, WIDTH=64, PRECISION=_exact(u)
             )
         _scan(states, advance, leap, reversed=False)
+    last, before = states[:, -1].clone(), states.to(u.dtype)
+    del states
     o = u.new_empty(batch, time, out)
     half = u.dtype != torch.float32
     tiles = {"WIDTH": 64 if half else 32, "OUT": 256 if half and out > 128 else 64}
-    options = {**sizes, **tiles, "CHUNK": CHUNK, "PRECISION": _precision(), "num_warps": 8, "num_stages": 3}
+    options = {**sizes, **tiles, "CHUNK": CHUNK, "PRECISION": _precision(), "num_warps": 4, "num_stages": 2}
     with torch.cuda.device_of(u):
-        kernels.project[batch * _tiles(chunks, 2), _tiles(out, tiles["OUT"])](
-            u, weight, toeplitz, powers, states, o, time, channels, out, chunks, **options
+        kernels.project[batch * chunks, _tiles(out, tiles["OUT"])](
+            u, weight, toeplitz, powers, before, o, time, channels, out, chunks, **options
         )
-    return o, states[:, -1].clone(), states
+    return o, last, before
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
@@ -103,7 +105,7 @@ def _project_backward(
     of_last: Tensor,
     u: Tensor,
     weight: Tensor,
-    states: Tensor,
+    before: Tensor,
     toeplitz: Tensor,
     powers: Tensor,
     taps: Tensor,
@@ -115,14 +117,14 @@ def _project_backward(
     """The gradients of u, of the weight and of the first state; empty where not needed."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
-    chunks = states.shape[1]
+    chunks = before.shape[1]
     kernels = _kernels()
     sizes = {"ORDER": order, "ROWS": _rows(order), "CHUNK": CHUNK}
     common = {**sizes, "PRECISION": _precision()}
     of_u = torch.empty_like(u) if need_u else u.new_empty(0)
-    of_first = states.new_empty(0)
+    of_first = of_last.new_empty(0)
     if need_u:
-        of_states = torch.empty_like(states)
+        of_states = torch.empty_like(before, dtype=torch.float32)
         grid = (batch * chunks, _tiles(channels, 128))
         with torch.cuda.device_of(u):
             kernels.input_gradient[grid](
@@ -149,7 +151,7 @@ def _project_backward(
         partial = u.new_empty(shares, *weight.shape, dtype=torch.float32)
         with torch.cuda.device_of(u):
             kernels.weight_gradient[order * _tiles(channels, width), _tiles(out, height), shares](
-                u, of_o, toeplitz, powers, states, partial, time, channels, out, chunks, batch, share,
+                u, of_o, toeplitz, powers, before, partial, time, channels, out, chunks, batch, share,
                 **common, WIDTH=width, OUT=height, num_warps=8, num_stages=3,
             )  # fmt: skip
         of_weight = (partial[0] if shares == 1 else partial.sum(0)).to(weight.dtype)
@@ -174,16 +176,16 @@ def _scan(states: Tensor, advance: Tensor, leap: Tensor, *, reversed: bool) -> N
 @_project.register_fake
 def _(u: Tensor, weight: Tensor, first: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     chunks = -(-u.shape[1] // CHUNK)
-    states = first.new_empty(u.shape[0], chunks, weight.shape[1], u.shape[2])
-    return u.new_empty(u.shape[0], u.shape[1], weight.shape[0]), torch.empty_like(first), states
+    before = u.new_empty(u.shape[0], chunks, weight.shape[1], u.shape[2])
+    return u.new_empty(u.shape[0], u.shape[1], weight.shape[0]), torch.empty_like(first), before
 
 
 @_project_backward.register_fake
 def _(
-    of_o: Tensor, of_last: Tensor, u: Tensor, weight: Tensor, states: Tensor, *rest: Any
+    of_o: Tensor, of_last: Tensor, u: Tensor, weight: Tensor, before: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     need_u, need_weight = rest[-2:]
-    of_first = states.new_empty(u.shape[0], *states.shape[2:]) if need_u else states.new_empty(0)
+    of_first = torch.empty_like(of_last) if need_u else of_last.new_empty(0)
     of_weight = torch.empty_like(weight) if need_weight else weight.new_empty(0)
     return torch.empty_like(u) if need_u else u.new_empty(0), of_weight, of_first
 
@@ -193,11 +195,11 @@ def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> 
     ctx.save_for_backward(u, weight, output[2], *tables)
 
 
-def _backward(ctx: Any, of_o: Tensor, of_last: Tensor, of_states: Tensor) -> tuple[Tensor | None, ...]:
-    u, weight, states, *tables = ctx.saved_tensors
+def _backward(ctx: Any, of_o: Tensor, of_last: Tensor, of_before: Tensor) -> tuple[Tensor | None, ...]:
+    u, weight, before, *tables = ctx.saved_tensors
     need_u, need_weight, need_first = ctx.needs_input_grad[:3]
     of_u, of_weight, of_first = _project_backward(
-        of_o.contiguous(), of_last, u, weight, states, *tables, need_u or need_first, need_weight
+        of_o.contiguous(), of_last, u, weight, before, *tables, need_u or need_first, need_weight
     )
     return (
         of_u if need_u else None,

@@ -5,7 +5,8 @@ A chunk is C steps of one sequence. With the state s before it, order i of its s
 chip only: it is multiplied into the weight at once, and computed again where the backward pass needs it.
 
 Shapes: u (batch, time, channels), weight (out, order, channels), o (batch, time, out), states (batch, chunks, order,
-channels) in float32. `ORDER` is the order, `ROWS` the same rounded up to what a matrix unit takes.
+channels), in float32 where they are scanned and in the operands' precision where they are used. `ORDER` is the order,
+`ROWS` the same rounded up to what a matrix unit takes.
 """
 
 from __future__ import annotations
@@ -95,44 +96,59 @@ def _before(states, sequence, at, chunks, channels, column, ORDER: tl.constexpr,
 
 
 @triton.jit
+def _memory(
+    u, kernel, carried, states, sequence, at, time, channels, chunks, column,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """m_i = T_i u + P_i s of a chunk for some channels, in the operands' precision: (C, WIDTH)."""
+    inputs = _inputs(u, sequence, at, time, channels, column, CHUNK)
+    before = _before(states, sequence, at, chunks, channels, column, ORDER, ROWS)
+    m = tl.dot(kernel, inputs, input_precision=PRECISION)
+    return tl.dot(carried, before, m, input_precision=PRECISION).to(inputs.dtype)
+
+
+@triton.jit
+def _tables(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """T_i (C, C) and P_i (C, ROWS)."""
+    step = tl.arange(0, CHUNK)[:, None]
+    kernel = tl.load(toeplitz + (i * CHUNK + step) * CHUNK + tl.arange(0, CHUNK)[None, :])
+    return kernel, tl.load(powers + (i * CHUNK + step) * ROWS + tl.arange(0, ROWS)[None, :])
+
+
+@triton.jit
 def project(
     u, weight, toeplitz, powers, states, o, time, channels, out, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """o = W m for two neighbouring chunks and OUT outputs, which share each tile of the weight."""
-    pairs = tl.cdiv(chunks, 2)
-    at, sequence = 2 * (tl.program_id(0) % pairs), tl.program_id(0) // pairs
-    outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)
-    step = tl.arange(0, CHUNK)
-    state_row = tl.arange(0, ROWS)[None, :]
-    first = tl.zeros((CHUNK, OUT), tl.float32)
-    second = tl.zeros((CHUNK, OUT), tl.float32)
+    """o = W m for one chunk and OUT outputs.
+
+    A turn is one order of WIDTH channels. Its tile of m is made in the turn before, so that the matrix units find their
+    operands ready.
+    """
+    at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
+    outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
+    total = tl.zeros((CHUNK, OUT), tl.float32)
+    kernel, carried = _tables(toeplitz, powers, 0, ROWS, CHUNK)
+    column = tl.arange(0, WIDTH)[None, :]
+    m = _memory(u, kernel, carried, states, sequence, at, time, channels, chunks, column, ORDER, ROWS, CHUNK, PRECISION)
     for turn in range(ORDER * tl.cdiv(channels, WIDTH)):
-        i = turn % ORDER
-        column = (turn // ORDER) * WIDTH + tl.arange(0, WIDTH)
+        row = (turn // ORDER) * WIDTH + tl.arange(0, WIDTH)[:, None]
         part = tl.load(
-            weight + outputs[None, :].to(tl.int64) * (ORDER * channels) + i * channels + column[:, None],
-            mask=(outputs[None, :] < out) & (column[:, None] < channels), other=0.0,
+            weight + outputs.to(tl.int64) * (ORDER * channels) + (turn % ORDER) * channels + row,
+            mask=(outputs < out) & (row < channels), other=0.0,
         )  # fmt: skip
-        kernel = tl.load(toeplitz + (i * CHUNK + step[:, None]) * CHUNK + step[None, :])
-        carried = tl.load(powers + (i * CHUNK + step[:, None]) * ROWS + state_row)
-        inputs = _inputs(u, sequence, at, time, channels, column[None, :], CHUNK)
-        before = _before(states, sequence, at, chunks, channels, column[None, :], ORDER, ROWS).to(inputs.dtype)
-        m = tl.dot(kernel, inputs, input_precision=PRECISION)
-        m = tl.dot(carried, before, m, input_precision=PRECISION)
-        first = tl.dot(m.to(part.dtype), part, first, input_precision=PRECISION)
-        inputs = _inputs(u, sequence, at + 1, time, channels, column[None, :], CHUNK)
-        before = _before(states, sequence, at + 1, chunks, channels, column[None, :], ORDER, ROWS).to(inputs.dtype)
-        m = tl.dot(kernel, inputs, input_precision=PRECISION)
-        m = tl.dot(carried, before, m, input_precision=PRECISION)
-        second = tl.dot(m.to(part.dtype), part, second, input_precision=PRECISION)
-    moment = at * CHUNK + step[:, None]
-    place = o + (sequence * time + moment).to(tl.int64) * out + outputs[None, :]
-    tl.store(place, first.to(o.dtype.element_ty), mask=(moment < time) & (outputs[None, :] < out))
-    moment += CHUNK
-    place += CHUNK * out
-    tl.store(place, second.to(o.dtype.element_ty), mask=(moment < time) & (outputs[None, :] < out))
+        ahead = turn + 1  # beyond the last turn all channels are masked
+        kernel, carried = _tables(toeplitz, powers, ahead % ORDER, ROWS, CHUNK)
+        column = (ahead // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
+        next_m = _memory(
+            u, kernel, carried, states, sequence, at, time, channels, chunks, column, ORDER, ROWS, CHUNK, PRECISION
+        )
+        total = tl.dot(m, part, total, input_precision=PRECISION)
+        m = next_m
+    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
+    place = o + (sequence * time + moment).to(tl.int64) * out + outputs
+    tl.store(place, total.to(o.dtype.element_ty), mask=(moment < time) & (outputs < out))
 
 
 @triton.jit
@@ -141,27 +157,36 @@ def weight_gradient(
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape)."""
+    """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape).
+
+    As in `project` the tile of m for the next chunk is made before the one at hand is used.
+    """
     i = tl.program_id(0) % ORDER
     column = (tl.program_id(0) // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
     outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     step = tl.arange(0, CHUNK)
-    kernel = tl.load(toeplitz + (i * CHUNK + step[:, None]) * CHUNK + step[None, :])
-    carried = tl.load(powers + (i * CHUNK + step[:, None]) * ROWS + tl.arange(0, ROWS)[None, :])
+    kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK)
     total = tl.zeros((OUT, WIDTH), tl.float32)
     begin = tl.program_id(2) * share
-    for number in range(begin, tl.minimum(begin + share, batch * chunks)):
+    end = tl.minimum(begin + share, batch * chunks)
+    m = _memory(
+        u, kernel, carried, states, begin // chunks, begin % chunks, time, channels, chunks, column,
+        ORDER, ROWS, CHUNK, PRECISION,
+    )  # fmt: skip
+    for number in range(begin, end):
         sequence, at = number // chunks, number % chunks
-        inputs = _inputs(u, sequence, at, time, channels, column, CHUNK)
-        before = _before(states, sequence, at, chunks, channels, column, ORDER, ROWS).to(inputs.dtype)
-        m = tl.dot(kernel, inputs, input_precision=PRECISION)
-        m = tl.dot(carried, before, m, input_precision=PRECISION)
         moment = at * CHUNK + step[None, :]
         incoming = tl.load(
             gradient + (sequence * time + moment).to(tl.int64) * out + outputs[:, None],
             mask=(moment < time) & (outputs[:, None] < out), other=0.0,
         )  # fmt: skip
-        total = tl.dot(incoming, m.to(incoming.dtype), total, input_precision=PRECISION)
+        ahead = tl.minimum(number + 1, end - 1)
+        next_m = _memory(
+            u, kernel, carried, states, ahead // chunks, ahead % chunks, time, channels, chunks, column,
+            ORDER, ROWS, CHUNK, PRECISION,
+        )  # fmt: skip
+        total = tl.dot(incoming, m, total, input_precision=PRECISION)
+        m = next_m
     place = (tl.program_id(2) * out + outputs[:, None]).to(tl.int64) * (ORDER * channels) + i * channels + column
     tl.store(partial + place, total, mask=(outputs[:, None] < out) & (column < channels))
 
