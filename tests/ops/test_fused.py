@@ -1,4 +1,4 @@
-"""Our own kernels for `project`, against the float64 recurrence: interpreted where there is no GPU."""
+"""Our own kernels for `project` and `states`, against the float64 recurrence: interpreted where there is no GPU."""
 
 import pytest
 import torch
@@ -37,12 +37,16 @@ def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, mon
     weight = (torch.randn(out, order, channels) / (order * channels) ** 0.5).to(dtype)
     state = torch.randn(batch, order, channels) if "state" in options else None
     lengths = [time - 1, time // 2][:batch] if "lengths" in options else None
+    of_m = torch.randn(batch, time, order, channels).to(dtype)
     of_o, of_last = torch.randn(batch, time, out).to(dtype), torch.randn(batch, order, channels)
 
     def results(algorithm: str, *given: Tensor | None) -> list[Tensor]:
         leaves = [one.clone().requires_grad_() for one in given if one is not None]
         o, last = plmu.project(leaves[0], system, *leaves[1:], lengths=lengths, algorithm=algorithm)
-        return [o, last, *torch.autograd.grad((o, last), leaves, (of_o.to(o), of_last.to(last)))]
+        found = [o, last, *torch.autograd.grad((o, last), leaves, (of_o.to(o), of_last.to(last)))]
+        del leaves[1]
+        m, same = plmu.states(leaves[0], system, *leaves[1:], lengths=lengths, algorithm=algorithm)
+        return [*found, m, same, *torch.autograd.grad((m, same), leaves, (of_m.to(m), of_last.to(same)))]
 
     exact = results("recurrent", *(None if one is None else one.double() for one in (u, weight, state)))
     ours = results("fused", *(None if one is None else one.to(DEVICE) for one in (u, weight, state)))
@@ -82,6 +86,10 @@ def test_a_second_derivative_raises() -> None:
     )
     with pytest.raises(RuntimeError, match="no second derivative: use algorithm='chunked'"):
         of_u.sum().backward()
+    m = plmu.states(u, system, algorithm="fused")[0]
+    (of_u,) = torch.autograd.grad(m.sin().sum(), u, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative: use algorithm='chunked'"):
+        of_u.sum().backward()
 
 
 def test_torch_accepts_the_operators() -> None:
@@ -97,6 +105,7 @@ def test_torch_accepts_the_operators() -> None:
     given = (u, weight, first, *(table.to(DEVICE) for table in tables))
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(fused._project, given, test_utils=checks)
+    torch.library.opcheck(fused._states, (u, *given[2:]), test_utils=checks)
 
 
 def test_compiled() -> None:
@@ -114,7 +123,6 @@ def test_compiled() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "states"}, "for project alone, not for states"),
         ({"dtype": torch.float64}, "no float64"),
         ({"system": plmu.LinearSystem([[0.5]], [[1.0, 2.0]]), "channels": 2}, "not a system with several"),
         ({"system": plmu.DelayNetwork(65, 70.0).discretize()}, "orders up to 64, not 65"),

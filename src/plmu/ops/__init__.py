@@ -111,6 +111,9 @@ def _driven(problem: Problem) -> Problem:
 
 def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
     """m as the algorithm leaves it, and the final state in float32 or wider."""
+    if chosen.algorithm == "fused":
+        m, last = fused.states(problem.u.squeeze(2).to(problem.dtype), problem.system, problem.state)
+        return m, last if problem.lengths is None else _final_state(problem)
     if chosen.algorithm == "chunked":
         u = problem.u.to(_operand(problem))
         m = chunked.states(u, problem.system, problem.state, problem.lengths, problem.resets, chosen.chunk)

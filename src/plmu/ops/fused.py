@@ -1,8 +1,9 @@
-"""`project` by our own kernels on a GPU: chunks as in `plmu.ops.chunked`, but no tile of m ever reaches memory.
+"""`project` and `states` by our own kernels on a GPU: chunks as in `plmu.ops.chunked`.
 
-Forward: the states before all chunks (three launches, whatever the length), then one kernel for W_m m. Backward: one
-kernel for the inputs and for the states before chunks, a scan backwards over the latter, and one for the weight, whose
-sum over time is cut into fixed shares and added up in a fixed order, so that results repeat bit for bit.
+Forward: the states before all chunks (three launches, whatever the length), then one kernel that writes W_m m, or m,
+once; for W_m m no tile of m ever reaches memory. Backward: one kernel for the inputs and for the states before chunks,
+a scan backwards over the latter, and one for the weight, whose sum over time is cut into fixed shares and added up in a
+fixed order, so that results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -28,12 +29,21 @@ AVAILABLE = importlib.util.find_spec("triton") is not None
 
 def project(u: Tensor, system: LinearSystem, weight: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """W_m m (batch, time, out) for u (batch, time, channels), and the final state."""
-    time = u.shape[1]
-    first = u.new_zeros(u.shape[0], system.order, u.shape[2], dtype=torch.float32) if state is None else state
+    o, before, _ = _project(u.contiguous(), weight.contiguous(), *_given(u, system, state))
+    return o, _final_state(u, system, before)
+
+
+def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """m (batch, time, order, channels) for u (batch, time, channels), and the final state."""
+    m, before = _states(u.contiguous(), *_given(u, system, state))
+    return m, _final_state(u, system, before)
+
+
+def _given(u: Tensor, system: LinearSystem, state: Tensor | None) -> tuple[Tensor, ...]:
+    """The first state and the constant matrices that all kernels share."""
     operand, wide, device = u.dtype, torch.float32, u.device
-    o, before, _ = _project(
-        u.contiguous(),
-        weight.contiguous(),
+    first = u.new_zeros(u.shape[0], system.order, u.shape[2], dtype=wide) if state is None else state
+    return (
         first.contiguous(),
         system.derive(by_order, CHUNK, dtype=operand, device=device),
         system.derive(powers_by_order, CHUNK, _rows(system.order), dtype=operand, device=device),
@@ -41,9 +51,14 @@ def project(u: Tensor, system: LinearSystem, weight: Tensor, state: Tensor | Non
         system.derive(power, CHUNK, dtype=wide, device=device),
         system.derive(power, CHUNK * GROUP, dtype=wide, device=device),
     )
-    tail = (time - 1) % CHUNK + 1  # steps of the last chunk
+
+
+def _final_state(u: Tensor, system: LinearSystem, before: Tensor) -> Tensor:
+    """From the state before the last chunk."""
+    wide, device = torch.float32, u.device
+    tail = (u.shape[1] - 1) % CHUNK + 1  # steps of the last chunk
     added = apply(system.derive(reversed_response, tail, dtype=wide, device=device), u[:, -tail:].to(wide))
-    return o, added + apply(system.derive(power, tail, dtype=wide, device=device), before)
+    return added + apply(system.derive(power, tail, dtype=wide, device=device), before)
 
 
 def by_order(system: LinearSystem, chunk: int) -> Tensor:
@@ -74,26 +89,14 @@ def _project(
     """o, the state before the last chunk in float32, and those before all chunks as the products take them."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
-    chunks = -(-time // CHUNK)
-    kernels = _kernels()
-    states = first.new_empty(batch, chunks, order, channels)
-    states[:, 0] = first
-    sizes = {"ORDER": order, "ROWS": _rows(order)}
-    if chunks > 1:
-        grid = (batch * (chunks - 1), _tiles(channels, 64))
-        with torch.cuda.device_of(u):
-            kernels.chunk_ends[grid](
-                u, taps, states, time, channels, chunks, **sizes, CHUNK=CHUNK, WIDTH=64, PRECISION=_exact(u)
-            )
-        _scan(states, advance, leap, reversed=False)
-    last, before = states[:, -1].clone(), states.to(u.dtype)
-    del states
+    last, before = _boundary(u, first, taps, advance, leap)
+    chunks = before.shape[1]
     o = u.new_empty(batch, time, out)
     half = u.dtype != torch.float32
     tiles = {"WIDTH": 64 if half else 32, "OUT": 256 if half and out > 128 else 64}
-    options = {**sizes, **tiles, "CHUNK": CHUNK, "PRECISION": _precision(), "num_warps": 4, "num_stages": 2}
+    options = {**_sizes(order), **tiles, "PRECISION": _precision(), "num_warps": 4, "num_stages": 2}
     with torch.cuda.device_of(u):
-        kernels.project[batch * chunks, _tiles(out, tiles["OUT"])](
+        _kernels().project[batch * chunks, _tiles(out, tiles["OUT"])](
             u, weight, toeplitz, powers, before, o, time, channels, out, chunks, **options
         )
     return o, last, before
@@ -118,28 +121,16 @@ def _project_backward(
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     chunks = before.shape[1]
-    kernels = _kernels()
-    sizes = {"ORDER": order, "ROWS": _rows(order), "CHUNK": CHUNK}
-    common = {**sizes, "PRECISION": _precision()}
-    of_u = torch.empty_like(u) if need_u else u.new_empty(0)
-    of_first = of_last.new_empty(0)
+    kernels, common = _kernels(), {**_sizes(order), "PRECISION": _precision()}
+    of_u, of_first = u.new_empty(0), of_last.new_empty(0)
     if need_u:
-        of_states = torch.empty_like(before, dtype=torch.float32)
-        grid = (batch * chunks, _tiles(channels, 128))
+        of_u, of_states = torch.empty_like(u), torch.empty_like(before, dtype=torch.float32)
         with torch.cuda.device_of(u):
-            kernels.input_gradient[grid](
+            kernels.input_gradient[batch * chunks, _tiles(channels, 128)](
                 of_o, weight, toeplitz, powers, of_u, of_states, time, channels, out, chunks,
                 **common, WIDTH=128, OUT=64, num_warps=4, num_stages=3,
             )  # fmt: skip
-        of_states[:, -1] += of_last
-        if chunks > 1:
-            _scan(of_states, advance.mT.contiguous(), leap.mT.contiguous(), reversed=True)
-            grid = (batch * (chunks - 1), _tiles(channels, 64))
-            with torch.cuda.device_of(u):
-                kernels.add_through_ends[grid](
-                    of_u, taps, of_states, time, channels, chunks, **sizes, WIDTH=64, PRECISION=_exact(u)
-                )
-        of_first = of_states[:, 0].clone()
+        of_first = _adjoint(of_u, of_states, of_last, taps, advance, leap)
     of_weight = weight.new_empty(0)
     if need_weight:
         width, height = (128, 256) if u.dtype != torch.float32 else (64, 64)
@@ -156,6 +147,71 @@ def _project_backward(
             )  # fmt: skip
         of_weight = (partial[0] if shares == 1 else partial.sum(0)).to(weight.dtype)
     return of_u, of_weight, of_first
+
+
+@torch.library.custom_op("plmu::states", mutates_args=())
+def _states(
+    u: Tensor, first: Tensor, toeplitz: Tensor, powers: Tensor, taps: Tensor, advance: Tensor, leap: Tensor
+) -> tuple[Tensor, Tensor]:
+    """m, and the state before the last chunk in float32."""
+    batch, time, channels = u.shape
+    order = first.shape[1]
+    last, before = _boundary(u, first, taps, advance, leap)
+    m = u.new_empty(batch, time, order, channels)
+    chunks = before.shape[1]
+    with torch.cuda.device_of(u):
+        _kernels().all_states[batch * chunks, order * _tiles(channels, 64)](
+            u, toeplitz, powers, before, m, time, channels, chunks,
+            **_sizes(order), WIDTH=64, PRECISION=_precision(), num_warps=4,
+        )  # fmt: skip
+    return m, last
+
+
+@torch.library.custom_op("plmu::states_backward", mutates_args=())
+def _states_backward(
+    of_m: Tensor, of_last: Tensor, toeplitz: Tensor, powers: Tensor, taps: Tensor, advance: Tensor, leap: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of u and of the first state."""
+    batch, time, order, channels = of_m.shape
+    chunks = _tiles(time, CHUNK)
+    of_u = of_m.new_empty(batch, time, channels)
+    of_states = of_last.new_empty(batch, chunks, order, channels)
+    with torch.cuda.device_of(of_m):
+        _kernels().states_gradient[batch * chunks, _tiles(channels, 64)](
+            of_m, toeplitz, powers, of_u, of_states, time, channels, chunks,
+            **_sizes(order), WIDTH=64, PRECISION=_precision(), num_warps=4,
+        )  # fmt: skip
+    return of_u, _adjoint(of_u, of_states, of_last, taps, advance, leap)
+
+
+def _boundary(u: Tensor, first: Tensor, taps: Tensor, advance: Tensor, leap: Tensor) -> tuple[Tensor, Tensor]:
+    """The state before the last chunk in float32, and those before all chunks as the products take them."""
+    batch, time, channels = u.shape
+    order, chunks = first.shape[1], _tiles(time, CHUNK)
+    found = first.new_empty(batch, chunks, order, channels)
+    found[:, 0] = first
+    if chunks > 1:
+        with torch.cuda.device_of(u):
+            _kernels().chunk_ends[batch * (chunks - 1), _tiles(channels, 64)](
+                u, taps, found, time, channels, chunks, **_sizes(order), WIDTH=64, PRECISION=_exact(u)
+            )
+        _scan(found, advance, leap, reversed=False)
+    return found[:, -1].clone(), found.to(u.dtype)
+
+
+def _adjoint(of_u: Tensor, of_states: Tensor, of_last: Tensor, taps: Tensor, advance: Tensor, leap: Tensor) -> Tensor:
+    """Carry the gradients of the states before chunks backwards, add to `of_u` what they say to earlier inputs, and
+    return that of the first state."""
+    batch, chunks, order, channels = of_states.shape
+    of_states[:, -1] += of_last
+    if chunks > 1:
+        _scan(of_states, advance.mT.contiguous(), leap.mT.contiguous(), reversed=True)
+        with torch.cuda.device_of(of_u):
+            _kernels().add_through_ends[batch * (chunks - 1), _tiles(channels, 64)](
+                of_u, taps, of_states, of_u.shape[1], channels, chunks,
+                **_sizes(order), WIDTH=64, PRECISION=_exact(of_u),
+            )  # fmt: skip
+    return of_states[:, 0].clone()
 
 
 def _scan(states: Tensor, advance: Tensor, leap: Tensor, *, reversed: bool) -> None:
@@ -209,12 +265,33 @@ def _backward(ctx: Any, of_o: Tensor, of_last: Tensor, of_before: Tensor) -> tup
     )
 
 
+@_states.register_fake
+def _(u: Tensor, first: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
+    return u.new_empty(u.shape[0], u.shape[1], first.shape[1], u.shape[2]), torch.empty_like(first)
+
+
+@_states_backward.register_fake
+def _(of_m: Tensor, of_last: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
+    return of_m.new_empty(of_m.shape[0], of_m.shape[1], of_m.shape[3]), torch.empty_like(of_last)
+
+
+def _setup_states(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[2:])
+
+
+def _backward_states(ctx: Any, of_m: Tensor, of_last: Tensor) -> tuple[Tensor | None, ...]:
+    tables = ctx.saved_tensors
+    return (*_states_backward(of_m.contiguous(), of_last, *tables), *(None for _ in tables))
+
+
 def _no_second(ctx: Any, *gradients: Tensor) -> None:
     raise RuntimeError("the fused kernels have no second derivative: use algorithm='chunked' for it")
 
 
 _project.register_autograd(_backward, setup_context=_setup)
 _project_backward.register_autograd(_no_second)
+_states.register_autograd(_backward_states, setup_context=_setup_states)
+_states_backward.register_autograd(_no_second)
 
 
 def interpreted() -> bool:
@@ -230,6 +307,10 @@ def _kernels() -> ModuleType:
 def _rows(order: int) -> int:
     """The order rounded up to a size that a matrix unit takes."""
     return max(16, 1 << (order - 1).bit_length())
+
+
+def _sizes(order: int) -> dict[str, int]:
+    return {"ORDER": order, "ROWS": _rows(order), "CHUNK": CHUNK}
 
 
 def _tiles(size: int, tile: int) -> int:

@@ -102,7 +102,7 @@ def plan(
         raise ValueError(f"algorithm={algorithm!r} cannot reset inside a sequence: use chunked, recurrent or auto")
     kind_of_device = torch.device(device).type
     if algorithm == "fused":
-        _check_fused(kind, system, dtype, kind_of_device, resets)
+        _check_fused(system, dtype, kind_of_device, resets)
     inputs = system.inputs or 1
     # operator.index: a compiled graph is made for its sizes, as the constant matrices are.
     sizes = tuple(map(operator.index, (batch, time, system.order, inputs, channels // inputs, out or 0)))
@@ -111,12 +111,10 @@ def plan(
     return _known_plan(kind, *sizes, dtype, kind_of_device, algorithm, resets)
 
 
-def _check_fused(kind: str, system: LinearSystem, dtype: torch.dtype, device: str, resets: bool) -> None:
+def _check_fused(system: LinearSystem, dtype: torch.dtype, device: str, resets: bool) -> None:
     """Raise unless our own kernels can run this."""
     trouble = None
-    if kind != "project":
-        trouble = f"is for project alone, not for {kind}"
-    elif device != "cuda" and not fused.interpreted():
+    if device != "cuda" and not fused.interpreted():
         trouble = f"runs on a GPU alone, not on {device}"
     elif not fused.AVAILABLE:
         trouble = "needs Triton: pip install triton"
@@ -181,7 +179,7 @@ def _known_plan(
     if algorithm in ("recurrent", "toeplitz", "fft"):
         return Plan(kind, algorithm, reason="Asked for by name.")
     if algorithm == "fused":
-        return Plan(kind, algorithm, fused.CHUNK, reason="Kernels of our own, m on chip alone. Asked for by name.")
+        return Plan(kind, algorithm, fused.CHUNK, reason="Kernels of our own. Asked for by name.")
     candidates: dict[str, tuple[float, Plan]] = {}
     for chunk in _chunks(sizes, resets):
         for fold in (False, True) if kind == "project" and not resets and _may_fold(sizes, chunk) else (False,):

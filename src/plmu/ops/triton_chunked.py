@@ -116,6 +116,57 @@ def _tables(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def all_states(
+    u, toeplitz, powers, states, m, time, channels, chunks,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One order of all states of a chunk, written once: m (batch, time, order, channels)."""
+    at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
+    i = tl.program_id(1) % ORDER
+    column = (tl.program_id(1) // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK)
+    value = _memory(
+        u, kernel, carried, states, sequence, at, time, channels, chunks, column, ORDER, ROWS, CHUNK, PRECISION
+    )
+    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
+    place = m + ((sequence * time + moment).to(tl.int64) * ORDER + i) * channels + column
+    tl.store(place, value, mask=(moment < time) & (column < channels))
+
+
+@triton.jit
+def states_gradient(
+    gradient, toeplitz, powers, of_u, of_states, time, channels, chunks,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What all states of a chunk say to its inputs, Σ_i T_iᵀ g_i, and to the state before it, Σ_i P_iᵀ g_i."""
+    at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
+    for_inputs = tl.zeros((CHUNK, WIDTH), tl.float32)
+    for_state = tl.zeros((ROWS, WIDTH), tl.float32)
+    for i in range(ORDER):
+        place = gradient + ((sequence * time + moment).to(tl.int64) * ORDER + i) * channels + column
+        of_m = tl.load(place, mask=(moment < time) & (column < channels), other=0.0)
+        kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK)
+        for_inputs = tl.dot(tl.trans(kernel), of_m, for_inputs, input_precision=PRECISION)
+        for_state = tl.dot(tl.trans(carried), of_m, for_state, input_precision=PRECISION)
+    _store_gradients(of_u, of_states, for_inputs, for_state, sequence, at, time, channels, chunks, column, ORDER, CHUNK)
+
+
+@triton.jit
+def _store_gradients(
+    of_u, of_states, for_inputs, for_state, sequence, at, time, channels, chunks, column,
+    ORDER: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
+    place = of_u + (sequence * time + moment).to(tl.int64) * channels + column
+    tl.store(place, for_inputs.to(of_u.dtype.element_ty), mask=(moment < time) & (column < channels))
+    row = tl.arange(0, for_state.shape[0])[:, None]
+    place = of_states + ((sequence * chunks + at).to(tl.int64) * ORDER + row) * channels + column
+    tl.store(place, for_state, mask=(row < ORDER) & (column < channels))
+
+
+@triton.jit
 def project(
     u, weight, toeplitz, powers, states, o, time, channels, out, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
@@ -200,9 +251,7 @@ def input_gradient(
     """What a chunk's outputs say to its inputs, Σ_i T_iᵀ (W_iᵀ g), and to the state before it, Σ_i P_iᵀ (W_iᵀ g)."""
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    step = tl.arange(0, CHUNK)
-    row = tl.arange(0, ROWS)
-    moment = at * CHUNK + step[:, None]
+    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
     for_inputs = tl.zeros((CHUNK, WIDTH), tl.float32)
     for_state = tl.zeros((ROWS, WIDTH), tl.float32)
     for i in range(ORDER):
@@ -218,15 +267,11 @@ def input_gradient(
                 mask=(outputs[:, None] < out) & (column < channels), other=0.0,
             )  # fmt: skip
             of_m = tl.dot(incoming, part, of_m, input_precision=PRECISION)
-        kernel = tl.load(toeplitz + (i * CHUNK + step[None, :]) * CHUNK + step[:, None])  # transposed
-        carried = tl.load(powers + (i * CHUNK + step[None, :]) * ROWS + row[:, None])
+        kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK)
         rounded = of_m.to(kernel.dtype)
-        for_inputs = tl.dot(kernel, rounded, for_inputs, input_precision=PRECISION)
-        for_state = tl.dot(carried, rounded, for_state, input_precision=PRECISION)
-    place = of_u + (sequence * time + moment).to(tl.int64) * channels + column
-    tl.store(place, for_inputs.to(of_u.dtype.element_ty), mask=(moment < time) & (column < channels))
-    place = of_states + ((sequence * chunks + at).to(tl.int64) * ORDER + row[:, None]) * channels + column
-    tl.store(place, for_state, mask=(row[:, None] < ORDER) & (column < channels))
+        for_inputs = tl.dot(tl.trans(kernel), rounded, for_inputs, input_precision=PRECISION)
+        for_state = tl.dot(tl.trans(carried), rounded, for_state, input_precision=PRECISION)
+    _store_gradients(of_u, of_states, for_inputs, for_state, sequence, at, time, channels, chunks, column, ORDER, CHUNK)
 
 
 @triton.jit
