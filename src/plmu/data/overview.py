@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.table import Column, Table
 
-from plmu.data import mnist
+from plmu.data import imdb, mnist, qqp, snli, vectors
 from plmu.data.files import DataConfig, DataError, cache_folder
+from plmu.data.text import TextData
 
 
 def overview(config: DataConfig) -> None:
@@ -17,6 +20,10 @@ def overview(config: DataConfig) -> None:
     table.add_row("Mackey-Glass series", "mackey-glass", "generated when needed", "an equation")
     table.add_row("adding problem", "addition", "generated when needed", "a generator")
     table.add_row("MNIST, 4 files", "psmnist", _mnist(config), mnist.HOME)
+    table.add_row("IMDB", "imdb", _text(config, imdb.FOLDER, imdb.load), imdb.HOME)
+    table.add_row("Quora question pairs", "qqp", _text(config, qqp.FOLDER, qqp.load), qqp.HOME)
+    table.add_row("SNLI 1.0", "snli", _text(config, snli.FOLDER, snli.load), snli.HOME)
+    table.add_row("word vectors", "imdb, qqp, snli", _vectors(config), vectors.HOME)
     console = Console()
     console.print(table)
     console.print(f"cache: {cache_folder()} (set PLMU_CACHE to move it); data folder: set PLMU_DATA or --data.root")
@@ -34,3 +41,23 @@ def _mnist(config: DataConfig) -> str:
     except DataError as error:
         return f"damaged: {error}"
     return "complete"
+
+
+def _text(config: DataConfig, name: str, load: Callable[[DataConfig], TextData]) -> str:
+    """What is complete, read from the files at first and from the cache of parsed data later."""
+    folder = config.folder() or cache_folder()
+    if not (folder / name).is_dir() or not any((folder / name).iterdir()):
+        return "no"
+    try:
+        return load(DataConfig(folder)).completeness
+    except DataError as error:
+        return f"damaged or missing: {error}"
+
+
+def _vectors(config: DataConfig) -> str:
+    if config.folder() is None:
+        return "no"
+    try:
+        return vectors.locate(config).name
+    except DataError:
+        return "no"

@@ -2,9 +2,14 @@
 
 from plmu.experiments.addition import Addition
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.imdb import IMDB
 from plmu.experiments.mackey_glass import MackeyGlass
 from plmu.experiments.psmnist import PermutedMNIST
+from plmu.experiments.qqp import QQP
+from plmu.experiments.snli import SNLI
 
-EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (MackeyGlass(), PermutedMNIST(), Addition())}
+EXPERIMENTS: dict[str, Experiment] = {
+    one.name: one for one in (MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI())
+}
 
 __all__ = ["EXPERIMENTS", "Config", "Experiment"]

@@ -60,6 +60,10 @@ class Experiment(ABC):
         """The trained model in the form that is saved and streamed, if it has one."""
         return None
 
+    def companions(self, task: Task) -> dict[str, str]:
+        """Text files without which the saved model is of no use, by name: they are written into the run's folder."""
+        return {}
+
     def more_tests(self, config: Config[Any]) -> dict[str, Batch]:
         """Further test sets, scored once with the best model, by the name of their score."""
         return {}

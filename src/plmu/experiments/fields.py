@@ -14,14 +14,21 @@ COUNT: Range = (lambda value: value >= 1, "at least 1")
 DROPPED: Range = (lambda value: 0 <= value < 1, "a share, at least 0 and below 1")
 FINITE: Range = (math.isfinite, "a finite number")
 NAMES = ", ".join(ACTIVATIONS)
+COUNTS = ("order", "hidden", "dense", "layers", "lmu_hidden", "lstm_hidden", "embedding", "vocabulary", "longest")
 RANGES: dict[str, Range] = {
-    **dict.fromkeys(("order", "hidden", "dense", "layers", "lmu_hidden", "lstm_hidden"), COUNT),
+    **dict.fromkeys((*COUNTS, "memory", "pool_order"), COUNT),
     "theta": (lambda value: 0 < value < math.inf, "a number of steps, above 0"),
+    "thetas": (
+        lambda value: isinstance(value, tuple) and bool(value) and all(0 < one < math.inf for one in value),
+        "one or more numbers of steps, above 0",
+    ),
+    "vectors": (lambda value: isinstance(value, str) and bool(value), "auto, random or the name of a file"),
     "length": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
     "shortest": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
     "noise": (lambda value: 0 <= value < math.inf, "at least 0"),
     "dropout": DROPPED,
     "memory_dropout": DROPPED,
+    "word_dropout": DROPPED,
     "label_smoothing": (lambda value: 0 <= value <= 1, "a share, between 0 and 1"),
     "forget_bias": FINITE,
     "activation": (lambda value: value in ACTIVATIONS, f"one of {NAMES}"),

@@ -101,6 +101,9 @@ def _run_seed(
     network = experiment.build(config, task)
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     log = _Log(folder, options.tensorboard) if processes.writes else None
+    if processes.writes:
+        for name, content in experiment.companions(task).items():
+            (folder / name).write_text(content, encoding="utf-8")
     with Progress(f"{experiment.name} {model}", config.training.epochs, options.quiet or not processes.writes) as bar:
         trainer = Trainer(
             task,

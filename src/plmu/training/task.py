@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +34,10 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         """The same task with its data on a device."""
-        moved = {name: tuple(t.to(device) for t in getattr(self, name)) for name in ("train", "valid", "test")}
-        return Task(**{**self.__dict__, **moved})
+        moved: dict[str, Any] = {
+            name: tuple(t.to(device) for t in getattr(self, name)) for name in ("train", "valid", "test")
+        }
+        return dataclasses.replace(self, **moved)
 
     def better(self, score: float, than: float | None) -> bool:
         if than is None:

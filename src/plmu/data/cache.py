@@ -1,0 +1,89 @@
+"""Parsed data as arrays in one file: mapped into memory, tied to its source files and settings, made again if damaged.
+
+A file is a magic word, the length of a JSON header, the header (the key, and place and checksum of each array) and the
+arrays, each at a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plmu.data.files import cache_folder
+from plmu.files import replacing
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAGIC = b"plmu-arrays-1\n"
+
+
+def cached(
+    source: str, files: Sequence[Path], settings: Mapping[str, object], make: Callable[[], dict[str, Array]]
+) -> dict[str, Array]:
+    """What `make` returns, from the cache if these very files were read with these settings before."""
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    key = json.dumps({"source": source, "files": stats, "settings": dict(settings)}, sort_keys=True)
+    path = cache_folder() / "parsed" / f"{source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.bin"
+    found = _read(path, key)
+    if found is not None:
+        return found
+    if sys.stderr.isatty():
+        print(f"reading {', '.join(str(file) for file in files)}, once", file=sys.stderr)
+    made = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, key, made)
+    except OSError:
+        return made  # a cache that cannot be written is no reason to stop
+    return made
+
+
+def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:
+    plain = {name: np.asarray(value, order="C") for name, value in arrays.items()}
+    places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+    position = 0
+    for name, value in plain.items():
+        places[name] = (value.dtype.str, value.shape, position, zlib.crc32(value.reshape(-1).view(np.uint8).data))
+        position += -(-value.nbytes // 64) * 64
+    header = json.dumps({"key": key, "arrays": places}).encode()
+    start = _aligned(header)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+        for name, value in plain.items():
+            file.seek(start + places[name][2])
+            file.write(value.reshape(-1).view(np.uint8).data)
+        file.truncate(start + position)
+
+
+def _read(path: Path, key: str) -> dict[str, Array] | None:
+    """The arrays of a whole file of this key; None for anything else."""
+    try:
+        mapped = np.memmap(path, np.uint8, mode="r")
+        size = len(MAGIC) + 8
+        if bytes(mapped[: len(MAGIC)]) != MAGIC:
+            return None
+        raw = bytes(mapped[size : size + int.from_bytes(bytes(mapped[len(MAGIC) : size]), "little")])
+        header = json.loads(raw)
+        if header["key"] != key:
+            return None
+        start = _aligned(raw)
+        arrays = {}
+        for name, (dtype, shape, position, check) in header["arrays"].items():
+            count = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+            part = mapped[start + position : start + position + count]
+            if len(part) != count or zlib.crc32(part.data) != check:
+                return None
+            arrays[name] = part.view(dtype).reshape(shape)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return arrays
+
+
+def _aligned(header: bytes) -> int:
+    return -(-(len(MAGIC) + 8 + len(header)) // 64) * 64

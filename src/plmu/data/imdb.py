@@ -1,0 +1,143 @@
+"""IMDB: 25,000 reviews to train and 25,000 to test, from the archive of its authors or from Keras' numbered copy.
+
+A seeded tenth of the training reviews validates. The vocabulary is counted on the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import pickle
+import re
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plmu.data.cache import Array, cached
+from plmu.data.files import DataConfig, DataError, Remote, find
+from plmu.data.text import RULES, VOCABULARY, Builder, TextData, completeness, tokenise
+
+FOLDER = "aclImdb"
+ORIGINAL = Remote(
+    "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+    "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+)
+HOME = ORIGINAL.url
+ARCHIVES = tuple(f"aclImdb_v1.{end}" for end in ("tar.gz", "tar.xz", "tar.bz2", "tar", "tgz"))
+KERAS = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/imdb.npz"
+INDEX = "imdb_word_index.json"
+WHOLE = 25_000
+VALIDATING = 0.1
+SPLIT_SEED = 0
+
+_REVIEW = re.compile(r"(?:^|/)(train|test)/(neg|pos)/[^/]+\.txt$")
+
+
+def locate(config: DataConfig) -> Path:
+    """The archive, or Keras' file, in the data folder; without a data folder the archive is downloaded."""
+    return find(config, FOLDER, (*ARCHIVES, "imdb.npz"), ORIGINAL)
+
+
+def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
+    """Train, valid and test; class 1 is positive."""
+    path = locate(config)
+    index = path.with_name(INDEX)
+    keras = path.suffix == ".npz"
+    files = [path, index] if keras and index.is_file() else [path]
+    settings = {"size": size, "rules": RULES, "valid": VALIDATING, "seed": SPLIT_SEED, "version": 1}
+
+    def make() -> dict[str, Array]:
+        builder = Builder(1)
+        if keras:
+            read_keras(path, index, builder)
+        else:
+            read_archive(path, builder)
+        return _finished(path, builder, size).arrays()
+
+    return TextData.of(cached("imdb", files, settings, make))
+
+
+def read_archive(path: Path, builder: Builder) -> None:
+    """Add the labelled reviews of the archive, in any compression that tarfile knows."""
+    name = "its beginning"
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for member in archive:
+                match = _REVIEW.search(member.name)
+                file = archive.extractfile(member) if match and member.isfile() else None
+                if match is None or file is None:
+                    continue
+                name = member.name
+                text = file.read().decode("utf-8")
+                if not text.strip():
+                    raise DataError(f"{path}, {name}: the review is empty")
+                builder.add(match[1], int(match[2] == "pos"), tokenise(text))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, {name}: it is not UTF-8 ({error.reason} at byte {error.start})") from None
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        raise DataError(f"{path} is truncated or damaged after {name} ({error}): get it again from {HOME}") from None
+
+
+def read_keras(path: Path, index: Path, builder: Builder) -> None:
+    """Add the reviews of Keras' imdb.npz, lists of word ranks. The words come from imdb_word_index.json beside it;
+    without it they have ranks for names, and no word vectors can be used."""
+    names = _index(index) if index.is_file() else {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for split in ("train", "test"):
+                reviews, labels = (_array(archive, f"{letter}_{split}.npy") for letter in "xy")
+                if len(reviews) != len(labels):
+                    raise DataError(f"{path}: {len(reviews)} reviews and {len(labels)} labels in {split}")
+                for number, (ranks, label) in enumerate(zip(reviews, labels, strict=True)):
+                    if label not in (0, 1) or not len(ranks):
+                        raise DataError(f"{path}: review {number} of {split} is empty or its label is not 0 or 1")
+                    builder.add(split, int(label), [names.get(int(rank), f"#{rank}") for rank in ranks])
+    except KeyError as error:
+        raise DataError(f"{path} is not Keras' imdb.npz: {error.args[0]}") from None
+    except (zipfile.BadZipFile, EOFError, zlib.error, ValueError, TypeError, pickle.UnpicklingError) as error:
+        raise DataError(f"{path} is truncated or damaged ({error}): get it again from {KERAS}") from None
+
+
+def _finished(path: Path, builder: Builder, size: int) -> TextData:
+    counts = {split: (builder.count(split), WHOLE) for split in ("train", "test")}
+    for split, (here, _) in counts.items():
+        if here < 2:
+            raise DataError(f"{path} has no {split}/pos and {split}/neg reviews in it: it is not the IMDB archive")
+    order = np.random.default_rng(SPLIT_SEED).permutation(counts["train"][0])
+    first = len(order) - max(1, round(VALIDATING * len(order)))
+    builder.divide("train", {"train": order[:first], "valid": order[first:]})
+    remark = f"{len(order) - first:,} of train validate; from {path.name}"
+    return builder.finish(size, completeness("IMDB", counts, remark))
+
+
+def _index(path: Path) -> dict[int, str]:
+    try:
+        found = {int(rank): str(word) for word, rank in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DataError(f"{path} is damaged or not Keras' word index ({error}): get it again") from None
+    return found
+
+
+class _Plain(pickle.Unpickler):
+    """Lists of numbers in an array, and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in ("_reconstruct", "ndarray", "dtype") and module.split(".")[0] == "numpy":
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise pickle.UnpicklingError(f"it holds {module}.{name}")
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> Any:
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = reader(file)
+        if dtype.hasobject:
+            return _Plain(file).load()
+        return np.frombuffer(file.read(), dtype).reshape(shape)

@@ -1,0 +1,257 @@
+"""What all text sources share: one tokeniser, a vocabulary counted on training data, token numbers as arrays.
+
+Sources differ in case and in how punctuation is split off ("don't", "do n't"); the tokeniser brings them to one form.
+Number 0 is padding and 1 a word outside the vocabulary.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import lzma
+import re
+import zipfile
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plmu.data.cache import Array
+from plmu.data.files import DataError
+
+VOCABULARY = 20_000
+PADDING, UNKNOWN, FIRST = 0, 1, 2  # token numbers; FIRST is the most frequent word's
+PACKINGS = ("", ".xz", ".gz", ".bz2")
+RULES = 1  # of the tokeniser: another number for other rules, so that no cache of the old ones is used
+
+_BREAK = re.compile(r"<br\s*/?>")
+_WORD = re.compile(r"[^\W_]+?(?=n't\b)|n't\b|'(?:s|m|re|ve|ll|d)\b|[^\W_]+")
+_DAMAGED = (EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile)
+
+
+def tokenise(text: str) -> list[str]:
+    """Words in lower case without punctuation; "n't", "'s" and their like are words of their own.
+
+    >>> tokenise("It's great, isn't it?")
+    ['it', "'s", 'great', 'is', "n't", 'it']
+    """
+    plain = text.lower().replace("’", "'").replace("‘", "'")
+    return _WORD.findall(_BREAK.sub(" ", plain).replace("cannot", "can not"))
+
+
+@dataclass
+class Ragged:
+    """Sequences of token numbers, one after another."""
+
+    values: Array
+    ends: Array  # (examples,): where each sequence ends in `values`
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def take(self, rows: Array) -> Ragged:
+        starts = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
+        parts = [self.values[starts[row] : self.ends[row]] for row in rows]
+        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        return Ragged(np.concatenate(parts) if parts else self.values[:0], ends)
+
+    def padded(self, longest: int, keep: Literal["first", "last"]) -> tuple[Tensor, Tensor]:
+        """Token numbers (examples, longest), padded on the right, and lengths. Longer ones keep their first or last."""
+        ends = np.asarray(self.ends, dtype=np.int64)
+        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
+        lengths = np.minimum(ends - starts, longest)
+        begin = starts if keep == "first" else ends - lengths
+        places = begin[:, None] + np.arange(longest)
+        valid = np.arange(longest) < lengths[:, None]
+        if len(self.values):
+            out = np.where(valid, self.values[np.where(valid, places, 0)], PADDING)
+        else:
+            out = np.zeros(valid.shape)
+        return torch.from_numpy(out.astype(np.int32)), torch.from_numpy(lengths)
+
+
+@dataclass
+class Split:
+    """Texts, one or two an example, and their classes."""
+
+    sides: tuple[Ragged, ...]
+    labels: Array
+
+    def take(self, rows: Array) -> Split:
+        return Split(tuple(side.take(rows) for side in self.sides), self.labels[rows])
+
+    def batch(self, longest: int, keep: Literal["first", "last"]) -> tuple[Tensor, ...]:
+        """Tokens and lengths of each side, then labels."""
+        sides = [part for side in self.sides for part in side.padded(longest, keep)]
+        return (*sides, torch.from_numpy(self.labels.astype(np.int64)))
+
+
+@dataclass
+class TextData:
+    """A source: train, valid and test, the words of the numbers from FIRST on, and what of the original is here."""
+
+    splits: dict[str, Split]
+    words: list[str]
+    completeness: str = ""
+
+    def arrays(self) -> dict[str, Array]:
+        """For the cache."""
+        out: dict[str, Array] = {"words": np.frombuffer("\n".join(self.words).encode(), np.uint8)}
+        for name, split in self.splits.items():
+            out[f"{name}.labels"] = split.labels
+            for number, side in enumerate(split.sides):
+                out[f"{name}.{number}.values"], out[f"{name}.{number}.ends"] = side.values, side.ends
+        out["completeness"] = np.frombuffer(self.completeness.encode(), np.uint8)
+        return out
+
+    @classmethod
+    def of(cls, arrays: dict[str, Array]) -> TextData:
+        """From the cache."""
+        sides = sum(name.startswith("train.") and name.endswith(".ends") for name in arrays)
+        splits = {}
+        for name in ("train", "valid", "test"):
+            ragged = (Ragged(arrays[f"{name}.{i}.values"], arrays[f"{name}.{i}.ends"]) for i in range(sides))
+            splits[name] = Split(tuple(ragged), np.asarray(arrays[f"{name}.labels"]))
+        text = bytes(arrays["words"]).decode()
+        return cls(splits, text.split("\n") if text else [], bytes(arrays["completeness"]).decode())
+
+
+@dataclass
+class _Part:
+    values: list[array[int]]
+    ends: list[array[int]]
+    labels: array[int] = field(default_factory=lambda: array("B"))
+
+
+class Builder:
+    """Collects tokenised texts by split and numbers their words once all are there."""
+
+    def __init__(self, sides: int) -> None:
+        self.sides = sides
+        self.numbers: dict[str, int] = {}
+        self.parts: dict[str, _Part] = {}
+        self.splits: dict[str, Split] = {}
+
+    def add(self, split: str, label: int, *texts: Sequence[str]) -> None:
+        """One example: its class and the words of each side."""
+        part = self.parts.get(split)
+        if part is None:
+            part = _Part([array("I") for _ in range(self.sides)], [array("q") for _ in range(self.sides)])
+            self.parts[split] = part
+        part.labels.append(label)
+        numbers = self.numbers
+        for values, ends, words in zip(part.values, part.ends, texts, strict=True):
+            values.extend([numbers.setdefault(word, len(numbers)) for word in words])
+            ends.append(len(values))
+
+    def count(self, split: str) -> int:
+        return len(self.parts[split].labels) if split in self.parts else 0
+
+    def divide(self, split: str, into: dict[str, Array]) -> None:
+        """Make of a split the given ones, each by its rows."""
+        whole = self._split(split)
+        self.splits.update({name: whole.take(rows) for name, rows in into.items()})
+        del self.parts[split]
+
+    def finish(self, size: int, completeness: str) -> TextData:
+        """The words of `train` by frequency, in a tie by alphabet, at most `size`; all else is UNKNOWN."""
+        self.splits.update({name: self._split(name) for name in self.parts})
+        names = list(self.numbers)
+        train = self.splits["train"]
+        counts = np.sum([np.bincount(side.values, minlength=len(names)) for side in train.sides], axis=0)
+        seen = [int(number) for number in np.flatnonzero(counts)]
+        chosen = sorted(seen, key=lambda number: (-counts[number], names[number]))[:size]
+        final = np.full(len(names), UNKNOWN, np.uint16 if size + FIRST < 2**16 else np.uint32)
+        final[chosen] = np.arange(FIRST, FIRST + len(chosen))
+        splits = {
+            name: Split(tuple(Ragged(final[side.values], side.ends) for side in split.sides), split.labels)
+            for name, split in self.splits.items()
+        }
+        return TextData(splits, [names[number] for number in chosen], completeness)
+
+    def _split(self, name: str) -> Split:
+        part = self.parts[name]
+        sides = (
+            Ragged(np.array(values, np.uint32), np.array(ends, np.int64))
+            for values, ends in zip(part.values, part.ends, strict=True)
+        )
+        return Split(tuple(sides), np.frombuffer(part.labels, np.uint8))
+
+
+def completeness(name: str, counts: dict[str, tuple[int, int]], remark: str = "") -> str:
+    """A line for the results from what is here and what the original has.
+
+    >>> completeness("SNLI", {"train": (100_000, 550_152), "test": (9_824, 9_824)})
+    'SNLI, train partial: 100,000 of 550,152; test complete: 9,824'
+    """
+    if all(here == whole for here, whole in counts.values()):
+        text = f"{name}, complete: " + " / ".join(f"{here:,}" for here, _ in counts.values())
+    else:
+        parts = (
+            f"{split} complete: {here:,}" if here == whole else f"{split} partial: {here:,} of {whole:,}"
+            for split, (here, whole) in counts.items()
+        )
+        text = f"{name}, " + "; ".join(parts)
+    return f"{text}; {remark}" if remark else text
+
+
+def lines(path: Path, member: str | None = None) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a UTF-8 file, plain, .xz, .gz, .bz2, or a member of a .zip, without their ends."""
+    number = 0
+    try:
+        with _opened(path, member) as file:
+            for number, raw in enumerate(file, 1):
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, line {number}: it is not UTF-8 ({error.reason} at byte {error.start})") from None
+    except _DAMAGED as error:
+        raise DataError(f"{path} is truncated or damaged after line {number} ({error}): get it again") from None
+
+
+def filled_lines(path: Path, member: str | None = None) -> Iterator[tuple[int, str]]:
+    """The same where no line may be empty."""
+    for number, line in lines(path, member):
+        if not line.strip():
+            raise DataError(f"{path}, line {number}: it is empty")
+        yield number, line
+
+
+def table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a tab-separated file with a header and quoted fields: the line where each ends, and these columns."""
+    given = (f"{line}\n" for _, line in lines(path))
+    rows = csv.reader(given, delimiter="\t", strict=True)
+    try:
+        header = next(rows, [])
+        missing = [name for name in columns if name not in header]
+        if missing:
+            raise DataError(f"{path}, line 1: there is no column {', '.join(missing)}; there are {', '.join(header)}")
+        wanted = [header.index(name) for name in columns]
+        for row in rows:
+            if not row:
+                raise DataError(f"{path}, line {rows.line_num}: it is empty")
+            if len(row) != len(header):
+                raise DataError(f"{path}, line {rows.line_num}: {len(row)} columns instead of {len(header)}")
+            yield rows.line_num, [row[i] for i in wanted]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.line_num}: {error}") from None
+
+
+def _opened(path: Path, member: str | None) -> IO[bytes]:
+    if path.suffix == ".zip":
+        archive = zipfile.ZipFile(path)
+        names = [name for name in archive.namelist() if member is None or name.endswith(member)]
+        names = [name for name in names if not name.startswith("__MACOSX")]
+        if not names:
+            raise DataError(f"{path} has no {member or 'file'} in it")
+        return archive.open(names[0])
+    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+    opened: IO[bytes] = openers.get(path.suffix, open)(path, "rb")
+    return opened

@@ -1,0 +1,64 @@
+"""QQP (the paper's section 4.3): do two questions ask the same?
+
+Ours: a Delay Network of order 1 and θ = 25 on word vectors, both states, their distance and their product, and one
+output: 1,201 parameters besides the embeddings (`plmu`, embeddings trained; `frozen`, as they come). Rivals: an LSTM of
+220k parameters, and `deep`, of no more: a parallel LMU of short windows before the Delay Network and a hidden layer
+after it. The first 25 words of a question are read. `--model.split` chooses one of the paper's two splits of the
+official file, 390k/8k/8k or 280k/80k/40k, both drawn with a fixed seed, or the partition of Wang et al.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from plmu.data import qqp
+from plmu.data.text import TextData
+from plmu.experiments.base import Config
+from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, TextExperiment, training
+
+
+@dataclass
+class QQPPlmuModel(PlmuModel):
+    """A Delay Network and a linear classifier of its final states."""
+
+    split: qqp.Choice = "auto"
+    """Of the data: 390k or 280k (of the official file), partition, or auto: 390k if the file is there."""
+
+
+@dataclass
+class QQPDeepModel(DeepModel):
+    """A parallel LMU of short windows, a Delay Network over the text, and a classifier with one hidden layer."""
+
+    split: qqp.Choice = "auto"
+    """Of the data: 390k or 280k (of the official file), partition, or auto: 390k if the file is there."""
+
+
+@dataclass
+class QQPLSTMModel(LSTMModel):
+    """One LSTM layer and a linear classifier of its last outputs."""
+
+    split: qqp.Choice = "auto"
+    """Of the data: 390k or 280k (of the official file), partition, or auto: 390k if the file is there."""
+
+
+class QQP(TextExperiment):
+    name = "qqp"
+    paper: ClassVar[dict[str, float]] = {"plmu": 0.8695, "frozen": 0.8695, "lstm": 0.8258}  # of the first split
+    classes = 2
+    keep = "first"
+
+    def defaults(self, model: str) -> Config[Any]:
+        deep = QQPDeepModel(
+            longest=25, theta=25.0, memory=64, order=3, thetas=(3.0, 8.0), hidden=128, pool_order=2, dense=100
+        )
+        choices: dict[str, Any] = {
+            "plmu": QQPPlmuModel(longest=25, theta=25.0),
+            "frozen": QQPPlmuModel(longest=25, theta=25.0, trained=False),
+            "lstm": QQPLSTMModel(longest=25, hidden=127),
+            "deep": deep,
+        }
+        return Config(choices[self.check(model)], training(model))
+
+    def load(self, config: Config[Any]) -> TextData:
+        return qqp.load(config.data, config.model.split, config.model.vocabulary)

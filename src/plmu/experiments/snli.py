@@ -1,0 +1,38 @@
+"""SNLI (the paper's section 4.3): does the second sentence follow from the first, contradict it, or neither?
+
+Ours: a Delay Network of order 1 and θ = 25 on word vectors, both states, their distance and their product, and three
+outputs: 3,603 parameters besides the embeddings (`plmu`, embeddings trained; `frozen`, as they come). Rivals: an LSTM
+of 220k parameters, and `deep`, of no more: a parallel LMU of short windows before the Delay Network and a hidden layer
+after it. The first 25 words of a sentence are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from plmu.data import snli
+from plmu.data.text import TextData
+from plmu.experiments.base import Config
+from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, TextExperiment, training
+
+
+class SNLI(TextExperiment):
+    name = "snli"
+    paper: ClassVar[dict[str, float]] = {"plmu": 0.7885, "frozen": 0.7885, "lstm": 0.776}
+    classes = 3
+    keep = "first"
+
+    def defaults(self, model: str) -> Config[Any]:
+        deep = DeepModel(
+            longest=25, theta=25.0, memory=64, order=3, thetas=(3.0, 8.0), hidden=128, pool_order=2, dense=100
+        )
+        choices: dict[str, Any] = {
+            "plmu": PlmuModel(longest=25, theta=25.0),
+            "frozen": PlmuModel(longest=25, theta=25.0, trained=False),
+            "lstm": LSTMModel(longest=25, hidden=127),
+            "deep": deep,
+        }
+        return Config(choices[self.check(model)], training(model))
+
+    def load(self, config: Config[Any]) -> TextData:
+        return snli.load(config.data, config.model.vocabulary)

@@ -1,0 +1,238 @@
+"""Text experiments: parameter counts, padding, fixed states, and the commands from raw files to a result."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from texts import imdb_archive, keras_file, qqp_official, qqp_partition, snli_folder, vector_file
+from torch import nn
+
+import plmu
+from plmu.cli import main
+from plmu.data.files import DataConfig
+from plmu.data.text import FIRST
+from plmu.experiments import EXPERIMENTS
+from plmu.experiments.stream_text import load, running, show
+from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, classifier
+from plmu.training.errors import RunError
+
+TEXTS = ("imdb", "qqp", "snli")
+SIDES = {"imdb": 1, "qqp": 2, "snli": 2}
+OUTPUTS = {"imdb": 1, "qqp": 1, "snli": 3}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("PLMU_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.delenv("PLMU_DATA", raising=False)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch) -> Path:
+    """Small files of all sources, in the folder that PLMU_DATA names; runs go to tmp_path/runs."""
+    folder = tmp_path / "data"
+    imdb_archive(folder / "aclImdb" / "aclImdb_v1.tar.xz")
+    snli_folder(folder)
+    qqp_partition(folder)
+    vector_file(folder / "glove" / "small.txt.xz")
+    monkeypatch.setenv("PLMU_DATA", str(folder))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def _besides(name: str, model: str) -> int:
+    config = EXPERIMENTS[name].defaults(model).model
+    network = classifier(config, nn.Embedding(10, 300), SIDES[name], OUTPUTS[name])
+    return sum(p.numel() for p in network.parameters()) - 10 * 300
+
+
+def test_parameters_besides_embeddings_are_the_papers():
+    for model in ("plmu", "frozen"):
+        assert [_besides(name, model) for name in TEXTS] == [301, 1_201, 3_603]
+    assert [_besides(name, "lstm") for name in TEXTS] == [50_210, 218_441, 219_459]
+    for name in TEXTS:
+        assert _besides(name, "deep") <= _besides(name, "lstm")
+
+
+def test_lengths_and_windows_are_the_papers():
+    for name, longest in zip(TEXTS, (500, 25, 25), strict=True):
+        config = EXPERIMENTS[name].defaults("plmu").model
+        assert (config.longest, config.theta, config.order, config.vocabulary) == (longest, longest, 1, 20_000)
+
+
+SMALL = {
+    "plmu": PlmuModel(longest=40, embedding=6, theta=30.0),
+    "order 3": PlmuModel(longest=40, embedding=6, theta=30.0, order=3),
+    "deep": DeepModel(longest=40, embedding=6, theta=30.0, memory=4, hidden=5, dense=7),
+    "lstm": LSTMModel(longest=40, embedding=6, hidden=5),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("sides", [1, 2])
+def test_padding_changes_nothing(name, sides):
+    torch.manual_seed(0)
+    network = classifier(SMALL[name], nn.Embedding(30, 6), sides, 3).eval()
+    lengths = torch.tensor([40, 1, 0, 13, 39])
+    tokens = torch.randint(0, 30, (5, 40), dtype=torch.int32)
+    other = torch.where(torch.arange(40) < lengths[:, None], tokens, torch.randint(0, 30, (5, 40), dtype=torch.int32))
+    plain = network(*(tokens, lengths) * sides)
+    assert torch.equal(network(*(other, lengths) * sides), plain)
+    for row in (1, 3, 4):  # without any padding at all
+        length = lengths[row : row + 1]
+        alone = network(*(tokens[row : row + 1, : int(length)], length) * sides)
+        torch.testing.assert_close(alone[0], plain[row], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_sums_of_embeddings_are_the_delay_network(order):
+    torch.manual_seed(0)
+    config = PlmuModel(longest=40, embedding=6, theta=30.0, order=order)
+    network = classifier(config, nn.Embedding(30, 6), 1, 1)
+    tokens, lengths = torch.randint(0, 30, (5, 40), dtype=torch.int32), torch.tensor([40, 1, 0, 13, 39])
+    weight = torch.randn(5, 6 * order)
+    results = []
+    for state in (network.encode(tokens, lengths), network.encoder(network.embedding(tokens), None, lengths)[0]):
+        (gradient,) = torch.autograd.grad((state * weight).sum(), network.embedding.weight)
+        results.append((state.detach(), gradient))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["plmu", "order 3", "deep"])
+def test_what_is_deployed_is_what_was_trained(name):
+    torch.manual_seed(0)
+    network = classifier(SMALL[name], nn.Embedding(30, 6), 1, 1)
+    tokens, lengths = torch.randint(0, 30, (9, 40), dtype=torch.int32), torch.arange(32, 41)
+    network.standardise((tokens, lengths))
+    assert network.std.min() > 0
+    features = network._features(network.states((tokens, lengths)))
+    torch.testing.assert_close(features.mean(0), network.mean)
+    plain = network.plain()
+    assert plain is not None
+    expected = network.eval()(tokens, lengths)
+    torch.testing.assert_close(plain(tokens, None, lengths)[0], expected, rtol=1e-4, atol=1e-4)
+    stream = plmu.Stream(plain)
+    for t in range(40):
+        y = stream.push(tokens[-1, t])
+    torch.testing.assert_close(y, expected[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_states_of_frozen_embeddings_are_computed_once(data):
+    experiment = EXPERIMENTS["qqp"]
+    config = experiment.defaults("frozen")
+    task = experiment.task(config)
+    tokens = task.test
+    network = experiment.build(config, task).eval()
+    assert [part.shape for part in task.test] == [(60, 300), (60, 300), (60,)]
+    torch.testing.assert_close(network(*tokens[:-1]), network(*task.test[:-1]), rtol=1e-4, atol=1e-4)
+    assert sum(p.numel() for p in network.parameters() if p.requires_grad) == 1_201
+    assert task.notes["embeddings"] == "frozen"
+    assert str(task.notes["vectors"]).startswith("small.txt.xz (not GloVe 840B), ")
+    trained = dataclasses.replace(config, model=dataclasses.replace(config.model, trained=True, vectors="random"))
+    task = experiment.task(trained)
+    experiment.build(trained, task)
+    assert not task.test[0].is_floating_point()
+    assert task.notes["vectors"] == "random"
+    assert task.notes["parameters besides embeddings"] == 1_201
+
+
+def test_words_are_dropped_in_training_alone():
+    torch.manual_seed(0)
+    for name in ("plmu", "deep"):
+        network = classifier(dataclasses.replace(SMALL[name], word_dropout=0.5), nn.Embedding(30, 6), 1, 1)
+        given = torch.randint(0, 30, (4, 40), dtype=torch.int32), torch.full((4,), 40)
+        assert not torch.equal(network(*given), network(*given))
+        network.eval()
+        assert torch.equal(network(*given), network(*given))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("model", ["plmu", "frozen", "lstm", "deep"])
+def test_the_commands_from_raw_files_to_a_result(name, model, data, capsys):
+    usual = ["--training.epochs", "1", "--training.batch-size", "10", "--model.vectors", "auto", "--quiet"]
+    main(["train", name, "--model", model, *usual])
+    folder = Path(f"runs/{name}-{model}-seed0")
+    result = json.loads((folder / "result.json").read_text())
+    assert 0 <= result["test"]["accuracy"] <= 1
+    assert "partial" in result["notes"]["data"]
+    assert "small.txt.xz" in result["notes"]["vectors"]
+    assert (folder / "vocabulary.txt").read_text().count("\n") > 10
+    assert (folder / "model.plmu").is_file() == (name == "imdb" and model != "lstm")
+    capsys.readouterr()
+    main(["evaluate", str(folder)])
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert float(printed["accuracy"]) == pytest.approx(result["test"]["accuracy"], rel=1e-5)
+
+
+def test_the_other_formats_train_too(data):
+    (data / "aclImdb" / "aclImdb_v1.tar.xz").unlink()
+    keras_file(data / "aclImdb" / "imdb.npz")
+    qqp_official(data)
+    usual = ["--training.epochs", "1", "--training.batch-size", "10", "--model.vectors", "random", "--quiet"]
+    main(["train", "imdb", *usual])
+    main(["train", "qqp", "--model.split", "280k", *usual])
+    assert "from imdb.npz" in json.loads(Path("runs/imdb-plmu.json").read_text())["notes"]["data"]
+    assert "split 280k" in json.loads(Path("runs/qqp-plmu.json").read_text())["notes"]["data"]
+
+
+def test_ours_learns_the_small_reviews_and_streams_them(data, monkeypatch, capsys):
+    main(["train", "imdb", "--training.epochs", "20", "--training.batch-size", "6", "--quiet"])
+    result = json.loads(Path("runs/imdb-plmu.json").read_text())
+    assert result["test"]["accuracy"]["mean"] > 0.9
+    text = "The film was superb, lovely!\n\nThe plot was dreadful.\nAwful\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    capsys.readouterr()
+    main(["stream", "runs/imdb-plmu-seed0"])
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] if line else "" for line in shown] == [
+        *("the", "film", "was", "superb", "lovely"),
+        "",
+        *("the", "plot", "was", "dreadful", "awful"),
+    ]
+    values = [float(line.split()[0]) if line else None for line in shown]
+    assert values[4] > values[2]
+    assert values[10] < values[8]
+    assert values[4] > values[10]
+
+    model, numbers = load(Path("runs/imdb-plmu-seed0/model.plmu"))  # the file alone, and the same as all at once
+    words = ["great", "film", "nonsenseword", "awful"]
+    tokens = torch.tensor([[numbers.get(word, 1) for word in words]])
+    assert tokens[0, 2] == 1
+    expected = [model.eval()(tokens[:, : i + 1])[0].sigmoid().item() for i in range(4)]
+    found = [value[1] for value in running(model, numbers, [" ".join(words)]) if value is not None]
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_stream_names_what_is_missing(tmp_path):
+    with pytest.raises(RunError, match=r"nowhere is not there: `plmu train imdb` writes it"):
+        show(tmp_path / "nowhere", [])
+    path = tmp_path / "model.plmu"
+    plmu.save(plmu.DelayLayer(2, order=2, theta=3.0), path)
+    with pytest.raises(RunError, match=r"vocabulary\.txt is not there"):
+        show(tmp_path, [])
+    (tmp_path / "vocabulary.txt").write_text("a\nb\n")
+    with pytest.raises(RunError, match="is not a model of text"):
+        show(path, [])
+    plmu.save(plmu.Sequential(nn.Embedding(FIRST + 3, 2), plmu.DelayLayer(2, order=1, theta=3.0)), path)
+    with pytest.raises(RunError, match=r"has 2 words and .* embeddings for 3: they are of different runs"):
+        show(path, [])
+
+
+def test_errors_of_the_data_are_one_message(data, capsys):
+    (data / "glove" / "small.txt.xz").unlink()
+    vector_file(data / "glove" / "small.txt", dimension=50)
+    for words, message in (
+        (["train", "imdb", "--model", "frozen"], "small.txt, line 1: 50 numbers instead of 300"),
+        (["train", "snli", "--data.root", str(data / "glove")], "has no snli_1.0_train.jsonl"),
+        (["train", "imdb", "--model.thetas", "3"], ""),
+        (["train", "imdb", "--model", "deep", "--model.thetas", "0", "2"], "model.thetas must be one or more"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 2
+        assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert isinstance(EXPERIMENTS["imdb"].defaults("deep").data, DataConfig)
