@@ -133,7 +133,7 @@ def auto_against_best(kind: str, shape: Shape, rounds: int) -> Row:
         expected = reference(shape, u, system, weight if kind == "project" else None)
     error = max(relative_error(call(), expected) for call in calls.values())
     leaves = (u, weight) if kind == "project" else (u,)
-    times = medians({name: training(call, *leaves) for name, call in calls.items()}, rounds=rounds)
+    times = medians({name: training(call, *leaves) for name, call in calls.items()}, rounds=rounds, least=0.06)
     best = min((name for name in times if name != "auto"), key=lambda name: times[name])
     ratio = times["auto"] / times[best]
     chosen = "product" if kind == "final_state" else chosen_by_auto(kind, shape, system)
@@ -188,7 +188,7 @@ def stream_against_products(rounds: int) -> Row:
         whole = layer(sequence)[0][0]
         checked = plmu.Stream(layer)
         error = relative_error(torch.stack([checked.push(sequence[0, t]) for t in range(50)]), whole)
-        times = medians({"ours": lambda: stream.push(x), "products": products}, rounds=rounds, least=0.1)
+        times = medians({"ours": lambda: stream.push(x), "products": products}, rounds=5 * rounds, least=0.03)
     ratio = times["ours"] / times["products"]
     return Row(
         name="Stream.push, order 468, 346 outputs",

@@ -192,6 +192,7 @@ def _folded(layer: ParallelLMU) -> Step:
     short of time for calls, not for arithmetic."""
     weight = layer.memory_weight.detach()
     dtype, device, order = weight.dtype, weight.device, layer.memory.order
+    outputs, f2 = layer.hidden_size, layer.f2
     with torch.no_grad():
         system = layer.memory.systems()[0]
         A, B = system.A.double().to(device), system.B.double().to(device).reshape(order, -1)
@@ -206,7 +207,8 @@ def _folded(layer: ParallelLMU) -> Step:
             from_input = from_input + layer.input_weight.double()
         if layer.bias is not None:
             output_offset = output_offset + layer.bias.double()
-        change = A - torch.eye(order, dtype=A.dtype, device=device) if system.near_identity else A
+        near_identity = system.near_identity
+        change = A - torch.eye(order, dtype=A.dtype, device=device) if near_identity else A
         rows = torch.cat([torch.cat([change, B], dim=1), torch.cat([readout @ A, from_input], dim=1)])
         matrix, constant = rows.to(dtype), torch.cat([offset, output_offset]).to(dtype)
 
@@ -215,10 +217,10 @@ def _folded(layer: ParallelLMU) -> Step:
             return layer.step(x, state)
         before = state.squeeze(2)
         both = linear(torch.cat([before, x], dim=1), matrix, constant)
-        m, out = both[:, :order], both[:, order:]
-        if system.near_identity:
+        m, out = both.narrow(1, 0, order), both.narrow(1, order, outputs)
+        if near_identity:
             m = before + m
-        return layer._output(out), m.unsqueeze(2)
+        return (out if f2 is None else f2(out)), m.unsqueeze(2)
 
     return step
 
