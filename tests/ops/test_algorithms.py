@@ -14,8 +14,9 @@ chance  1 + 4 / √N for a result of N numbers. The norm of N independent roundi
         ratio of two such norms by 1 / √N: four deviations, for the thousands of comparisons here.
 floor   4 eps, for what the plain method happens to hit exactly. In float64 5e-14, measured for impulse
         responses built by doubling: at lower precision they are exact, here they are as rounded as the rest.
-faded   for what has decayed to less than 1 % of its source, the inputs or the gradients that flow in, 8 eps · ‖source‖:
-        powers of Ā by squaring keep their digits relative to that only.
+faded   for what has decayed to less than 1 % of its source, the inputs or the gradients that flow in: one
+        eps · ‖source‖ for each of the log₂ n squarings by which a power of Ā is made. They round relative to what
+        they multiply, and what decays later does not take that away again, as it does in the recurrence.
 
 A case whose results are a few numbers is drawn several times, so that one lucky rounding is not taken for the rule.
 """
@@ -181,7 +182,8 @@ class Comparison:
         source = math.hypot(*[_norm(p.of_last if "gradient" in name else p.u) for p in self.problems])
         error = _norm(value - exact)
         chance = 1 + 4 / math.sqrt(exact.numel())
-        faded = 8 * eps * source if _norm(exact) < FADED * source else 0.0
+        squarings = math.ceil(math.log2(self.case.time))
+        faded = squarings * eps * source if _norm(exact) < FADED * source else 0.0
         bound = ((1 + R) * chance * plain + floor) * _norm(exact) + faded
         assert error <= bound, f"{name}: error {error:.2e}, allowed {bound:.2e} of {_norm(exact):.2e}"
 

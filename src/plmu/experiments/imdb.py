@@ -26,12 +26,12 @@ class IMDB(TextExperiment):
 
     def defaults(self, model: str) -> Config[Any]:
         choices: dict[str, Any] = {
-            "plmu": PlmuModel(vectors="random", word_dropout=0.5),
+            "plmu": PlmuModel(vectors="random"),
             "frozen": PlmuModel(trained=False),
             "lstm": LSTMModel(),
             "deep": DeepModel(),
         }
-        changes = {"epochs": 3, "weight_decay": 3.0} if model == "plmu" else {}
+        changes = {"epochs": 2, "learning_rate": 3e-3} if model == "plmu" else {}
         return Config(choices[self.check(model)], training(self.check(model), **changes))
 
     def load(self, config: Config[Any]) -> TextData:

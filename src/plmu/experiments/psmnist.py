@@ -89,7 +89,7 @@ class PermutedMNIST(Experiment):
             ),
             "lstm": (
                 LSTMModel(),
-                TrainingConfig(epochs=30, batch_size=100, learning_rate=4e-3, schedule="cosine", clip=1.0),
+                TrainingConfig(epochs=30, batch_size=100, schedule="cosine", clip=1.0),  # at 4e-3 one of three diverged
             ),
             "lmu": (LMUModel(), TrainingConfig(epochs=15, batch_size=100, schedule="cosine", clip=1.0)),
         }
