@@ -180,7 +180,7 @@ class Comparison:
             plain = _norm(float32 - exact) / _norm(exact) * eps / torch.finfo(torch.float32).eps
         floor = 5e-14 if precision == torch.float64 else 4 * eps
         source = math.hypot(*[_norm(p.of_last if "gradient" in name else p.u) for p in self.problems])
-        error = _norm(value - exact)
+        error = (value - exact).double().norm().item()
         chance = 1 + 4 / math.sqrt(exact.numel())
         squarings = math.ceil(math.log2(self.case.time))
         faded = squarings * eps * source if _norm(exact) < FADED * source else 0.0
