@@ -1,9 +1,13 @@
 """`project` and `states` by our own kernels on a GPU: chunks as in `plmu.ops.chunked`.
 
-Forward: the states before all chunks (three launches, whatever the length), then one kernel that writes W_m m, or m,
-once; for W_m m no tile of m ever reaches memory. Backward: one kernel for the inputs and for the states before chunks,
-a scan backwards over the latter, and one for the weight, whose sum over time is cut into fixed shares and added up in a
-fixed order, so that results repeat bit for bit.
+Forward: the states before all chunks, in one launch or three, then one kernel that writes W_m m, or m, once; for W_m m
+no tile of m ever reaches memory. Backward: the gradient of u is the same projection with time running backwards, of the
+gradient of o by the transposed weight. That of the weight is one more kernel, whose sum over time is cut into fixed
+shares and added up in a fixed order, so that results repeat bit for bit. Nothing but u and the weight is kept between
+the two passes.
+
+The kernels are written twice: in Triton for every GPU and precision (`triton_chunked`), and the two heavy ones for the
+copy engine and the matrix units of Hopper GPUs (`gluon_chunked`).
 """
 
 from __future__ import annotations
@@ -18,39 +22,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.ops import hopper
 from plmu.ops.matrices import apply, power, response, reversed_response
 from plmu.systems import LinearSystem
 
 CHUNK = 64  # steps
-GROUP = 64  # chunks that one program scans
+ONE_GROUP = 32  # chunks that one program carries states over; more of them are divided into groups
+FADED = 1e-5  # norm of Ā^CHUNK below which a chunk knows nothing of what came before the previous one
 LARGEST_ORDER = 64
 AVAILABLE = importlib.util.find_spec("triton") is not None
+
+Tables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def project(u: Tensor, system: LinearSystem, weight: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """W_m m (batch, time, out) for u (batch, time, channels), and the final state."""
-    o, before, _ = _project(u.contiguous(), weight.contiguous(), *_given(u, system, state))
-    return o, _final_state(u, system, before)
+    first = None if state is None else state.contiguous()
+    o, before_last = _project(u.contiguous(), weight.contiguous(), first, *_tables(u, system), fades(system))
+    return o, _final_state(u, system, before_last)
 
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """m (batch, time, order, channels) for u (batch, time, channels), and the final state."""
-    m, before = _states(u.contiguous(), *_given(u, system, state))
-    return m, _final_state(u, system, before)
+    first = None if state is None else state.contiguous()
+    m, before_last = _states(u.contiguous(), first, *_tables(u, system), fades(system))
+    return m, _final_state(u, system, before_last)
 
 
-def _given(u: Tensor, system: LinearSystem, state: Tensor | None) -> tuple[Tensor, ...]:
-    """The first state and the constant matrices that all kernels share."""
+def _tables(u: Tensor, system: LinearSystem) -> Tables:
+    """The constant matrices that all kernels share."""
     operand, wide, device = u.dtype, torch.float32, u.device
-    first = u.new_zeros(u.shape[0], system.order, u.shape[2], dtype=wide) if state is None else state
+    rows, leap = _rows(system.order), CHUNK * _group(_tiles(u.shape[1], CHUNK))
     return (
-        first.contiguous(),
         system.derive(by_order, CHUNK, dtype=operand, device=device),
-        system.derive(powers_by_order, CHUNK, _rows(system.order), dtype=operand, device=device),
+        system.derive(powers_by_order, CHUNK, rows, dtype=operand, device=device),
+        system.derive(powers_from_end, CHUNK, rows, dtype=operand, device=device),
         system.derive(reversed_response, CHUNK, dtype=wide, device=device),
         system.derive(power, CHUNK, dtype=wide, device=device),
-        system.derive(power, CHUNK * GROUP, dtype=wide, device=device),
+        system.derive(power, leap, dtype=wide, device=device),
     )
+
+
+def fades(system: LinearSystem) -> bool:
+    """Whether a state is gone after a chunk, as far as any of these precisions can tell."""
+    left = system.derive(power, CHUNK, dtype=torch.float64, device=torch.device("cpu"))
+    return bool(torch.linalg.matrix_norm(left, 2) <= FADED)
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
+fades._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _group(chunks: int) -> int:
+    """Chunks in a group: all, or about the square root, for as many steps within groups as between them."""
+    return chunks if chunks <= ONE_GROUP else 1 << (chunks.bit_length() // 2)
 
 
 def _final_state(u: Tensor, system: LinearSystem, before: Tensor) -> Tensor:
@@ -75,88 +100,78 @@ def powers_by_order(system: LinearSystem, chunk: int, rows: int) -> Tensor:
     return torch.nn.functional.pad(by_order, (0, rows - system.order)).contiguous()
 
 
+def powers_from_end(system: LinearSystem, chunk: int, rows: int) -> Tensor:
+    """The same for time that runs backwards: row i of Ā^chunk … Ā¹."""
+    return powers_by_order(system, chunk, rows).flip(1)
+
+
 @torch.library.custom_op("plmu::project", mutates_args=())
 def _project(
     u: Tensor,
     weight: Tensor,
-    first: Tensor,
+    first: Tensor | None,
     toeplitz: Tensor,
     powers: Tensor,
+    from_end: Tensor,
     taps: Tensor,
     advance: Tensor,
     leap: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """o, the state before the last chunk in float32, and those before all chunks as the products take them."""
-    batch, time, channels = u.shape
-    out, order, _ = weight.shape
-    last, before = _boundary(u, first, taps, advance, leap)
-    chunks = before.shape[1]
-    o = u.new_empty(batch, time, out)
-    half = u.dtype != torch.float32
-    tiles = {"WIDTH": 64 if half else 32, "OUT": 256 if half and out > 128 else 64}
-    options = {**_sizes(order), **tiles, "PRECISION": _precision(), "num_warps": 4, "num_stages": 2}
-    with torch.cuda.device_of(u):
-        _kernels().project[batch * chunks, _tiles(out, tiles["OUT"])](
-            u, weight, toeplitz, powers, before, o, time, channels, out, chunks, **options
-        )
-    return o, last, before
+    faded: bool,
+) -> tuple[Tensor, Tensor]:
+    """o, and the state before the last chunk in float32."""
+    before, last = _carry(u, first, taps, advance, leap, faded)
+    return _apply(u, before, weight, toeplitz, powers), last
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
 def _project_backward(
     of_o: Tensor,
-    of_last: Tensor,
+    of_last: Tensor | None,
     u: Tensor,
     weight: Tensor,
-    before: Tensor,
+    first: Tensor | None,
     toeplitz: Tensor,
     powers: Tensor,
+    from_end: Tensor,
     taps: Tensor,
     advance: Tensor,
     leap: Tensor,
+    faded: bool,
     need_u: bool,
     need_weight: bool,
+    need_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u, of the weight and of the first state; empty where not needed."""
-    batch, time, channels = u.shape
-    out, order, _ = weight.shape
-    chunks = before.shape[1]
-    kernels, common = _kernels(), {**_sizes(order), "PRECISION": _precision()}
-    of_u, of_first = u.new_empty(0), of_last.new_empty(0)
-    if need_u:
-        of_u, of_states = torch.empty_like(u), torch.empty_like(before, dtype=torch.float32)
-        with torch.cuda.device_of(u):
-            kernels.input_gradient[batch * chunks, _tiles(channels, 128)](
-                of_o, weight, toeplitz, powers, of_u, of_states, time, channels, out, chunks,
-                **common, WIDTH=128, OUT=64, num_warps=4, num_stages=3,
-            )  # fmt: skip
-        of_first = _adjoint(of_u, of_states, of_last, taps, advance, leap)
-    of_weight = weight.new_empty(0)
+    of_u, of_weight, of_first = u.new_empty(0), weight.new_empty(0), taps.new_empty(0)
     if need_weight:
-        width, height = (128, 256) if u.dtype != torch.float32 else (64, 64)
-        height = min(height, max(64, 1 << (out - 1).bit_length()))
-        tiles = order * _tiles(channels, width) * _tiles(out, height)
-        shares = max(1, min(batch * chunks, 264 // tiles))  # two programs for each multiprocessor of a large GPU
-        share = -(-batch * chunks // shares)
-        shares = -(-batch * chunks // share)
-        partial = u.new_empty(shares, *weight.shape, dtype=torch.float32)
-        with torch.cuda.device_of(u):
-            kernels.weight_gradient[order * _tiles(channels, width), _tiles(out, height), shares](
-                u, of_o, toeplitz, powers, before, partial, time, channels, out, chunks, batch, share,
-                **common, WIDTH=width, OUT=height, num_warps=8, num_stages=3,
-            )  # fmt: skip
-        of_weight = (partial[0] if shares == 1 else partial.sum(0)).to(weight.dtype)
+        before, _ = _carry(u, first, taps, advance, leap, faded)
+        of_weight = _weight_gradient(u, before, of_o, weight, toeplitz, powers)
+        del before
+    if need_first or of_last is not None:
+        of_u, of_states = _input_gradient(of_o, u, weight, toeplitz, powers)
+        of_first = _adjoint(of_u, of_states, of_last, taps, advance)
+    elif need_u:
+        after, _ = _carry(of_o, None, taps, advance, leap, faded, reversed=True)
+        of_u = _apply(of_o, after, weight, toeplitz, from_end, reversed=True)
     return of_u, of_weight, of_first
 
 
 @torch.library.custom_op("plmu::states", mutates_args=())
 def _states(
-    u: Tensor, first: Tensor, toeplitz: Tensor, powers: Tensor, taps: Tensor, advance: Tensor, leap: Tensor
+    u: Tensor,
+    first: Tensor | None,
+    toeplitz: Tensor,
+    powers: Tensor,
+    from_end: Tensor,
+    taps: Tensor,
+    advance: Tensor,
+    leap: Tensor,
+    faded: bool,
 ) -> tuple[Tensor, Tensor]:
     """m, and the state before the last chunk in float32."""
     batch, time, channels = u.shape
-    order = first.shape[1]
-    last, before = _boundary(u, first, taps, advance, leap)
+    order = taps.shape[0]
+    before, last = _carry(u, first, taps, advance, leap, faded)
     m = u.new_empty(batch, time, order, channels)
     chunks = before.shape[1]
     with torch.cuda.device_of(u):
@@ -169,43 +184,131 @@ def _states(
 
 @torch.library.custom_op("plmu::states_backward", mutates_args=())
 def _states_backward(
-    of_m: Tensor, of_last: Tensor, toeplitz: Tensor, powers: Tensor, taps: Tensor, advance: Tensor, leap: Tensor
+    of_m: Tensor, of_last: Tensor | None, toeplitz: Tensor, powers: Tensor, taps: Tensor, advance: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of u and of the first state."""
     batch, time, order, channels = of_m.shape
     chunks = _tiles(time, CHUNK)
     of_u = of_m.new_empty(batch, time, channels)
-    of_states = of_last.new_empty(batch, chunks, order, channels)
+    of_states = taps.new_empty(batch, chunks, order, channels)
     with torch.cuda.device_of(of_m):
         _kernels().states_gradient[batch * chunks, _tiles(channels, 64)](
             of_m, toeplitz, powers, of_u, of_states, time, channels, chunks,
             **_sizes(order), WIDTH=64, PRECISION=_precision(), num_warps=4,
         )  # fmt: skip
-    return of_u, _adjoint(of_u, of_states, of_last, taps, advance, leap)
+    return of_u, _adjoint(of_u, of_states, of_last, taps, advance)
 
 
-def _boundary(u: Tensor, first: Tensor, taps: Tensor, advance: Tensor, leap: Tensor) -> tuple[Tensor, Tensor]:
-    """The state before the last chunk in float32, and those before all chunks as the products take them."""
+def _carry(
+    u: Tensor, first: Tensor | None, taps: Tensor, advance: Tensor, leap: Tensor, faded: bool, *, reversed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The states before all chunks as the products take them (batch, chunks, rows, channels), and the last in float32.
+
+    `reversed`: those after all chunks, of time that runs backwards.
+    """
     batch, time, channels = u.shape
-    order, chunks = first.shape[1], _tiles(time, CHUNK)
-    found = first.new_empty(batch, chunks, order, channels)
-    found[:, 0] = first
-    if chunks > 1:
-        with torch.cuda.device_of(u):
-            _kernels().chunk_ends[batch * (chunks - 1), _tiles(channels, 64)](
-                u, taps, found, time, channels, chunks, **_sizes(order), WIDTH=64, PRECISION=_exact(u)
+    order, chunks = taps.shape[0], _tiles(time, CHUNK)
+    size = min(4, chunks) if faded else _group(chunks)
+    groups = _tiles(chunks, size)
+    before = u.new_empty(batch, chunks, _rows(order), channels)
+    last = taps.new_empty(batch, order, channels)
+    starts = last if first is None else first  # of no use where there is none
+    kernels, options = _kernels(), {**_sizes(order), "WIDTH": 64, "PRECISION": _exact(u)}
+    programs, columns = batch * groups, _tiles(channels, 64)
+
+    def run(ends: Tensor, **flags: bool) -> None:
+        kernels.carry[programs, columns](
+            u, taps, advance, starts, ends, before, last, time, channels, chunks, groups, size,
+            **options, **flags, FADES=faded, REVERSED=reversed,
+        )  # fmt: skip
+
+    with torch.cuda.device_of(u):
+        if groups > 1 and not faded:
+            ends = taps.new_empty(batch, groups, order, channels)
+            run(ends, STARTED=False, KEEP=False)
+            earlier, starts = starts, torch.empty_like(ends)
+            sizes = {"ORDER": order, "ROWS": _rows(order), "WIDTH": 64, "PRECISION": _exact(u)}
+            kernels.carry_groups[batch, columns](
+                earlier, leap, ends, starts, channels, groups, **sizes, STARTED=first is not None
             )
-        _scan(found, advance, leap, reversed=False)
-    return found[:, -1].clone(), found.to(u.dtype)
+            run(ends, STARTED=True, KEEP=True)
+        else:
+            run(last, STARTED=first is not None, KEEP=True)
+    return before, last
 
 
-def _adjoint(of_u: Tensor, of_states: Tensor, of_last: Tensor, taps: Tensor, advance: Tensor, leap: Tensor) -> Tensor:
+def _apply(
+    u: Tensor, before: Tensor, weight: Tensor, toeplitz: Tensor, powers: Tensor, *, reversed: bool = False
+) -> Tensor:
+    """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o."""
+    batch, time, inputs = u.shape
+    order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
+    o = u.new_empty(batch, time, outputs)
+    if hopper.runs(u, weight):
+        hopper.project(u, before, weight, toeplitz, powers, o, reversed=reversed)
+        return o
+    half = u.dtype != torch.float32
+    tiles = {"WIDTH": 64 if half else 32, "OUT": 256 if half and outputs > 128 else 64}
+    with torch.cuda.device_of(u):
+        _kernels().project[batch * before.shape[1], _tiles(outputs, tiles["OUT"])](
+            u, weight, toeplitz, powers, before, o, time, inputs, outputs, before.shape[1],
+            **_sizes(order), **tiles, REVERSED=reversed, PRECISION=_precision(), num_warps=4, num_stages=2,
+        )  # fmt: skip
+    return o
+
+
+def _weight_gradient(
+    u: Tensor, before: Tensor, of_o: Tensor, weight: Tensor, toeplitz: Tensor, powers: Tensor
+) -> Tensor:
+    """Σ of_oᵀ m over all steps."""
+    batch, time, channels = u.shape
+    out, order, _ = weight.shape
+    total = batch * before.shape[1]
+    special = hopper.runs(u, weight)
+    if special:
+        tiles = hopper.weight_tiles(weight)
+    else:
+        width, height = (128, 256) if u.dtype != torch.float32 else (64, 64)
+        height = min(height, max(64, 1 << (out - 1).bit_length()))
+        tiles = order * _tiles(channels, width) * _tiles(out, height)
+    shares = max(1, min(total, hopper.MULTIPROCESSORS // tiles))
+    share = -(-total // shares)
+    shares = -(-total // share)
+    partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
+    if special:
+        hopper.weight_gradient(u, before, of_o, toeplitz, powers, partial, share)
+    else:
+        with torch.cuda.device_of(u):
+            _kernels().weight_gradient[order * _tiles(channels, width), _tiles(out, height), shares](
+                u, of_o, toeplitz, powers, before, partial, time, channels, out, before.shape[1], batch, share,
+                **_sizes(order), WIDTH=width, OUT=height, PRECISION=_precision(), num_warps=8, num_stages=3,
+            )  # fmt: skip
+    return partial[0] if shares == 1 else partial.sum(0).to(weight.dtype)
+
+
+def _input_gradient(of_o: Tensor, u: Tensor, weight: Tensor, toeplitz: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of u and of the states before chunks, from the outputs of each chunk alone."""
+    batch, time, channels = u.shape
+    out, order, _ = weight.shape
+    chunks = _tiles(time, CHUNK)
+    of_u = torch.empty_like(u)
+    of_states = u.new_empty(batch, chunks, order, channels, dtype=torch.float32)
+    with torch.cuda.device_of(u):
+        _kernels().input_gradient[batch * chunks, _tiles(channels, 128)](
+            of_o, weight, toeplitz, powers, of_u, of_states, time, channels, out, chunks,
+            **_sizes(order), WIDTH=128, OUT=64, PRECISION=_precision(), num_warps=4, num_stages=3,
+        )  # fmt: skip
+    return of_u, of_states
+
+
+def _adjoint(of_u: Tensor, of_states: Tensor, of_last: Tensor | None, taps: Tensor, advance: Tensor) -> Tensor:
     """Carry the gradients of the states before chunks backwards, add to `of_u` what they say to earlier inputs, and
     return that of the first state."""
     batch, chunks, order, channels = of_states.shape
-    of_states[:, -1] += of_last
+    if of_last is not None:
+        of_states[:, -1] += of_last
     if chunks > 1:
-        _scan(of_states, advance.mT.contiguous(), leap.mT.contiguous(), reversed=True)
+        _carry_back(of_states, advance.mT)
         with torch.cuda.device_of(of_u):
             _kernels().add_through_ends[batch * (chunks - 1), _tiles(channels, 64)](
                 of_u, taps, of_states, of_u.shape[1], channels, chunks,
@@ -214,74 +317,80 @@ def _adjoint(of_u: Tensor, of_states: Tensor, of_last: Tensor, taps: Tensor, adv
     return of_states[:, 0].clone()
 
 
-def _scan(states: Tensor, advance: Tensor, leap: Tensor, *, reversed: bool) -> None:
-    """s_k ← A s_{k-1} + s_k over all chunks, in place; backwards in time if `reversed`."""
-    batch, chunks, order, channels = states.shape
-    groups = -(-chunks // GROUP)
-    last = states.new_empty(batch, groups, order, channels)
-    sizes = {"ORDER": order, "ROWS": _rows(order), "GROUP": GROUP, "WIDTH": 64, "REVERSED": reversed}
-    columns = _tiles(channels, 64)
-    with torch.cuda.device_of(states):
-        _kernels().scan_groups[(batch * groups, columns)](states, last, advance, channels, chunks, groups, **sizes)
-        if groups > 1:
-            _kernels().scan_between[(batch * (groups - 1), columns)](
-                states, last, advance, leap, channels, chunks, groups, **sizes
-            )
+def _carry_back(states: Tensor, advance: Tensor) -> None:
+    """s_k ← A s_{k+1} + s_k over all chunks from the last, in place, by doubling."""
+    reach = 1
+    while reach < states.shape[1]:
+        states[:, :-reach] += advance @ states[:, reach:].clone()
+        advance, reach = advance @ advance, 2 * reach
 
 
 @_project.register_fake
-def _(u: Tensor, weight: Tensor, first: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    chunks = -(-u.shape[1] // CHUNK)
-    before = u.new_empty(u.shape[0], chunks, weight.shape[1], u.shape[2])
-    return u.new_empty(u.shape[0], u.shape[1], weight.shape[0]), torch.empty_like(first), before
+def _(u: Tensor, weight: Tensor, first: Tensor | None, toeplitz: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch, time, channels = u.shape
+    return u.new_empty(batch, time, weight.shape[0]), u.new_empty(batch, weight.shape[1], channels, dtype=torch.float32)
 
 
 @_project_backward.register_fake
-def _(
-    of_o: Tensor, of_last: Tensor, u: Tensor, weight: Tensor, before: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    need_u, need_weight = rest[-2:]
-    of_first = torch.empty_like(of_last) if need_u else of_last.new_empty(0)
-    of_weight = torch.empty_like(weight) if need_weight else weight.new_empty(0)
-    return torch.empty_like(u) if need_u else u.new_empty(0), of_weight, of_first
+def _(of_o: Tensor, of_last: Tensor | None, u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    need_u, need_weight, need_first = rest[-3:]
+    through = need_first or of_last is not None
+    of_first = u.new_empty(u.shape[0], weight.shape[1], u.shape[2], dtype=torch.float32)
+    return (
+        torch.empty_like(u) if need_u or through else u.new_empty(0),
+        torch.empty_like(weight) if need_weight else weight.new_empty(0),
+        of_first if through else of_first.new_empty(0),
+    )
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    u, weight, _, *tables = inputs
-    ctx.save_for_backward(u, weight, output[2], *tables)
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.faded = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, of_o: Tensor, of_last: Tensor, of_before: Tensor) -> tuple[Tensor | None, ...]:
-    u, weight, before, *tables = ctx.saved_tensors
+def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
+    u, weight, *rest = ctx.saved_tensors
     need_u, need_weight, need_first = ctx.needs_input_grad[:3]
+    if of_o is None:
+        of_o = u.new_zeros(*u.shape[:2], weight.shape[0])
     of_u, of_weight, of_first = _project_backward(
-        of_o.contiguous(), of_last, u, weight, before, *tables, need_u or need_first, need_weight
+        of_o.contiguous(), of_last, u, weight, *rest, ctx.faded, need_u, need_weight, need_first
     )
     return (
         of_u if need_u else None,
         of_weight if need_weight else None,
         of_first if need_first else None,
-        *(None for _ in tables),
+        *(None for _ in rest),
     )
 
 
 @_states.register_fake
-def _(u: Tensor, first: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
-    return u.new_empty(u.shape[0], u.shape[1], first.shape[1], u.shape[2]), torch.empty_like(first)
+def _(u: Tensor, first: Tensor | None, toeplitz: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch, time, channels = u.shape
+    order = toeplitz.shape[0]
+    return u.new_empty(batch, time, order, channels), u.new_empty(batch, order, channels, dtype=torch.float32)
 
 
 @_states_backward.register_fake
-def _(of_m: Tensor, of_last: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
-    return of_m.new_empty(of_m.shape[0], of_m.shape[1], of_m.shape[3]), torch.empty_like(of_last)
+def _(of_m: Tensor, of_last: Tensor | None, *tables: Tensor) -> tuple[Tensor, Tensor]:
+    batch, time, order, channels = of_m.shape
+    return of_m.new_empty(batch, time, channels), of_m.new_empty(batch, order, channels, dtype=torch.float32)
 
 
-def _setup_states(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[2:])
+def _setup_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, toeplitz, powers, _, taps, advance, _, _ = inputs
+    ctx.save_for_backward(toeplitz, powers, taps, advance)
+    ctx.m, ctx.operand = output[0].shape, output[0].dtype
+    ctx.set_materialize_grads(False)
 
 
-def _backward_states(ctx: Any, of_m: Tensor, of_last: Tensor) -> tuple[Tensor | None, ...]:
+def _backward_states(ctx: Any, of_m: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
     tables = ctx.saved_tensors
-    return (*_states_backward(of_m.contiguous(), of_last, *tables), *(None for _ in tables))
+    if of_m is None:
+        of_m = tables[0].new_zeros(ctx.m, dtype=ctx.operand)
+    of_u, of_first = _states_backward(of_m.contiguous(), of_last, *tables)
+    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 7))
 
 
 def _no_second(ctx: Any, *gradients: Tensor) -> None:

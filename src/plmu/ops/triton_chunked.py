@@ -4,9 +4,9 @@ A chunk is C steps of one sequence. With the state s before it, order i of its s
 (C, C) is the Toeplitz matrix of the impulse response and P_i (C, order) holds row i of Ā¹ … Ā^C. A tile of m lives on
 chip only: it is multiplied into the weight at once, and computed again where the backward pass needs it.
 
-Shapes: u (batch, time, channels), weight (out, order, channels), o (batch, time, out), states (batch, chunks, order,
-channels), in float32 where they are scanned and in the operands' precision where they are used. `ORDER` is the order,
-`ROWS` the same rounded up to what a matrix unit takes.
+Shapes: u (batch, time, channels), weight (out, order, channels), o (batch, time, out), states before chunks (batch,
+chunks, ROWS, channels), carried in float32 and kept in the operands' precision. `ORDER` is the order, `ROWS` the same
+rounded up to what a matrix unit takes.
 """
 
 from __future__ import annotations
@@ -16,67 +16,71 @@ import triton.language as tl
 
 
 @triton.jit
-def chunk_ends(
-    u, taps, ends, time, channels, chunks,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+def carry(
+    u, taps, advance, starts, ends, before, last, time, channels, chunks, groups, group_size,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+    STARTED: tl.constexpr, FADES: tl.constexpr, KEEP: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """ends[k + 1] = R u_k: what each chunk but the last adds to the state before the next. R is `taps` (order, C)."""
-    at, sequence = tl.program_id(0) % (chunks - 1), tl.program_id(0) // (chunks - 1)
-    row = tl.arange(0, ROWS)[:, None]
-    step = tl.arange(0, CHUNK)
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    response = tl.load(taps + row * CHUNK + step[None, :], mask=row < ORDER, other=0.0)
-    moment = at * CHUNK + step[:, None]  # within the sequence: only the last chunk may be short
-    inputs = tl.load(u + (sequence * time + moment).to(tl.int64) * channels + column, mask=column < channels, other=0.0)
-    end = tl.dot(response, inputs.to(tl.float32), input_precision=PRECISION)
-    place = ((sequence * chunks + at + 1).to(tl.int64) * ORDER + row) * channels + column
-    tl.store(ends + place, end, mask=(row < ORDER) & (column < channels))
+    """s_{k+1} = A s_k + R u_k over the chunks of one group; R is `taps` (order, C).
 
-
-@triton.jit
-def scan_groups(
-    states, last, advance, channels, chunks, groups,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, REVERSED: tl.constexpr,
-):  # fmt: skip
-    """Within each group of chunks, in place: s_k ← A s_{k-1} + s_k from zero. `last` gets each group's last."""
+    From starts[group] if STARTED, else from zero. Where states fade within a chunk, nothing older than the chunk before
+    counts, and groups need no start. All states before chunks go to `before` (batch, chunks, ROWS, channels) if KEEP,
+    and the one before the last chunk to `last` (batch, order, channels); otherwise the one after the group to `ends`.
+    """
     group, sequence = tl.program_id(0) % groups, tl.program_id(0) // groups
-    row = tl.arange(0, ROWS)[:, None]
+    row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inner = tl.arange(0, ROWS)[None, :]
+    inside = (row < ORDER) & (column < channels)
+    lag = CHUNK - 1 - step if REVERSED else step
+    response = tl.load(taps + row * CHUNK + lag, mask=row < ORDER, other=0.0)
     matrix = tl.load(advance + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
-    mask = (row < ORDER) & (column < channels)
+    begin, end = group * group_size, tl.minimum((group + 1) * group_size, chunks)
     state = tl.zeros((ROWS, WIDTH), tl.float32)
-    for k in range(group * GROUP, tl.minimum(chunks, (group + 1) * GROUP)):
+    if STARTED:
+        number = sequence if FADES else sequence * groups + group
+        place = (number.to(tl.int64) * ORDER + row) * channels + column
+        state = tl.load(starts + place, mask=inside, other=0.0)
+    if FADES and begin > 0:
+        at = chunks - begin if REVERSED else begin - 1
+        inputs = _inputs(u, sequence, at, time, channels, column, CHUNK)
+        state = tl.dot(response, inputs.to(tl.float32), input_precision=PRECISION)
+    for k in range(begin, end):
         at = chunks - 1 - k if REVERSED else k
-        place = states + ((sequence * chunks + at).to(tl.int64) * ORDER + row) * channels + column
-        state = tl.dot(matrix, state, tl.load(place, mask=mask, other=0.0), input_precision="ieee")
-        tl.store(place, state, mask=mask)
-    tl.store(last + ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column, state, mask=mask)
+        if KEEP:
+            place = ((sequence * chunks + at).to(tl.int64) * ROWS + row) * channels + column
+            tl.store(before + place, state.to(before.dtype.element_ty), mask=column < channels)
+            if k == chunks - 1:
+                tl.store(last + (sequence.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
+        inputs = _inputs(u, sequence, at, time, channels, column, CHUNK).to(tl.float32)
+        if FADES:
+            state = tl.dot(response, inputs, input_precision=PRECISION)
+        else:
+            state = tl.dot(
+                matrix, state, tl.dot(response, inputs, input_precision=PRECISION), input_precision=PRECISION
+            )
+    if not KEEP:
+        place = ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column
+        tl.store(ends + place, state, mask=inside)
 
 
 @triton.jit
-def scan_between(
-    states, last, advance, leap, channels, chunks, groups,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, REVERSED: tl.constexpr,
+def carry_groups(
+    first, leap, ends, starts, channels, groups,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STARTED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add to each group but the first what the groups before it pass on. `leap` is A^GROUP."""
-    group, sequence = tl.program_id(0) % (groups - 1) + 1, tl.program_id(0) // (groups - 1)
-    row = tl.arange(0, ROWS)[:, None]
+    """starts[g + 1] = L starts[g] + ends[g], from the first state if STARTED, else from zero."""
+    sequence = tl.program_id(0)
+    row, inner = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inner = tl.arange(0, ROWS)[None, :]
-    square = (row < ORDER) & (inner < ORDER)
-    matrix = tl.load(advance + row * ORDER + inner, mask=square, other=0.0)
-    far = tl.load(leap + row * ORDER + inner, mask=square, other=0.0)
-    mask = (row < ORDER) & (column < channels)
-    passed = tl.zeros((ROWS, WIDTH), tl.float32)
-    for earlier in range(group):
-        place = last + ((sequence * groups + earlier).to(tl.int64) * ORDER + row) * channels + column
-        passed = tl.dot(far, passed, tl.load(place, mask=mask, other=0.0), input_precision="ieee")
-    for k in range(group * GROUP, tl.minimum(chunks, (group + 1) * GROUP)):
-        passed = tl.dot(matrix, passed, input_precision="ieee")
-        at = chunks - 1 - k if REVERSED else k
-        place = states + ((sequence * chunks + at).to(tl.int64) * ORDER + row) * channels + column
-        tl.store(place, tl.load(place, mask=mask, other=0.0) + passed, mask=mask)
+    inside = (row < ORDER) & (column < channels)
+    matrix = tl.load(leap + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
+    state = tl.zeros((ROWS, WIDTH), tl.float32)
+    if STARTED:
+        state = tl.load(first + (sequence.to(tl.int64) * ORDER + row) * channels + column, mask=inside, other=0.0)
+    for group in range(groups):
+        place = ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column
+        tl.store(starts + place, state, mask=inside)
+        state = tl.dot(matrix, state, tl.load(ends + place, mask=inside, other=0.0), input_precision=PRECISION)
 
 
 @triton.jit
@@ -88,30 +92,33 @@ def _inputs(u, sequence, at, time, channels, column, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _before(states, sequence, at, chunks, channels, column, ORDER: tl.constexpr, ROWS: tl.constexpr):
+def _before(states, sequence, at, chunks, channels, column, ROWS: tl.constexpr):
     """The state before a chunk: (ROWS, WIDTH)."""
     row = tl.arange(0, ROWS)[:, None]
-    place = states + ((sequence * chunks + at).to(tl.int64) * ORDER + row) * channels + column
-    return tl.load(place, mask=(row < ORDER) & (column < channels) & (at < chunks), other=0.0)
+    place = states + ((sequence * chunks + at).to(tl.int64) * ROWS + row) * channels + column
+    return tl.load(place, mask=(column < channels) & (at < chunks), other=0.0)
 
 
 @triton.jit
 def _memory(
     u, kernel, carried, states, sequence, at, time, channels, chunks, column,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """m_i = T_i u + P_i s of a chunk for some channels, in the operands' precision: (C, WIDTH)."""
     inputs = _inputs(u, sequence, at, time, channels, column, CHUNK)
-    before = _before(states, sequence, at, chunks, channels, column, ORDER, ROWS)
+    before = _before(states, sequence, at, chunks, channels, column, ROWS)
     m = tl.dot(kernel, inputs, input_precision=PRECISION)
     return tl.dot(carried, before, m, input_precision=PRECISION).to(inputs.dtype)
 
 
 @triton.jit
-def _tables(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """T_i (C, C) and P_i (C, ROWS)."""
-    step = tl.arange(0, CHUNK)[:, None]
-    kernel = tl.load(toeplitz + (i * CHUNK + step) * CHUNK + tl.arange(0, CHUNK)[None, :])
+def _tables(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERSED: tl.constexpr):
+    """T_i (C, C), or T_iᵀ for time that runs backwards, and P_i (C, ROWS)."""
+    step, other = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    if REVERSED:
+        kernel = tl.load(toeplitz + (i * CHUNK + other) * CHUNK + step)
+    else:
+        kernel = tl.load(toeplitz + (i * CHUNK + step) * CHUNK + other)
     return kernel, tl.load(powers + (i * CHUNK + step) * ROWS + tl.arange(0, ROWS)[None, :])
 
 
@@ -124,10 +131,8 @@ def all_states(
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
     i = tl.program_id(1) % ORDER
     column = (tl.program_id(1) // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK)
-    value = _memory(
-        u, kernel, carried, states, sequence, at, time, channels, chunks, column, ORDER, ROWS, CHUNK, PRECISION
-    )
+    kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
+    value = _memory(u, kernel, carried, states, sequence, at, time, channels, chunks, column, ROWS, CHUNK, PRECISION)
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
     place = m + ((sequence * time + moment).to(tl.int64) * ORDER + i) * channels + column
     tl.store(place, value, mask=(moment < time) & (column < channels))
@@ -147,7 +152,7 @@ def states_gradient(
     for i in range(ORDER):
         place = gradient + ((sequence * time + moment).to(tl.int64) * ORDER + i) * channels + column
         of_m = tl.load(place, mask=(moment < time) & (column < channels), other=0.0)
-        kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK)
+        kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
         for_inputs = tl.dot(tl.trans(kernel), of_m, for_inputs, input_precision=PRECISION)
         for_state = tl.dot(tl.trans(carried), of_m, for_state, input_precision=PRECISION)
     _store_gradients(of_u, of_states, for_inputs, for_state, sequence, at, time, channels, chunks, column, ORDER, CHUNK)
@@ -168,38 +173,38 @@ def _store_gradients(
 
 @triton.jit
 def project(
-    u, weight, toeplitz, powers, states, o, time, channels, out, chunks,
+    u, weight, toeplitz, powers, states, o, time, inputs, outputs, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    REVERSED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o = W m for one chunk and OUT outputs.
 
-    A turn is one order of WIDTH channels. Its tile of m is made in the turn before, so that the matrix units find their
-    operands ready.
+    A turn is one order of WIDTH inputs. Its tile of m is made in the turn before, so that the matrix units find their
+    operands ready. REVERSED: time runs backwards and the weight is (inputs, order, outputs) instead of (outputs, order,
+    inputs), which makes the gradient of u from that of o; `powers` are then from the chunk's end.
     """
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
+    columns = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
     total = tl.zeros((CHUNK, OUT), tl.float32)
-    kernel, carried = _tables(toeplitz, powers, 0, ROWS, CHUNK)
+    kernel, carried = _tables(toeplitz, powers, 0, ROWS, CHUNK, REVERSED)
     column = tl.arange(0, WIDTH)[None, :]
-    m = _memory(u, kernel, carried, states, sequence, at, time, channels, chunks, column, ORDER, ROWS, CHUNK, PRECISION)
-    for turn in range(ORDER * tl.cdiv(channels, WIDTH)):
+    m = _memory(u, kernel, carried, states, sequence, at, time, inputs, chunks, column, ROWS, CHUNK, PRECISION)
+    for turn in range(ORDER * tl.cdiv(inputs, WIDTH)):
         row = (turn // ORDER) * WIDTH + tl.arange(0, WIDTH)[:, None]
-        part = tl.load(
-            weight + outputs.to(tl.int64) * (ORDER * channels) + (turn % ORDER) * channels + row,
-            mask=(outputs < out) & (row < channels), other=0.0,
-        )  # fmt: skip
-        ahead = turn + 1  # beyond the last turn all channels are masked
-        kernel, carried = _tables(toeplitz, powers, ahead % ORDER, ROWS, CHUNK)
+        if REVERSED:
+            place = row.to(tl.int64) * (ORDER * outputs) + (turn % ORDER) * outputs + columns
+        else:
+            place = columns.to(tl.int64) * (ORDER * inputs) + (turn % ORDER) * inputs + row
+        part = tl.load(weight + place, mask=(columns < outputs) & (row < inputs), other=0.0)
+        ahead = turn + 1  # beyond the last turn all inputs are masked
+        kernel, carried = _tables(toeplitz, powers, ahead % ORDER, ROWS, CHUNK, REVERSED)
         column = (ahead // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
-        next_m = _memory(
-            u, kernel, carried, states, sequence, at, time, channels, chunks, column, ORDER, ROWS, CHUNK, PRECISION
-        )
+        next_m = _memory(u, kernel, carried, states, sequence, at, time, inputs, chunks, column, ROWS, CHUNK, PRECISION)
         total = tl.dot(m, part, total, input_precision=PRECISION)
         m = next_m
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
-    place = o + (sequence * time + moment).to(tl.int64) * out + outputs
-    tl.store(place, total.to(o.dtype.element_ty), mask=(moment < time) & (outputs < out))
+    place = o + (sequence * time + moment).to(tl.int64) * outputs + columns
+    tl.store(place, total.to(o.dtype.element_ty), mask=(moment < time) & (columns < outputs))
 
 
 @triton.jit
@@ -216,13 +221,13 @@ def weight_gradient(
     column = (tl.program_id(0) // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
     outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     step = tl.arange(0, CHUNK)
-    kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK)
+    kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
     total = tl.zeros((OUT, WIDTH), tl.float32)
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, batch * chunks)
     m = _memory(
         u, kernel, carried, states, begin // chunks, begin % chunks, time, channels, chunks, column,
-        ORDER, ROWS, CHUNK, PRECISION,
+        ROWS, CHUNK, PRECISION,
     )  # fmt: skip
     for number in range(begin, end):
         sequence, at = number // chunks, number % chunks
@@ -234,12 +239,12 @@ def weight_gradient(
         ahead = tl.minimum(number + 1, end - 1)
         next_m = _memory(
             u, kernel, carried, states, ahead // chunks, ahead % chunks, time, channels, chunks, column,
-            ORDER, ROWS, CHUNK, PRECISION,
+            ROWS, CHUNK, PRECISION,
         )  # fmt: skip
         total = tl.dot(incoming, m, total, input_precision=PRECISION)
         m = next_m
     place = (tl.program_id(2) * out + outputs[:, None]).to(tl.int64) * (ORDER * channels) + i * channels + column
-    tl.store(partial + place, total, mask=(outputs[:, None] < out) & (column < channels))
+    tl.store(partial + place, total.to(partial.dtype.element_ty), mask=(outputs[:, None] < out) & (column < channels))
 
 
 @triton.jit
@@ -267,7 +272,7 @@ def input_gradient(
                 mask=(outputs[:, None] < out) & (column < channels), other=0.0,
             )  # fmt: skip
             of_m = tl.dot(incoming, part, of_m, input_precision=PRECISION)
-        kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK)
+        kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
         rounded = of_m.to(kernel.dtype)
         for_inputs = tl.dot(tl.trans(kernel), rounded, for_inputs, input_precision=PRECISION)
         for_state = tl.dot(tl.trans(carried), rounded, for_state, input_precision=PRECISION)
@@ -285,7 +290,8 @@ def add_through_ends(
     step = tl.arange(0, CHUNK)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     response = tl.load(taps + row[None, :] * CHUNK + step[:, None], mask=row[None, :] < ORDER, other=0.0)
-    told = _before(of_states, sequence, at + 1, chunks, channels, column, ORDER, ROWS)
+    place = ((sequence * chunks + at + 1).to(tl.int64) * ORDER + row[:, None]) * channels + column
+    told = tl.load(of_states + place, mask=(row[:, None] < ORDER) & (column < channels), other=0.0)
     place = of_u + (sequence * time + at * CHUNK + step[:, None]).to(tl.int64) * channels + column
     own = tl.load(place, mask=column < channels, other=0.0).to(tl.float32)
     total = tl.dot(response, told, own, input_precision=PRECISION)
