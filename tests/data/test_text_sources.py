@@ -32,11 +32,12 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def test_one_form_of_words():
-    whole = "It's great — isn't it?<br /><br />You can't, cannot; I’d say: 10/10!"
-    apart = "it 's great is n't it ? you ca n't , can not ; i 'd say : 10 / 10 !"
-    expected = ["it", "'s", "great", "is", "n't", "it", "you", "ca", "n't", "can", "not", "i", "'d", "say", "10", "10"]
-    assert tokenise(whole) == tokenise(apart) == expected
-    assert tokenise(" ... ") == []
+    whole = "It's great — isn't it?<br /><br />You can't, cannot; I’d say (so...): 7/10!"
+    apart = "it 's great is n't it ? you ca n't , can not ; i 'd say ( so ... ) : 7/10 !"
+    expected = "it 's great is n't it ? you ca n't can not i 'd say so ... 7/10 !"
+    assert " ".join(tokenise(whole)) == " ".join(tokenise(apart)) == expected
+    assert tokenise("and/or 3.5/5, no. 7 / 10") == ["and", "or", "3.5/5", "no", "7", "10"]
+    assert tokenise(" . - .. ") == []
 
 
 def test_the_vocabulary_is_counted_on_train_alone():
@@ -85,6 +86,21 @@ def test_imdb_from_its_archive(end, tmp_path):
         tokens, _, labels = split.batch(500, "last")
         good = torch.tensor([data.words.index(word) + FIRST for word in ("great", "lovely", "superb")])
         assert torch.equal(torch.isin(tokens, good.int()).any(1).long(), labels)
+
+
+def test_imdb_validates_on_neighbours(tmp_path):
+    """Reviews of one film have neighbouring numbers: a block of each class validates, wherever the archive has it."""
+    names = [(kind, number) for kind in ("pos", "neg") for number in range(200)]
+    changed = {f"aclImdb/train/{kind}/{n}_{9 if kind == 'pos' else 2}.txt": f"x{kind}{n}".encode() for kind, n in names}
+    path = imdb_archive(tmp_path / "aclImdb" / "aclImdb_v1.tar", each=200, changed=changed)
+    numbered = imdb.read_archive(path, Builder(1))
+    assert numbered == names
+    order = np.random.default_rng(0).permutation(len(names))
+    train, valid = imdb._by_films([numbered[row] for row in order])
+    blocks = {("pos", number) for number in range(180, 200)} | {("neg", number) for number in range(58, 78)}
+    assert {numbered[row] for row in order[valid]} == blocks
+    assert sorted([*train, *valid]) == list(range(400))
+    assert set(imdb.load(DataConfig(tmp_path)).words) == {f"x{kind}{n}" for kind, n in set(names) - blocks}
 
 
 def test_imdb_from_keras(tmp_path):
