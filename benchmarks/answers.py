@@ -31,8 +31,7 @@ def answer(arguments: list[str], folder: Path) -> tuple[float, dict[str, Any]]:
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - start
-    (result,) = folder.rglob("result.json")
-    return seconds, json.loads(result.read_text())
+    return seconds, json.loads((folder / f"{arguments[0]}-plmu.json").read_text())
 
 
 def main() -> None:

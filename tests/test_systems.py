@@ -291,7 +291,8 @@ def test_a_million_steps_do_not_drift() -> None:
     assert error.max() < 4 * eps * math.sqrt(theta)
     assert (at_once.double() - exact).norm() / exact.norm() < 4 * eps
     assert torch.equal(state, torch.stack(streamed)[-1][None, :, None])
-    torch.testing.assert_close(plmu.final_state(u, system)[0, :, 0].double(), exact[-1], rtol=0, atol=4 * eps)
+    at_the_end = plmu.final_state(u, system)[0, :, 0].double()
+    assert (at_the_end - exact[-1]).norm() / exact[-1].norm() < eps * math.sqrt(theta)  # one sum over some θ inputs
 
 
 # --- any linear system ---

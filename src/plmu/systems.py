@@ -190,13 +190,17 @@ class LinearSystem:
             return tensor
         return self._cached(build, *sizes, dtype=dtype, device=device)
 
+    def numbers(self, build: Callable[..., Tensor], *sizes: int) -> tuple[float, ...]:
+        """The elements of a small `build(system, *sizes)` as Python's, to decide by; constants to torch.compile."""
+        return tuple(self._cached(build, *sizes, dtype=torch.float64, device=torch.device("cpu")).tolist())
+
     def _cached_name(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> str:
         """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph."""
         self._cached(build, *sizes, dtype=dtype, device=device)
         return _Cache.name((build.__name__, sizes, dtype, device))
 
     # What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
-    _cached_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    _cached_name._dynamo_marked_constant = numbers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _cached(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         assert self._cache is not None

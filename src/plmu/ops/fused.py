@@ -1,10 +1,11 @@
 """`project` and `states` by our own kernels on a GPU: chunks as in `plmu.ops.chunked`.
 
-Forward: the states before all chunks, in one launch or three, then one kernel that writes W_m m, or m, once; for W_m m
-no tile of m ever reaches memory. Backward: the gradient of u is the same projection with time running backwards, of the
-gradient of o by the transposed weight. That of the weight is one more kernel, whose sum over time is cut into fixed
-shares and added up in a fixed order, so that results repeat bit for bit. Nothing but u and the weight is kept between
-the two passes.
+Forward: one kernel writes W_m m, or m, once; for W_m m no tile of m ever reaches memory. What a chunk knows of its past
+is the state before it, for all chunks in one launch or three; or, where the impulse response fades within a chunk, the
+last inputs before it, and no state is passed at all. Backward: the gradient of u is the same projection with time
+running backwards, of the gradient of o by the transposed weight. That of the weight is one more kernel, whose sum over
+time is cut into fixed shares and added up in a fixed order, so that results repeat bit for bit. Nothing but u and the
+weight is kept between the two passes.
 
 The kernels are written twice: in Triton for every GPU and precision (`triton_chunked`), and the two heavy ones for the
 copy engine and the matrix units of Hopper GPUs (`gluon_chunked`).
@@ -23,67 +24,82 @@ import torch
 from torch import Tensor
 
 from plmu.ops import hopper
-from plmu.ops.matrices import apply, power, response, reversed_response
+from plmu.ops.matrices import power, response, reversed_response
 from plmu.systems import LinearSystem
 
 CHUNK = 64  # steps
-ONE_GROUP = 32  # chunks that one program carries states over; more of them are divided into groups
-FADED = 1e-5  # norm of Ā^CHUNK below which a chunk knows nothing of what came before the previous one
+HISTORIES = (16, 32, 64)  # inputs before a chunk that may stand for the state
+LAST = 256  # inputs from which the final state is made where such a history is enough
+ONE_GROUP = 16  # chunks that one program carries states over; more of them are divided into groups
+SEGMENT = 1024  # steps at a time in the gradient of the first state
 LARGEST_ORDER = 64
 AVAILABLE = importlib.util.find_spec("triton") is not None
-
-Tables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def project(u: Tensor, system: LinearSystem, weight: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """W_m m (batch, time, out) for u (batch, time, channels), and the final state."""
-    first = None if state is None else state.contiguous()
-    o, before_last = _project(u.contiguous(), weight.contiguous(), first, *_tables(u, system), fades(system))
-    return o, _final_state(u, system, before_last)
+    first = powers = None
+    steps = history(system, u.dtype) if state is None else 0
+    if state is not None:
+        first = state.contiguous()
+        segment = min(u.shape[1], SEGMENT)
+        powers = system.derive(all_powers, segment, dtype=torch.float32, device=u.device)
+    o, last = _project(u.contiguous(), weight.contiguous(), first, powers, *_tables(u, system, steps), steps)
+    return o, last
 
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """m (batch, time, order, channels) for u (batch, time, channels), and the final state."""
     first = None if state is None else state.contiguous()
-    m, before_last = _states(u.contiguous(), first, *_tables(u, system), fades(system))
-    return m, _final_state(u, system, before_last)
+    m, last = _states(u.contiguous(), first, *_tables(u, system, 0))
+    return m, last
 
 
-def _tables(u: Tensor, system: LinearSystem) -> Tables:
-    """The constant matrices that all kernels share."""
-    operand, wide, device = u.dtype, torch.float32, u.device
-    rows, leap = _rows(system.order), CHUNK * _group(_tiles(u.shape[1], CHUNK))
+def history(system: LinearSystem, dtype: torch.dtype) -> int:
+    """How many inputs before a chunk stand for its state; 0 if the impulse response lasts longer than that."""
+    left = system.numbers(fading, LAST)
+    small = torch.finfo(dtype).eps / 16  # what is left out is lost in the rounding of m
+    enough = [steps for steps in HISTORIES if left[steps] <= small]
+    return enough[0] if enough and lasting(system) else 0
+
+
+def lasting(system: LinearSystem) -> int:
+    """How many of the last inputs make the final state, in whole chunks; 0 if more than LAST."""
+    left = system.numbers(fading, LAST)
+    enough = [steps for steps in range(CHUNK, LAST + 1, CHUNK) if left[steps] <= torch.finfo(torch.float32).eps]
+    return enough[0] if enough else 0
+
+
+def fading(system: LinearSystem, steps: int) -> Tensor:
+    """The share of the impulse response that is left after 0 to `steps` steps, of the order that fades last."""
+    taps = response(system, 4 * steps).squeeze(2).square()
+    rest = taps.flip(1).cumsum(1).flip(1)  # from each lag on
+    return (rest[:, 1 : steps + 2] / rest[:, :1]).max(0).values.sqrt()
+
+
+def _tables(u: Tensor, system: LinearSystem, steps: int) -> tuple[Tensor, ...]:
+    """The constant matrices that the kernels share: T_i; what of the past enters a chunk, forwards and backwards; what
+    a chunk adds to the state after it, the state's way through a chunk and through a group of them; what the last steps
+    add to the final state, and the state's way through them."""
+    operand, wide, device, time = u.dtype, torch.float32, u.device, u.shape[1]
+    rows = _rows(system.order)
+    parts = {torch.float32: taps_whole, torch.bfloat16: taps_in_bfloat16, torch.float16: taps_in_float16}
+    past = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
+    last = min(time, lasting(system)) if steps else (time - 1) % CHUNK + 1
     return (
         system.derive(by_order, CHUNK, dtype=operand, device=device),
-        system.derive(powers_by_order, CHUNK, rows, dtype=operand, device=device),
-        system.derive(powers_from_end, CHUNK, rows, dtype=operand, device=device),
-        system.derive(reversed_response, CHUNK, dtype=wide, device=device),
+        *(system.derive(build, CHUNK, steps or rows, dtype=operand, device=device) for build in past),
+        system.derive(parts[operand], CHUNK, dtype=operand, device=device),
         system.derive(power, CHUNK, dtype=wide, device=device),
-        system.derive(power, leap, dtype=wide, device=device),
+        system.derive(power, CHUNK * _group(_tiles(time, CHUNK)), dtype=wide, device=device),
+        system.derive(parts[operand], last, dtype=operand, device=device),
+        system.derive(power, last, dtype=wide, device=device),
     )
-
-
-def fades(system: LinearSystem) -> bool:
-    """Whether a state is gone after a chunk, as far as any of these precisions can tell."""
-    left = system.derive(power, CHUNK, dtype=torch.float64, device=torch.device("cpu"))
-    return bool(torch.linalg.matrix_norm(left, 2) <= FADED)
-
-
-# What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
-fades._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _group(chunks: int) -> int:
     """Chunks in a group: all, or about the square root, for as many steps within groups as between them."""
     return chunks if chunks <= ONE_GROUP else 1 << (chunks.bit_length() // 2)
-
-
-def _final_state(u: Tensor, system: LinearSystem, before: Tensor) -> Tensor:
-    """From the state before the last chunk."""
-    wide, device = torch.float32, u.device
-    tail = (u.shape[1] - 1) % CHUNK + 1  # steps of the last chunk
-    added = apply(system.derive(reversed_response, tail, dtype=wide, device=device), u[:, -tail:].to(wide))
-    return added + apply(system.derive(power, tail, dtype=wide, device=device), before)
 
 
 def by_order(system: LinearSystem, chunk: int) -> Tensor:
@@ -92,6 +108,33 @@ def by_order(system: LinearSystem, chunk: int) -> Tensor:
     time = torch.arange(chunk, device=taps.device)
     lag = time[:, None] - time[None, :]
     return taps[:, lag.clamp(min=0)] * (lag >= 0)
+
+
+def all_powers(system: LinearSystem, length: int) -> Tensor:
+    """Ā¹ … Ā^length: (length, order, order)."""
+    return system.powers(length)
+
+
+def taps_whole(system: LinearSystem, length: int) -> Tensor:
+    """The impulse response in reversed time: (1, order, length)."""
+    return reversed_response(system, length)[None]
+
+
+def taps_in_bfloat16(system: LinearSystem, length: int) -> Tensor:
+    """The same in three parts, each what the ones before it left of it: (3, order, length)."""
+    return _parts(reversed_response(system, length), torch.bfloat16)
+
+
+def taps_in_float16(system: LinearSystem, length: int) -> Tensor:
+    """The same for float16."""
+    return _parts(reversed_response(system, length), torch.float16)
+
+
+def _parts(whole: Tensor, dtype: torch.dtype) -> Tensor:
+    parts: list[Tensor] = []
+    for _ in range(3):
+        parts.append((whole - sum(parts)).to(dtype).to(whole.dtype))
+    return torch.stack(parts)
 
 
 def powers_by_order(system: LinearSystem, chunk: int, rows: int) -> Tensor:
@@ -105,55 +148,68 @@ def powers_from_end(system: LinearSystem, chunk: int, rows: int) -> Tensor:
     return powers_by_order(system, chunk, rows).flip(1)
 
 
+def inputs_before(system: LinearSystem, chunk: int, steps: int) -> Tensor:
+    """H at the distance of the `steps` inputs before a chunk: (order, chunk, steps)."""
+    taps = response(system, chunk + steps).squeeze(2)
+    lag = torch.arange(chunk)[:, None] + steps - torch.arange(steps)
+    return taps[:, lag.to(taps.device)]
+
+
+def inputs_after(system: LinearSystem, chunk: int, steps: int) -> Tensor:
+    """The same for time that runs backwards and the inputs after a chunk."""
+    return inputs_before(system, chunk, steps).flip(1, 2)
+
+
 @torch.library.custom_op("plmu::project", mutates_args=())
 def _project(
     u: Tensor,
     weight: Tensor,
     first: Tensor | None,
+    powers: Tensor | None,
     toeplitz: Tensor,
-    powers: Tensor,
-    from_end: Tensor,
+    past: Tensor,
+    future: Tensor,
     taps: Tensor,
     advance: Tensor,
     leap: Tensor,
-    faded: bool,
+    last_taps: Tensor,
+    last_advance: Tensor,
+    steps: int,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the state before the last chunk in float32."""
-    before, last = _carry(u, first, taps, advance, leap, faded)
-    return _apply(u, before, weight, toeplitz, powers), last
+    """o, and the final state in float32. With `steps` that many inputs before a chunk stand for its state."""
+    before = last = None
+    if not steps:
+        before, last = _carry(u, first, taps, advance, leap)
+    o = _apply(u, before, weight, toeplitz, past)
+    return o, _final_state(u, last, last_taps, last_advance)
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
 def _project_backward(
     of_o: Tensor,
-    of_last: Tensor | None,
     u: Tensor,
     weight: Tensor,
     first: Tensor | None,
     toeplitz: Tensor,
-    powers: Tensor,
-    from_end: Tensor,
+    past: Tensor,
+    future: Tensor,
     taps: Tensor,
     advance: Tensor,
     leap: Tensor,
-    faded: bool,
+    steps: int,
     need_u: bool,
     need_weight: bool,
-    need_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of u, of the weight and of the first state; empty where not needed."""
-    of_u, of_weight, of_first = u.new_empty(0), weight.new_empty(0), taps.new_empty(0)
+) -> tuple[Tensor, Tensor]:
+    """The gradients of u and of the weight; empty where not needed."""
+    of_u, of_weight = u.new_empty(0), weight.new_empty(0)
     if need_weight:
-        before, _ = _carry(u, first, taps, advance, leap, faded)
-        of_weight = _weight_gradient(u, before, of_o, weight, toeplitz, powers)
+        before = None if steps else _carry(u, first, taps, advance, leap)[0]
+        of_weight = _weight_gradient(u, before, of_o, weight, toeplitz, past)
         del before
-    if need_first or of_last is not None:
-        of_u, of_states = _input_gradient(of_o, u, weight, toeplitz, powers)
-        of_first = _adjoint(of_u, of_states, of_last, taps, advance)
-    elif need_u:
-        after, _ = _carry(of_o, None, taps, advance, leap, faded, reversed=True)
-        of_u = _apply(of_o, after, weight, toeplitz, from_end, reversed=True)
-    return of_u, of_weight, of_first
+    if need_u:
+        after = None if steps else _carry(of_o, None, taps, advance, leap, reversed=True)[0]
+        of_u = _apply(of_o, after, weight, toeplitz, future, reversed=True)
+    return of_u, of_weight
 
 
 @torch.library.custom_op("plmu::states", mutates_args=())
@@ -161,207 +217,233 @@ def _states(
     u: Tensor,
     first: Tensor | None,
     toeplitz: Tensor,
-    powers: Tensor,
-    from_end: Tensor,
+    past: Tensor,
+    future: Tensor,
     taps: Tensor,
     advance: Tensor,
     leap: Tensor,
-    faded: bool,
+    last_taps: Tensor,
+    last_advance: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """m, and the state before the last chunk in float32."""
+    """m, and the final state in float32."""
     batch, time, channels = u.shape
-    order = taps.shape[0]
-    before, last = _carry(u, first, taps, advance, leap, faded)
+    order = taps.shape[1]
+    before, last = _carry(u, first, taps, advance, leap)
     m = u.new_empty(batch, time, order, channels)
     chunks = before.shape[1]
     with torch.cuda.device_of(u):
         _kernels().all_states[batch * chunks, order * _tiles(channels, 64)](
-            u, toeplitz, powers, before, m, time, channels, chunks,
+            u, toeplitz, past, before, m, time, channels, chunks,
             **_sizes(order), WIDTH=64, PRECISION=_precision(), num_warps=4,
         )  # fmt: skip
-    return m, last
+    return m, _final_state(u, last, last_taps, last_advance)
 
 
 @torch.library.custom_op("plmu::states_backward", mutates_args=())
 def _states_backward(
-    of_m: Tensor, of_last: Tensor | None, toeplitz: Tensor, powers: Tensor, taps: Tensor, advance: Tensor
+    of_m: Tensor,
+    of_last: Tensor | None,
+    toeplitz: Tensor,
+    past: Tensor,
+    taps: Tensor,
+    advance: Tensor,
+    last_taps: Tensor,
+    last_advance: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of u and of the first state."""
     batch, time, order, channels = of_m.shape
     chunks = _tiles(time, CHUNK)
     of_u = of_m.new_empty(batch, time, channels)
-    of_states = taps.new_empty(batch, chunks, order, channels)
+    of_states = advance.new_empty(batch, chunks, order, channels)
+    kernels, options = _kernels(), {**_sizes(order), "WIDTH": 64}
     with torch.cuda.device_of(of_m):
-        _kernels().states_gradient[batch * chunks, _tiles(channels, 64)](
-            of_m, toeplitz, powers, of_u, of_states, time, channels, chunks,
-            **_sizes(order), WIDTH=64, PRECISION=_precision(), num_warps=4,
+        kernels.states_gradient[batch * chunks, _tiles(channels, 64)](
+            of_m, toeplitz, past, of_u, of_states, time, channels, chunks,
+            **options, PRECISION=_precision(), num_warps=4,
         )  # fmt: skip
-    return of_u, _adjoint(of_u, of_states, of_last, taps, advance)
+    if of_last is not None:
+        of_states[:, -1] += last_advance.mT @ of_last
+        of_u[:, -last_taps.shape[2] :] += (_summed(last_taps).mT @ of_last).to(of_u.dtype)
+    reach, back = 1, advance.mT
+    while reach < chunks:  # s_k ← Aᵀ s_{k+1} + s_k from the last chunk on, by doubling
+        of_states[:, :-reach] += back @ of_states[:, reach:].clone()
+        back, reach = back @ back, 2 * reach
+    if chunks > 1:
+        with torch.cuda.device_of(of_m):
+            kernels.add_through_ends[batch * (chunks - 1), _tiles(channels, 64)](
+                of_u, _summed(taps), of_states, time, channels, chunks, **options, PRECISION=_exact(of_u)
+            )
+    return of_u, of_states[:, 0].clone()
 
 
 def _carry(
-    u: Tensor, first: Tensor | None, taps: Tensor, advance: Tensor, leap: Tensor, faded: bool, *, reversed: bool = False
+    u: Tensor, first: Tensor | None, taps: Tensor, advance: Tensor, leap: Tensor, *, reversed: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The states before all chunks as the products take them (batch, chunks, rows, channels), and the last in float32.
 
     `reversed`: those after all chunks, of time that runs backwards.
     """
     batch, time, channels = u.shape
-    order, chunks = taps.shape[0], _tiles(time, CHUNK)
-    size = min(4, chunks) if faded else _group(chunks)
-    groups = _tiles(chunks, size)
+    order, chunks = taps.shape[1], _tiles(time, CHUNK)
+    size = _group(chunks)
+    groups, columns = _tiles(chunks, size), _tiles(channels, 64)
     before = u.new_empty(batch, chunks, _rows(order), channels)
-    last = taps.new_empty(batch, order, channels)
-    starts = last if first is None else first  # of no use where there is none
-    kernels, options = _kernels(), {**_sizes(order), "WIDTH": 64, "PRECISION": _exact(u)}
-    programs, columns = batch * groups, _tiles(channels, 64)
+    last = advance.new_empty(batch, order, channels)
+    starts = last if first is None else first  # not read where there is none
+    kernels, exact = _kernels(), {"WIDTH": 64, "PRECISION": _exact(u)}
 
-    def run(ends: Tensor, **flags: bool) -> None:
-        kernels.carry[programs, columns](
+    def run(ends: Tensor, *, started: bool, keep: bool) -> None:
+        kernels.carry[batch * groups, columns](
             u, taps, advance, starts, ends, before, last, time, channels, chunks, groups, size,
-            **options, **flags, FADES=faded, REVERSED=reversed,
+            **_sizes(order), **exact, PARTS=taps.shape[0], STARTED=started, KEEP=keep, REVERSED=reversed,
         )  # fmt: skip
 
     with torch.cuda.device_of(u):
-        if groups > 1 and not faded:
-            ends = taps.new_empty(batch, groups, order, channels)
-            run(ends, STARTED=False, KEEP=False)
-            earlier, starts = starts, torch.empty_like(ends)
-            sizes = {"ORDER": order, "ROWS": _rows(order), "WIDTH": 64, "PRECISION": _exact(u)}
-            kernels.carry_groups[batch, columns](
-                earlier, leap, ends, starts, channels, groups, **sizes, STARTED=first is not None
-            )
-            run(ends, STARTED=True, KEEP=True)
+        if groups == 1:
+            run(last, started=first is not None, keep=True)
         else:
-            run(last, STARTED=first is not None, KEEP=True)
+            ends = advance.new_empty(batch, groups, order, channels)
+            run(ends, started=False, keep=False)
+            earlier, starts = starts, torch.empty_like(ends)
+            kernels.carry_groups[batch, columns](
+                earlier, leap, ends, starts, channels, groups,
+                ORDER=order, ROWS=_rows(order), **exact, STARTED=first is not None,
+            )  # fmt: skip
+            run(ends, started=True, keep=True)
     return before, last
 
 
+def _final_state(u: Tensor, before: Tensor | None, taps: Tensor, advance: Tensor) -> Tensor:
+    """From the last steps, as many as `taps` has, and the state before them."""
+    batch, time, channels = u.shape
+    parts, order, length = taps.shape
+    last = advance.new_empty(batch, order, channels)
+    with torch.cuda.device_of(u):
+        _kernels().finish[batch, _tiles(channels, 64)](
+            u, taps, advance, last if before is None else before, last, time, channels, length,
+            **_sizes(order), WIDTH=64, PARTS=parts, STARTED=before is not None, PRECISION=_exact(u),
+        )  # fmt: skip
+    return last
+
+
 def _apply(
-    u: Tensor, before: Tensor, weight: Tensor, toeplitz: Tensor, powers: Tensor, *, reversed: bool = False
+    u: Tensor, before: Tensor | None, weight: Tensor, toeplitz: Tensor, past: Tensor, *, reversed: bool = False
 ) -> Tensor:
     """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o."""
     batch, time, inputs = u.shape
     order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
     o = u.new_empty(batch, time, outputs)
     if hopper.runs(u, weight):
-        hopper.project(u, before, weight, toeplitz, powers, o, reversed=reversed)
+        hopper.project(u, before, weight, toeplitz, past, o, reversed=reversed)
         return o
-    half = u.dtype != torch.float32
+    half, chunks = u.dtype != torch.float32, _tiles(time, CHUNK)
     tiles = {"WIDTH": 64 if half else 32, "OUT": 256 if half and outputs > 128 else 64}
     with torch.cuda.device_of(u):
-        _kernels().project[batch * before.shape[1], _tiles(outputs, tiles["OUT"])](
-            u, weight, toeplitz, powers, before, o, time, inputs, outputs, before.shape[1],
-            **_sizes(order), **tiles, REVERSED=reversed, PRECISION=_precision(), num_warps=4, num_stages=2,
+        _kernels().project[batch * chunks, _tiles(outputs, tiles["OUT"])](
+            u, weight, toeplitz, past, u if before is None else before, o, time, inputs, outputs, chunks,
+            ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, **tiles, HISTORY=before is None, REVERSED=reversed,
+            PRECISION=_precision(), num_warps=4, num_stages=2,
         )  # fmt: skip
     return o
 
 
 def _weight_gradient(
-    u: Tensor, before: Tensor, of_o: Tensor, weight: Tensor, toeplitz: Tensor, powers: Tensor
+    u: Tensor, before: Tensor | None, of_o: Tensor, weight: Tensor, toeplitz: Tensor, past: Tensor
 ) -> Tensor:
     """Σ of_oᵀ m over all steps."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
-    total = batch * before.shape[1]
+    chunks = _tiles(time, CHUNK)
     special = hopper.runs(u, weight)
-    if special:
-        tiles = hopper.weight_tiles(weight)
-    else:
-        width, height = (128, 256) if u.dtype != torch.float32 else (64, 64)
-        height = min(height, max(64, 1 << (out - 1).bit_length()))
-        tiles = order * _tiles(channels, width) * _tiles(out, height)
-    shares = max(1, min(total, hopper.MULTIPROCESSORS // tiles))
-    share = -(-total // shares)
-    shares = -(-total // share)
+    width, height = (64, 64) if u.dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
+    tiles = hopper.weight_tiles(weight) if special else order * _tiles(channels, width) * _tiles(out, height)
+    shares = max(1, min(batch * chunks, hopper.multiprocessors(u.device) // tiles))
+    share = _tiles(batch * chunks, shares)
+    shares = _tiles(batch * chunks, share)
     partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
     if special:
-        hopper.weight_gradient(u, before, of_o, toeplitz, powers, partial, share)
+        hopper.weight_gradient(u, before, of_o, toeplitz, past, partial, share)
     else:
         with torch.cuda.device_of(u):
             _kernels().weight_gradient[order * _tiles(channels, width), _tiles(out, height), shares](
-                u, of_o, toeplitz, powers, before, partial, time, channels, out, before.shape[1], batch, share,
-                **_sizes(order), WIDTH=width, OUT=height, PRECISION=_precision(), num_warps=8, num_stages=3,
+                u, of_o, toeplitz, past, u if before is None else before, partial,
+                time, channels, out, chunks, batch, share,
+                ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, WIDTH=width, OUT=height, HISTORY=before is None,
+                PRECISION=_precision(), num_warps=8, num_stages=3,
             )  # fmt: skip
     return partial[0] if shares == 1 else partial.sum(0).to(weight.dtype)
 
 
-def _input_gradient(of_o: Tensor, u: Tensor, weight: Tensor, toeplitz: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of u and of the states before chunks, from the outputs of each chunk alone."""
-    batch, time, channels = u.shape
-    out, order, _ = weight.shape
-    chunks = _tiles(time, CHUNK)
-    of_u = torch.empty_like(u)
-    of_states = u.new_empty(batch, chunks, order, channels, dtype=torch.float32)
-    with torch.cuda.device_of(u):
-        _kernels().input_gradient[batch * chunks, _tiles(channels, 128)](
-            of_o, weight, toeplitz, powers, of_u, of_states, time, channels, out, chunks,
-            **_sizes(order), WIDTH=128, OUT=64, PRECISION=_precision(), num_warps=4, num_stages=3,
-        )  # fmt: skip
-    return of_u, of_states
+def _summed(taps: Tensor) -> Tensor:
+    """Of all parts, in float32: (order, length)."""
+    return taps.float().sum(0)
 
 
-def _adjoint(of_u: Tensor, of_states: Tensor, of_last: Tensor | None, taps: Tensor, advance: Tensor) -> Tensor:
-    """Carry the gradients of the states before chunks backwards, add to `of_u` what they say to earlier inputs, and
-    return that of the first state."""
-    batch, chunks, order, channels = of_states.shape
-    if of_last is not None:
-        of_states[:, -1] += of_last
-    if chunks > 1:
-        _carry_back(of_states, advance.mT)
-        with torch.cuda.device_of(of_u):
-            _kernels().add_through_ends[batch * (chunks - 1), _tiles(channels, 64)](
-                of_u, taps, of_states, of_u.shape[1], channels, chunks,
-                **_sizes(order), WIDTH=64, PRECISION=_exact(of_u),
-            )  # fmt: skip
-    return of_states[:, 0].clone()
+def _of_first(of_o: Tensor, weight: Tensor, powers: Tensor) -> Tensor:
+    """The gradient of the first state from that of o: Σ_t (Ā^{t+1})ᵀ W_mᵀ of_o[t], segment by segment from the last."""
+    total: Tensor | None = None
+    for part in reversed(of_o.split(powers.shape[0], dim=1)):
+        now = torch.einsum("tij,bto->bijo", powers[: part.shape[1]], part.to(powers.dtype))
+        total = now if total is None else now + torch.einsum("biko,kj->bijo", total, powers[-1])
+    assert total is not None
+    return torch.einsum("bijo,oic->bjc", total, weight.to(powers.dtype))
 
 
-def _carry_back(states: Tensor, advance: Tensor) -> None:
-    """s_k ← A s_{k+1} + s_k over all chunks from the last, in place, by doubling."""
-    reach = 1
-    while reach < states.shape[1]:
-        states[:, :-reach] += advance @ states[:, reach:].clone()
-        advance, reach = advance @ advance, 2 * reach
+def _through_last(of_last: Tensor, chunks: int, advance: Tensor, last_advance: Tensor) -> Tensor:
+    """The gradients of the states before all chunks from that of the final one: (batch, chunks, order, channels)."""
+    told, back = (last_advance.mT @ of_last)[:, None], advance.mT
+    while told.shape[1] < chunks:
+        told = torch.cat([back @ told, told], dim=1)[:, -chunks:]
+        back = back @ back
+    return told
 
 
 @_project.register_fake
-def _(u: Tensor, weight: Tensor, first: Tensor | None, toeplitz: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, time, channels = u.shape
     return u.new_empty(batch, time, weight.shape[0]), u.new_empty(batch, weight.shape[1], channels, dtype=torch.float32)
 
 
 @_project_backward.register_fake
-def _(of_o: Tensor, of_last: Tensor | None, u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    need_u, need_weight, need_first = rest[-3:]
-    through = need_first or of_last is not None
-    of_first = u.new_empty(u.shape[0], weight.shape[1], u.shape[2], dtype=torch.float32)
-    return (
-        torch.empty_like(u) if need_u or through else u.new_empty(0),
-        torch.empty_like(weight) if need_weight else weight.new_empty(0),
-        of_first if through else of_first.new_empty(0),
+def _(of_o: Tensor, u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    need_u, need_weight = rest[-2:]
+    return torch.empty_like(u) if need_u else u.new_empty(0), torch.empty_like(weight) if need_weight else u.new_empty(
+        0
     )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.faded = inputs
+    *tensors, ctx.steps = inputs
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
-    u, weight, *rest = ctx.saved_tensors
+    u, weight, first, powers, *tables, last_taps, last_advance = ctx.saved_tensors
     need_u, need_weight, need_first = ctx.needs_input_grad[:3]
-    if of_o is None:
-        of_o = u.new_zeros(*u.shape[:2], weight.shape[0])
-    of_u, of_weight, of_first = _project_backward(
-        of_o.contiguous(), of_last, u, weight, *rest, ctx.faded, need_u, need_weight, need_first
-    )
+    of_u = of_weight = of_first = None
+    if of_o is not None:
+        of_o = of_o.contiguous()
+        of_u, of_weight = _project_backward(of_o, u, weight, first, *tables, ctx.steps, need_u, need_weight)
+        of_first = _of_first(of_o, weight, powers) if need_first else None
+    if of_last is not None and (need_u or need_first):
+        taps, advance = tables[3:5]
+        added = (
+            _summed(last_taps).mT @ of_last
+        )  # what the final state says to the last inputs, and through states to others
+        told = None
+        if not ctx.steps:
+            told = _through_last(of_last, _tiles(u.shape[1], CHUNK), advance, last_advance)
+            added = torch.cat([(_summed(taps).mT @ told[:, 1:]).flatten(1, 2), added], dim=1)
+        added = torch.nn.functional.pad(added, (0, 0, u.shape[1] - added.shape[1], 0)).to(u.dtype)
+        of_u = added if of_u is None else of_u + added
+        if need_first and told is not None:
+            of_first = told[:, 0] if of_first is None else of_first + told[:, 0]
     return (
         of_u if need_u else None,
         of_weight if need_weight else None,
-        of_first if need_first else None,
-        *(None for _ in rest),
+        of_first,
+        *([None] * 10),
     )
 
 
@@ -379,18 +461,18 @@ def _(of_m: Tensor, of_last: Tensor | None, *tables: Tensor) -> tuple[Tensor, Te
 
 
 def _setup_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, toeplitz, powers, _, taps, advance, _, _ = inputs
-    ctx.save_for_backward(toeplitz, powers, taps, advance)
-    ctx.m, ctx.operand = output[0].shape, output[0].dtype
+    _, _, toeplitz, past, _, taps, advance, _, *last = inputs
+    ctx.save_for_backward(toeplitz, past, taps, advance, *last)
+    ctx.m = output[0].shape
     ctx.set_materialize_grads(False)
 
 
 def _backward_states(ctx: Any, of_m: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
     tables = ctx.saved_tensors
     if of_m is None:
-        of_m = tables[0].new_zeros(ctx.m, dtype=ctx.operand)
+        of_m = tables[0].new_zeros(ctx.m)
     of_u, of_first = _states_backward(of_m.contiguous(), of_last, *tables)
-    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 7))
+    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 8))
 
 
 def _no_second(ctx: Any, *gradients: Tensor) -> None:

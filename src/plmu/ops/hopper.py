@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MULTIPROCESSORS = 132  # of the GPUs these kernels are made for
 SHARED = 227 * 1024  # bytes of fast memory a program may have
-WIDTH, HEIGHT = 64, 128  # channels and outputs of a tile
+WIDTH, OUT = 64, 256  # channels and outputs of a tile
 ALIGNED = 16  # bytes
+MOST_RESIDENT = 4  # orders whose tables stay in fast memory
 
 
 def runs(u: Tensor, weight: Tensor) -> bool:
@@ -28,6 +28,11 @@ def runs(u: Tensor, weight: Tensor) -> bool:
     )
 
 
+def multiprocessors(device: torch.device) -> int:
+    """How many programs run at the same time; where there is no GPU, that of the ones these kernels are made for."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
 @functools.cache
 def _present(device: int) -> bool:
     """Whether the GPU is one of them and the installed Triton has what the kernels are written in."""
@@ -41,55 +46,75 @@ def _present(device: int) -> bool:
 
 
 def project(
-    u: Tensor, before: Tensor, weight: Tensor, toeplitz: Tensor, powers: Tensor, o: Tensor, *, reversed: bool
+    u: Tensor, before: Tensor | None, weight: Tensor, toeplitz: Tensor, powers: Tensor, o: Tensor, *, reversed: bool
 ) -> None:
     """As `project` of `plmu.ops.triton_chunked`."""
-    batch, chunks, rows, inputs = before.shape
-    time, outputs, order, chunk = u.shape[1], o.shape[2], weight.shape[1], toeplitz.shape[1]
-    out = 256 if outputs > 128 else 128 if outputs > 64 else 64
-    stages = 3 if _shared(rows, chunk, out, 3) <= SHARED else 2
-    tile = (WIDTH, out) if reversed else (out, WIDTH)
+    batch, time, inputs = u.shape
+    outputs, order, chunk, rows = o.shape[2], weight.shape[1], toeplitz.shape[1], powers.shape[2]
+    chunks = -(-time // chunk)
+    out = OUT if outputs > 128 else 128 if outputs > 64 else 64
+    resident = order <= MOST_RESIDENT
+    stages = next(n for n in (4, 3, 2) if _shared(rows, chunk, out, n, order if resident else n) <= SHARED)
+    programs = multiprocessors(u.device)
+    whole, halved = _division(-(-batch * chunks // 2) * -(-outputs // out), -(-inputs // WIDTH), programs)
+    sums = u.new_empty(halved * 2 * chunk * out, dtype=torch.float32)
+    flags = torch.zeros(2 * halved, dtype=torch.int32, device=u.device) if halved else sums
     with torch.cuda.device_of(u):
-        _modules()[0].project[-(-batch * chunks // 2), -(-outputs // out)](
+        _modules()[0].project[(min(whole + 2 * halved, programs),)](
             _described(u, 1, chunk, WIDTH),
-            _described(before.view(-1, inputs), rows, WIDTH),
-            _described(weight.view(weight.shape[0], -1), *tile),
+            _past(u, before, rows),
+            _described(weight.view(weight.shape[0], -1), *((WIDTH, out) if reversed else (out, WIDTH))),
             _described(toeplitz.view(-1, chunk), chunk, chunk),
             _described(powers.view(-1, rows), chunk, rows),
-            o, time, inputs, outputs, weight.shape[2], chunks, batch * chunks,
-            ORDER=order, ROWS=rows, CHUNK=chunk, WIDTH=WIDTH, OUT=out, STAGES=stages, REVERSED=reversed, num_warps=4,
+            o, sums, flags, time, inputs, outputs, weight.shape[2], chunks, batch * chunks, whole, whole + 2 * halved,
+            ORDER=order, ROWS=rows, CHUNK=chunk, WIDTH=WIDTH, OUT=out, STAGES=stages, RESIDENT=resident,
+            HISTORY=before is None, REVERSED=reversed, num_warps=4,
         )  # fmt: skip
 
 
-def _shared(rows: int, chunk: int, out: int, stages: int) -> int:
+def _division(tiles: int, blocks: int, programs: int) -> tuple[int, int]:
+    """How many tiles are made whole, and how many of the last round in two halves: where that round has work for no
+    more than half of the programs. All halves then run at the same time, which their handing over relies on."""
+    left = tiles % programs
+    halved = left if blocks >= 2 and left <= programs // 2 else 0
+    return tiles - halved, halved
+
+
+def _shared(rows: int, chunk: int, out: int, stages: int, tables: int) -> int:
     """Bytes of fast memory that `project` takes."""
-    inputs, memory = 4 * (chunk + rows) * WIDTH, 4 * chunk * WIDTH
-    return 2 * (inputs + memory + stages * (out * WIDTH + chunk * (chunk + rows))) + 1024
+    return 2 * (4 * (chunk + rows) * WIDTH + stages * out * WIDTH + tables * chunk * (chunk + rows)) + 1024
 
 
 def weight_tiles(weight: Tensor) -> int:
     """Programs that `weight_gradient` has for each share of the chunks."""
     out, order, channels = weight.shape
-    return -(-order // 2) * -(-channels // WIDTH) * -(-out // (2 * HEIGHT))
+    return -(-order // 2) * -(-channels // WIDTH) * -(-out // OUT)
 
 
 def weight_gradient(
-    u: Tensor, before: Tensor, of_o: Tensor, toeplitz: Tensor, powers: Tensor, partial: Tensor, share: int
+    u: Tensor, before: Tensor | None, of_o: Tensor, toeplitz: Tensor, powers: Tensor, partial: Tensor, share: int
 ) -> None:
     """As `weight_gradient` of `plmu.ops.triton_chunked`."""
-    batch, chunks, rows, channels = before.shape
+    batch, time, channels = u.shape
     shares, out, order, _ = partial.shape
-    chunk = toeplitz.shape[1]
+    chunk, rows = toeplitz.shape[1], powers.shape[2]
+    chunks = -(-time // chunk)
     with torch.cuda.device_of(u):
-        _modules()[0].weight_gradient[-(-order // 2) * -(-channels // WIDTH), -(-out // (2 * HEIGHT)), shares](
+        _modules()[0].weight_gradient[-(-order // 2) * -(-channels // WIDTH), -(-out // OUT), shares](
             _described(u, 1, chunk, WIDTH),
-            _described(before.view(-1, channels), rows, WIDTH),
-            _described(of_o, 1, chunk, HEIGHT),
+            _past(u, before, rows),
+            _described(of_o, 1, chunk, OUT),
             _described(toeplitz.view(-1, chunk), chunk, chunk),
             _described(powers.view(-1, rows), chunk, rows),
             partial, channels, out, chunks, batch * chunks, share,
-            ORDER=order, ROWS=rows, CHUNK=chunk, WIDTH=WIDTH, HEIGHT=HEIGHT, STAGES=3, num_warps=4,
+            ORDER=order, ROWS=rows, CHUNK=chunk, WIDTH=WIDTH, OUT=OUT, STAGES=3 if rows > 32 else 4,
+            HISTORY=before is None, num_warps=4,
         )  # fmt: skip
+
+
+def _past(u: Tensor, before: Tensor | None, rows: int) -> Any:
+    """The inputs before chunks, or the states: both as (sequences, steps, channels)."""
+    return _described(u if before is None else before.view(1, -1, before.shape[3]), 1, rows, WIDTH)
 
 
 def _described(tensor: Tensor, *tile: int) -> Any:

@@ -1,8 +1,9 @@
 """The kernels of `plmu.ops.fused`: boundary states, the projection, and its two gradients.
 
 A chunk is C steps of one sequence. With the state s before it, order i of its states is m_i = T_i u + P_i s, where T_i
-(C, C) is the Toeplitz matrix of the impulse response and P_i (C, order) holds row i of Ā¹ … Ā^C. A tile of m lives on
-chip only: it is multiplied into the weight at once, and computed again where the backward pass needs it.
+(C, C) is the Toeplitz matrix of the impulse response and P_i (C, order) holds row i of Ā¹ … Ā^C. Where the response
+fades within a chunk no state is needed: the last inputs before the chunk stand in its place. A tile of m lives on chip
+only: it is multiplied into the weight at once, and computed again where the backward pass needs it.
 
 Shapes: u (batch, time, channels), weight (out, order, channels), o (batch, time, out), states before chunks (batch,
 chunks, ROWS, channels), carried in float32 and kept in the operands' precision. `ORDER` is the order, `ROWS` the same
@@ -16,51 +17,50 @@ import triton.language as tl
 
 
 @triton.jit
+def _added(taps, inputs, row, lag, length, total, ORDER: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr):
+    """total + R u. R is `taps` (PARTS, order, length), in parts of the inputs' precision that add up to float32."""
+    for part in tl.static_range(PARTS):
+        mask = (row < ORDER) & (lag >= 0) & (lag < length)
+        response = tl.load(taps + (part * ORDER + row) * length + lag, mask=mask, other=0.0)
+        total = tl.dot(response, inputs, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def carry(
     u, taps, advance, starts, ends, before, last, time, channels, chunks, groups, group_size,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
-    STARTED: tl.constexpr, FADES: tl.constexpr, KEEP: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, STARTED: tl.constexpr, KEEP: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """s_{k+1} = A s_k + R u_k over the chunks of one group; R is `taps` (order, C).
+    """s_{k+1} = A s_k + R u_k over the chunks of one group; R is `taps` (PARTS, order, C).
 
-    From starts[group] if STARTED, else from zero. Where states fade within a chunk, nothing older than the chunk before
-    counts, and groups need no start. All states before chunks go to `before` (batch, chunks, ROWS, channels) if KEEP,
-    and the one before the last chunk to `last` (batch, order, channels); otherwise the one after the group to `ends`.
+    From starts[group] if STARTED, else from zero. All states before chunks go to `before` (batch, chunks, ROWS,
+    channels) if KEEP, and the one before the last chunk to `last` (batch, order, channels); otherwise only the one
+    after the group, to `ends`.
     """
     group, sequence = tl.program_id(0) % groups, tl.program_id(0) // groups
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = (row < ORDER) & (column < channels)
     lag = CHUNK - 1 - step if REVERSED else step
-    response = tl.load(taps + row * CHUNK + lag, mask=row < ORDER, other=0.0)
     matrix = tl.load(advance + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
-    begin, end = group * group_size, tl.minimum((group + 1) * group_size, chunks)
+    of_group = ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column
     state = tl.zeros((ROWS, WIDTH), tl.float32)
     if STARTED:
-        number = sequence if FADES else sequence * groups + group
-        place = (number.to(tl.int64) * ORDER + row) * channels + column
-        state = tl.load(starts + place, mask=inside, other=0.0)
-    if FADES and begin > 0:
-        at = chunks - begin if REVERSED else begin - 1
-        inputs = _inputs(u, sequence, at, time, channels, column, CHUNK)
-        state = tl.dot(response, inputs.to(tl.float32), input_precision=PRECISION)
-    for k in range(begin, end):
+        state = tl.load(starts + of_group, mask=inside, other=0.0)
+    for k in range(group * group_size, tl.minimum((group + 1) * group_size, chunks)):
         at = chunks - 1 - k if REVERSED else k
         if KEEP:
             place = ((sequence * chunks + at).to(tl.int64) * ROWS + row) * channels + column
             tl.store(before + place, state.to(before.dtype.element_ty), mask=column < channels)
             if k == chunks - 1:
                 tl.store(last + (sequence.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
-        inputs = _inputs(u, sequence, at, time, channels, column, CHUNK).to(tl.float32)
-        if FADES:
-            state = tl.dot(response, inputs, input_precision=PRECISION)
-        else:
-            state = tl.dot(
-                matrix, state, tl.dot(response, inputs, input_precision=PRECISION), input_precision=PRECISION
-            )
+        inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, CHUNK)
+        nothing = tl.zeros((ROWS, WIDTH), tl.float32)
+        added = _added(taps, inputs, row, lag, CHUNK, nothing, ORDER, PARTS, PRECISION)
+        state = tl.dot(matrix, state, added, input_precision=PRECISION)
     if not KEEP:
-        place = ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column
-        tl.store(ends + place, state, mask=inside)
+        tl.store(ends + of_group, state, mask=inside)
 
 
 @triton.jit
@@ -84,31 +84,64 @@ def carry_groups(
 
 
 @triton.jit
-def _inputs(u, sequence, at, time, channels, column, CHUNK: tl.constexpr):
-    """The inputs of a chunk, zero past the end: (C, WIDTH)."""
-    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
-    place = u + (sequence * time + moment).to(tl.int64) * channels + column
-    return tl.load(place, mask=(moment < time) & (column < channels), other=0.0)
+def finish(
+    u, taps, advance, before, last, time, channels, length,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+    PARTS: tl.constexpr, STARTED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The final state: what the last `length` steps add, R u with `taps` (PARTS, order, length), and if STARTED A s of
+    the state `before` them."""
+    sequence = tl.program_id(0)
+    row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = (row < ORDER) & (column < channels)
+    place = (sequence.to(tl.int64) * ORDER + row) * channels + column
+    state = tl.zeros((ROWS, WIDTH), tl.float32)
+    for start in range(0, length, CHUNK):
+        inputs = _inputs(u, sequence, time - length + start, time, channels, column, CHUNK)
+        state = _added(taps, inputs, row, start + step, length, state, ORDER, PARTS, PRECISION)
+    if STARTED:
+        matrix = tl.load(advance + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
+        start = tl.load(before + place, mask=inside, other=0.0)
+        state = tl.dot(matrix, start, state, input_precision=PRECISION)
+    tl.store(last + place, state, mask=inside)
 
 
 @triton.jit
-def _before(states, sequence, at, chunks, channels, column, ROWS: tl.constexpr):
-    """The state before a chunk: (ROWS, WIDTH)."""
-    row = tl.arange(0, ROWS)[:, None]
-    place = states + ((sequence * chunks + at).to(tl.int64) * ROWS + row) * channels + column
-    return tl.load(place, mask=(column < channels) & (at < chunks), other=0.0)
+def _inputs(u, sequence, start, time, channels, column, STEPS: tl.constexpr):
+    """STEPS inputs of a sequence, zero before its begin and past its end: (STEPS, WIDTH)."""
+    moment = start + tl.arange(0, STEPS)[:, None]
+    place = u + (sequence * time + moment).to(tl.int64) * channels + column
+    return tl.load(place, mask=(moment >= 0) & (moment < time) & (column < channels), other=0.0)
+
+
+@triton.jit
+def _past(
+    u, states, sequence, at, time, chunks, channels, column,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
+):  # fmt: skip
+    """What a chunk knows of its past: the state before it, or the inputs before it (after it, if time runs backwards):
+    (ROWS, WIDTH)."""
+    if HISTORY:
+        start = (at + 1) * CHUNK if REVERSED else at * CHUNK - ROWS
+        past = _inputs(u, sequence, start, time, channels, column, ROWS)
+    else:
+        row = tl.arange(0, ROWS)[:, None]
+        place = states + ((sequence * chunks + at).to(tl.int64) * ROWS + row) * channels + column
+        past = tl.load(place, mask=(column < channels) & (at < chunks), other=0.0)
+    return past
 
 
 @triton.jit
 def _memory(
     u, kernel, carried, states, sequence, at, time, channels, chunks, column,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """m_i = T_i u + P_i s of a chunk for some channels, in the operands' precision: (C, WIDTH)."""
-    inputs = _inputs(u, sequence, at, time, channels, column, CHUNK)
-    before = _before(states, sequence, at, chunks, channels, column, ROWS)
+    inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, CHUNK)
+    past = _past(u, states, sequence, at, time, chunks, channels, column, ROWS, CHUNK, HISTORY, REVERSED)
     m = tl.dot(kernel, inputs, input_precision=PRECISION)
-    return tl.dot(carried, before, m, input_precision=PRECISION).to(inputs.dtype)
+    return tl.dot(carried, past, m, input_precision=PRECISION).to(inputs.dtype)
 
 
 @triton.jit
@@ -132,7 +165,9 @@ def all_states(
     i = tl.program_id(1) % ORDER
     column = (tl.program_id(1) // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
     kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
-    value = _memory(u, kernel, carried, states, sequence, at, time, channels, chunks, column, ROWS, CHUNK, PRECISION)
+    value = _memory(
+        u, kernel, carried, states, sequence, at, time, channels, chunks, column, ROWS, CHUNK, False, False, PRECISION
+    )
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
     place = m + ((sequence * time + moment).to(tl.int64) * ORDER + i) * channels + column
     tl.store(place, value, mask=(moment < time) & (column < channels))
@@ -155,18 +190,9 @@ def states_gradient(
         kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
         for_inputs = tl.dot(tl.trans(kernel), of_m, for_inputs, input_precision=PRECISION)
         for_state = tl.dot(tl.trans(carried), of_m, for_state, input_precision=PRECISION)
-    _store_gradients(of_u, of_states, for_inputs, for_state, sequence, at, time, channels, chunks, column, ORDER, CHUNK)
-
-
-@triton.jit
-def _store_gradients(
-    of_u, of_states, for_inputs, for_state, sequence, at, time, channels, chunks, column,
-    ORDER: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
     place = of_u + (sequence * time + moment).to(tl.int64) * channels + column
     tl.store(place, for_inputs.to(of_u.dtype.element_ty), mask=(moment < time) & (column < channels))
-    row = tl.arange(0, for_state.shape[0])[:, None]
+    row = tl.arange(0, ROWS)[:, None]
     place = of_states + ((sequence * chunks + at).to(tl.int64) * ORDER + row) * channels + column
     tl.store(place, for_state, mask=(row < ORDER) & (column < channels))
 
@@ -175,20 +201,24 @@ def _store_gradients(
 def project(
     u, weight, toeplitz, powers, states, o, time, inputs, outputs, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    REVERSED: tl.constexpr, PRECISION: tl.constexpr,
+    HISTORY: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o = W m for one chunk and OUT outputs.
 
     A turn is one order of WIDTH inputs. Its tile of m is made in the turn before, so that the matrix units find their
     operands ready. REVERSED: time runs backwards and the weight is (inputs, order, outputs) instead of (outputs, order,
-    inputs), which makes the gradient of u from that of o; `powers` are then from the chunk's end.
+    inputs), which makes the gradient of u from that of o; `powers` are then from the chunk's end. HISTORY: ROWS inputs
+    before the chunk stand for the state, and `powers` are the impulse response at their distance.
     """
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
     columns = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
     total = tl.zeros((CHUNK, OUT), tl.float32)
     kernel, carried = _tables(toeplitz, powers, 0, ROWS, CHUNK, REVERSED)
     column = tl.arange(0, WIDTH)[None, :]
-    m = _memory(u, kernel, carried, states, sequence, at, time, inputs, chunks, column, ROWS, CHUNK, PRECISION)
+    m = _memory(
+        u, kernel, carried, states, sequence, at, time, inputs, chunks, column,
+        ROWS, CHUNK, HISTORY, REVERSED, PRECISION,
+    )  # fmt: skip
     for turn in range(ORDER * tl.cdiv(inputs, WIDTH)):
         row = (turn // ORDER) * WIDTH + tl.arange(0, WIDTH)[:, None]
         if REVERSED:
@@ -199,7 +229,10 @@ def project(
         ahead = turn + 1  # beyond the last turn all inputs are masked
         kernel, carried = _tables(toeplitz, powers, ahead % ORDER, ROWS, CHUNK, REVERSED)
         column = (ahead // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
-        next_m = _memory(u, kernel, carried, states, sequence, at, time, inputs, chunks, column, ROWS, CHUNK, PRECISION)
+        next_m = _memory(
+            u, kernel, carried, states, sequence, at, time, inputs, chunks, column,
+            ROWS, CHUNK, HISTORY, REVERSED, PRECISION,
+        )  # fmt: skip
         total = tl.dot(m, part, total, input_precision=PRECISION)
         m = next_m
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
@@ -211,7 +244,7 @@ def project(
 def weight_gradient(
     u, gradient, toeplitz, powers, states, partial, time, channels, out, chunks, batch, share,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HISTORY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape).
 
@@ -227,7 +260,7 @@ def weight_gradient(
     end = tl.minimum(begin + share, batch * chunks)
     m = _memory(
         u, kernel, carried, states, begin // chunks, begin % chunks, time, channels, chunks, column,
-        ROWS, CHUNK, PRECISION,
+        ROWS, CHUNK, HISTORY, False, PRECISION,
     )  # fmt: skip
     for number in range(begin, end):
         sequence, at = number // chunks, number % chunks
@@ -239,44 +272,12 @@ def weight_gradient(
         ahead = tl.minimum(number + 1, end - 1)
         next_m = _memory(
             u, kernel, carried, states, ahead // chunks, ahead % chunks, time, channels, chunks, column,
-            ROWS, CHUNK, PRECISION,
+            ROWS, CHUNK, HISTORY, False, PRECISION,
         )  # fmt: skip
         total = tl.dot(incoming, m, total, input_precision=PRECISION)
         m = next_m
     place = (tl.program_id(2) * out + outputs[:, None]).to(tl.int64) * (ORDER * channels) + i * channels + column
     tl.store(partial + place, total.to(partial.dtype.element_ty), mask=(outputs[:, None] < out) & (column < channels))
-
-
-@triton.jit
-def input_gradient(
-    gradient, weight, toeplitz, powers, of_u, of_states, time, channels, out, chunks,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """What a chunk's outputs say to its inputs, Σ_i T_iᵀ (W_iᵀ g), and to the state before it, Σ_i P_iᵀ (W_iᵀ g)."""
-    at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
-    for_inputs = tl.zeros((CHUNK, WIDTH), tl.float32)
-    for_state = tl.zeros((ROWS, WIDTH), tl.float32)
-    for i in range(ORDER):
-        of_m = tl.zeros((CHUNK, WIDTH), tl.float32)
-        for start in range(0, out, OUT):
-            outputs = start + tl.arange(0, OUT)
-            incoming = tl.load(
-                gradient + (sequence * time + moment).to(tl.int64) * out + outputs[None, :],
-                mask=(moment < time) & (outputs[None, :] < out), other=0.0,
-            )  # fmt: skip
-            part = tl.load(
-                weight + outputs[:, None].to(tl.int64) * (ORDER * channels) + i * channels + column,
-                mask=(outputs[:, None] < out) & (column < channels), other=0.0,
-            )  # fmt: skip
-            of_m = tl.dot(incoming, part, of_m, input_precision=PRECISION)
-        kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
-        rounded = of_m.to(kernel.dtype)
-        for_inputs = tl.dot(tl.trans(kernel), rounded, for_inputs, input_precision=PRECISION)
-        for_state = tl.dot(tl.trans(carried), rounded, for_state, input_precision=PRECISION)
-    _store_gradients(of_u, of_states, for_inputs, for_state, sequence, at, time, channels, chunks, column, ORDER, CHUNK)
 
 
 @triton.jit
