@@ -3,7 +3,8 @@ accuracy, and Mackey-Glass over all of its 500 epochs.
 
     python -m benchmarks.answers --json results/answers.json
 
-Needs MNIST in the data folder (`PLMU_DATA`). Run it on a machine that does nothing else.
+Needs MNIST in the data folder (`PLMU_DATA`). Run it on a machine that does nothing else. One epoch runs first:
+the generated Mackey-Glass series and compiled kernels are in their caches then, as they are on a second start.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from plmu.bench.measure import machine
 
 # What is typed, and what the answer must be at least (accuracy) or at most (error), on which data.
-PSMNIST = ["psmnist", "--training.epochs", "40"]
+PSMNIST = ["psmnist", "--training.epochs", "20"]
 MACKEY_GLASS = ["mackey-glass"]
 GOAL = 0.98
 
@@ -44,6 +45,8 @@ def main() -> None:
     rows = []
     for arguments in (PSMNIST, MACKEY_GLASS):
         found = []
+        with tempfile.TemporaryDirectory() as folder:  # what a first start leaves in caches, a later one finds
+            answer([arguments[0], "--training.epochs", "1"], Path(folder))
         for _ in range(asked.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 found.append(answer(arguments, Path(folder)))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import plmu
-from plmu.bench.measure import medians, peak_memory, relative_error, training
+from plmu.bench.measure import graphed, medians, peak_memory, relative_error, training
+from plmu.ops import fused, hopper
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ GPU_CHOICES = (
     Shape(2, 4096, 32, 32, 64, 256.0),
 )
 CPU_CHOICES = (*CPU_SHAPES, Shape(2, 2000, 1, 140, 40, 50.0), Shape(4, 20, 32, 32, 8, 20.0))
+PEERS = ("FFT", "LSTM", "attention")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
@@ -136,7 +138,7 @@ def _random(generator: torch.Generator, *shape: int) -> Tensor:
 def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[str, Any]:
     """Ours, forward and with gradients, over the bare product; how many times faster than each peer; memory."""
     problem = Problem(shape, dtype, device)
-    names = ["auto", "chunked", *(["fused"] if device != "cpu" and shape.order <= 64 else [])]
+    names = ["auto", "chunked", *_fused_if_it_suits(shape, dtype, device)]
     bare, operand = problem.bare()
     forward: dict[str, Callable[[], Tensor]] = {name: problem.project(name) for name in names}
     errors = {name: problem.error(call) for name, call in forward.items()}
@@ -149,16 +151,17 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
     both |= {name: training(forward[name], problem.u) for name in ("LSTM", "attention")}
     both["product"] = training(bare, operand, problem.weight)
     with torch.no_grad():
-        forward_times = medians({**forward, "product": bare}, device=device, rounds=rounds)
-    both_times = medians(both, device=device, rounds=rounds)
+        forward_times = medians(_launched({**forward, "product": bare}, device), device=device, rounds=rounds)
+    both_times = medians(_launched(both, device), device=device, rounds=rounds)
     row: dict[str, Any] = {
         "shape": str(shape),
         "dtype": str(dtype).removeprefix("torch."),
+        "ours and the product as CUDA graphs": device != "cpu",
         "milliseconds forward": _milli(forward_times),
         "milliseconds forward and backward": _milli(both_times),
         "over the product, forward": {name: forward_times[name] / forward_times["product"] for name in names},
         "over the product, both": {name: both_times[name] / both_times["product"] for name in names},
-        "times faster, both": {peer: both_times[peer] / both_times["auto"] for peer in ("FFT", "LSTM", "attention")},
+        "times faster, both": {peer: both_times[peer] / both_times["auto"] for peer in PEERS},
         "error": errors,
     }
     if device != "cpu":
@@ -172,6 +175,19 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
     return row
 
 
+def _fused_if_it_suits(shape: Shape, dtype: torch.dtype, device: str) -> list[str]:
+    suits = hopper.suits(torch.device(device), dtype, shape.channels, shape.out)
+    return ["fused"] if suits and shape.order <= fused.LARGEST_ORDER else []
+
+
+def _launched(calls: dict[str, Callable[[], Any]], device: str) -> dict[str, Callable[[], Any]]:
+    """On a GPU ours and the product as CUDA graphs, so that it is the work that is compared and not how it is launched;
+    the peers take too long for their launches to count."""
+    if device == "cpu":
+        return calls
+    return {name: call if name in PEERS else graphed(call) for name, call in calls.items()}
+
+
 def choice(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[str, Any]:
     """`auto` against the fastest algorithm by name, with gradients."""
     problem = Problem(shape, dtype, device)
@@ -180,8 +196,7 @@ def choice(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[s
         names.append("toeplitz")
     if shape.time <= 64:
         names.append("recurrent")
-    if device != "cpu" and shape.order <= 64:
-        names.append("fused")
+    names += _fused_if_it_suits(shape, dtype, device)
     calls = {name: training(problem.project(name), problem.u, problem.weight) for name in (*names, "auto")}
     times = medians(calls, device=device, rounds=rounds)
     best = min(names, key=lambda name: times[name])

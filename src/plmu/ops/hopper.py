@@ -15,17 +15,16 @@ ALIGNED = 16  # bytes
 MOST_RESIDENT = 4  # orders whose tables stay in fast memory
 
 
+def suits(device: torch.device, dtype: torch.dtype, channels: int, out: int) -> bool:
+    """Whether these kernels run: half precision on a Hopper GPU, rows of whole 16 bytes."""
+    sizes = out > 0 and out % 8 == 0 and channels % 8 == 0
+    return sizes and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and _present(device.index)
+
+
 def runs(u: Tensor, weight: Tensor) -> bool:
-    """Whether these kernels can take the operands: half precision on a Hopper GPU, rows of whole 16 bytes."""
-    return (
-        u.is_cuda
-        and u.dtype in (torch.bfloat16, torch.float16)
-        and weight.shape[0] % 8 == 0
-        and weight.shape[2] % 8 == 0
-        and u.data_ptr() % ALIGNED == 0
-        and weight.data_ptr() % ALIGNED == 0
-        and _present(u.device.index)
-    )
+    """Whether they take these operands, which must begin at whole 16 bytes too."""
+    aligned = u.data_ptr() % ALIGNED == 0 and weight.data_ptr() % ALIGNED == 0
+    return aligned and suits(u.device, u.dtype, weight.shape[2], weight.shape[0])
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -34,9 +33,9 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
-def _present(device: int) -> bool:
+def _present(device: int | None) -> bool:
     """Whether the GPU is one of them and the installed Triton has what the kernels are written in."""
-    if torch.cuda.get_device_capability(device)[0] != 9:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] != 9:
         return False
     try:
         _modules()

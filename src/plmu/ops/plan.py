@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from plmu.ops import fused
+from plmu.ops import fused, hopper
 from plmu.ops.final import block_length
 from plmu.systems import LinearSystem
 
@@ -101,18 +101,19 @@ def plan(
     if resets and algorithm in ("toeplitz", "fft"):
         raise ValueError(f"algorithm={algorithm!r} cannot reset inside a sequence: use chunked, recurrent or auto")
     kind_of_device = torch.device(device).type
-    if algorithm == "fused":
-        _check_fused(system, dtype, kind_of_device, resets)
+    trouble = _trouble_with_fused(system, dtype, kind_of_device, resets)
+    if algorithm == "fused" and trouble is not None:
+        raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
     inputs = system.inputs or 1
     # operator.index: a compiled graph is made for its sizes, as the constant matrices are.
     sizes = tuple(map(operator.index, (batch, time, system.order, inputs, channels // inputs, out or 0)))
     if torch.compiler.is_compiling():
-        return Plan(kind, *_choice(kind, *sizes, dtype, kind_of_device, algorithm, resets))
-    return _known_plan(kind, *sizes, dtype, kind_of_device, algorithm, resets)
+        return Plan(kind, *_choice(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None))
+    return _known_plan(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None)
 
 
-def _check_fused(system: LinearSystem, dtype: torch.dtype, device: str, resets: bool) -> None:
-    """Raise unless our own kernels can run this."""
+def _trouble_with_fused(system: LinearSystem, dtype: torch.dtype, device: str, resets: bool) -> str | None:
+    """Why our own kernels cannot run this, if they cannot."""
     trouble = None
     if device != "cuda" and not fused.interpreted():
         trouble = f"runs on a GPU alone, not on {device}"
@@ -128,8 +129,7 @@ def _check_fused(system: LinearSystem, dtype: torch.dtype, device: str, resets: 
         trouble = "has no gradient for the system itself"
     elif resets:
         trouble = "cannot reset inside a sequence"
-    if trouble is not None:
-        raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
+    return trouble
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,10 @@ def _known_plan(
     device: str,
     algorithm: str,
     resets: bool,
+    may_fuse: bool,
 ) -> Plan:
     sizes = _Sizes(batch, time, order, inputs, channels, out)
+    where, device = torch.device(device), torch.device(device).type
     if kind == "final_state":
         return _final(sizes, _DEVICES.get(device, _DEVICES["cpu"]))
     rates = _DEVICES.get(device, _DEVICES["cpu"])
@@ -179,13 +181,16 @@ def _known_plan(
     if algorithm in ("recurrent", "toeplitz", "fft"):
         return Plan(kind, algorithm, reason="Asked for by name.")
     if algorithm == "fused":
-        return Plan(kind, algorithm, fused.CHUNK, reason="Kernels of our own. Asked for by name.")
+        return Plan(kind, algorithm, fused.CHUNK, reason=_WHY["fused"] + " Asked for by name.")
     candidates: dict[str, tuple[float, Plan]] = {}
     for chunk in _chunks(sizes, resets):
         for fold in (False, True) if kind == "project" and not resets and _may_fold(sizes, chunk) else (False,):
             seconds = _chunked(kind, sizes, rates, half, chunk, fold)
             name = f"chunked, {chunk} steps" + (", folded" if fold else "")
             candidates[name] = (seconds, Plan(kind, "chunked", chunk, fold, _tile(sizes, chunk, device, resets)))
+    # Our own kernels are worth it where the two heavy ones run in their form for the device.
+    if algorithm == "auto" and kind == "project" and may_fuse and hopper.suits(where, dtype, channels, out):
+        candidates["fused"] = (_fused(sizes, rates), Plan(kind, "fused", fused.CHUNK))
     if algorithm == "auto" and (kind == "states" or sizes.states <= SMALL):
         if sizes.time <= FEW_STEPS:
             candidates["recurrent"] = (_recurrent(kind, sizes, rates), Plan(kind, "recurrent"))
@@ -199,6 +204,7 @@ def _known_plan(
 
 
 _WHY = {
+    "fused": "Kernels of our own: tiles of m are made on chip and multiplied into the weight at once.",
     "recurrent": "Too few steps for anything but equation 19 itself.",
     "toeplitz": "Short enough for one product over all steps (equations 22 to 24).",
     "chunked": "Blocks of {chunk} steps, one product with a constant matrix each, states carried between them.",
@@ -261,6 +267,16 @@ def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, f
         moved += 2 * states + 2 * blocks * chunk * sizes.out + tiles * matrix
         launches += 10 * tiles + 10
     return _seconds(rates, flops, 4 * moved, launches, half) + passing / rates.flops
+
+
+def _fused(sizes: _Sizes, rates: _Device) -> float:
+    """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs."""
+    wide = 256 if sizes.out > 128 else 128 if sizes.out > 64 else 64
+    steps = sizes.batch * -(-sizes.time // fused.CHUNK) * fused.CHUNK
+    products = 6 * steps * sizes.order * -(-sizes.channels // 64) * 64 * -(-sizes.out // wide) * wide
+    moved = 3 * sizes.batch * sizes.time * (sizes.channels + sizes.out)
+    extra = 1 + (fused.CHUNK + 32) / wide
+    return _seconds(rates, products * extra, 2 * moved, launches=30, half=True)
 
 
 def _recurrent(kind: str, sizes: _Sizes, rates: _Device) -> float:
