@@ -93,7 +93,7 @@ class DelayNetwork:
         else:
             discrete_A, discrete_B = identity + self.A * dt, self.B * dt
         # Zero-order hold of a stable A is stable; and it is what a layer with a trained θ calls at every step.
-        if method != "zoh" and not _values_unknown(discrete_A) and not _is_stable(discrete_A.detach()):
+        if method != "zoh" and not _values_unknown(discrete_A) and not is_stable(discrete_A.detach()):
             raise ValueError(
                 f"method={method!r} is unstable for order {self.order}, theta {self.theta.item():g} and dt {dt:g}:"
                 f" use method='zoh', which is exact for a held input, or a smaller dt"
@@ -352,7 +352,7 @@ def _nearer_to_identity(matrix: Tensor) -> bool:
     return bool(torch.linalg.matrix_norm(matrix - identity) < torch.linalg.matrix_norm(matrix))
 
 
-def _is_stable(matrix: Tensor) -> bool:
+def is_stable(matrix: Tensor) -> bool:
     """Whether the powers of `matrix` die out, judged by squaring until they do or have clearly grown.
 
     Unlike eigenvalues this is well conditioned for the strongly non-normal matrices of a Delay Network.

@@ -8,7 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import plmu
 from ops import ALGORITHMS, in_chunks
-from plmu.ops.plan import LARGEST_MATRIX, SMALL
+from plmu.ops import hopper
+from plmu.ops.plan import _DEVICES, LARGEST_MATRIX, _known_plan
 
 DN = plmu.DelayNetwork(4, 6.0)
 SYSTEM = DN.discretize()
@@ -110,7 +111,7 @@ LARGE = [
     for sizes in itertools.product(
         [1, 8, 64], [64, 300, 1000, 5000], [1, 4, 40, 468], [1, 8, 64, 512], [1, 16, 512], ["cpu", "cuda"]
     )
-    if sizes[0] * sizes[1] * sizes[2] * sizes[3] > SMALL
+    if sizes[0] * sizes[1] * sizes[2] * sizes[3] > _DEVICES[sizes[5]].stored
 ]
 LARGE_SYSTEMS = {order: of_order(order) for order in (1, 4, 40, 468)}
 
@@ -194,3 +195,24 @@ def test_what_is_saved_for_the_backward_pass(fold: bool) -> None:
     matrices = 4 * 32 * (4 if fold else 32) * (32 + 32) * (8 if fold else 1)
     assert sum(saved.values()) < 2 * u.nbytes + 4 * boundaries + 2 * matrices + 4 * weight.nbytes + 4 * o.nbytes
     assert sum(saved.values()) < 4 * u.numel() * 32 / 4
+
+
+def test_on_a_gpu_a_long_narrow_input_goes_by_fft_unless_the_system_grows() -> None:
+    sizes = {"batch": 32, "time": 5000, "channels": 1, "out": 140, "device": "cuda"}
+    assert plan("project", system=of_order(40), **sizes).algorithm == "fft"
+    growing = plmu.LinearSystem(torch.eye(40, dtype=torch.float64) * 1.001, torch.ones(40, dtype=torch.float64))
+    assert plan("project", system=growing, **sizes).algorithm == "chunked"
+    assert plan("project", system=of_order(40), **sizes | {"device": "cpu"}).algorithm == "chunked"
+
+
+def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"batch": 64, "time": 512, "channels": 512, "out": 512, "dtype": torch.bfloat16, "device": "cuda"}
+    assert plan("project", system=of_order(4), **sizes).algorithm == "chunked"  # no such GPU here
+    _known_plan.cache_clear()
+    monkeypatch.setattr(hopper, "suits", lambda *_: True)
+    chosen = plan("project", system=of_order(4), **sizes)
+    assert chosen.algorithm == "fused"
+    assert "made on chip" in str(chosen)
+    assert plan("project", system=of_order(4), **sizes, resets=True).algorithm == "chunked"
+    assert plan("project", system=of_order(100), **sizes).algorithm == "chunked"
+    _known_plan.cache_clear()

@@ -54,16 +54,19 @@ def training(call: Callable[[], Tensor], *leaves: Tensor) -> Call:
 
 
 def graphed(call: Call) -> Call:
-    """The same as a CUDA graph: what is left without the launches."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    """The same as a CUDA graph: what is left without the launches. Where gradients are taken, it must be on the current
+    stream from the first time on, and that not the default one."""
+    stream = torch.cuda.current_stream()
+    if stream == torch.cuda.default_stream():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             call()
-    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         call()
+    torch.cuda.synchronize()
     return graph.replay
 
 

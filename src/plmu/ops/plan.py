@@ -1,7 +1,8 @@
 """Which algorithm runs for which shape, and why: analytic, deterministic, from shapes, precision and device alone.
 
-Each candidate's time is estimated as arithmetic / rate + traffic / bandwidth + launches · latency, forward and backward
-together. The rates are round numbers measured once for each kind of device; only their ratios matter to the choice.
+Each candidate's time is estimated as arithmetic / rate + traffic / bandwidth, and launches · latency, forward and
+backward together: their sum on a CPU, the larger of the two on a GPU, which works while the next launch is prepared.
+The rates are round numbers measured once for each kind of device; only their ratios matter to the choice.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from plmu.ops import fused, hopper
 from plmu.ops.final import block_length
-from plmu.systems import LinearSystem
+from plmu.systems import LinearSystem, is_stable
 
 ALGORITHMS = ("recurrent", "toeplitz", "fft", "chunked", "fused")
 KINDS = ("states", "final_state", "project")
@@ -23,7 +25,7 @@ CHUNKS = (16, 32, 64, 128)
 RESET_CHUNK = 16  # with resets each block has a Toeplitz matrix of its own, whose size grows with the chunk
 FEW_STEPS = 16  # up to this length "auto" considers the recurrence itself
 SINGLE_CHUNK = 256  # up to this length the whole sequence may be one chunk
-SMALL = 1 << 20  # elements of m below which `project` may store it: no more than 4 MiB in float32
+SMALL = 1 << 20  # elements that the weight times the block matrix may always have
 LARGEST_MATRIX = 1 << 24  # elements of a constant matrix that "auto" will build
 
 
@@ -55,11 +57,13 @@ class _Device:
     bandwidth: float
     latency: float  # seconds a small operation takes however little it does
     half_operands: bool  # whether chunked products run in half precision
+    overlaps: bool  # whether operations are prepared while earlier ones still run
+    stored: int  # elements of m up to which `project` may store it: 4 MiB in float32 on a CPU, 64 MiB on a GPU
 
 
 _DEVICES = {
-    "cpu": _Device(flops=1.5e11, half_flops=1.5e11, bandwidth=4e9, latency=2.5e-5, half_operands=False),
-    "cuda": _Device(flops=4e13, half_flops=5e14, bandwidth=3e12, latency=6e-6, half_operands=True),
+    "cpu": _Device(1.5e11, 1.5e11, bandwidth=4e9, latency=2.5e-5, half_operands=False, overlaps=False, stored=1 << 20),
+    "cuda": _Device(4e13, 5e14, bandwidth=3e12, latency=3.5e-5, half_operands=True, overlaps=True, stored=1 << 24),
 }
 
 
@@ -104,12 +108,14 @@ def plan(
     trouble = _trouble_with_fused(system, dtype, kind_of_device, resets)
     if algorithm == "fused" and trouble is not None:
         raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
+    # The FFT adds rounding errors of the size of the largest state to all others, so none may grow.
+    bounded = not system.trained and system.numbers(dies_out)[0] == 1
     inputs = system.inputs or 1
     # operator.index: a compiled graph is made for its sizes, as the constant matrices are.
     sizes = tuple(map(operator.index, (batch, time, system.order, inputs, channels // inputs, out or 0)))
     if torch.compiler.is_compiling():
-        return Plan(kind, *_choice(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None))
-    return _known_plan(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None)
+        return Plan(kind, *_choice(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None, bounded))
+    return _known_plan(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None, bounded)
 
 
 def _trouble_with_fused(system: LinearSystem, dtype: torch.dtype, device: str, resets: bool) -> str | None:
@@ -171,6 +177,7 @@ def _known_plan(
     algorithm: str,
     resets: bool,
     may_fuse: bool,
+    bounded: bool,
 ) -> Plan:
     sizes = _Sizes(batch, time, order, inputs, channels, out)
     where, device = torch.device(device), torch.device(device).type
@@ -191,7 +198,9 @@ def _known_plan(
     # Our own kernels are worth it where the two heavy ones run in their form for the device.
     if algorithm == "auto" and kind == "project" and may_fuse and hopper.suits(where, dtype, channels, out):
         candidates["fused"] = (_fused(sizes, rates), Plan(kind, "fused", fused.CHUNK))
-    if algorithm == "auto" and (kind == "states" or sizes.states <= SMALL):
+    if algorithm == "auto" and (kind == "states" or sizes.states <= rates.stored):
+        if device == "cuda" and bounded and not resets and dtype != torch.float64:
+            candidates["fft"] = (_fft(kind, sizes, rates), Plan(kind, "fft"))
         if sizes.time <= FEW_STEPS:
             candidates["recurrent"] = (_recurrent(kind, sizes, rates), Plan(kind, "recurrent"))
         if not resets and sizes.time**2 * sizes.order * sizes.inputs <= LARGEST_MATRIX:
@@ -206,6 +215,7 @@ def _known_plan(
 _WHY = {
     "fused": "Kernels of our own: tiles of m are made on chip and multiplied into the weight at once.",
     "recurrent": "Too few steps for anything but equation 19 itself.",
+    "fft": "Long and narrow enough for one transform over all steps (equation 26).",
     "toeplitz": "Short enough for one product over all steps (equations 22 to 24).",
     "chunked": "Blocks of {chunk} steps, one product with a constant matrix each, states carried between them.",
     "folded": "Blocks of {chunk} steps, with the weight multiplied into their matrix: cheaper than {chunk} states.",
@@ -266,7 +276,7 @@ def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, f
         flops = 6 * states * columns * small + 6 * states * sizes.out
         moved += 2 * states + 2 * blocks * chunk * sizes.out + tiles * matrix
         launches += 10 * tiles + 10
-    return _seconds(rates, flops, 4 * moved, launches, half) + passing / rates.flops
+    return _seconds(rates, flops, 4 * moved, launches, half, in_float32=passing)
 
 
 def _fused(sizes: _Sizes, rates: _Device) -> float:
@@ -276,7 +286,7 @@ def _fused(sizes: _Sizes, rates: _Device) -> float:
     products = 6 * steps * sizes.order * -(-sizes.channels // 64) * 64 * -(-sizes.out // wide) * wide
     moved = 3 * sizes.batch * sizes.time * (sizes.channels + sizes.out)
     extra = 1 + (fused.CHUNK + 32) / wide
-    return _seconds(rates, products * extra, 2 * moved, launches=30, half=True)
+    return _seconds(rates, products * extra, 2 * moved, launches=50, half=True)
 
 
 def _recurrent(kind: str, sizes: _Sizes, rates: _Device) -> float:
@@ -289,6 +299,10 @@ def _toeplitz(kind: str, sizes: _Sizes, rates: _Device) -> float:
     return _plain(kind, sizes, rates, flops, 2 * sizes.states, 10)
 
 
+def _fft(kind: str, sizes: _Sizes, rates: _Device) -> float:
+    return _plain(kind, sizes, rates, 0, 60 * sizes.states, 28)
+
+
 def _plain(kind: str, sizes: _Sizes, rates: _Device, flops: float, moved: float, launches: int) -> float:
     if kind == "project":
         flops += 6 * sizes.states * sizes.out
@@ -297,9 +311,10 @@ def _plain(kind: str, sizes: _Sizes, rates: _Device, flops: float, moved: float,
     return _seconds(rates, flops, 4 * moved, launches, half=False)
 
 
-def _seconds(rates: _Device, flops: float, moved: float, launches: int, half: bool) -> float:
-    rate = rates.half_flops if half else rates.flops
-    return flops / rate + moved / rates.bandwidth + launches * rates.latency
+def _seconds(rates: _Device, flops: float, moved: float, launches: int, half: bool, in_float32: float = 0) -> float:
+    work = flops / (rates.half_flops if half else rates.flops) + in_float32 / rates.flops + moved / rates.bandwidth
+    waiting = launches * rates.latency
+    return max(work, waiting) if rates.overlaps else work + waiting
 
 
 def _final(sizes: _Sizes, rates: _Device) -> Plan:
@@ -312,6 +327,11 @@ def _final(sizes: _Sizes, rates: _Device) -> Plan:
     return Plan(
         "final_state", "product", chunk=block, reason=why, costs={"product": flops / rates.flops + 10 * rates.latency}
     )
+
+
+def dies_out(system: LinearSystem) -> Tensor:
+    """1 if the powers of Ā die out, else 0: (1,)."""
+    return torch.tensor([float(is_stable(system.A))], dtype=torch.float64)
 
 
 def _pretty(seconds: float) -> str:
