@@ -31,6 +31,7 @@ def test_a_report_is_written(tmp_path, capsys):
     report([ROOT / "results"], tmp_path / "report", readme)
     page = (tmp_path / "report" / "report.html").read_text()
     assert "mackey-glass" in page
+    assert "qqp (partial data)" in page
     assert (tmp_path / "report" / "results.png").stat().st_size > 10_000
     assert readme.read_text().startswith(f"before\n{BEGIN}\n| experiment")
     assert "old" not in readme.read_text()

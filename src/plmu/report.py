@@ -42,7 +42,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
         mean_valid = None if None in valid else sum(valid) / len(valid)
         lines.append(
             (
-                summary["experiment"],
+                titled(summary),
                 summary["model"],
                 f"{summary['parameters']:,}",
                 name.replace("_", " "),
@@ -54,6 +54,12 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
             )
         )
     return lines
+
+
+def titled(summary: dict[str, Any]) -> str:
+    """The experiment, and whether its data were not all there."""
+    partial = "partial" in str(summary.get("notes", {}).get("data", ""))
+    return f"{summary['experiment']} (partial data)" if partial else str(summary["experiment"])
 
 
 def shown(value: float, percent: bool, std: float | None = None) -> str:
@@ -156,8 +162,12 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.lines import Line2D
 
     experiments = sorted({one["experiment"] for one in summaries})
-    figure, axes = pyplot.subplots(1, len(experiments), figsize=(4.2 * len(experiments), 3.6), squeeze=False)
-    for axis, experiment in zip(axes[0], experiments, strict=True):
+    across = min(3, len(experiments))
+    down = -(-len(experiments) // across)
+    figure, axes = pyplot.subplots(down, across, figsize=(4.2 * across, 3.4 * down), squeeze=False)
+    for axis in axes.flat[len(experiments) :]:
+        axis.remove()
+    for axis, experiment in zip(axes.flat, experiments, strict=False):
         own = [one for one in summaries if one["experiment"] == experiment]
         for i, one in enumerate(own):
             factor = 100 if one["percent"] else 1
@@ -167,7 +177,7 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
                 axis.plot(i, factor * one["paper"], "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
         axis.set_xticks(range(len(own)), [one["model"] for one in own], fontsize="small", rotation=15)
         axis.set_xlim(-0.6, len(own) - 0.4)
-        axis.set_title(experiment)
+        axis.set_title(titled(own[0]))
         axis.set_ylabel(own[0]["metric"] + (", %" if own[0]["percent"] else ""))
         axis.grid(axis="y", alpha=0.3)
         if not own[0]["percent"]:
@@ -177,7 +187,7 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
         Line2D([], [], color="tab:orange", marker="_", markersize=14, linestyle="", label="the paper"),
     ]
     figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.tight_layout(rect=(0, 0.07 / down, 1, 1))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

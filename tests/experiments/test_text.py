@@ -180,7 +180,8 @@ def test_the_other_formats_train_too(data):
 
 
 def test_ours_learns_the_small_reviews_and_streams_them(data, monkeypatch, capsys):
-    main(["train", "imdb", "--training.epochs", "20", "--training.batch-size", "6", "--quiet"])
+    options = ["--training.epochs", "20", "--training.batch-size", "6", "--training.learning-rate", "1e-3"]
+    main(["train", "imdb", *options, "--quiet"])
     result = json.loads(Path("runs/imdb-plmu.json").read_text())
     assert result["test"]["accuracy"]["mean"] > 0.9
     text = "The film was superb, lovely!\n\nThe plot was dreadful.\nAwful\n"

@@ -29,11 +29,15 @@ class IMDB(TextExperiment):
         choices: dict[str, Any] = {
             "plmu": PlmuModel(vectors="random", word_dropout=0.3),
             "frozen": PlmuModel(trained=False),
-            "lstm": LSTMModel(),
-            "deep": DeepModel(),
+            "lstm": LSTMModel(dropout=0.3),
+            "deep": DeepModel(word_dropout=0.3),
         }
-        changes = {"learning_rate": 5e-4} if model == "plmu" else {}
-        return Config(choices[self.check(model)], training(self.check(model), **changes))
+        changes: dict[str, dict[str, Any]] = {
+            "plmu": {"epochs": 8, "learning_rate": 3e-4},
+            "frozen": {"epochs": 60},
+            "lstm": {"learning_rate": 2e-3},
+        }
+        return Config(choices[self.check(model)], training(model, **changes.get(model, {})))
 
     def load(self, config: Config[Any]) -> TextData:
         return imdb.load(config.data, config.model.vocabulary)

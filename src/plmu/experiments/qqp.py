@@ -58,7 +58,8 @@ class QQP(TextExperiment):
             "lstm": QQPLSTMModel(longest=25, hidden=127),
             "deep": deep,
         }
-        return Config(choices[self.check(model)], training(model))
+        changes: dict[str, dict[str, Any]] = {"plmu": {"learning_rate": 4e-3}, "frozen": {"weight_decay": 0.1}}
+        return Config(choices[self.check(model)], training(model, **changes.get(model, {})))
 
     def load(self, config: Config[Any]) -> TextData:
         return qqp.load(config.data, config.model.split, config.model.vocabulary)

@@ -32,7 +32,11 @@ class SNLI(TextExperiment):
             "lstm": LSTMModel(longest=25, hidden=127),
             "deep": deep,
         }
-        return Config(choices[self.check(model)], training(model))
+        changes: dict[str, dict[str, Any]] = {
+            "plmu": {"learning_rate": 4e-3},
+            "frozen": {"epochs": 60, "learning_rate": 3e-3},
+        }
+        return Config(choices[self.check(model)], training(model, **changes.get(model, {})))
 
     def load(self, config: Config[Any]) -> TextData:
         return snli.load(config.data, config.model.vocabulary)
