@@ -81,8 +81,16 @@ def _layers(axes: Any, found: dict[str, Any]) -> None:
     axes[0].set_xticks(range(len(rows)), [f"{row['shape']}\n{row['dtype']}" for row in rows], rotation=30, ha="right", fontsize=7)  # fmt: skip # noqa: E501
     axes[0].set_yscale("log")
     axes[0].set_ylabel("time over the bare product")
-    axes[0].set_title("forward and backward")
-    axes[0].legend(fontsize=7)
+    axes[0].set_title("forward and backward", pad=24)
+    axes[0].legend(
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=len(names),
+        fontsize=7,
+        frameon=False,
+        columnspacing=1,
+        handlelength=1,
+    )
     length = found["length"]
     axes[1].semilogx([row["time"] for row in length], [row["tokens per second"] / 1e6 for row in length], marker="o")
     axes[1].set_ylim(0, 1.1 * max(row["tokens per second"] for row in length) / 1e6)
