@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import plmu
-from plmu.ops import fused
+from plmu.ops import chunk_tables, fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Relative error against float64: every operand and every tile of m is rounded to the precision once, sums are float32.
@@ -40,7 +40,7 @@ def error(value: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("options", ["plain", "final state used", "state and lengths"])
 def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "ONE_GROUP", 1)  # so that states are carried in groups
+    monkeypatch.setattr(chunk_tables, "ONE_GROUP", 1)  # so that states are carried in groups
     batch, time, channels, out, order, theta = SHAPES[name]
     system = plmu.DelayNetwork(order, theta).discretize()
     u = torch.randn(batch, time, channels).to(dtype)
@@ -111,13 +111,13 @@ def test_a_second_derivative_raises() -> None:
 def test_torch_accepts_the_operators() -> None:
     u, system, weight = problem()
     first = torch.randn(2, 4, 5, device=DEVICE, requires_grad=True)
-    powers, tables = system.powers(70).float().to(DEVICE), fused._tables(u, system, 0)
+    powers, tables = system.powers(70).float().to(DEVICE), chunk_tables.tables(u, system, 0)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(fused._project, (u, weight, first, powers, *tables, 0), test_utils=checks)
     torch.library.opcheck(fused._states, (u, first, *tables), test_utils=checks)
-    steps = fused.history(system, torch.float16)
+    steps = chunk_tables.history(system, torch.float16)
     assert steps == 32
-    given = (u, weight, None, None, *fused._tables(u, system, steps), steps)
+    given = (u, weight, None, None, *chunk_tables.tables(u, system, steps), steps)
     torch.library.opcheck(fused._project, given, test_utils=checks)
 
 

@@ -24,13 +24,9 @@ import torch
 from torch import Tensor
 
 from plmu.ops import hopper
-from plmu.ops.matrices import power, response, reversed_response
+from plmu.ops.chunk_tables import CHUNK, all_powers, group_size, history, rows_of, tables, tiles
 from plmu.systems import LinearSystem
 
-CHUNK = 64  # steps
-HISTORIES = (16, 32, 64)  # inputs before a chunk that may stand for the state
-LAST = 256  # inputs from which the final state is made where such a history is enough
-ONE_GROUP = 16  # chunks that one program carries states over; more of them are divided into groups
 SEGMENT = 1024  # steps at a time in the gradient of the first state
 LARGEST_ORDER = 64
 AVAILABLE = importlib.util.find_spec("triton") is not None
@@ -42,122 +38,18 @@ def project(u: Tensor, system: LinearSystem, weight: Tensor, state: Tensor | Non
     steps = history(system, u.dtype) if state is None else 0
     if state is not None:
         first = state.contiguous()
-        segment = min(u.shape[1], SEGMENT)
-        powers = system.derive(all_powers, segment, dtype=torch.float32, device=u.device)
-    o, last = _project(u.contiguous(), weight.contiguous(), first, powers, *_tables(u, system, steps), steps)
+        if state.requires_grad:
+            segment = min(u.shape[1], SEGMENT)
+            powers = system.derive(all_powers, segment, dtype=torch.float32, device=u.device)
+    o, last = _project(u.contiguous(), weight.contiguous(), first, powers, *tables(u, system, steps), steps)
     return o, last
 
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """m (batch, time, order, channels) for u (batch, time, channels), and the final state."""
     first = None if state is None else state.contiguous()
-    m, last = _states(u.contiguous(), first, *_tables(u, system, 0))
+    m, last = _states(u.contiguous(), first, *tables(u, system, 0))
     return m, last
-
-
-def history(system: LinearSystem, dtype: torch.dtype) -> int:
-    """How many inputs before a chunk stand for its state; 0 if the impulse response lasts longer than that."""
-    left = system.numbers(fading, LAST)
-    small = torch.finfo(dtype).eps / 16  # what is left out is lost in the rounding of m
-    enough = [steps for steps in HISTORIES if left[steps] <= small]
-    return enough[0] if enough and lasting(system) else 0
-
-
-def lasting(system: LinearSystem) -> int:
-    """How many of the last inputs make the final state, in whole chunks; 0 if more than LAST."""
-    left = system.numbers(fading, LAST)
-    enough = [steps for steps in range(CHUNK, LAST + 1, CHUNK) if left[steps] <= torch.finfo(torch.float32).eps]
-    return enough[0] if enough else 0
-
-
-def fading(system: LinearSystem, steps: int) -> Tensor:
-    """The share of the impulse response that is left after 0 to `steps` steps, of the order that fades last."""
-    taps = response(system, 4 * steps).squeeze(2).square()
-    rest = taps.flip(1).cumsum(1).flip(1)  # from each lag on
-    return (rest[:, 1 : steps + 2] / rest[:, :1]).max(0).values.sqrt()
-
-
-def _tables(u: Tensor, system: LinearSystem, steps: int) -> tuple[Tensor, ...]:
-    """The constant matrices that the kernels share: T_i; what of the past enters a chunk, forwards and backwards; what
-    a chunk adds to the state after it, the state's way through a chunk and through a group of them; what the last steps
-    add to the final state, and the state's way through them."""
-    operand, wide, device, time = u.dtype, torch.float32, u.device, u.shape[1]
-    rows = _rows(system.order)
-    parts = {torch.float32: taps_whole, torch.bfloat16: taps_in_bfloat16, torch.float16: taps_in_float16}
-    past = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
-    last = min(time, lasting(system)) if steps else (time - 1) % CHUNK + 1
-    return (
-        system.derive(by_order, CHUNK, dtype=operand, device=device),
-        *(system.derive(build, CHUNK, steps or rows, dtype=operand, device=device) for build in past),
-        system.derive(parts[operand], CHUNK, dtype=operand, device=device),
-        system.derive(power, CHUNK, dtype=wide, device=device),
-        system.derive(power, CHUNK * _group(_tiles(time, CHUNK)), dtype=wide, device=device),
-        system.derive(parts[operand], last, dtype=operand, device=device),
-        system.derive(power, last, dtype=wide, device=device),
-    )
-
-
-def _group(chunks: int) -> int:
-    """Chunks in a group: all, or about the square root, for as many steps within groups as between them."""
-    return chunks if chunks <= ONE_GROUP else 1 << (chunks.bit_length() // 2)
-
-
-def by_order(system: LinearSystem, chunk: int) -> Tensor:
-    """T_i for every order i: (order, chunk, chunk), T_i[t, s] = H[i, t − s] for s ≤ t."""
-    taps = response(system, chunk).squeeze(2)
-    time = torch.arange(chunk, device=taps.device)
-    lag = time[:, None] - time[None, :]
-    return taps[:, lag.clamp(min=0)] * (lag >= 0)
-
-
-def all_powers(system: LinearSystem, length: int) -> Tensor:
-    """Ā¹ … Ā^length: (length, order, order)."""
-    return system.powers(length)
-
-
-def taps_whole(system: LinearSystem, length: int) -> Tensor:
-    """The impulse response in reversed time: (1, order, length)."""
-    return reversed_response(system, length)[None]
-
-
-def taps_in_bfloat16(system: LinearSystem, length: int) -> Tensor:
-    """The same in three parts, each what the ones before it left of it: (3, order, length)."""
-    return _parts(reversed_response(system, length), torch.bfloat16)
-
-
-def taps_in_float16(system: LinearSystem, length: int) -> Tensor:
-    """The same for float16."""
-    return _parts(reversed_response(system, length), torch.float16)
-
-
-def _parts(whole: Tensor, dtype: torch.dtype) -> Tensor:
-    parts: list[Tensor] = []
-    for _ in range(3):
-        parts.append((whole - sum(parts)).to(dtype).to(whole.dtype))
-    return torch.stack(parts)
-
-
-def powers_by_order(system: LinearSystem, chunk: int, rows: int) -> Tensor:
-    """P_i for every order i: (order, chunk, rows), row i of Ā¹ … Ā^chunk, padded with zeros."""
-    by_order = system.powers(chunk).transpose(0, 1)
-    return torch.nn.functional.pad(by_order, (0, rows - system.order)).contiguous()
-
-
-def powers_from_end(system: LinearSystem, chunk: int, rows: int) -> Tensor:
-    """The same for time that runs backwards: row i of Ā^chunk … Ā¹."""
-    return powers_by_order(system, chunk, rows).flip(1)
-
-
-def inputs_before(system: LinearSystem, chunk: int, steps: int) -> Tensor:
-    """H at the distance of the `steps` inputs before a chunk: (order, chunk, steps)."""
-    taps = response(system, chunk + steps).squeeze(2)
-    lag = torch.arange(chunk)[:, None] + steps - torch.arange(steps)
-    return taps[:, lag.to(taps.device)]
-
-
-def inputs_after(system: LinearSystem, chunk: int, steps: int) -> Tensor:
-    """The same for time that runs backwards and the inputs after a chunk."""
-    return inputs_before(system, chunk, steps).flip(1, 2)
 
 
 @torch.library.custom_op("plmu::project", mutates_args=())
@@ -232,7 +124,7 @@ def _states(
     m = u.new_empty(batch, time, order, channels)
     chunks = before.shape[1]
     with torch.cuda.device_of(u):
-        _kernels().all_states[batch * chunks, order * _tiles(channels, 64)](
+        _kernels().all_states[batch * chunks, order * tiles(channels, 64)](
             u, toeplitz, past, before, m, time, channels, chunks,
             **_sizes(order), WIDTH=64, PRECISION=_precision(), num_warps=4,
         )  # fmt: skip
@@ -252,12 +144,12 @@ def _states_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of u and of the first state."""
     batch, time, order, channels = of_m.shape
-    chunks = _tiles(time, CHUNK)
+    chunks = tiles(time, CHUNK)
     of_u = of_m.new_empty(batch, time, channels)
     of_states = advance.new_empty(batch, chunks, order, channels)
     kernels, options = _kernels(), {**_sizes(order), "WIDTH": 64}
     with torch.cuda.device_of(of_m):
-        kernels.states_gradient[batch * chunks, _tiles(channels, 64)](
+        kernels.states_gradient[batch * chunks, tiles(channels, 64)](
             of_m, toeplitz, past, of_u, of_states, time, channels, chunks,
             **options, PRECISION=_precision(), num_warps=4,
         )  # fmt: skip
@@ -270,7 +162,7 @@ def _states_backward(
         back, reach = back @ back, 2 * reach
     if chunks > 1:
         with torch.cuda.device_of(of_m):
-            kernels.add_through_ends[batch * (chunks - 1), _tiles(channels, 64)](
+            kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
                 of_u, _summed(taps), of_states, time, channels, chunks, **options, PRECISION=_exact(of_u)
             )
     return of_u, of_states[:, 0].clone()
@@ -284,10 +176,10 @@ def _carry(
     `reversed`: those after all chunks, of time that runs backwards.
     """
     batch, time, channels = u.shape
-    order, chunks = taps.shape[1], _tiles(time, CHUNK)
-    size = _group(chunks)
-    groups, columns = _tiles(chunks, size), _tiles(channels, 64)
-    before = u.new_empty(batch, chunks, _rows(order), channels)
+    order, chunks = taps.shape[1], tiles(time, CHUNK)
+    size = group_size(chunks)
+    groups, columns = tiles(chunks, size), tiles(channels, 64)
+    before = u.new_empty(batch, chunks, rows_of(order), channels)
     last = advance.new_empty(batch, order, channels)
     starts = last if first is None else first  # not read where there is none
     kernels, exact = _kernels(), {"WIDTH": 64, "PRECISION": _exact(u)}
@@ -307,7 +199,7 @@ def _carry(
             earlier, starts = starts, torch.empty_like(ends)
             kernels.carry_groups[batch, columns](
                 earlier, leap, ends, starts, channels, groups,
-                ORDER=order, ROWS=_rows(order), **exact, STARTED=first is not None,
+                ORDER=order, ROWS=rows_of(order), **exact, STARTED=first is not None,
             )  # fmt: skip
             run(ends, started=True, keep=True)
     return before, last
@@ -319,7 +211,7 @@ def _final_state(u: Tensor, before: Tensor | None, taps: Tensor, advance: Tensor
     parts, order, length = taps.shape
     last = advance.new_empty(batch, order, channels)
     with torch.cuda.device_of(u):
-        _kernels().finish[batch, _tiles(channels, 64)](
+        _kernels().finish[batch, tiles(channels, 64)](
             u, taps, advance, last if before is None else before, last, time, channels, length,
             **_sizes(order), WIDTH=64, PARTS=parts, STARTED=before is not None, PRECISION=_exact(u),
         )  # fmt: skip
@@ -336,12 +228,12 @@ def _apply(
     if hopper.runs(u, weight):
         hopper.project(u, before, weight, toeplitz, past, o, reversed=reversed)
         return o
-    half, chunks = u.dtype != torch.float32, _tiles(time, CHUNK)
-    tiles = {"WIDTH": 64 if half else 32, "OUT": 256 if half and outputs > 128 else 64}
+    half, chunks = u.dtype != torch.float32, tiles(time, CHUNK)
+    shape = {"WIDTH": 64 if half else 32, "OUT": 256 if half and outputs > 128 else 64}
     with torch.cuda.device_of(u):
-        _kernels().project[batch * chunks, _tiles(outputs, tiles["OUT"])](
+        _kernels().project[batch * chunks, tiles(outputs, shape["OUT"])](
             u, weight, toeplitz, past, u if before is None else before, o, time, inputs, outputs, chunks,
-            ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, **tiles, HISTORY=before is None, REVERSED=reversed,
+            ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, **shape, HISTORY=before is None, REVERSED=reversed,
             PRECISION=_precision(), num_warps=4, num_stages=2,
         )  # fmt: skip
     return o
@@ -353,19 +245,19 @@ def _weight_gradient(
     """Σ of_oᵀ m over all steps."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
-    chunks = _tiles(time, CHUNK)
+    chunks = tiles(time, CHUNK)
     special = hopper.runs(u, weight)
     width, height = (64, 64) if u.dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
-    tiles = hopper.weight_tiles(weight) if special else order * _tiles(channels, width) * _tiles(out, height)
-    shares = max(1, min(batch * chunks, hopper.multiprocessors(u.device) // tiles))
-    share = _tiles(batch * chunks, shares)
-    shares = _tiles(batch * chunks, share)
+    programs = hopper.weight_tiles(weight) if special else order * tiles(channels, width) * tiles(out, height)
+    shares = max(1, min(batch * chunks, hopper.multiprocessors(u.device) // programs))
+    share = tiles(batch * chunks, shares)
+    shares = tiles(batch * chunks, share)
     partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
     if special:
         hopper.weight_gradient(u, before, of_o, toeplitz, past, partial, share)
     else:
         with torch.cuda.device_of(u):
-            _kernels().weight_gradient[order * _tiles(channels, width), _tiles(out, height), shares](
+            _kernels().weight_gradient[order * tiles(channels, width), tiles(out, height), shares](
                 u, of_o, toeplitz, past, u if before is None else before, partial,
                 time, channels, out, chunks, batch, share,
                 ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, WIDTH=width, OUT=height, HISTORY=before is None,
@@ -433,7 +325,7 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Te
         )  # what the final state says to the last inputs, and through states to others
         told = None
         if not ctx.steps:
-            told = _through_last(of_last, _tiles(u.shape[1], CHUNK), advance, last_advance)
+            told = _through_last(of_last, tiles(u.shape[1], CHUNK), advance, last_advance)
             added = torch.cat([(_summed(taps).mT @ told[:, 1:]).flatten(1, 2), added], dim=1)
         added = torch.nn.functional.pad(added, (0, 0, u.shape[1] - added.shape[1], 0)).to(u.dtype)
         of_u = added if of_u is None else of_u + added
@@ -495,17 +387,8 @@ def _kernels() -> ModuleType:
     return importlib.import_module("plmu.ops.triton_chunked")
 
 
-def _rows(order: int) -> int:
-    """The order rounded up to a size that a matrix unit takes."""
-    return max(16, 1 << (order - 1).bit_length())
-
-
 def _sizes(order: int) -> dict[str, int]:
-    return {"ORDER": order, "ROWS": _rows(order), "CHUNK": CHUNK}
-
-
-def _tiles(size: int, tile: int) -> int:
-    return -(-size // tile)
+    return {"ORDER": order, "ROWS": rows_of(order), "CHUNK": CHUNK}
 
 
 def _precision() -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from plmu.ops import fused, hopper
+from plmu.ops.chunk_tables import CHUNK
 from plmu.ops.final import block_length
 from plmu.systems import LinearSystem, is_stable
 
@@ -188,7 +189,7 @@ def _known_plan(
     if algorithm in ("recurrent", "toeplitz", "fft"):
         return Plan(kind, algorithm, reason="Asked for by name.")
     if algorithm == "fused":
-        return Plan(kind, algorithm, fused.CHUNK, reason=_WHY["fused"] + " Asked for by name.")
+        return Plan(kind, algorithm, CHUNK, reason=_WHY["fused"] + " Asked for by name.")
     candidates: dict[str, tuple[float, Plan]] = {}
     for chunk in _chunks(sizes, resets):
         for fold in (False, True) if kind == "project" and not resets and _may_fold(sizes, chunk) else (False,):
@@ -197,7 +198,7 @@ def _known_plan(
             candidates[name] = (seconds, Plan(kind, "chunked", chunk, fold, _tile(sizes, chunk, device, resets)))
     # Our own kernels are worth it where the two heavy ones run in their form for the device.
     if algorithm == "auto" and kind == "project" and may_fuse and hopper.suits(where, dtype, channels, out):
-        candidates["fused"] = (_fused(sizes, rates), Plan(kind, "fused", fused.CHUNK))
+        candidates["fused"] = (_fused(sizes, rates), Plan(kind, "fused", CHUNK))
     if algorithm == "auto" and (kind == "states" or sizes.states <= rates.stored):
         if device == "cuda" and bounded and not resets and dtype != torch.float64:
             candidates["fft"] = (_fft(kind, sizes, rates), Plan(kind, "fft"))
@@ -282,10 +283,10 @@ def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, f
 def _fused(sizes: _Sizes, rates: _Device) -> float:
     """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs."""
     wide = 256 if sizes.out > 128 else 128 if sizes.out > 64 else 64
-    steps = sizes.batch * -(-sizes.time // fused.CHUNK) * fused.CHUNK
+    steps = sizes.batch * -(-sizes.time // CHUNK) * CHUNK
     products = 6 * steps * sizes.order * -(-sizes.channels // 64) * 64 * -(-sizes.out // wide) * wide
     moved = 3 * sizes.batch * sizes.time * (sizes.channels + sizes.out)
-    extra = 1 + (fused.CHUNK + 32) / wide
+    extra = 1 + (CHUNK + 32) / wide
     return _seconds(rates, products * extra, 2 * moved, launches=50, half=True)
 
 

@@ -1,0 +1,132 @@
+"""The constant matrices of the fused kernels, and what is decided by them: how much of the past a chunk must know.
+
+All are built in float64 and cached by `LinearSystem.derive`. Shapes and names are those of `plmu.ops.triton_chunked`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plmu.ops.matrices import power, response, reversed_response
+from plmu.systems import LinearSystem
+
+CHUNK = 64  # steps
+HISTORIES = (16, 32, 64)  # inputs before a chunk that may stand for the state
+LAST = 256  # inputs from which the final state is made where such a history is enough
+ONE_GROUP = 16  # chunks that one program carries states over; more of them are divided into groups
+
+
+def history(system: LinearSystem, dtype: torch.dtype) -> int:
+    """How many inputs before a chunk stand for its state; 0 if the impulse response lasts longer than that."""
+    left = system.numbers(fading, LAST)
+    small = torch.finfo(dtype).eps / 16  # what is left out is lost in the rounding of m
+    enough = [steps for steps in HISTORIES if left[steps] <= small]
+    return enough[0] if enough and lasting(system) else 0
+
+
+def lasting(system: LinearSystem) -> int:
+    """How many of the last inputs make the final state, in whole chunks; 0 if more than LAST."""
+    left = system.numbers(fading, LAST)
+    enough = [steps for steps in range(CHUNK, LAST + 1, CHUNK) if left[steps] <= torch.finfo(torch.float32).eps]
+    return enough[0] if enough else 0
+
+
+def fading(system: LinearSystem, steps: int) -> Tensor:
+    """The share of the impulse response that is left after 0 to `steps` steps, of the order that fades last."""
+    taps = response(system, 4 * steps).squeeze(2).square()
+    rest = taps.flip(1).cumsum(1).flip(1)  # from each lag on
+    return (rest[:, 1 : steps + 2] / rest[:, :1]).max(0).values.sqrt()
+
+
+def tables(u: Tensor, system: LinearSystem, steps: int) -> tuple[Tensor, ...]:
+    """The constant matrices that the kernels share: T_i; what of the past enters a chunk, forwards and backwards; what
+    a chunk adds to the state after it, the state's way through a chunk and through a group of them; what the last steps
+    add to the final state, and the state's way through them."""
+    operand, wide, device, time = u.dtype, torch.float32, u.device, u.shape[1]
+    rows = rows_of(system.order)
+    parts = {torch.float32: taps_whole, torch.bfloat16: taps_in_bfloat16, torch.float16: taps_in_float16}
+    past = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
+    last = min(time, lasting(system)) if steps else (time - 1) % CHUNK + 1
+    return (
+        system.derive(by_order, CHUNK, dtype=operand, device=device),
+        *(system.derive(build, CHUNK, steps or rows, dtype=operand, device=device) for build in past),
+        system.derive(parts[operand], CHUNK, dtype=operand, device=device),
+        system.derive(power, CHUNK, dtype=wide, device=device),
+        system.derive(power, CHUNK * group_size(tiles(time, CHUNK)), dtype=wide, device=device),
+        system.derive(parts[operand], last, dtype=operand, device=device),
+        system.derive(power, last, dtype=wide, device=device),
+    )
+
+
+def group_size(chunks: int) -> int:
+    """Chunks in a group: all, or about the square root, for as many steps within groups as between them."""
+    return chunks if chunks <= ONE_GROUP else 1 << (chunks.bit_length() // 2)
+
+
+def by_order(system: LinearSystem, chunk: int) -> Tensor:
+    """T_i for every order i: (order, chunk, chunk), T_i[t, s] = H[i, t − s] for s ≤ t."""
+    taps = response(system, chunk).squeeze(2)
+    time = torch.arange(chunk, device=taps.device)
+    lag = time[:, None] - time[None, :]
+    return taps[:, lag.clamp(min=0)] * (lag >= 0)
+
+
+def all_powers(system: LinearSystem, length: int) -> Tensor:
+    """Ā¹ … Ā^length: (length, order, order)."""
+    return system.powers(length)
+
+
+def taps_whole(system: LinearSystem, length: int) -> Tensor:
+    """The impulse response in reversed time: (1, order, length)."""
+    return reversed_response(system, length)[None]
+
+
+def taps_in_bfloat16(system: LinearSystem, length: int) -> Tensor:
+    """The same in three parts, each what the ones before it left of it: (3, order, length)."""
+    return _parts(reversed_response(system, length), torch.bfloat16)
+
+
+def taps_in_float16(system: LinearSystem, length: int) -> Tensor:
+    """The same for float16."""
+    return _parts(reversed_response(system, length), torch.float16)
+
+
+def _parts(whole: Tensor, dtype: torch.dtype) -> Tensor:
+    parts: list[Tensor] = []
+    for _ in range(3):
+        parts.append((whole - sum(parts)).to(dtype).to(whole.dtype))
+    return torch.stack(parts)
+
+
+def powers_by_order(system: LinearSystem, chunk: int, rows: int) -> Tensor:
+    """P_i for every order i: (order, chunk, rows), row i of Ā¹ … Ā^chunk, padded with zeros."""
+    by_order = system.powers(chunk).transpose(0, 1)
+    return torch.nn.functional.pad(by_order, (0, rows - system.order)).contiguous()
+
+
+def powers_from_end(system: LinearSystem, chunk: int, rows: int) -> Tensor:
+    """The same for time that runs backwards: row i of Ā^chunk … Ā¹."""
+    return powers_by_order(system, chunk, rows).flip(1)
+
+
+def inputs_before(system: LinearSystem, chunk: int, steps: int) -> Tensor:
+    """H at the distance of the `steps` inputs before a chunk: (order, chunk, steps)."""
+    taps = response(system, chunk + steps).squeeze(2)
+    lag = torch.arange(chunk)[:, None] + steps - torch.arange(steps)
+    return taps[:, lag.to(taps.device)]
+
+
+def inputs_after(system: LinearSystem, chunk: int, steps: int) -> Tensor:
+    """The same for time that runs backwards and the inputs after a chunk."""
+    return inputs_before(system, chunk, steps).flip(1, 2)
+
+
+def rows_of(order: int) -> int:
+    """The order rounded up to a size that a matrix unit takes."""
+    return max(16, 1 << (order - 1).bit_length())
+
+
+def tiles(size: int, tile: int) -> int:
+    """How many tiles cover a size."""
+    return -(-size // tile)
