@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import plmu
-from plmu.ops import chunk_tables, fused
+from plmu.ops import chunk_tables, fused, hopper
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Relative error against float64: every operand and every tile of m is rounded to the precision once, sums are float32.
@@ -84,6 +84,28 @@ def test_repeats_bit_for_bit() -> None:
         for _ in range(2)
     )
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="Gluon has no interpreter")
+@pytest.mark.parametrize("theta", [6.0, 300.0], ids=["inputs before chunks", "states before chunks"])
+def test_the_kernels_for_hopper_agree_with_their_twins_and_repeat(
+    theta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = plmu.DelayNetwork(4, theta).discretize()
+    u = torch.randn(67, 200, 192, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(320, 4, 192, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+
+    def results() -> tuple[Tensor, ...]:
+        o = plmu.project(u, system, weight, algorithm="fused")[0]
+        return (o, *torch.autograd.grad(o, (u, weight), o.detach().sin()))
+
+    ours, again = results(), results()
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+    if not hopper.runs(u, weight):
+        pytest.skip("not a Hopper GPU")
+    monkeypatch.setattr(hopper, "runs", lambda *_: False)
+    for value, twin in zip(ours, results(), strict=True):
+        assert error(value, twin.cpu().double()) < 2.0**-9  # sums in another order, rounded once
 
 
 def test_only_what_is_needed_is_computed() -> None:
