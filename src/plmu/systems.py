@@ -140,6 +140,7 @@ class LinearSystem:
         self.trained: bool = self.A.requires_grad or self.B.requires_grad
         self._direct: LinearSystem | None = None
         self._cache = None if unknown or self.trained else _Cache()
+        self.constant: bool = self._cache is not None  # whether its values are known and stay
 
     def impulse_response(self, length: int) -> Tensor:
         """H with H[:, k] = Ā^k B̄: (order, length), or (order, length, inputs) for a multi-input system.

@@ -117,6 +117,63 @@ def test_only_what_is_needed_is_computed() -> None:
     assert torch.equal(of_weight, both[1])
 
 
+def test_gradients_of_the_state_and_the_weight_alone() -> None:
+    u, system, weight = problem()
+    state = torch.randn(2, 4, 5, device=DEVICE, requires_grad=True)
+    found = []
+    for algorithm in ("chunked", "fused"):
+        o, last = plmu.project(u.detach(), system, weight, state, algorithm=algorithm)
+        found.append(torch.autograd.grad(o.sin().sum() + last.sin().sum(), (weight, state)))
+        (only,) = torch.autograd.grad(
+            plmu.project(u.detach(), system, weight.detach(), state, algorithm=algorithm)[1].sin().sum(), state
+        )
+        found[-1] += (only,)
+    for right, value in zip(*found, strict=True):
+        assert error(value, right.cpu().double()) < 2e-6  # of two results in float32
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_a_growing_system_has_finite_gradients() -> None:
+    system = plmu.LinearSystem([[1.5]], [1.0])
+    u = torch.randn(2, 700, 3, device=DEVICE, requires_grad=True)
+    m = plmu.states(u, system, lengths=[10, 20], algorithm="fused")[0]
+    (of_u,) = torch.autograd.grad(m.sum(), u)
+    assert of_u.isfinite().all()
+
+
+def test_no_sequences() -> None:
+    _, system, weight = problem()
+    u = torch.zeros(0, 70, 5, device=DEVICE, requires_grad=True)
+    o, last = plmu.project(u, system, weight, algorithm="fused")
+    of_u, of_weight = torch.autograd.grad(o.sum() + last.sum(), (u, weight))
+    assert o.shape == (0, 70, 3)
+    assert of_u.shape == u.shape
+    assert not of_weight.any()
+
+
+def test_transformations_are_refused_by_name_and_avoided_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    u, system, weight = problem()
+
+    def loss(u: Tensor, algorithm: str) -> Tensor:
+        return plmu.project(u, system, weight.detach(), algorithm=algorithm)[0].sin().sum()
+
+    with pytest.raises(ValueError, match=r"neither under torch\.func nor with forward-mode"):
+        torch.func.grad(loss)(u.detach(), "fused")
+    monkeypatch.setattr(plmu.ops, "plan", lambda *a, **k: plan(*a, **k | {"algorithm": take(k["algorithm"])}))
+    plan, take = plmu.plan, lambda algorithm: "fused" if algorithm == "auto" else algorithm
+    (expected,) = torch.autograd.grad(loss(u, "chunked"), u)
+    torch.testing.assert_close(torch.func.grad(loss)(u.detach(), "auto"), expected)
+
+
+@pytest.mark.parametrize("dtype", [one for one in ERROR if one != torch.float32], ids=str)
+def test_the_final_state_of_a_very_long_memory(dtype: torch.dtype) -> None:
+    system = plmu.DelayNetwork(1, 1e5).discretize()
+    u = torch.ones(1, 300, 2, dtype=dtype)
+    exact = plmu.final_state(u.double(), system)
+    weight = torch.ones(1, 1, 2, dtype=dtype, device=DEVICE)
+    assert error(plmu.project(u.to(DEVICE), system, weight, algorithm="fused")[1], exact) < 1e-6
+
+
 def test_a_second_derivative_raises() -> None:
     u, system, weight = problem()
     (of_u,) = torch.autograd.grad(

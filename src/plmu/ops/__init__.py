@@ -8,6 +8,7 @@ sequences padded on the right; `resets` (batch, time) marks steps before which t
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import replace
 
 import torch
@@ -145,7 +146,8 @@ def _final_state(problem: Problem) -> Tensor:
 
 def _plan(kind: str, problem: Problem, algorithm: str, out: int | None = None) -> Plan:
     batch, time, inputs, channels = problem.u.shape
-    return plan(
+    ask = functools.partial(
+        plan,
         kind,
         batch=batch,
         time=time,
@@ -154,9 +156,24 @@ def _plan(kind: str, problem: Problem, algorithm: str, out: int | None = None) -
         out=out,
         dtype=problem.dtype,
         device=problem.u.device,
-        algorithm=algorithm,
         resets=problem.resets is not None,
     )
+    chosen = ask(algorithm=algorithm)
+    if chosen.algorithm == "fused" and (batch == 0 or _transformed()):
+        if algorithm == "fused" and batch:
+            raise ValueError(
+                "algorithm='fused' works neither under torch.func nor with forward-mode gradients: use chunked or auto"
+            )
+        chosen = ask(algorithm="chunked")
+    return chosen
+
+
+def _transformed() -> bool:
+    """Whether torch.func or forward-mode gradients are at work."""
+    if torch.compiler.is_compiling():
+        return False
+    transforming = torch._C._functorch.peek_interpreter_stack() is not None
+    return transforming or torch.autograd.forward_ad._current_level >= 0
 
 
 def _operand(problem: Problem) -> torch.dtype:

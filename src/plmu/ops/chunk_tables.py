@@ -28,7 +28,7 @@ def history(system: LinearSystem, dtype: torch.dtype) -> int:
 def lasting(system: LinearSystem) -> int:
     """How many of the last inputs make the final state, in whole chunks; 0 if more than LAST."""
     left = system.numbers(fading, LAST)
-    enough = [steps for steps in range(CHUNK, LAST + 1, CHUNK) if left[steps] <= torch.finfo(torch.float32).eps]
+    enough = [steps for steps in range(CHUNK, LAST + 1, CHUNK) if left[steps - 1] <= torch.finfo(torch.float32).eps]
     return enough[0] if enough else 0
 
 
@@ -45,16 +45,17 @@ def tables(u: Tensor, system: LinearSystem, steps: int) -> tuple[Tensor, ...]:
     add to the final state, and the state's way through them."""
     operand, wide, device, time = u.dtype, torch.float32, u.device, u.shape[1]
     rows = rows_of(system.order)
-    parts = {torch.float32: taps_whole, torch.bfloat16: taps_in_bfloat16, torch.float16: taps_in_float16}
+    split = operand == torch.bfloat16  # it has the range of float32; float16 has not, and is widened instead
+    taps, taps_type = (taps_in_bfloat16, operand) if split else (taps_whole, wide)
     past = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
     last = min(time, lasting(system)) if steps else (time - 1) % CHUNK + 1
     return (
         system.derive(by_order, CHUNK, dtype=operand, device=device),
         *(system.derive(build, CHUNK, steps or rows, dtype=operand, device=device) for build in past),
-        system.derive(parts[operand], CHUNK, dtype=operand, device=device),
+        system.derive(taps, CHUNK, dtype=taps_type, device=device),
         system.derive(power, CHUNK, dtype=wide, device=device),
         system.derive(power, CHUNK * group_size(tiles(time, CHUNK)), dtype=wide, device=device),
-        system.derive(parts[operand], last, dtype=operand, device=device),
+        system.derive(taps, last, dtype=taps_type, device=device),
         system.derive(power, last, dtype=wide, device=device),
     )
 
@@ -84,18 +85,10 @@ def taps_whole(system: LinearSystem, length: int) -> Tensor:
 
 def taps_in_bfloat16(system: LinearSystem, length: int) -> Tensor:
     """The same in three parts, each what the ones before it left of it: (3, order, length)."""
-    return _parts(reversed_response(system, length), torch.bfloat16)
-
-
-def taps_in_float16(system: LinearSystem, length: int) -> Tensor:
-    """The same for float16."""
-    return _parts(reversed_response(system, length), torch.float16)
-
-
-def _parts(whole: Tensor, dtype: torch.dtype) -> Tensor:
+    whole = reversed_response(system, length)
     parts: list[Tensor] = []
     for _ in range(3):
-        parts.append((whole - sum(parts)).to(dtype).to(whole.dtype))
+        parts.append((whole - sum(parts)).bfloat16().to(whole.dtype))
     return torch.stack(parts)
 
 

@@ -124,7 +124,7 @@ def _states(
     m = u.new_empty(batch, time, order, channels)
     chunks = before.shape[1]
     with torch.cuda.device_of(u):
-        _kernels().all_states[batch * chunks, order * tiles(channels, 64)](
+        _kernels().all_states[batch * chunks, tiles(channels, 64), order](
             u, toeplitz, past, before, m, time, channels, chunks,
             **_sizes(order), WIDTH=64, PRECISION=_precision(), num_warps=4,
         )  # fmt: skip
@@ -159,7 +159,7 @@ def _states_backward(
     reach, back = 1, advance.mT
     while reach < chunks:  # s_k ← Aᵀ s_{k+1} + s_k from the last chunk on, by doubling
         of_states[:, :-reach] += back @ of_states[:, reach:].clone()
-        back, reach = back @ back, 2 * reach
+        back, reach = _finite(back @ back), 2 * reach
     if chunks > 1:
         with torch.cuda.device_of(of_m):
             kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
@@ -246,7 +246,7 @@ def _weight_gradient(
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     chunks = tiles(time, CHUNK)
-    special = hopper.runs(u, weight)
+    special = hopper.runs(u, weight) and hopper.runs(of_o, weight)
     width, height = (64, 64) if u.dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
     programs = hopper.weight_tiles(weight) if special else order * tiles(channels, width) * tiles(out, height)
     shares = max(1, min(batch * chunks, hopper.multiprocessors(u.device) // programs))
@@ -264,6 +264,12 @@ def _weight_gradient(
                 PRECISION=_precision(), num_warps=8, num_stages=3,
             )  # fmt: skip
     return partial[0] if shares == 1 else partial.sum(0).to(weight.dtype)
+
+
+def _finite(matrix: Tensor) -> Tensor:
+    """Without what overflowed, so that it makes zero of zero."""
+    largest = torch.finfo(matrix.dtype).max
+    return torch.nan_to_num(matrix, 0.0, largest, -largest)
 
 
 def _summed(taps: Tensor) -> Tensor:
@@ -286,7 +292,7 @@ def _through_last(of_last: Tensor, chunks: int, advance: Tensor, last_advance: T
     told, back = (last_advance.mT @ of_last)[:, None], advance.mT
     while told.shape[1] < chunks:
         told = torch.cat([back @ told, told], dim=1)[:, -chunks:]
-        back = back @ back
+        back = _finite(back @ back)
     return told
 
 
@@ -320,15 +326,15 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Te
         of_first = _of_first(of_o, weight, powers) if need_first else None
     if of_last is not None and (need_u or need_first):
         taps, advance = tables[3:5]
-        added = (
-            _summed(last_taps).mT @ of_last
-        )  # what the final state says to the last inputs, and through states to others
         told = None
         if not ctx.steps:
             told = _through_last(of_last, tiles(u.shape[1], CHUNK), advance, last_advance)
-            added = torch.cat([(_summed(taps).mT @ told[:, 1:]).flatten(1, 2), added], dim=1)
-        added = torch.nn.functional.pad(added, (0, 0, u.shape[1] - added.shape[1], 0)).to(u.dtype)
-        of_u = added if of_u is None else of_u + added
+        if need_u:  # what the final state says to the last inputs, and through earlier states to the others
+            added = _summed(last_taps).mT @ of_last
+            if told is not None:
+                added = torch.cat([(_summed(taps).mT @ told[:, 1:]).flatten(1, 2), added], dim=1)
+            added = torch.nn.functional.pad(added, (0, 0, u.shape[1] - added.shape[1], 0)).to(u.dtype)
+            of_u = added if of_u is None else of_u + added
         if need_first and told is not None:
             of_first = told[:, 0] if of_first is None else of_first + told[:, 0]
     return (

@@ -20,6 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
+
 
 @gluon.jit
 def _past_of(number, chunks, CHUNK: gl.constexpr, ROWS: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr):
@@ -177,17 +179,17 @@ def _multiply_for_project(
         shared = sums_of_halves + ((2 * halved + c) * CHUNK + row[:, None]) * OUT + column[None, :]
         if (item >= whole) & ((item - whole) % 2 == 0):
             gl.store(shared, acc)
-            gl.thread_barrier()
+            _barrier()
             gl.atomic_xchg(flags + 2 * halved + c, 1, sem="release")
         else:
             if item >= whole:
                 while gl.atomic_add(flags + 2 * halved + c, 0, sem="acquire") == 0:
                     pass
-                gl.thread_barrier()
+                _barrier()
                 acc += gl.load(shared, cache_modifier=".cg")
             sequence, at = (number + c) // chunks, (number + c) % chunks
             moment, output = at * CHUNK + row, first_out + column
-            place = o + (sequence * time + moment[:, None]).to(gl.int64) * outputs + output[None, :]
+            place = o + (sequence.to(gl.int64) * time + moment[:, None]) * outputs + output[None, :]
             inside = (moment[:, None] < time) & (output[None, :] < outputs) & (number + c < total)
             gl.store(place, acc.to(operand), mask=inside)
 

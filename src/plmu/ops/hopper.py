@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 SHARED = 227 * 1024  # bytes of fast memory a program may have
 WIDTH, OUT = 64, 256  # channels and outputs of a tile
 ALIGNED = 16  # bytes
+MARGIN = 64  # steps by which a sequence may be filled up
 MOST_RESIDENT = 4  # orders whose tables stay in fast memory
 
 
@@ -22,9 +24,10 @@ def suits(device: torch.device, dtype: torch.dtype, channels: int, out: int) -> 
 
 
 def runs(u: Tensor, weight: Tensor) -> bool:
-    """Whether they take these operands, which must begin at whole 16 bytes too."""
+    """Whether they take these operands, which must begin at whole 16 bytes too and be counted in 32 bits."""
     aligned = u.data_ptr() % ALIGNED == 0 and weight.data_ptr() % ALIGNED == 0
-    return aligned and suits(u.device, u.dtype, weight.shape[2], weight.shape[0])
+    countable = u.shape[0] * (u.shape[1] + MARGIN) < 1 << 31
+    return aligned and countable and suits(u.device, u.dtype, weight.shape[2], weight.shape[0])
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -119,7 +122,8 @@ def _past(u: Tensor, before: Tensor | None, rows: int) -> Any:
 def _described(tensor: Tensor, *tile: int) -> Any:
     """What the copy engine is told of a tensor and of the tiles it fetches."""
     _, descriptor, language = _modules()
-    return descriptor.from_tensor(tensor, list(tile), _layout(language, tile, tensor.dtype))
+    strides = [math.prod(tensor.shape[i + 1 :]) for i in range(tensor.dim())]  # a size of 1 may have any other
+    return descriptor(tensor, list(tensor.shape), strides, list(tile), _layout(language, tile, tensor.dtype))
 
 
 @functools.cache

@@ -110,7 +110,7 @@ def plan(
     if algorithm == "fused" and trouble is not None:
         raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
     # The FFT adds rounding errors of the size of the largest state to all others, so none may grow.
-    bounded = not system.trained and system.numbers(dies_out)[0] == 1
+    bounded = system.constant and system.numbers(dies_out)[0] == 1
     inputs = system.inputs or 1
     # operator.index: a compiled graph is made for its sizes, as the constant matrices are.
     sizes = tuple(map(operator.index, (batch, time, system.order, inputs, channels // inputs, out or 0)))
@@ -134,6 +134,8 @@ def _trouble_with_fused(system: LinearSystem, dtype: torch.dtype, device: str, r
         trouble = f"takes orders up to {fused.LARGEST_ORDER}, not {system.order}"
     elif system.trained:
         trouble = "has no gradient for the system itself"
+    elif not system.constant:
+        trouble = "needs a system whose values are known"
     elif resets:
         trouble = "cannot reset inside a sequence"
     return trouble

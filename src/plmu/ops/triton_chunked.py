@@ -18,11 +18,11 @@ import triton.language as tl
 
 @triton.jit
 def _added(taps, inputs, row, lag, length, total, ORDER: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr):
-    """total + R u. R is `taps` (PARTS, order, length), in parts of the inputs' precision that add up to float32."""
+    """total + R u. R is `taps` (PARTS, order, length), in float32 or in parts of the inputs' precision that add up."""
     for part in tl.static_range(PARTS):
         mask = (row < ORDER) & (lag >= 0) & (lag < length)
         response = tl.load(taps + (part * ORDER + row) * length + lag, mask=mask, other=0.0)
-        total = tl.dot(response, inputs, total, input_precision=PRECISION)
+        total = tl.dot(response, inputs.to(response.dtype), total, input_precision=PRECISION)
     return total
 
 
@@ -111,7 +111,7 @@ def finish(
 def _inputs(u, sequence, start, time, channels, column, STEPS: tl.constexpr):
     """STEPS inputs of a sequence, zero before its begin and past its end: (STEPS, WIDTH)."""
     moment = start + tl.arange(0, STEPS)[:, None]
-    place = u + (sequence * time + moment).to(tl.int64) * channels + column
+    place = u + (sequence.to(tl.int64) * time + moment) * channels + column
     return tl.load(place, mask=(moment >= 0) & (moment < time) & (column < channels), other=0.0)
 
 
@@ -162,14 +162,14 @@ def all_states(
 ):  # fmt: skip
     """One order of all states of a chunk, written once: m (batch, time, order, channels)."""
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    i = tl.program_id(1) % ORDER
-    column = (tl.program_id(1) // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    i = tl.program_id(2)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
     value = _memory(
         u, kernel, carried, states, sequence, at, time, channels, chunks, column, ROWS, CHUNK, False, False, PRECISION
     )
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
-    place = m + ((sequence * time + moment).to(tl.int64) * ORDER + i) * channels + column
+    place = m + ((sequence.to(tl.int64) * time + moment) * ORDER + i) * channels + column
     tl.store(place, value, mask=(moment < time) & (column < channels))
 
 
@@ -185,12 +185,12 @@ def states_gradient(
     for_inputs = tl.zeros((CHUNK, WIDTH), tl.float32)
     for_state = tl.zeros((ROWS, WIDTH), tl.float32)
     for i in range(ORDER):
-        place = gradient + ((sequence * time + moment).to(tl.int64) * ORDER + i) * channels + column
+        place = gradient + ((sequence.to(tl.int64) * time + moment) * ORDER + i) * channels + column
         of_m = tl.load(place, mask=(moment < time) & (column < channels), other=0.0)
         kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
         for_inputs = tl.dot(tl.trans(kernel), of_m, for_inputs, input_precision=PRECISION)
         for_state = tl.dot(tl.trans(carried), of_m, for_state, input_precision=PRECISION)
-    place = of_u + (sequence * time + moment).to(tl.int64) * channels + column
+    place = of_u + (sequence.to(tl.int64) * time + moment) * channels + column
     tl.store(place, for_inputs.to(of_u.dtype.element_ty), mask=(moment < time) & (column < channels))
     row = tl.arange(0, ROWS)[:, None]
     place = of_states + ((sequence * chunks + at).to(tl.int64) * ORDER + row) * channels + column
@@ -236,7 +236,7 @@ def project(
         total = tl.dot(m, part, total, input_precision=PRECISION)
         m = next_m
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
-    place = o + (sequence * time + moment).to(tl.int64) * outputs + columns
+    place = o + (sequence.to(tl.int64) * time + moment) * outputs + columns
     tl.store(place, total.to(o.dtype.element_ty), mask=(moment < time) & (columns < outputs))
 
 
@@ -266,7 +266,7 @@ def weight_gradient(
         sequence, at = number // chunks, number % chunks
         moment = at * CHUNK + step[None, :]
         incoming = tl.load(
-            gradient + (sequence * time + moment).to(tl.int64) * out + outputs[:, None],
+            gradient + (sequence.to(tl.int64) * time + moment) * out + outputs[:, None],
             mask=(moment < time) & (outputs[:, None] < out), other=0.0,
         )  # fmt: skip
         ahead = tl.minimum(number + 1, end - 1)
@@ -293,7 +293,7 @@ def add_through_ends(
     response = tl.load(taps + row[None, :] * CHUNK + step[:, None], mask=row[None, :] < ORDER, other=0.0)
     place = ((sequence * chunks + at + 1).to(tl.int64) * ORDER + row[:, None]) * channels + column
     told = tl.load(of_states + place, mask=(row[:, None] < ORDER) & (column < channels), other=0.0)
-    place = of_u + (sequence * time + at * CHUNK + step[:, None]).to(tl.int64) * channels + column
+    place = of_u + (sequence.to(tl.int64) * time + at * CHUNK + step[:, None]) * channels + column
     own = tl.load(place, mask=column < channels, other=0.0).to(tl.float32)
     total = tl.dot(response, told, own, input_precision=PRECISION)
     tl.store(place, total.to(of_u.dtype.element_ty), mask=column < channels)
