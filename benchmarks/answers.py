@@ -20,7 +20,7 @@ from typing import Any
 
 from plmu.bench.measure import machine
 
-# What is typed, and what the answer must be at least (accuracy) or at most (error), on which data.
+# What is typed, and the validation accuracy that psMNIST must reach.
 PSMNIST = ["psmnist", "--training.epochs", "20"]
 MACKEY_GLASS = ["mackey-glass"]
 GOAL = 0.98

@@ -292,7 +292,7 @@ def test_a_million_steps_do_not_drift() -> None:
     assert (at_once.double() - exact).norm() / exact.norm() < 4 * eps
     assert torch.equal(state, torch.stack(streamed)[-1][None, :, None])
     at_the_end = plmu.final_state(u, system)[0, :, 0].double()
-    assert (at_the_end - exact[-1]).norm() / exact[-1].norm() < eps * math.sqrt(theta)  # one sum over some θ inputs
+    assert (at_the_end - exact[-1]).norm() / exact[-1].norm() < eps * math.sqrt(theta) / 2  # a sum over some θ inputs
 
 
 # --- any linear system ---

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from plmu.data import qqp
 from plmu.data.text import TextData
 from plmu.experiments.base import Config
-from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, TextExperiment, training
+from plmu.experiments.text_models import PAIR, PAIR_DEEP, DeepModel, LSTMModel, PlmuModel, TextExperiment, training
 
 
 @dataclass
@@ -49,14 +49,11 @@ class QQP(TextExperiment):
     keep = "first"
 
     def defaults(self, model: str) -> Config[Any]:
-        deep = QQPDeepModel(
-            longest=25, theta=25.0, memory=64, order=3, thetas=(3.0, 8.0), hidden=128, pool_order=2, dense=100
-        )
         choices: dict[str, Any] = {
-            "plmu": QQPPlmuModel(longest=25, theta=25.0),
-            "frozen": QQPPlmuModel(longest=25, theta=25.0, trained=False),
+            "plmu": QQPPlmuModel(**PAIR),
+            "frozen": QQPPlmuModel(**PAIR, trained=False),
             "lstm": QQPLSTMModel(longest=25, hidden=127),
-            "deep": deep,
+            "deep": QQPDeepModel(**PAIR, **PAIR_DEEP),
         }
         changes: dict[str, dict[str, Any]] = {"plmu": {"learning_rate": 4e-3}, "frozen": {"weight_decay": 0.1}}
         return Config(choices[self.check(model)], training(model, **changes.get(model, {})))

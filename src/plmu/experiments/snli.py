@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from plmu.data import snli
 from plmu.data.text import TextData
 from plmu.experiments.base import Config
-from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, TextExperiment, training
+from plmu.experiments.text_models import PAIR, PAIR_DEEP, DeepModel, LSTMModel, PlmuModel, TextExperiment, training
 
 
 class SNLI(TextExperiment):
@@ -23,14 +23,11 @@ class SNLI(TextExperiment):
     keep = "first"
 
     def defaults(self, model: str) -> Config[Any]:
-        deep = DeepModel(
-            longest=25, theta=25.0, memory=64, order=3, thetas=(3.0, 8.0), hidden=128, pool_order=2, dense=100
-        )
         choices: dict[str, Any] = {
-            "plmu": PlmuModel(longest=25, theta=25.0),
-            "frozen": PlmuModel(longest=25, theta=25.0, trained=False),
+            "plmu": PlmuModel(**PAIR),
+            "frozen": PlmuModel(**PAIR, trained=False),
             "lstm": LSTMModel(longest=25, hidden=127),
-            "deep": deep,
+            "deep": DeepModel(**PAIR, **PAIR_DEEP),
         }
         changes: dict[str, dict[str, Any]] = {
             "plmu": {"learning_rate": 4e-3},

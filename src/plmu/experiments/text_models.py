@@ -32,6 +32,16 @@ from plmu.training.task import Batch, Task
 
 VOCABULARY_FILE = "vocabulary.txt"
 SAMPLE = 2000  # training texts by which states are standardised
+# Of pairs of sentences: how much is read, and a stack of ours with fewer parameters than the LSTM.
+PAIR: dict[str, Any] = {"longest": 25, "theta": 25.0}
+PAIR_DEEP: dict[str, Any] = {
+    "memory": 64,
+    "order": 3,
+    "thetas": (3.0, 8.0),
+    "hidden": 128,
+    "pool_order": 2,
+    "dense": 100,
+}
 RANDOM = 0.1  # standard deviation of embeddings that start at random
 
 

@@ -305,9 +305,8 @@ def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 @_project_backward.register_fake
 def _(of_o: Tensor, u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     need_u, need_weight = rest[-2:]
-    return torch.empty_like(u) if need_u else u.new_empty(0), torch.empty_like(weight) if need_weight else u.new_empty(
-        0
-    )
+    none = u.new_empty(0)
+    return torch.empty_like(u) if need_u else none, torch.empty_like(weight) if need_weight else none.clone()
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
