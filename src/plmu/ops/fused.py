@@ -13,18 +13,15 @@ copy engine and the matrix units of Hopper GPUs (`gluon_chunked`).
 
 from __future__ import annotations
 
-import functools
-import importlib
 import importlib.util
 import os
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plmu.ops import hopper
-from plmu.ops.chunk_tables import CHUNK, all_powers, group_size, history, rows_of, tables, tiles
+from plmu.ops import launch
+from plmu.ops.chunk_tables import CHUNK, all_powers, history, tables, tiles
 from plmu.systems import LinearSystem
 
 SEGMENT = 1024  # steps at a time in the gradient of the first state
@@ -71,9 +68,9 @@ def _project(
     """o, and the final state in float32. With `steps` that many inputs before a chunk stand for its state."""
     before = last = None
     if not steps:
-        before, last = _carry(u, first, taps, advance, leap)
-    o = _apply(u, before, weight, toeplitz, past)
-    return o, _final_state(u, last, last_taps, last_advance)
+        before, last = launch.carry(u, first, taps, advance, leap)
+    o = launch.project(u, before, weight, toeplitz, past)
+    return o, launch.final_state(u, last, last_taps, last_advance)
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
@@ -95,12 +92,12 @@ def _project_backward(
     """The gradients of u and of the weight; empty where not needed."""
     of_u, of_weight = u.new_empty(0), weight.new_empty(0)
     if need_weight:
-        before = None if steps else _carry(u, first, taps, advance, leap)[0]
-        of_weight = _weight_gradient(u, before, of_o, weight, toeplitz, past)
+        before = None if steps else launch.carry(u, first, taps, advance, leap)[0]
+        of_weight = launch.weight_gradient(u, before, of_o, weight, toeplitz, past)
         del before
     if need_u:
-        after = None if steps else _carry(of_o, None, taps, advance, leap, reversed=True)[0]
-        of_u = _apply(of_o, after, weight, toeplitz, future, reversed=True)
+        after = None if steps else launch.carry(of_o, None, taps, advance, leap, reversed=True)[0]
+        of_u = launch.project(of_o, after, weight, toeplitz, future, reversed=True)
     return of_u, of_weight
 
 
@@ -120,15 +117,15 @@ def _states(
     """m, and the final state in float32."""
     batch, time, channels = u.shape
     order = taps.shape[1]
-    before, last = _carry(u, first, taps, advance, leap)
+    before, last = launch.carry(u, first, taps, advance, leap)
     m = u.new_empty(batch, time, order, channels)
     chunks = before.shape[1]
     with torch.cuda.device_of(u):
-        _kernels().all_states[batch * chunks, tiles(channels, 64), order](
+        launch.kernels().all_states[batch * chunks, tiles(channels, 64), order](
             u, toeplitz, past, before, m, time, channels, chunks,
-            **_sizes(order), WIDTH=64, PRECISION=_precision(), num_warps=4,
+            **launch.sizes(order), WIDTH=64, PRECISION=launch.precision(), num_warps=4,
         )  # fmt: skip
-    return m, _final_state(u, last, last_taps, last_advance)
+    return m, launch.final_state(u, last, last_taps, last_advance)
 
 
 @torch.library.custom_op("plmu::states_backward", mutates_args=())
@@ -147,11 +144,11 @@ def _states_backward(
     chunks = tiles(time, CHUNK)
     of_u = of_m.new_empty(batch, time, channels)
     of_states = advance.new_empty(batch, chunks, order, channels)
-    kernels, options = _kernels(), {**_sizes(order), "WIDTH": 64}
+    kernels, options = launch.kernels(), {**launch.sizes(order), "WIDTH": 64}
     with torch.cuda.device_of(of_m):
         kernels.states_gradient[batch * chunks, tiles(channels, 64)](
             of_m, toeplitz, past, of_u, of_states, time, channels, chunks,
-            **options, PRECISION=_precision(), num_warps=4,
+            **options, PRECISION=launch.precision(), num_warps=4,
         )  # fmt: skip
     if of_last is not None:
         of_states[:, -1] += last_advance.mT @ of_last
@@ -163,107 +160,9 @@ def _states_backward(
     if chunks > 1:
         with torch.cuda.device_of(of_m):
             kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
-                of_u, _summed(taps), of_states, time, channels, chunks, **options, PRECISION=_exact(of_u)
+                of_u, _summed(taps), of_states, time, channels, chunks, **options, PRECISION=launch.exact(of_u)
             )
     return of_u, of_states[:, 0].clone()
-
-
-def _carry(
-    u: Tensor, first: Tensor | None, taps: Tensor, advance: Tensor, leap: Tensor, *, reversed: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The states before all chunks as the products take them (batch, chunks, rows, channels), and the last in float32.
-
-    `reversed`: those after all chunks, of time that runs backwards.
-    """
-    batch, time, channels = u.shape
-    order, chunks = taps.shape[1], tiles(time, CHUNK)
-    size = group_size(chunks)
-    groups, columns = tiles(chunks, size), tiles(channels, 64)
-    before = u.new_empty(batch, chunks, rows_of(order), channels)
-    last = advance.new_empty(batch, order, channels)
-    starts = last if first is None else first  # not read where there is none
-    kernels, exact = _kernels(), {"WIDTH": 64, "PRECISION": _exact(u)}
-
-    def run(ends: Tensor, *, started: bool, keep: bool) -> None:
-        kernels.carry[batch * groups, columns](
-            u, taps, advance, starts, ends, before, last, time, channels, chunks, groups, size,
-            **_sizes(order), **exact, PARTS=taps.shape[0], STARTED=started, KEEP=keep, REVERSED=reversed,
-        )  # fmt: skip
-
-    with torch.cuda.device_of(u):
-        if groups == 1:
-            run(last, started=first is not None, keep=True)
-        else:
-            ends = advance.new_empty(batch, groups, order, channels)
-            run(ends, started=False, keep=False)
-            earlier, starts = starts, torch.empty_like(ends)
-            kernels.carry_groups[batch, columns](
-                earlier, leap, ends, starts, channels, groups,
-                ORDER=order, ROWS=rows_of(order), **exact, STARTED=first is not None,
-            )  # fmt: skip
-            run(ends, started=True, keep=True)
-    return before, last
-
-
-def _final_state(u: Tensor, before: Tensor | None, taps: Tensor, advance: Tensor) -> Tensor:
-    """From the last steps, as many as `taps` has, and the state before them."""
-    batch, time, channels = u.shape
-    parts, order, length = taps.shape
-    last = advance.new_empty(batch, order, channels)
-    with torch.cuda.device_of(u):
-        _kernels().finish[batch, tiles(channels, 64)](
-            u, taps, advance, last if before is None else before, last, time, channels, length,
-            **_sizes(order), WIDTH=64, PARTS=parts, STARTED=before is not None, PRECISION=_exact(u),
-        )  # fmt: skip
-    return last
-
-
-def _apply(
-    u: Tensor, before: Tensor | None, weight: Tensor, toeplitz: Tensor, past: Tensor, *, reversed: bool = False
-) -> Tensor:
-    """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o."""
-    batch, time, inputs = u.shape
-    order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
-    o = u.new_empty(batch, time, outputs)
-    if hopper.runs(u, weight):
-        hopper.project(u, before, weight, toeplitz, past, o, reversed=reversed)
-        return o
-    half, chunks = u.dtype != torch.float32, tiles(time, CHUNK)
-    shape = {"WIDTH": 64 if half else 32, "OUT": 256 if half and outputs > 128 else 64}
-    with torch.cuda.device_of(u):
-        _kernels().project[batch * chunks, tiles(outputs, shape["OUT"])](
-            u, weight, toeplitz, past, u if before is None else before, o, time, inputs, outputs, chunks,
-            ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, **shape, HISTORY=before is None, REVERSED=reversed,
-            PRECISION=_precision(), num_warps=4, num_stages=2,
-        )  # fmt: skip
-    return o
-
-
-def _weight_gradient(
-    u: Tensor, before: Tensor | None, of_o: Tensor, weight: Tensor, toeplitz: Tensor, past: Tensor
-) -> Tensor:
-    """Σ of_oᵀ m over all steps."""
-    batch, time, channels = u.shape
-    out, order, _ = weight.shape
-    chunks = tiles(time, CHUNK)
-    special = hopper.runs(u, weight) and hopper.runs(of_o, weight)
-    width, height = (64, 64) if u.dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
-    programs = hopper.weight_tiles(weight) if special else order * tiles(channels, width) * tiles(out, height)
-    shares = max(1, min(batch * chunks, hopper.multiprocessors(u.device) // programs))
-    share = tiles(batch * chunks, shares)
-    shares = tiles(batch * chunks, share)
-    partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
-    if special:
-        hopper.weight_gradient(u, before, of_o, toeplitz, past, partial, share)
-    else:
-        with torch.cuda.device_of(u):
-            _kernels().weight_gradient[order * tiles(channels, width), tiles(out, height), shares](
-                u, of_o, toeplitz, past, u if before is None else before, partial,
-                time, channels, out, chunks, batch, share,
-                ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, WIDTH=width, OUT=height, HISTORY=before is None,
-                PRECISION=_precision(), num_warps=8, num_stages=3,
-            )  # fmt: skip
-    return partial[0] if shares == 1 else partial.sum(0).to(weight.dtype)
 
 
 def _finite(matrix: Tensor) -> Tensor:
@@ -385,22 +284,3 @@ _states_backward.register_autograd(_no_second)
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on any device."""
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    return importlib.import_module("plmu.ops.triton_chunked")
-
-
-def _sizes(order: int) -> dict[str, int]:
-    return {"ORDER": order, "ROWS": rows_of(order), "CHUNK": CHUNK}
-
-
-def _precision() -> str:
-    """How float32 operands are multiplied: as they are, unless torch is allowed to round them."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-
-
-def _exact(u: Tensor) -> str:
-    """For products in float32 that carry the state."""
-    return "ieee" if u.dtype == torch.float32 else "tf32x3"
