@@ -172,6 +172,10 @@ class LinearSystem:
         result: Tensor = torch.linalg.matrix_power(self.A, exponent)
         return result
 
+    def vanishes(self, exponent: int, dtype: torch.dtype) -> bool:
+        """Whether Ā^exponent, as `derive` gives it in this precision, is zero throughout."""
+        return self.constant and self.numbers(_largest_of_power, exponent)[0] < _FLUSHED[dtype]
+
     def driven_directly(self) -> LinearSystem:
         """The system with the same Ā and B̄ = I, which takes B̄ u for its input."""
         if self._direct is None:
@@ -193,7 +197,12 @@ class LinearSystem:
 
     def numbers(self, build: Callable[..., Tensor], *sizes: int) -> tuple[float, ...]:
         """The elements of a small `build(system, *sizes)` as Python's, to decide by; constants to torch.compile."""
-        return tuple(self._cached(build, *sizes, dtype=torch.float64, device=torch.device("cpu")).tolist())
+        assert self._cache is not None
+        key = (build.__name__, sizes)
+        if key not in self._cache.numbers:
+            made = _without_modes(lambda: build(self, *sizes).double().cpu())
+            self._cache.numbers[key] = tuple(made.tolist())
+        return self._cache.numbers[key]
 
     def _cached_name(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> str:
         """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph."""
@@ -239,6 +248,7 @@ class _Cache:
     def __init__(self, limit: int = 1 << 30) -> None:
         self._limit = limit
         self._entries: OrderedDict[_Key, Tensor] = OrderedDict()
+        self.numbers: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}  # a few each, and always at hand
 
     @staticmethod
     def name(key: _Key) -> str:
@@ -258,6 +268,11 @@ class _Cache:
             setattr(self, self.name(key), value)
             while len(self._entries) > 1 and sum(one.nbytes for one in self._entries.values()) > self._limit:
                 delattr(self, self.name(self._entries.popitem(last=False)[0]))
+
+
+def _largest_of_power(system: LinearSystem, exponent: int) -> Tensor:
+    """The largest element of Ā^exponent: (1,)."""
+    return system.power(exponent).abs().max()[None]
 
 
 def _without_modes(build: Callable[[], Tensor]) -> Tensor:

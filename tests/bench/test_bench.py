@@ -39,7 +39,8 @@ def test_a_wrong_answer_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_complexity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(complexity, "ENOUGH", 0.0)
+    monkeypatch.setattr(complexity, "ENOUGH", {"cpu": 0.0})
+    monkeypatch.setattr(complexity, "MOST", {"cpu": 0})
     monkeypatch.setattr(complexity, "LAYERS", complexity.LAYERS[2:6:3])
     found = complexity.run("cpu", 1)
     assert [(row["layer"], row["size"]) for row in found["growth"]] == [

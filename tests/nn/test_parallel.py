@@ -68,6 +68,41 @@ def test_equations_18_to_20(form: str, dtype: torch.dtype) -> None:
     assert_same(state, expected_state)
 
 
+@pytest.mark.parametrize("differentiated", [False, True], ids=["data", "x with gradient"])
+@pytest.mark.parametrize("return_sequences", [True, False])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"input_to_output": False}], ids=str)
+@pytest.mark.parametrize(("inputs", "memory"), [(1, 1), (3, 1), (1, 4), (2, 2), (2, 5)])
+def test_the_encoder_may_change_places_with_the_memory(
+    inputs: int, memory: int, options: dict, return_sequences: bool, differentiated: bool
+) -> None:
+    """With more outputs than orders: the values of equations 18 to 20, and the gradients of the plain way, which a
+    layer that is given a state takes."""
+    torch.manual_seed(0)
+    layer = ParallelLMU(inputs, 2 * ORDER, ORDER, THETA, memory, return_sequences=return_sequences, **options).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(3, TIME, inputs, dtype=torch.float64, requires_grad=differentiated)
+    zero = torch.zeros(3, ORDER, memory, dtype=torch.float64)
+    out, last = layer(x)
+    exact, state = equations(layer, x.detach())
+    assert_same(out, exact if return_sequences else exact[:, -1])
+    assert_same(last, state)
+    leaves = [*layer.parameters(), *([x] if differentiated else [])]
+    loss = out.square().sum() + last.square().sum()
+    plain = layer(x, zero)
+    plain_loss = plain[0].square().sum() + plain[1].square().sum()
+    for one, other in zip(*(torch.autograd.grad(value, leaves) for value in (loss, plain_loss)), strict=True):
+        assert_same(one, other, 100 * TIME * ORDER)
+
+
+def test_an_encoder_that_somebody_watches_is_called() -> None:
+    layer = ParallelLMU(1, 2 * ORDER, ORDER, THETA)
+    seen: list[Tensor] = []
+    layer.encoder.register_forward_hook(lambda _, inputs, output: seen.append(output))
+    layer(torch.randn(2, TIME, 1))
+    assert [value.shape for value in seen] == [(2, TIME, 1)]
+
+
 @pytest.mark.parametrize("algorithm", ["recurrent", "toeplitz", "fft", "chunked"])
 def test_every_algorithm_gives_the_same_outputs(algorithm: str) -> None:
     layer = ParallelLMU(INPUTS, HIDDEN, order=ORDER, theta=THETA, memory_size=2, algorithm=algorithm).double()

@@ -377,6 +377,17 @@ def test_one_tensor_larger_than_the_cache_still_works() -> None:
         torch.testing.assert_close(plmu.states(u, system, algorithm=algorithm)[0], recurrence(u, system).float())
 
 
+def test_a_tensor_as_large_as_the_cache_is_not_built_again_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is decided by a few numbers does not push it out."""
+    system = fresh_system()
+    system._cache = _Cache(limit=1)
+    built = []
+    monkeypatch.setattr(toeplitz, "block_toeplitz", lambda *given: built.append(1) or matrices.block_toeplitz(*given))
+    for _ in range(3):
+        plmu.states(torch.randn(2, 40, CHANNELS), system, algorithm="toeplitz")
+    assert built == [1]
+
+
 def test_errors_while_deriving_reach_the_caller() -> None:
     def broken(system: plmu.LinearSystem) -> Tensor:
         raise MemoryError("too large")

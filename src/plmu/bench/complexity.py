@@ -1,7 +1,8 @@
 """`plmu bench complexity`: how the time of each row of the paper's complexity table grows, measured.
 
-One size is doubled while the others are held, until a call takes long enough that the fixed costs of a small problem no
-longer show; the growth is the slope of log time over log size over the last two doublings.
+One size is doubled while the others are held, until a call takes four times as long as at first, and long enough that
+the fixed costs of a small problem no longer show; the growth is the slope of log time over log size over the last two
+doublings. On a GPU calls run as CUDA graphs: it is the work that grows, not the number of launches.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import plmu
-from plmu.bench.measure import medians
+from plmu.bench.measure import graphed, medians
 
 Sizes = dict[str, int]
 KERNEL = 4
-ENOUGH = 0.05  # seconds on a CPU; a tenth of it on a GPU
+ENOUGH = {"cpu": 0.05, "cuda": 0.002}  # seconds
+MOST = {"cpu": 1 << 27, "cuda": 1 << 31}  # numbers held
+LARGEST_ORDER = 1024
+LARGEST_MATRIX = 1 << 28  # elements of the Toeplitz matrix, which is built on the CPU in float64
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,12 @@ class Layer:
     expected: dict[str, float]  # the exponent of each size; a logarithm counts as nothing
     build: Callable[[Sizes, str], Callable[[], Tensor]]
 
-    def memory(self, sizes: Sizes) -> int:
-        """About how many numbers it holds."""
+    def fits(self, sizes: Sizes, device: str) -> bool:
+        """Whether the numbers it holds, about, are not too many."""
         n, d, d_x = sizes["n"], sizes["d"] if "d" in self.expected else 1, sizes["d_x"]
         square = n * n * d if self.expected["n"] == 2 else 0
-        return sizes["batch"] * n * d * d_x + square + d_x * d_x
+        held = sizes["batch"] * n * d * d_x + square + d_x * d_x
+        return held <= MOST[device.split(":")[0]] and square <= LARGEST_MATRIX and d <= LARGEST_ORDER
 
 
 def rnn(sizes: Sizes, device: str) -> Callable[[], Tensor]:
@@ -114,14 +119,15 @@ def check(layer: Layer) -> None:
 
 def points_of(layer: Layer, base: Sizes, size: str, device: str, rounds: int) -> list[tuple[int, float]]:
     """Seconds forward at doubling sizes, until they are long enough or memory would run short."""
-    enough, most = (ENOUGH, 1 << 27) if device == "cpu" else (ENOUGH / 10, 1 << 31)
-    found: list[tuple[int, float]] = []
-    while len(found) < 3 or found[-1][1] < enough:
+    kind, found = device.split(":")[0], list[tuple[int, float]]()
+    while len(found) < 3 or found[-1][1] < max(ENOUGH[kind], 4 * found[0][1]):
         sizes = {**base, size: base[size] << len(found)}
-        if len(found) >= 3 and (layer.memory(sizes) > most or (size == "d" and sizes["d"] > 512)):
+        if len(found) >= 3 and not layer.fits(sizes, device):
             break
         with torch.no_grad():
-            seconds = medians({"it": layer.build(sizes, device)}, device=device, rounds=max(3, rounds // 2))["it"]
+            built = layer.build(sizes, device)
+            call = built if device == "cpu" else graphed(built)
+            seconds = medians({"it": call}, device=device, rounds=max(3, rounds // 2))["it"]
         found.append((sizes[size], seconds))
     return found
 

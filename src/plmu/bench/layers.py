@@ -1,13 +1,15 @@
 """`plmu bench layers`: the memory with its projection, W_m m, against its limit and against peers.
 
 The limit is the bare product `m @ W` with m already there. Peers of the same width: the FFT form of the paper as plain
-torch has it, torch's LSTM, and scaled dot-product attention.
+torch has it, torch's LSTM, scaled dot-product attention, and the chunked linear attention of flash-linear-attention
+where that is installed (`pip install fla-core`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -59,7 +61,7 @@ GPU_CHOICES = (
     Shape(2, 4096, 32, 32, 64, 256.0),
 )
 CPU_CHOICES = (*CPU_SHAPES, Shape(2, 2000, 1, 140, 40, 50.0), Shape(4, 20, 32, 32, 8, 20.0))
-PEERS = ("FFT", "LSTM", "attention")
+PEERS = ("FFT", "LSTM", "attention", "linear attention")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
@@ -126,9 +128,24 @@ class Problem:
         return lambda: layer(self.u)[0]
 
     def attention(self) -> Callable[[], Tensor]:
-        heads = max(1, self.shape.channels // 64)
-        split = self.u.unflatten(2, (heads, -1)).transpose(1, 2)
+        split = self._heads().transpose(1, 2)
         return lambda: scaled_dot_product_attention(split, split, split, is_causal=True)
+
+    def linear_attention(self) -> Callable[[], Tensor]:
+        """The kernel alone: without weights, a feature map or a normalisation."""
+        from fla.ops.linear_attn import chunk_linear_attn
+
+        split = self._heads()
+
+        def call() -> Tensor:
+            out: Tensor = chunk_linear_attn(split, split, split, normalize=False)[0]
+            return out
+
+        return call
+
+    def _heads(self) -> Tensor:
+        heads: Tensor = self.u.unflatten(2, (max(1, self.shape.channels // 64), -1))
+        return heads
 
     def error(self, call: Callable[[], Tensor]) -> float:
         """Of the first sequence against float64."""
@@ -152,10 +169,14 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
     wrong = [name for name, error in errors.items() if not error <= TOLERANCE[dtype]]
     if wrong:
         raise RuntimeError(f"wrong answers at {shape}, {dtype}: {', '.join(f'{n} {errors[n]:.1e}' for n in wrong)}")
-    forward |= {"FFT": problem.fft(), "LSTM": problem.lstm(), "attention": problem.attention()}
+    without_weight = {"LSTM": problem.lstm(), "attention": problem.attention()}
+    if device != "cpu" and dtype == torch.bfloat16 and find_spec("fla") is not None:
+        without_weight["linear attention"] = problem.linear_attention()
+    forward["FFT"] = problem.fft()
     leaves = (problem.u, problem.weight)
-    both = {name: training(call, *leaves) for name, call in forward.items() if name not in ("LSTM", "attention")}
-    both |= {name: training(forward[name], problem.u) for name in ("LSTM", "attention")}
+    both = {name: training(call, *leaves) for name, call in forward.items()}
+    both |= {name: training(call, problem.u) for name, call in without_weight.items()}
+    forward |= without_weight
     both["product"] = training(bare, operand, problem.weight)
     with torch.no_grad():
         forward_times = medians(_launched({**forward, "product": bare}, device), device=device, rounds=rounds)
@@ -163,12 +184,12 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
     row: dict[str, Any] = {
         "shape": str(shape),
         "dtype": str(dtype).removeprefix("torch."),
-        "ours and the product as CUDA graphs": device != "cpu",
+        "as CUDA graphs": device != "cpu",
         "milliseconds forward": _milli(forward_times),
         "milliseconds forward and backward": _milli(both_times),
         "over the product, forward": {name: forward_times[name] / forward_times["product"] for name in names},
         "over the product, both": {name: both_times[name] / both_times["product"] for name in names},
-        "times faster, both": {peer: both_times[peer] / both_times["auto"] for peer in PEERS},
+        "times faster, both": {peer: both_times[peer] / both_times["auto"] for peer in PEERS if peer in both},
         "error": errors,
     }
     if device != "cpu":
@@ -189,11 +210,8 @@ def _fused_if_it_suits(shape: Shape, dtype: torch.dtype, device: str) -> list[st
 
 
 def _launched(calls: dict[str, Callable[[], Any]], device: str) -> dict[str, Callable[[], Any]]:
-    """On a GPU ours and the product as CUDA graphs, so that it is the work that is compared and not how it is launched;
-    the peers take too long for their launches to count."""
-    if device == "cpu":
-        return calls
-    return {name: call if name in PEERS else graphed(call) for name, call in calls.items()}
+    """On a GPU as CUDA graphs, so that it is the work that is compared and not how it is launched."""
+    return calls if device == "cpu" else {name: graphed(call) for name, call in calls.items()}
 
 
 def choice(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[str, Any]:

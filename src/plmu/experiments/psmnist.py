@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, dropout, linear
+from torch.nn.functional import cross_entropy, dropout
 
 import plmu
 from plmu.data import mnist
@@ -140,8 +140,8 @@ class PermutedMNIST(Experiment):
 class Ours(nn.Module):
     """The parallel LMU with its memory standardised by the training data: m → (m − μ) / σ."""
 
-    mean: Tensor
-    std: Tensor
+    scale: Tensor  # 1 / σ
+    shift: Tensor  # −μ / σ
 
     def __init__(self, config: PlmuModel, pixels: Tensor) -> None:
         super().__init__()
@@ -157,31 +157,28 @@ class Ours(nn.Module):
         self.out = nn.Linear(config.hidden, 10)
         with torch.no_grad():
             m = self.lmu.memory.final_state(pixels[:, :, None], None, None, None).flatten(1)
-        self.register_buffer("mean", m.mean(0))
-        self.register_buffer("std", m.std(0))
+        self.register_buffer("scale", 1 / m.std(0))
+        self.register_buffer("shift", -m.mean(0) / m.std(0))
 
     def forward(self, pixels: Tensor) -> Tensor:
         lmu = self.lmu
         x = pixels[:, :, None]
-        m = lmu.memory.final_state(lmu._encode(x), None, None, None).flatten(1)  # equation 25
-        z = (m - self.mean) / self.std
+        m = lmu._final_state(x, None, None, None).flatten(1)  # equation 25
+        z = torch.addcmul(self.shift, m, self.scale)
         if self.training and self.noise:
-            z = z + self.noise * torch.randn_like(z)
+            z = torch.add(z, torch.randn_like(z), alpha=self.noise)
         z = dropout(z, self.memory_dropout, self.training)
-        total = linear(z, lmu.memory_weight.flatten(1))
-        from_input = lmu._from_input(x[:, -1])
-        hidden = lmu._output(total if from_input is None else total + from_input)
-        logits: Tensor = self.out(dropout(hidden, self.dropout, self.training))
-        return logits
+        hidden = lmu._output(lmu._joint_product(z, x[:, -1], lmu.memory_weight))
+        return dropout(hidden, self.dropout, self.training) @ self.out.weight.mT + self.out.bias
 
     def plain(self) -> Steppable:
         """The same function with μ and σ multiplied into W_m and b_o: ordinary layers."""
         lmu = plmu.ParallelLMU(**self.lmu.config)
         lmu.load_state_dict(self.lmu.state_dict())
-        lmu.to(self.mean.device)
-        lmu.memory_weight.data /= self.std[:, None]
+        lmu.to(self.scale.device)
         assert lmu.bias is not None
-        lmu.bias.data -= lmu.memory_weight.data.flatten(1) @ self.mean
+        lmu.bias.data += lmu.memory_weight.data.flatten(1) @ self.shift
+        lmu.memory_weight.data *= self.scale[:, None]
         return plmu.Sequential(lmu, self.out)
 
 

@@ -110,14 +110,14 @@ class Memory(nn.Module):
             ops.states(u_part, system, state_part, lengths, self.algorithm, resets=resets)
             for system, u_part, state_part in self._groups(u, state)
         ]
-        return torch.cat([m for m, _ in parts], dim=3), torch.cat([last for _, last in parts], dim=2)
+        return _joined([m for m, _ in parts], 3), _joined([last for _, last in parts], 2)
 
     def final_state(self, u: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> Tensor:
         parts = [
             ops.final_state(u_part, system, state_part, lengths, resets=resets)
             for system, u_part, state_part in self._groups(u, state)
         ]
-        return torch.cat(parts, dim=2)
+        return _joined(parts, 2)
 
     def project(
         self, u: Tensor, weight: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None
@@ -133,7 +133,7 @@ class Memory(nn.Module):
         total = outputs[0]
         for o in outputs[1:]:
             total = total + o
-        return total, torch.cat(ends, dim=2)
+        return total, _joined(ends, 2)
 
     def stepper(self, dtype: torch.dtype, device: torch.device) -> MemoryStepper:
         """The memory with its matrices at hand, for many steps."""
@@ -197,6 +197,11 @@ class MemoryStepper:
         groups = len(self.parts)
         pairs = zip(self.parts, u.chunk(groups, dim=2), state.chunk(groups, dim=2), strict=True)
         return torch.cat([part(u_part, state_part) for part, u_part, state_part in pairs], dim=2)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    """The channels of all groups, without a copy where there is one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def _checked_system(system: LinearSystem, order: int | None, theta: object, trainable: str, width: int) -> LinearSystem:

@@ -152,10 +152,11 @@ def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: in
     """s_k = Ā^stride s_{k-1} + v_k for all k: (batch, count, order, channels), in log₂(count) rounds.
 
     `links` (batch, count − 1), where given, says whether s_{k-1} flows into s_k at all. Each round doubles how far
-    back every s_k has looked; each power of Ā is used once on any path, so rounding does not build up.
+    back every s_k has looked; each power of Ā is used once on any path, so rounding does not build up. It ends
+    where Ā has died out.
     """
     shift = 1
-    while shift < values.shape[1]:
+    while shift < values.shape[1] and not system.vanishes(stride * shift, values.dtype):
         advance = system.derive(power, stride * shift, dtype=values.dtype, device=values.device)
         earlier = apply(advance, values[:, :-shift])
         if links is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plmu.ops.matrices import apply, power, response_spectrum
+from plmu.ops.matrices import apply, power, response, response_spectrum
 from plmu.systems import LinearSystem
 
 
@@ -15,12 +15,31 @@ def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor
     batch, time, _, channels = u.shape
     if batch == 0:  # which FFT libraries refuse
         return u.sum() * u.new_zeros(0, time, system.order, channels)
-    points = fast_length(2 * time)  # zero-padded: the circular convolution does not wrap into the result
-    taps = system.derive(response_spectrum, time, points, dtype=u.dtype, device=u.device)
-    spectrum = torch.fft.rfft(u, n=points, dim=1)  # (batch, frequency, inputs, channels)
-    product = taps * spectrum if spectrum.shape[2] == 1 else taps @ spectrum  # (batch, frequency, order, channels)
-    m: Tensor = torch.fft.irfft(product, n=points, dim=1)[:, :time]
+    taps_that_count = span(system, time, u.dtype)
+    points = fast_length(time + taps_that_count)  # zero-padded: the circular convolution does not wrap into the result
+    taps = system.derive(response_spectrum, taps_that_count, points, dtype=u.dtype, device=u.device)
+    spectrum = torch.fft.rfft(u.permute(0, 2, 3, 1), n=points)  # (batch, inputs, channels, frequency)
+    product = taps * spectrum if u.shape[2] == 1 else torch.einsum("oif,bicf->bocf", taps, spectrum)
+    by_order: Tensor = torch.fft.irfft(product, n=points, norm="forward")  # (batch, order, channels, points)
+    m = by_order[..., :time].permute(0, 3, 1, 2)
     return m if state is None else m + _decay(system, state, time)
+
+
+def span(system: LinearSystem, time: int, dtype: torch.dtype) -> int:
+    """How many of the first `time` values of the impulse response count: what is left out is at most a sixteenth of the
+    rounding step, which a transform adds to every state anyway."""
+    if not system.constant:
+        return time
+    return int(system.numbers(spans, time)[dtype == torch.float64])
+
+
+def spans(system: LinearSystem, time: int) -> Tensor:
+    """The same for float32 and float64: (2,)."""
+    energy = response(system, time).square().sum(2)  # (order, time)
+    left = energy.flip(1).cumsum(1).flip(1)  # from each lag on
+    share = (left / left[:, :1]).sqrt()
+    small = [torch.finfo(dtype).eps / 16 for dtype in (torch.float32, torch.float64)]
+    return torch.stack([(~(share <= one)).sum(1).max() for one in small]).double()
 
 
 def _decay(system: LinearSystem, state: Tensor, time: int) -> Tensor:

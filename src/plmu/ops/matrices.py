@@ -88,6 +88,16 @@ def block_matrix(system: LinearSystem, length: int) -> Tensor:
 
 
 def response_spectrum(system: LinearSystem, length: int, points: int) -> Tensor:
-    """F{H}, zero-padded to `points`: (points // 2 + 1, order, inputs), complex."""
-    spectrum: Tensor = torch.fft.rfft(response(system, length), n=points, dim=1)
-    return spectrum.transpose(0, 1).contiguous()
+    """F{H} / points, zero-padded to `points`: (order, inputs, points // 2 + 1), complex."""
+    spectrum: Tensor = torch.fft.rfft(response(system, length).transpose(1, 2), n=points) / points
+    return spectrum.contiguous()
+
+
+def unit_states(system: LinearSystem, length: int) -> Tensor:
+    """The states of a single input that is 1 from the first step on: (length, order)."""
+    return response(system, length).squeeze(2).cumsum(1).mT.contiguous()
+
+
+def unit_state(system: LinearSystem, length: int) -> Tensor:
+    """The last of them: (order,)."""
+    return response(system, length).squeeze(2).sum(1)

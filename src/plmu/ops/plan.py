@@ -261,7 +261,7 @@ def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, f
     carried = blocks * sizes.channels * sizes.order
     passing = 4 * carried * (chunk * sizes.inputs + rounds * sizes.order) if rounds else 0
     states = blocks * chunk * sizes.order * sizes.channels
-    moved = 4 * (1 + rounds) * carried + 3 * blocks * columns * sizes.channels
+    moved = (12 if rates.overlaps else 4) * (1 + rounds) * carried + 3 * blocks * columns * sizes.channels
     launches = 40 + 6 * rounds if rounds else 15
     small = 1 + 24 / columns  # short products do not reach the full rate
     matrix = _matrix(sizes, chunk)
@@ -303,7 +303,7 @@ def _toeplitz(kind: str, sizes: _Sizes, rates: _Device) -> float:
 
 
 def _fft(kind: str, sizes: _Sizes, rates: _Device) -> float:
-    return _plain(kind, sizes, rates, 0, 60 * sizes.states, 28)
+    return _plain(kind, sizes, rates, 0, 25 * sizes.states, 24)
 
 
 def _plain(kind: str, sizes: _Sizes, rates: _Device, flops: float, moved: float, launches: int) -> float:

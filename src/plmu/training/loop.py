@@ -156,7 +156,7 @@ class Trainer:
         if self.config.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         self.loss_sum += loss.detach()
         if self.average is not None and self.config.average is not None:
             blend = get_ema_multi_avg_fn(self.config.average)
