@@ -20,7 +20,7 @@ from plmu.experiments import psmnist as psmnist_module
 from plmu.experiments import run as run_module
 from plmu.experiments.base import Config
 from plmu.experiments.fields import RANGES
-from plmu.experiments.mackey_glass import ACTIVATION_MODULES
+from plmu.experiments.mackey_glass import ACTIVATION_MODULES, _Dense
 from plmu.experiments.text_models import TextExperiment
 from plmu.nn import ACTIVATIONS
 from plmu.training.task import Task
@@ -92,6 +92,14 @@ def test_what_is_deployed_is_what_was_trained(experiment):
     for t in range(given.shape[1]):
         y = stream.push(given[:, t])
     torch.testing.assert_close(y, expected if experiment == "psmnist" else expected[:, -1], rtol=1e-3, atol=1e-3)
+
+
+def test_the_gradients_of_many_examples_are_those_of_a_dense_layer():
+    x, weight, bias = torch.randn(7, 5), torch.randn(3, 5), torch.randn(3)
+    leaves = [value.double().requires_grad_() for value in (x, weight, bias)]
+    assert torch.equal(_Dense.apply(*leaves), torch.nn.functional.linear(*leaves))
+    assert torch.autograd.gradcheck(_Dense.apply, leaves)
+    assert torch.autograd.gradgradcheck(_Dense.apply, leaves)
 
 
 def test_the_command_trains_resumes_and_evaluates(tmp_path, monkeypatch, capsys):

@@ -34,6 +34,7 @@ from torch import Tensor
 
 import plmu
 from ops import ALGORITHMS, RESETTING
+from plmu.ops import fft
 
 R = 1.0
 FADED = 0.01
@@ -387,3 +388,33 @@ def test_growth_in_the_padding_reaches_no_gradient(algorithm: str, with_resets: 
     total = m.sum() + last.sum() + o.sum() + same.sum()
     for value in torch.autograd.grad(total, [u, weight, A] if trained else [u, weight]):
         assert value.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("algorithm", ["fft", "chunked"])
+def test_a_memory_that_dies_out_needs_little_of_the_past(algorithm: str, dtype: torch.dtype) -> None:
+    """A transform not twice as long, states carried over few chunks; and the same result, as far as it can be told."""
+    system = plmu.DelayNetwork(4, 6.0).discretize()
+    time = 3000
+    assert 20 < fft.span(system, time, dtype) < 100
+    assert not system.vanishes(16, dtype)
+    assert system.vanishes(2048, dtype)
+    assert fft.span(plmu.DelayNetwork(1, 1e5).discretize(), time, dtype) == time
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(2, time, 3, dtype=dtype, generator=generator).requires_grad_()
+    u.data[:, 1000:2000] *= 1e-3  # quiet after loud
+    of_m = torch.randn(2, time, 4, 3, dtype=dtype, generator=generator)
+    m, last = plmu.states(u, system, algorithm=algorithm)
+    (of_u,) = torch.autograd.grad(m, u, of_m)
+    exact_u = u.detach().double().requires_grad_()
+    exact = recurrence(exact_u, system)
+    (exact_of_u,) = torch.autograd.grad(exact, exact_u, of_m.double())
+    for value, known in ((m, exact), (last, exact[:, -1]), (of_u, exact_of_u)):
+        bound = 16 * torch.finfo(dtype).eps * known.abs().max().item()
+        torch.testing.assert_close(value.double(), known, rtol=0, atol=bound)
+
+
+def test_a_system_that_grows_keeps_all_of_its_past() -> None:
+    system = plmu.LinearSystem([[1.5]], [1.0])
+    assert fft.span(system, 2000, torch.float32) == 2000  # whose squares overflow
+    assert not system.vanishes(2000, torch.float32)

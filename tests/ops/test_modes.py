@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import plmu
 from ops import ALGORITHMS, RESETTING, in_chunks
-from plmu.ops import matrices
+from plmu.ops import matrices, toeplitz
 from plmu.systems import _Cache
 
 BATCH, TIME, CHANNELS, ORDER, OUT = 3, 4, 2, 3, 2

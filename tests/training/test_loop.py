@@ -198,6 +198,20 @@ def test_the_best_epoch_by_validation_is_what_is_tested():
     assert outcome.test == trainer.evaluate(task().test)
 
 
+def test_refitting_trains_on_validation_data_too_and_takes_the_last_epoch(tmp_path):
+    settings = dataclasses.replace(config(3), refit=True)
+    trainer = Trainer(task(), _seeded_model(), settings, ONE, 3, Checkpoints(tmp_path))
+    assert sorted(trainer._order().flatten().tolist()) == list(range(80))
+    assert torch.equal(trainer.task.train[0], torch.cat([task().train[0], task().valid[0]]))
+    outcome = trainer.run()
+    assert (outcome.best_epoch, outcome.valid) == (3, {})
+    assert not any("valid_mse" in entry for entry in outcome.history)
+    assert outcome.test == trainer.evaluate(task().test)
+    best = Checkpoints(tmp_path).best(torch.device("cpu"))
+    assert best is not None
+    assert best["epoch"] == 3
+
+
 def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own():
     trainer = Trainer(task(), _seeded_model(), config(2), ONE, 3)
     first = trainer._order()

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from plmu.files import replacing
 
-FEW = 4
+FEW = 5
 
 
 def tables(found: dict[str, Any]) -> None:

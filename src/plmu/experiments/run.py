@@ -99,6 +99,8 @@ def _run_seed(
     torch.manual_seed(config.seed)
     task = experiment.task(config)
     network = experiment.build(config, task)
+    if config.training.refit:
+        task.notes["validation"] = "none: its data were trained on too, and the last epoch was taken"
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     log = _Log(folder, options.tensorboard) if processes.writes else None
     if processes.writes:

@@ -36,6 +36,8 @@ class TrainingConfig:
     """Compile the model with torch.compile."""
     evaluate_every: int = 1
     """Epochs between validations."""
+    refit: bool = False
+    """Train on the validation data too, for all epochs, and test the last: for settings that were chosen before."""
     checkpoint_seconds: float = 30.0
     """Time between checkpoints. Resuming gives the same numbers wherever the last one was."""
 

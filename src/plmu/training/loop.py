@@ -12,6 +12,7 @@ of processes gives other random numbers, and so another run, not a rounding of t
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -61,6 +62,9 @@ class Trainer:
         self.config, self.processes, self.seed = config, processes, seed
         self.checkpoints, self.progress, self.on_epoch = checkpoints, progress, on_epoch
         self.device = processes.device
+        if config.refit:
+            together = (torch.cat(parts) for parts in zip(task.train, task.valid, strict=True))
+            task = dataclasses.replace(task, train=tuple(together))
         self.task = task.to(self.device)
         self.model = model.to(self.device)
         self.examples = self.task.train[0].shape[0]
@@ -210,13 +214,15 @@ class Trainer:
             raise self._diverged(f"the loss is {loss} in epoch {self.epoch}")
         entry: dict[str, float] = {"epoch": self.epoch, "loss": loss}
         last = self.epoch == self.config.epochs
-        if self.epoch % self.config.evaluate_every == 0 or last:
+        if self.config.refit:
+            if last:
+                self._keep({})
+        elif self.epoch % self.config.evaluate_every == 0 or last:
             scores = self._evaluate_average(self.task.valid)
             entry.update({f"valid_{name}": value for name, value in scores.items()})
             than = None if self.best is None else self.best["scores"][self.task.metric]
             if self.task.better(scores[self.task.metric], than):
-                weights = {name: value.detach().clone() for name, value in self._averaged().items()}
-                self.best = {"epoch": self.epoch, "scores": scores, "model": weights}
+                self._keep(scores)
         self.history.append(entry)
         if self.processes.writes and self.on_epoch is not None:
             self.on_epoch(entry)
@@ -224,6 +230,11 @@ class Trainer:
             self.progress.at(self.epoch, entry)
         if self.best is None and last:
             raise self._diverged("no validation score was a number")
+
+    def _keep(self, scores: dict[str, float]) -> None:
+        """The model as it is now is the best so far."""
+        weights = {name: value.detach().clone() for name, value in self._averaged().items()}
+        self.best = {"epoch": self.epoch, "scores": scores, "model": weights}
 
     def _diverged(self, what: str) -> Diverged:
         """The error to raise, after the best model was written: checkpoints come now and then, and no more will."""
