@@ -43,7 +43,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
         lines.append(
             (
                 titled(summary),
-                summary["model"],
+                named(summary),
                 f"{summary['parameters']:,}",
                 name.replace("_", " "),
                 shown(score["mean"], summary["percent"], score["std"] if len(summary["seeds"]) > 1 else None),
@@ -60,6 +60,12 @@ def titled(summary: dict[str, Any]) -> str:
     """The experiment, and whether its data were not all there."""
     partial = "partial" in str(summary.get("notes", {}).get("data", ""))
     return f"{summary['experiment']} (partial data)" if partial else str(summary["experiment"])
+
+
+def named(summary: dict[str, Any]) -> str:
+    """The model, and whether it was trained on validation data too."""
+    refit = summary["config"]["training"].get("refit", False)
+    return f"{summary['model']}, refit" if refit else str(summary["model"])
 
 
 def shown(value: float, percent: bool, std: float | None = None) -> str:
@@ -80,7 +86,7 @@ def load(*folders: Path) -> list[dict[str, Any]]:
     chosen: dict[str, Path] = {}
     for path in (path for folder in folders for path in folder.glob("*.json")):
         chosen.setdefault(path.name, path)
-    found = (_read(path) for _, path in sorted(chosen.items()))
+    found = (_read(path) for path in sorted(chosen.values(), key=lambda path: path.stem))
     return [one for one in found if one is not None]
 
 
@@ -175,7 +181,7 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
             axis.errorbar(i, factor * score["mean"], factor * score["std"], fmt="o", color="tab:blue", capsize=4)
             if one["paper"] is not None:
                 axis.plot(i, factor * one["paper"], "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
-        axis.set_xticks(range(len(own)), [one["model"] for one in own], fontsize="small", rotation=15)
+        axis.set_xticks(range(len(own)), [named(one) for one in own], fontsize="small", rotation=15)
         axis.set_xlim(-0.6, len(own) - 0.4)
         axis.set_title(titled(own[0]))
         axis.set_ylabel(own[0]["metric"] + (", %" if own[0]["percent"] else ""))
@@ -201,7 +207,8 @@ td, th {{ padding: .35rem .7rem; border-bottom: 1px solid #ddd; text-align: left
 code {{ background: #f3f3f3; padding: .1rem .3rem; }} img {{ max-width: 100%; }}
 </style></head><body>
 <h1>plmu: results</h1>
-<p>Test scores, chosen on validation data, mean and spread over seeds, beside the paper's.</p>
+<p>Test scores, chosen on validation data, mean and spread over seeds, beside the paper's. A model that was refit was
+trained on validation data too, with settings chosen before.</p>
 <table><tr>{head}</tr>
 {body}</table>
 <p><img src="results.png" alt="Each model's test score beside the paper's"></p>

@@ -81,11 +81,11 @@ def _layers(axes: Any, found: dict[str, Any]) -> None:
     axes[0].set_xticks(range(len(rows)), [f"{row['shape']}\n{row['dtype']}" for row in rows], rotation=30, ha="right", fontsize=7)  # fmt: skip # noqa: E501
     axes[0].set_yscale("log")
     axes[0].set_ylabel("time over the bare product")
-    axes[0].set_title("forward and backward", pad=24)
+    axes[0].set_title("forward and backward", pad=36)
     axes[0].legend(
         loc="lower center",
         bbox_to_anchor=(0.5, 1.0),
-        ncols=len(names),
+        ncols=-(-len(names) // 2),
         fontsize=7,
         frameon=False,
         columnspacing=1,
@@ -108,7 +108,7 @@ def _training_time(axes: Any, found: dict[str, Any]) -> None:
     axes[0].invert_yaxis()
     axes[0].set_xscale("log")
     axes[0].set_xlabel("milliseconds a training step")
-    axes[0].legend()
+    axes[0].legend(loc="lower right")
     length = found["over the length"]
     for name in ("LTI", "parallel"):
         known = [row for row in length if f"milliseconds, {name}" in row]
