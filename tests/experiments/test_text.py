@@ -140,6 +140,26 @@ def test_states_of_frozen_embeddings_are_computed_once(data):
     assert task.notes["parameters besides embeddings"] == 1_201
 
 
+def test_embeddings_may_start_at_zero_with_states_of_the_usual_scale(data):
+    experiment = EXPERIMENTS["imdb"]
+    networks = {}
+    for start in ("random", "zero"):
+        config = experiment.defaults("plmu")
+        config.model.vectors = start
+        torch.manual_seed(0)
+        task = experiment.task(config)
+        networks[start] = experiment.build(config, task).eval()
+        assert task.notes["vectors"] == start
+    zero, random = networks["zero"], networks["random"]
+    assert torch.equal(zero.std, random.std)
+    assert not zero.embedding.weight.any()
+    torch.testing.assert_close(zero(*task.test[:-1]), zero.head[0].bias.expand(len(task.test[0]), 1))
+    task.loss(zero, task.train).backward()
+    assert zero.embedding.weight.grad.abs().max() > 0
+    with pytest.raises(ValueError, match=r"model\.vectors = zero needs model\.trained"):
+        dataclasses.replace(experiment.defaults("frozen").model, vectors="zero")
+
+
 def test_words_are_dropped_in_training_alone():
     torch.manual_seed(0)
     for name in ("plmu", "deep"):

@@ -1,5 +1,7 @@
 """Our own kernels for `project` and `states`, against the float64 recurrence: interpreted where there is no GPU."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ SHAPES = {
     "two tiles of outputs and of channels": (1, 70, 130, 70, 3, 10.0),
     "a long memory over groups of chunks": (1, 200, 9, 5, 20, 300.0),
 }
+OPTIONS = ["plain", "final state used", "state and lengths", "resets", "state, lengths and resets"]
 if DEVICE == "cuda":  # sizes that the kernels for Hopper take
     SHAPES |= {
         "an odd number of chunks": (3, 150, 24, 16, 4, 6.0),
@@ -38,16 +41,20 @@ def error(value: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("options", ["plain", "final state used", "state and lengths"])
+@pytest.mark.parametrize(("name", "options"), [*itertools.product(SHAPES, OPTIONS), ("four groups", OPTIONS[-1])])
 def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_tables, "ONE_GROUP", 1)  # so that states are carried in groups
-    batch, time, channels, out, order, theta = SHAPES[name]
+    batch, time, channels, out, order, theta = {**SHAPES, "four groups": (2, 400, 2, 3, 2, 500.0)}[name]
     system = plmu.DelayNetwork(order, theta).discretize()
     u = torch.randn(batch, time, channels).to(dtype)
     weight = (torch.randn(out, order, channels) / (order * channels) ** 0.5).to(dtype)
     state = torch.randn(batch, order, channels) if "state" in options else None
     lengths = [max(1, (time - 1) >> i) for i in range(batch)] if "lengths" in options else None
+    resets = None
+    if "resets" in options:  # some anywhere, the first sequence's where chunks meet, a quiet one between
+        resets = torch.rand(batch, time) < 2 / time
+        resets[0, [step for step in (0, 63, 128) if step < time]] = True
+        resets[-1, : time // 2] = False
     of_m = torch.randn(batch, time, order, channels).to(dtype)
     of_o, of_last = torch.randn(batch, time, out).to(dtype), torch.randn(batch, order, channels)
 
@@ -58,10 +65,11 @@ def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, mon
 
     def results(algorithm: str, *given: Tensor | None) -> list[Tensor]:
         leaves = [one.clone().requires_grad_() for one in given if one is not None]
-        o, last = plmu.project(leaves[0], system, *leaves[1:], lengths=lengths, algorithm=algorithm)
+        marks = None if resets is None else resets.to(leaves[0].device)
+        o, last = plmu.project(leaves[0], system, *leaves[1:], lengths=lengths, algorithm=algorithm, resets=marks)
         found = [o, last, *gradients((o, last), leaves, (of_o, of_last))]
         del leaves[1]
-        m, same = plmu.states(leaves[0], system, *leaves[1:], lengths=lengths, algorithm=algorithm)
+        m, same = plmu.states(leaves[0], system, *leaves[1:], lengths=lengths, algorithm=algorithm, resets=marks)
         return [*found, m, same, *gradients((m, same), leaves, (of_m, of_last))]
 
     exact = results("recurrent", *(None if one is None else one.double() for one in (u, weight, state)))
@@ -193,11 +201,13 @@ def test_torch_accepts_the_operators() -> None:
     first = torch.randn(2, 4, 5, device=DEVICE, requires_grad=True)
     powers, tables = system.powers(70).float().to(DEVICE), chunk_tables.tables(u, system, 0)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(fused._project, (u, weight, first, powers, *tables, 0), test_utils=checks)
-    torch.library.opcheck(fused._states, (u, first, *tables), test_utils=checks)
+    segments = (torch.rand(u.shape[:2], device=DEVICE) < 0.1).cumsum(1, dtype=torch.int32)
+    for marks in (None, segments):
+        torch.library.opcheck(fused._project, (u, weight, first, marks, powers, *tables, 0), test_utils=checks)
+        torch.library.opcheck(fused._states, (u, first, marks, *tables), test_utils=checks)
     steps = chunk_tables.history(system, torch.float16)
     assert steps == 32
-    given = (u, weight, None, None, *chunk_tables.tables(u, system, steps), steps)
+    given = (u, weight, None, None, None, *chunk_tables.tables(u, system, steps), steps)
     torch.library.opcheck(fused._project, given, test_utils=checks)
 
 
@@ -219,7 +229,6 @@ def test_compiled() -> None:
         ({"dtype": torch.float64}, "no float64"),
         ({"system": plmu.LinearSystem([[0.5]], [[1.0, 2.0]]), "channels": 2}, "not a system with several"),
         ({"system": plmu.DelayNetwork(65, 70.0).discretize()}, "orders up to 64, not 65"),
-        ({"resets": True}, "cannot reset"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -22,7 +22,7 @@ RANGES: dict[str, Range] = {
         lambda value: isinstance(value, tuple) and bool(value) and all(0 < one < math.inf for one in value),
         "one or more numbers of steps, above 0",
     ),
-    "vectors": (lambda value: isinstance(value, str) and bool(value), "auto, random or the name of a file"),
+    "vectors": (lambda value: isinstance(value, str) and bool(value), "auto, random, zero or the name of a file"),
     "length": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
     "shortest": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
     "noise": (lambda value: 0 <= value < math.inf, "at least 0"),

@@ -56,13 +56,19 @@ class TextModel(Checked):
     embedding: int = 300
     """Numbers a word vector has."""
     vectors: str = "auto"
-    """Where embeddings start: auto (GloVe 840B if it is there, else the first file in glove/), random, or a file."""
+    """Where embeddings start: auto (GloVe 840B if it is there, else the first file in glove/), random, zero, or a
+    file."""
     trained: bool = True
     """Whether embeddings are trained; else they stay frozen."""
     word_dropout: float = 0.0
     """Share of words dropped in training; of no effect where the states are computed once."""
     dropout: float = 0.0
     """Share of the classifier's inputs dropped in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vectors == "zero" and not self.trained:
+            raise ValueError("model.vectors = zero needs model.trained: embeddings that stay zero tell nothing")
 
 
 @dataclass
@@ -144,9 +150,9 @@ class TextExperiment(Experiment):
         assert isinstance(task, TextTask)
         model = config.model
         embedding = nn.Embedding(len(task.words) + FIRST, model.embedding)
-        if model.vectors == "random":
+        if model.vectors in ("random", "zero"):
             nn.init.normal_(embedding.weight, std=RANDOM)
-            description = "random"
+            description = model.vectors
         else:
             found = vectors.load(config.data, task.words, model.embedding, model.vectors)
             embedding.weight.data = torch.from_numpy(found.matrix)
@@ -156,6 +162,9 @@ class TextExperiment(Experiment):
         network = classifier(model, embedding, sides, 1 if self.classes == 2 else self.classes)
         if not isinstance(model, LSTMModel):
             network.standardise(task.train[:-1])
+        if model.vectors == "zero":  # with states of the same scale
+            nn.init.zeros_(embedding.weight)
+            network.mean.zero_()
         if network.fixed:
             for name in ("train", "valid", "test"):
                 split = getattr(task, name)

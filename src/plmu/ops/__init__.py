@@ -89,8 +89,8 @@ def project(
             )
         elif chosen.algorithm == "fused":
             inputs = problem.u.squeeze(2).to(problem.dtype)
-            o, last = fused.project(inputs, problem.system, weight.to(problem.dtype), problem.state)
-            if problem.lengths is not None:
+            o, last = fused.project(inputs, problem.system, weight.to(problem.dtype), problem.state, problem.resets)
+            if problem.lengths is not None or problem.resets is not None:
                 last = _final_state(problem)
         else:
             m, last = _all_states(problem, chosen)
@@ -113,8 +113,9 @@ def _driven(problem: Problem) -> Problem:
 def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
     """m as the algorithm leaves it, and the final state in float32 or wider."""
     if chosen.algorithm == "fused":
-        m, last = fused.states(problem.u.squeeze(2).to(problem.dtype), problem.system, problem.state)
-        return m, last if problem.lengths is None else _final_state(problem)
+        inputs = problem.u.squeeze(2).to(problem.dtype)
+        m, last = fused.states(inputs, problem.system, problem.state, problem.resets)
+        return m, last if problem.lengths is None and problem.resets is None else _final_state(problem)
     if chosen.algorithm == "chunked":
         u = problem.u.to(_operand(problem))
         m = chunked.states(u, problem.system, problem.state, problem.lengths, problem.resets, chosen.chunk)

@@ -29,8 +29,10 @@ LARGEST_ORDER = 64
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 
-def project(u: Tensor, system: LinearSystem, weight: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """W_m m (batch, time, out) for u (batch, time, channels), and the final state."""
+def project(
+    u: Tensor, system: LinearSystem, weight: Tensor, state: Tensor | None, resets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """W_m m (batch, time, out) for u (batch, time, channels), and the final state; with resets there is none."""
     first = powers = None
     steps = history(system, u.dtype) if state is None else 0
     if state is not None:
@@ -38,15 +40,23 @@ def project(u: Tensor, system: LinearSystem, weight: Tensor, state: Tensor | Non
         if state.requires_grad:
             segment = min(u.shape[1], SEGMENT)
             powers = system.derive(all_powers, segment, dtype=torch.float32, device=u.device)
-    o, last = _project(u.contiguous(), weight.contiguous(), first, powers, *tables(u, system, steps), steps)
+    segments = _segments(resets)
+    o, last = _project(u.contiguous(), weight.contiguous(), first, segments, powers, *tables(u, system, steps), steps)
     return o, last
 
 
-def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """m (batch, time, order, channels) for u (batch, time, channels), and the final state."""
+def states(
+    u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """m (batch, time, order, channels) for u (batch, time, channels), and the final state; with resets none."""
     first = None if state is None else state.contiguous()
-    m, last = _states(u.contiguous(), first, *tables(u, system, 0))
+    m, last = _states(u.contiguous(), first, _segments(resets), *tables(u, system, 0))
     return m, last
+
+
+def _segments(resets: Tensor | None) -> Tensor | None:
+    """The segments that resets divide each sequence into, counted from 0: (batch, time)."""
+    return None if resets is None else resets.cumsum(1, dtype=torch.int32)
 
 
 @torch.library.custom_op("plmu::project", mutates_args=())
@@ -54,6 +64,7 @@ def _project(
     u: Tensor,
     weight: Tensor,
     first: Tensor | None,
+    segments: Tensor | None,
     powers: Tensor | None,
     toeplitz: Tensor,
     past: Tensor,
@@ -68,9 +79,14 @@ def _project(
     """o, and the final state in float32. With `steps` that many inputs before a chunk stand for its state."""
     before = last = None
     if not steps:
-        before, last = launch.carry(u, first, taps, advance, leap)
-    o = launch.project(u, before, weight, toeplitz, past)
-    return o, launch.final_state(u, last, last_taps, last_advance)
+        before, last = launch.carry(u, first, segments, taps, advance, leap)
+    o = launch.project(u, before, segments, weight, toeplitz, past)
+    return o, _final_state(u, last, segments, last_taps, last_advance)
+
+
+def _final_state(u: Tensor, last: Tensor | None, segments: Tensor | None, taps: Tensor, advance: Tensor) -> Tensor:
+    """In float32; empty where the state is reset, whose end other products find."""
+    return launch.final_state(u, last, taps, advance) if segments is None else advance.new_empty(0)
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
@@ -79,6 +95,7 @@ def _project_backward(
     u: Tensor,
     weight: Tensor,
     first: Tensor | None,
+    segments: Tensor | None,
     toeplitz: Tensor,
     past: Tensor,
     future: Tensor,
@@ -92,12 +109,12 @@ def _project_backward(
     """The gradients of u and of the weight; empty where not needed."""
     of_u, of_weight = u.new_empty(0), weight.new_empty(0)
     if need_weight:
-        before = None if steps else launch.carry(u, first, taps, advance, leap)[0]
-        of_weight = launch.weight_gradient(u, before, of_o, weight, toeplitz, past)
+        before = None if steps else launch.carry(u, first, segments, taps, advance, leap)[0]
+        of_weight = launch.weight_gradient(u, before, segments, of_o, weight, toeplitz, past)
         del before
     if need_u:
-        after = None if steps else launch.carry(of_o, None, taps, advance, leap, reversed=True)[0]
-        of_u = launch.project(of_o, after, weight, toeplitz, future, reversed=True)
+        after = None if steps else launch.carry(of_o, None, segments, taps, advance, leap, reversed=True)[0]
+        of_u = launch.project(of_o, after, segments, weight, toeplitz, future, reversed=True)
     return of_u, of_weight
 
 
@@ -105,6 +122,7 @@ def _project_backward(
 def _states(
     u: Tensor,
     first: Tensor | None,
+    segments: Tensor | None,
     toeplitz: Tensor,
     past: Tensor,
     future: Tensor,
@@ -117,21 +135,22 @@ def _states(
     """m, and the final state in float32."""
     batch, time, channels = u.shape
     order = taps.shape[1]
-    before, last = launch.carry(u, first, taps, advance, leap)
+    before, last = launch.carry(u, first, segments, taps, advance, leap)
     m = u.new_empty(batch, time, order, channels)
     chunks = before.shape[1]
     with torch.cuda.device_of(u):
         launch.kernels().all_states[batch * chunks, tiles(channels, 64), order](
-            u, toeplitz, past, before, m, time, channels, chunks,
-            **launch.sizes(order), WIDTH=64, PRECISION=launch.precision(), num_warps=4,
+            u, toeplitz, past, before, u if segments is None else segments, m, time, channels, chunks,
+            **launch.sizes(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=launch.precision(), num_warps=4,
         )  # fmt: skip
-    return m, launch.final_state(u, last, last_taps, last_advance)
+    return m, _final_state(u, last, segments, last_taps, last_advance)
 
 
 @torch.library.custom_op("plmu::states_backward", mutates_args=())
 def _states_backward(
     of_m: Tensor,
     of_last: Tensor | None,
+    segments: Tensor | None,
     toeplitz: Tensor,
     past: Tensor,
     taps: Tensor,
@@ -144,23 +163,28 @@ def _states_backward(
     chunks = tiles(time, CHUNK)
     of_u = of_m.new_empty(batch, time, channels)
     of_states = advance.new_empty(batch, chunks, order, channels)
-    kernels, options = launch.kernels(), {**launch.sizes(order), "WIDTH": 64}
+    kernels, options = launch.kernels(), {**launch.sizes(order), "WIDTH": 64, "SEGMENTED": segments is not None}
+    marks = of_m if segments is None else segments  # not read where there are none
     with torch.cuda.device_of(of_m):
         kernels.states_gradient[batch * chunks, tiles(channels, 64)](
-            of_m, toeplitz, past, of_u, of_states, time, channels, chunks,
+            of_m, toeplitz, past, marks, of_u, of_states, time, channels, chunks,
             **options, PRECISION=launch.precision(), num_warps=4,
         )  # fmt: skip
-    if of_last is not None:
+    if of_last is not None and segments is None:
         of_states[:, -1] += last_advance.mT @ of_last
         of_u[:, -last_taps.shape[2] :] += (_summed(last_taps).mT @ of_last).to(of_u.dtype)
     reach, back = 1, advance.mT
+    before = None if segments is None else torch.nn.functional.pad(segments, (1, 0))[:, :time:CHUNK]  # each chunk
     while reach < chunks:  # s_k ← Aᵀ s_{k+1} + s_k from the last chunk on, by doubling
-        of_states[:, :-reach] += back @ of_states[:, reach:].clone()
+        told = back @ of_states[:, reach:]
+        if before is not None:
+            told = torch.where((before[:, :-reach] == before[:, reach:])[:, :, None, None], told, 0.0)
+        of_states[:, :-reach] += told
         back, reach = _finite(back @ back), 2 * reach
     if chunks > 1:
         with torch.cuda.device_of(of_m):
             kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
-                of_u, _summed(taps), of_states, time, channels, chunks, **options, PRECISION=launch.exact(of_u)
+                of_u, _summed(taps), of_states, marks, time, channels, chunks, **options, PRECISION=launch.exact(of_u)
             )
     return of_u, of_states[:, 0].clone()
 
@@ -196,9 +220,10 @@ def _through_last(of_last: Tensor, chunks: int, advance: Tensor, last_advance: T
 
 
 @_project.register_fake
-def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, time, channels = u.shape
-    return u.new_empty(batch, time, weight.shape[0]), u.new_empty(batch, weight.shape[1], channels, dtype=torch.float32)
+    last = (batch, weight.shape[1], channels) if segments is None else (0,)
+    return u.new_empty(batch, time, weight.shape[0]), u.new_empty(*last, dtype=torch.float32)
 
 
 @_project_backward.register_fake
@@ -215,14 +240,16 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 
 def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
-    u, weight, first, powers, *tables, last_taps, last_advance = ctx.saved_tensors
+    u, weight, first, segments, powers, *tables, last_taps, last_advance = ctx.saved_tensors
     need_u, need_weight, need_first = ctx.needs_input_grad[:3]
     of_u = of_weight = of_first = None
     if of_o is not None:
         of_o = of_o.contiguous()
-        of_u, of_weight = _project_backward(of_o, u, weight, first, *tables, ctx.steps, need_u, need_weight)
-        of_first = _of_first(of_o, weight, powers) if need_first else None
-    if of_last is not None and (need_u or need_first):
+        of_u, of_weight = _project_backward(of_o, u, weight, first, segments, *tables, ctx.steps, need_u, need_weight)
+        if need_first:  # which reaches the first segment alone
+            reached = of_o if segments is None else torch.where((segments == 0)[:, :, None], of_o, 0.0)
+            of_first = _of_first(reached, weight, powers)
+    if of_last is not None and segments is None and (need_u or need_first):
         taps, advance = tables[3:5]
         told = None
         if not ctx.steps:
@@ -239,26 +266,27 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Te
         of_u if need_u else None,
         of_weight if need_weight else None,
         of_first,
-        *([None] * 10),
+        *([None] * 11),
     )
 
 
 @_states.register_fake
-def _(u: Tensor, first: Tensor | None, toeplitz: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(u: Tensor, first: Tensor | None, segments: Tensor | None, toeplitz: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, time, channels = u.shape
     order = toeplitz.shape[0]
-    return u.new_empty(batch, time, order, channels), u.new_empty(batch, order, channels, dtype=torch.float32)
+    last = (batch, order, channels) if segments is None else (0,)
+    return u.new_empty(batch, time, order, channels), u.new_empty(*last, dtype=torch.float32)
 
 
 @_states_backward.register_fake
-def _(of_m: Tensor, of_last: Tensor | None, *tables: Tensor) -> tuple[Tensor, Tensor]:
+def _(of_m: Tensor, of_last: Tensor | None, *tables: Tensor | None) -> tuple[Tensor, Tensor]:
     batch, time, order, channels = of_m.shape
     return of_m.new_empty(batch, time, channels), of_m.new_empty(batch, order, channels, dtype=torch.float32)
 
 
 def _setup_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, toeplitz, past, _, taps, advance, _, *last = inputs
-    ctx.save_for_backward(toeplitz, past, taps, advance, *last)
+    _, _, segments, toeplitz, past, _, taps, advance, _, *last = inputs
+    ctx.save_for_backward(segments, toeplitz, past, taps, advance, *last)
     ctx.m = output[0].shape
     ctx.set_materialize_grads(False)
 
@@ -266,9 +294,9 @@ def _setup_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 def _backward_states(ctx: Any, of_m: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
     tables = ctx.saved_tensors
     if of_m is None:
-        of_m = tables[0].new_zeros(ctx.m)
+        of_m = tables[1].new_zeros(ctx.m)
     of_u, of_first = _states_backward(of_m.contiguous(), of_last, *tables)
-    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 8))
+    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 9))
 
 
 def _no_second(ctx: Any, *gradients: Tensor) -> None:

@@ -14,7 +14,14 @@ from plmu.ops.chunk_tables import CHUNK, group_size, rows_of, tiles
 
 
 def carry(
-    u: Tensor, first: Tensor | None, taps: Tensor, advance: Tensor, leap: Tensor, *, reversed: bool = False
+    u: Tensor,
+    first: Tensor | None,
+    segments: Tensor | None,
+    taps: Tensor,
+    advance: Tensor,
+    leap: Tensor,
+    *,
+    reversed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The states before all chunks as the products take them (batch, chunks, rows, channels), and the last in float32.
 
@@ -27,12 +34,13 @@ def carry(
     before = u.new_empty(batch, chunks, rows_of(order), channels)
     last = advance.new_empty(batch, order, channels)
     starts = last if first is None else first  # not read where there is none
-    options = {"WIDTH": 64, "PRECISION": exact(u)}
+    marks = last if segments is None else segments  # likewise
+    options = {"WIDTH": 64, "REVERSED": reversed, "SEGMENTED": segments is not None, "PRECISION": exact(u)}
 
     def run(ends: Tensor, *, started: bool, keep: bool) -> None:
         kernels().carry[batch * groups, columns](
-            u, taps, advance, starts, ends, before, last, time, channels, chunks, groups, size,
-            **sizes(order), **options, PARTS=taps.shape[0], STARTED=started, KEEP=keep, REVERSED=reversed,
+            u, taps, advance, starts, marks, ends, before, last, time, channels, chunks, groups, size,
+            **sizes(order), **options, PARTS=taps.shape[0], STARTED=started, KEEP=keep,
         )  # fmt: skip
 
     with torch.cuda.device_of(u):
@@ -43,8 +51,8 @@ def carry(
             run(ends, started=False, keep=False)
             earlier, starts = starts, torch.empty_like(ends)
             kernels().carry_groups[batch, columns](
-                earlier, leap, ends, starts, channels, groups,
-                ORDER=order, ROWS=rows_of(order), **options, STARTED=first is not None,
+                earlier, leap, marks, ends, starts, time, channels, chunks, groups, size,
+                **sizes(order), **options, STARTED=first is not None,
             )  # fmt: skip
             run(ends, started=True, keep=True)
     return before, last
@@ -64,34 +72,48 @@ def final_state(u: Tensor, before: Tensor | None, taps: Tensor, advance: Tensor)
 
 
 def project(
-    u: Tensor, before: Tensor | None, weight: Tensor, toeplitz: Tensor, past: Tensor, *, reversed: bool = False
+    u: Tensor,
+    before: Tensor | None,
+    segments: Tensor | None,
+    weight: Tensor,
+    toeplitz: Tensor,
+    past: Tensor,
+    *,
+    reversed: bool = False,
 ) -> Tensor:
     """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o."""
     batch, time, inputs = u.shape
     order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
     o = u.new_empty(batch, time, outputs)
-    if hopper.runs(u, weight):
+    if segments is None and hopper.runs(u, weight):
         hopper.project(u, before, weight, toeplitz, past, o, reversed=reversed)
         return o
     half, chunks = u.dtype != torch.float32, tiles(time, CHUNK)
     shape = {"WIDTH": 64 if half else 32, "OUT": 256 if half and outputs > 128 else 64}
     with torch.cuda.device_of(u):
         kernels().project[batch * chunks, tiles(outputs, shape["OUT"])](
-            u, weight, toeplitz, past, u if before is None else before, o, time, inputs, outputs, chunks,
+            u, weight, toeplitz, past, u if before is None else before, u if segments is None else segments, o,
+            time, inputs, outputs, chunks,
             ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, **shape, HISTORY=before is None, REVERSED=reversed,
-            PRECISION=precision(), num_warps=4, num_stages=2,
+            SEGMENTED=segments is not None, PRECISION=precision(), num_warps=4, num_stages=2,
         )  # fmt: skip
     return o
 
 
 def weight_gradient(
-    u: Tensor, before: Tensor | None, of_o: Tensor, weight: Tensor, toeplitz: Tensor, past: Tensor
+    u: Tensor,
+    before: Tensor | None,
+    segments: Tensor | None,
+    of_o: Tensor,
+    weight: Tensor,
+    toeplitz: Tensor,
+    past: Tensor,
 ) -> Tensor:
     """Σ of_oᵀ m over all steps."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     chunks = tiles(time, CHUNK)
-    special = hopper.runs(u, weight) and hopper.runs(of_o, weight)
+    special = segments is None and hopper.runs(u, weight) and hopper.runs(of_o, weight)
     width, height = (64, 64) if u.dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
     programs = hopper.weight_tiles(weight) if special else order * tiles(channels, width) * tiles(out, height)
     shares = max(1, min(batch * chunks, hopper.multiprocessors(u.device) // programs))
@@ -103,10 +125,10 @@ def weight_gradient(
     else:
         with torch.cuda.device_of(u):
             kernels().weight_gradient[order * tiles(channels, width), tiles(out, height), shares](
-                u, of_o, toeplitz, past, u if before is None else before, partial,
-                time, channels, out, chunks, batch, share,
+                u, of_o, toeplitz, past, u if before is None else before, u if segments is None else segments,
+                partial, time, channels, out, chunks, batch, share,
                 ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, WIDTH=width, OUT=height, HISTORY=before is None,
-                PRECISION=precision(), num_warps=8, num_stages=3,
+                SEGMENTED=segments is not None, PRECISION=precision(), num_warps=8, num_stages=3,
             )  # fmt: skip
     return partial[0] if shares == 1 else partial.sum(0).to(weight.dtype)
 

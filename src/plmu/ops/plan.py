@@ -106,7 +106,7 @@ def plan(
     if resets and algorithm in ("toeplitz", "fft"):
         raise ValueError(f"algorithm={algorithm!r} cannot reset inside a sequence: use chunked, recurrent or auto")
     kind_of_device = torch.device(device).type
-    trouble = _trouble_with_fused(system, dtype, kind_of_device, resets)
+    trouble = _trouble_with_fused(system, dtype, kind_of_device)
     if algorithm == "fused" and trouble is not None:
         raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
     # The FFT adds rounding errors of the size of the largest state to all others, so none may grow.
@@ -119,7 +119,7 @@ def plan(
     return _known_plan(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None, bounded)
 
 
-def _trouble_with_fused(system: LinearSystem, dtype: torch.dtype, device: str, resets: bool) -> str | None:
+def _trouble_with_fused(system: LinearSystem, dtype: torch.dtype, device: str) -> str | None:
     """Why our own kernels cannot run this, if they cannot."""
     trouble = None
     if device != "cuda" and not fused.interpreted():
@@ -136,8 +136,6 @@ def _trouble_with_fused(system: LinearSystem, dtype: torch.dtype, device: str, r
         trouble = "has no gradient for the system itself"
     elif not system.constant:
         trouble = "needs a system whose values are known"
-    elif resets:
-        trouble = "cannot reset inside a sequence"
     return trouble
 
 
@@ -198,8 +196,9 @@ def _known_plan(
             seconds = _chunked(kind, sizes, rates, half, chunk, fold)
             name = f"chunked, {chunk} steps" + (", folded" if fold else "")
             candidates[name] = (seconds, Plan(kind, "chunked", chunk, fold, _tile(sizes, chunk, device, resets)))
-    # Our own kernels are worth it where the two heavy ones run in their form for the device.
-    if algorithm == "auto" and kind == "project" and may_fuse and hopper.suits(where, dtype, channels, out):
+    # Our own kernels are worth it where the two heavy ones run in their form for the device, which has no resets.
+    suits = kind == "project" and not resets and hopper.suits(where, dtype, channels, out)
+    if algorithm == "auto" and may_fuse and suits:
         candidates["fused"] = (_fused(sizes, rates), Plan(kind, "fused", CHUNK))
     if algorithm == "auto" and (kind == "states" or sizes.states <= rates.stored):
         if device == "cuda" and bounded and not resets and dtype != torch.float64:

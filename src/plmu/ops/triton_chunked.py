@@ -8,6 +8,9 @@ only: it is multiplied into the weight at once, and computed again where the bac
 Shapes: u (batch, time, channels), weight (out, order, channels), o (batch, time, out), states before chunks (batch,
 chunks, ROWS, channels), carried in float32 and kept in the operands' precision. `ORDER` is the order, `ROWS` the same
 rounded up to what a matrix unit takes.
+
+SEGMENTED: the state is reset inside sequences. `segments` (batch, time) numbers the segments that resets divide a
+sequence into, from 0, to which the first state belongs. Nothing passes between moments of different segments.
 """
 
 from __future__ import annotations
@@ -27,10 +30,19 @@ def _added(taps, inputs, row, lag, length, total, ORDER: tl.constexpr, PARTS: tl
 
 
 @triton.jit
+def _segment(segments, sequence, moment, time):
+    """The segment of a moment: 0 before the sequence begins, −1 past its end."""
+    place = segments + sequence.to(tl.int64) * time + moment
+    found = tl.load(place, mask=(moment >= 0) & (moment < time), other=0)
+    return tl.where(moment < time, found, -1)
+
+
+@triton.jit
 def carry(
-    u, taps, advance, starts, ends, before, last, time, channels, chunks, groups, group_size,
+    u, taps, advance, starts, segments, ends, before, last, time, channels, chunks, groups, group_size,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr, STARTED: tl.constexpr, KEEP: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, STARTED: tl.constexpr, KEEP: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """s_{k+1} = A s_k + R u_k over the chunks of one group; R is `taps` (PARTS, order, C).
 
@@ -56,6 +68,12 @@ def carry(
             if k == chunks - 1:
                 tl.store(last + (sequence.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
         inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, CHUNK)
+        if SEGMENTED:  # of the state and the inputs, what reaches the next chunk
+            since = _segment(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
+            until = _segment(segments, sequence, at * CHUNK if REVERSED else at * CHUNK + CHUNK - 1, time)
+            own = _segment(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
+            inputs = tl.where(own == until, inputs, 0.0).to(inputs.dtype)
+            state = tl.where(since == until, state, 0.0)
         nothing = tl.zeros((ROWS, WIDTH), tl.float32)
         added = _added(taps, inputs, row, lag, CHUNK, nothing, ORDER, PARTS, PRECISION)
         state = tl.dot(matrix, state, added, input_precision=PRECISION)
@@ -65,8 +83,9 @@ def carry(
 
 @triton.jit
 def carry_groups(
-    first, leap, ends, starts, channels, groups,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STARTED: tl.constexpr, PRECISION: tl.constexpr,
+    first, leap, segments, ends, starts, time, channels, chunks, groups, group_size,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, STARTED: tl.constexpr,
+    REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """starts[g + 1] = L starts[g] + ends[g], from the first state if STARTED, else from zero."""
     sequence = tl.program_id(0)
@@ -80,6 +99,12 @@ def carry_groups(
     for group in range(groups):
         place = ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column
         tl.store(starts + place, state, mask=inside)
+        if SEGMENTED:
+            begin, end = group * group_size * CHUNK - 1, (group + 1) * group_size * CHUNK - 1
+            if REVERSED:
+                begin, end = (chunks - group * group_size) * CHUNK, (chunks - (group + 1) * group_size) * CHUNK
+            through = _segment(segments, sequence, begin, time) == _segment(segments, sequence, end, time)
+            state = tl.where(through, state, 0.0)
         state = tl.dot(matrix, state, tl.load(ends + place, mask=inside, other=0.0), input_precision=PRECISION)
 
 
@@ -133,11 +158,31 @@ def _past(
 
 
 @triton.jit
+def _cut(
+    kernel, carried, segments, sequence, at, time,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
+):  # fmt: skip
+    """T_i and P_i of a chunk without what would pass from one segment to another."""
+    moment = at * CHUNK + tl.arange(0, CHUNK)
+    own = _segment(segments, sequence, moment[:, None], time)
+    kernel = tl.where(own == _segment(segments, sequence, moment[None, :], time), kernel, 0.0).to(kernel.dtype)
+    if HISTORY:
+        start = (at + 1) * CHUNK if REVERSED else at * CHUNK - ROWS
+        theirs = _segment(segments, sequence, start + tl.arange(0, ROWS)[None, :], time)
+    else:
+        theirs = _segment(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
+    return kernel, tl.where(own == theirs, carried, 0.0).to(carried.dtype)
+
+
+@triton.jit
 def _memory(
-    u, kernel, carried, states, sequence, at, time, channels, chunks, column,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
+    u, kernel, carried, states, segments, sequence, at, time, channels, chunks, column,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """m_i = T_i u + P_i s of a chunk for some channels, in the operands' precision: (C, WIDTH)."""
+    if SEGMENTED:
+        kernel, carried = _cut(kernel, carried, segments, sequence, at, time, ROWS, CHUNK, HISTORY, REVERSED)
     inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, CHUNK)
     past = _past(u, states, sequence, at, time, chunks, channels, column, ROWS, CHUNK, HISTORY, REVERSED)
     m = tl.dot(kernel, inputs, input_precision=PRECISION)
@@ -157,8 +202,9 @@ def _tables(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERS
 
 @triton.jit
 def all_states(
-    u, toeplitz, powers, states, m, time, channels, chunks,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    u, toeplitz, powers, states, segments, m, time, channels, chunks,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One order of all states of a chunk, written once: m (batch, time, order, channels)."""
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
@@ -166,8 +212,9 @@ def all_states(
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
     value = _memory(
-        u, kernel, carried, states, sequence, at, time, channels, chunks, column, ROWS, CHUNK, False, False, PRECISION
-    )
+        u, kernel, carried, states, segments, sequence, at, time, channels, chunks, column,
+        ROWS, CHUNK, False, False, SEGMENTED, PRECISION,
+    )  # fmt: skip
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
     place = m + ((sequence.to(tl.int64) * time + moment) * ORDER + i) * channels + column
     tl.store(place, value, mask=(moment < time) & (column < channels))
@@ -175,8 +222,9 @@ def all_states(
 
 @triton.jit
 def states_gradient(
-    gradient, toeplitz, powers, of_u, of_states, time, channels, chunks,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    gradient, toeplitz, powers, segments, of_u, of_states, time, channels, chunks,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What all states of a chunk say to its inputs, Σ_i T_iᵀ g_i, and to the state before it, Σ_i P_iᵀ g_i."""
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
@@ -188,6 +236,8 @@ def states_gradient(
         place = gradient + ((sequence.to(tl.int64) * time + moment) * ORDER + i) * channels + column
         of_m = tl.load(place, mask=(moment < time) & (column < channels), other=0.0)
         kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
+        if SEGMENTED:
+            kernel, carried = _cut(kernel, carried, segments, sequence, at, time, ROWS, CHUNK, False, False)
         for_inputs = tl.dot(tl.trans(kernel), of_m, for_inputs, input_precision=PRECISION)
         for_state = tl.dot(tl.trans(carried), of_m, for_state, input_precision=PRECISION)
     place = of_u + (sequence.to(tl.int64) * time + moment) * channels + column
@@ -199,9 +249,9 @@ def states_gradient(
 
 @triton.jit
 def project(
-    u, weight, toeplitz, powers, states, o, time, inputs, outputs, chunks,
+    u, weight, toeplitz, powers, states, segments, o, time, inputs, outputs, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    HISTORY: tl.constexpr, REVERSED: tl.constexpr, PRECISION: tl.constexpr,
+    HISTORY: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o = W m for one chunk and OUT outputs.
 
@@ -216,8 +266,8 @@ def project(
     kernel, carried = _tables(toeplitz, powers, 0, ROWS, CHUNK, REVERSED)
     column = tl.arange(0, WIDTH)[None, :]
     m = _memory(
-        u, kernel, carried, states, sequence, at, time, inputs, chunks, column,
-        ROWS, CHUNK, HISTORY, REVERSED, PRECISION,
+        u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column,
+        ROWS, CHUNK, HISTORY, REVERSED, SEGMENTED, PRECISION,
     )  # fmt: skip
     for turn in range(ORDER * tl.cdiv(inputs, WIDTH)):
         row = (turn // ORDER) * WIDTH + tl.arange(0, WIDTH)[:, None]
@@ -230,8 +280,8 @@ def project(
         kernel, carried = _tables(toeplitz, powers, ahead % ORDER, ROWS, CHUNK, REVERSED)
         column = (ahead // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
         next_m = _memory(
-            u, kernel, carried, states, sequence, at, time, inputs, chunks, column,
-            ROWS, CHUNK, HISTORY, REVERSED, PRECISION,
+            u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column,
+            ROWS, CHUNK, HISTORY, REVERSED, SEGMENTED, PRECISION,
         )  # fmt: skip
         total = tl.dot(m, part, total, input_precision=PRECISION)
         m = next_m
@@ -242,9 +292,9 @@ def project(
 
 @triton.jit
 def weight_gradient(
-    u, gradient, toeplitz, powers, states, partial, time, channels, out, chunks, batch, share,
+    u, gradient, toeplitz, powers, states, segments, partial, time, channels, out, chunks, batch, share,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    HISTORY: tl.constexpr, PRECISION: tl.constexpr,
+    HISTORY: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape).
 
@@ -259,8 +309,8 @@ def weight_gradient(
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, batch * chunks)
     m = _memory(
-        u, kernel, carried, states, begin // chunks, begin % chunks, time, channels, chunks, column,
-        ROWS, CHUNK, HISTORY, False, PRECISION,
+        u, kernel, carried, states, segments, begin // chunks, begin % chunks, time, channels, chunks, column,
+        ROWS, CHUNK, HISTORY, False, SEGMENTED, PRECISION,
     )  # fmt: skip
     for number in range(begin, end):
         sequence, at = number // chunks, number % chunks
@@ -271,8 +321,8 @@ def weight_gradient(
         )  # fmt: skip
         ahead = tl.minimum(number + 1, end - 1)
         next_m = _memory(
-            u, kernel, carried, states, ahead // chunks, ahead % chunks, time, channels, chunks, column,
-            ROWS, CHUNK, HISTORY, False, PRECISION,
+            u, kernel, carried, states, segments, ahead // chunks, ahead % chunks, time, channels, chunks, column,
+            ROWS, CHUNK, HISTORY, False, SEGMENTED, PRECISION,
         )  # fmt: skip
         total = tl.dot(incoming, m, total, input_precision=PRECISION)
         m = next_m
@@ -282,8 +332,9 @@ def weight_gradient(
 
 @triton.jit
 def add_through_ends(
-    of_u, taps, of_states, time, channels, chunks,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    of_u, taps, of_states, segments, time, channels, chunks,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """of_u += Rᵀ λ_{k+1} for each chunk but the last: what later chunks say to the inputs of this one."""
     at, sequence = tl.program_id(0) % (chunks - 1), tl.program_id(0) // (chunks - 1)
@@ -291,6 +342,9 @@ def add_through_ends(
     step = tl.arange(0, CHUNK)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     response = tl.load(taps + row[None, :] * CHUNK + step[:, None], mask=row[None, :] < ORDER, other=0.0)
+    if SEGMENTED:
+        own = _segment(segments, sequence, at * CHUNK + step[:, None], time)
+        response = tl.where(own == _segment(segments, sequence, at * CHUNK + CHUNK - 1, time), response, 0.0)
     place = ((sequence * chunks + at + 1).to(tl.int64) * ORDER + row[:, None]) * channels + column
     told = tl.load(of_states + place, mask=(row[:, None] < ORDER) & (column < channels), other=0.0)
     place = of_u + (sequence.to(tl.int64) * time + at * CHUNK + step[:, None]) * channels + column
