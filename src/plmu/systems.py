@@ -174,7 +174,7 @@ class LinearSystem:
 
     def vanishes(self, exponent: int, dtype: torch.dtype) -> bool:
         """Whether Ā^exponent, as `derive` gives it in this precision, is zero throughout."""
-        return self.constant and self.numbers(_largest_of_power, exponent)[0] < _FLUSHED[dtype]
+        return self.constant and self.numbers(_largest_of_power, exponent)[0] < _FLUSHED.get(dtype, 0.0)
 
     def driven_directly(self) -> LinearSystem:
         """The system with the same Ā and B̄ = I, which takes B̄ u for its input."""

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import plmu
+from plmu.bench.training_time import random_task
 from plmu.cli import main
-from plmu.experiments import EXPERIMENTS
+from plmu.experiments import EXPERIMENTS, encoder_last
 from plmu.experiments import psmnist as psmnist_module
 from plmu.experiments import run as run_module
 from plmu.experiments.base import Config
@@ -23,6 +24,8 @@ from plmu.experiments.fields import RANGES
 from plmu.experiments.mackey_glass import ACTIVATION_MODULES, _Dense
 from plmu.experiments.text_models import TextExperiment
 from plmu.nn import ACTIVATIONS
+from plmu.training.loop import Trainer
+from plmu.training.processes import Processes
 from plmu.training.task import Task
 
 COUNTS = {
@@ -94,6 +97,40 @@ def test_what_is_deployed_is_what_was_trained(experiment):
     torch.testing.assert_close(y, expected if experiment == "psmnist" else expected[:, -1], rtol=1e-3, atol=1e-3)
 
 
+def test_the_encoder_may_change_places_with_the_memory():
+    """Values and gradients are those of the layer itself."""
+    torch.manual_seed(0)
+    lmu = plmu.ParallelLMU(1, 7, 5, 9.0, output_activation=None).double()
+    last = plmu.ParallelLMU(1, 7, 5, 9.0, output_activation=None, return_sequences=False).double()
+    for parameter in lmu.parameters():
+        torch.nn.init.normal_(parameter)
+    last.load_state_dict(lmu.state_dict())
+    x = torch.randn(3, 40, 1, dtype=torch.float64)
+    ours = (*encoder_last.projected(lmu, x, lmu.memory_weight), encoder_last.final_state(lmu, x))
+    plain = (*lmu(x), last(x)[1])
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other)
+    parameters = list(lmu.parameters())
+    of_ours = torch.autograd.grad(sum(one.square().sum() for one in ours[:2]), parameters)
+    of_plain = torch.autograd.grad(sum(one.square().sum() for one in plain[:2]), parameters)
+    for one, other in zip(of_ours, of_plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("experiment", ["mackey-glass", "psmnist"])
+def test_ours_trains_in_bfloat16(experiment):
+    one = EXPERIMENTS[experiment]
+    config: Config = one.defaults("plmu")
+    task = random_task(experiment, 160, 4)
+    training = dataclasses.replace(config.training, precision="bfloat16", batch_size=4)
+    trainer = Trainer(task, one.build(config, task), training, Processes(0, 1, torch.device("cpu")), 0)
+    trainer.index.copy_(torch.arange(4))
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer._eager()
+    assert trainer.loss_sum.isfinite()
+    assert any(not torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
+
+
 def test_the_gradients_of_many_examples_are_those_of_a_dense_layer():
     x, weight, bias = torch.randn(7, 5), torch.randn(3, 5), torch.randn(3)
     leaves = [value.double().requires_grad_() for value in (x, weight, bias)]
@@ -162,6 +199,33 @@ def test_a_run_that_diverged_can_be_scored(short, monkeypatch, capsys):
     lines = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert lines["best_epoch"] in ("1", "2")
     assert float(lines["nrmse"]) > 0
+
+
+def test_refitting_through_the_command(short, capsys):
+    """No validation score; the result and the report say so; what cannot be put together is refused."""
+    main([*short, "--training.refit", "--name", "all"])
+    capsys.readouterr()
+    result = json.loads(Path("runs/all-seed0/result.json").read_text())
+    assert (result["best_epoch"], result["valid"]) == (4, {})
+    assert "were trained on too" in result["notes"]["validation"]
+    main(["evaluate", "runs/all-seed0"])
+    assert "best_epoch" in capsys.readouterr().out
+    main(["report", "--results", "runs", "--out", "report"])
+    assert "plmu, refit" in capsys.readouterr().out
+    assert "plmu, refit" in Path("report/report.html").read_text()
+    message = _refused(["train", "addition", "--training.refit", "--training.epochs", "1", "--name", "adding"], capsys)
+    assert "training.refit needs training and validation examples of one size" in message
+
+
+def test_a_run_of_a_version_with_fewer_fields_is_gone_on_with(short, capsys):
+    main(short)
+    known = Path("runs/mackey-glass-plmu-seed0/config.json")
+    described = json.loads(known.read_text())
+    del described["config"]["training"]["refit"]
+    known.write_text(json.dumps(described))
+    main(short)
+    assert "is finished: nothing was trained" in capsys.readouterr().out
+    assert "training.refit was False, now True" in _refused([*short, "--training.refit"], capsys)
 
 
 def test_a_summary_is_of_one_configuration_and_of_all_its_seeds(short, capsys):

@@ -68,39 +68,72 @@ def test_equations_18_to_20(form: str, dtype: torch.dtype) -> None:
     assert_same(state, expected_state)
 
 
-@pytest.mark.parametrize("differentiated", [False, True], ids=["data", "x with gradient"])
-@pytest.mark.parametrize("return_sequences", [True, False])
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"input_to_output": False}], ids=str)
-@pytest.mark.parametrize(("inputs", "memory"), [(1, 1), (3, 1), (1, 4), (2, 2), (2, 5)])
-def test_the_encoder_may_change_places_with_the_memory(
-    inputs: int, memory: int, options: dict, return_sequences: bool, differentiated: bool
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"input_to_output": False}, {"encoder": False}], ids=str)
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_a_thin_memory_is_stored_and_meets_its_weight_beside_the_input(
+    inputs: int, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With more outputs than orders: the values of equations 18 to 20, and the gradients of the plain way, which a
-    layer that is given a state takes."""
+    """One channel and more outputs than orders: the values of equations 18 to 20, the gradients of the way that an
+    algorithm by name takes, and no call of `project`."""
+    if not options.get("encoder", True) and inputs > 1:
+        options = {**options, "system": plmu.LinearSystem(torch.eye(ORDER) / 2, torch.randn(ORDER, inputs))}
+    sizes = () if "system" in options else (ORDER, THETA)
     torch.manual_seed(0)
-    layer = ParallelLMU(inputs, 2 * ORDER, ORDER, THETA, memory, return_sequences=return_sequences, **options).double()
+    layer = ParallelLMU(inputs, 2 * ORDER, *sizes, **options).double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
-    x = torch.randn(3, TIME, inputs, dtype=torch.float64, requires_grad=differentiated)
-    zero = torch.zeros(3, ORDER, memory, dtype=torch.float64)
+    x = torch.randn(3, TIME, inputs, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(3, ORDER, 1, dtype=torch.float64)
+    for given in ({}, {"state": state}, {"lengths": [TIME, 0, 4]}, {"resets": torch.rand(3, TIME) < 0.2}):
+        results = []
+        for algorithm in ("auto", "chunked"):
+            layer.memory.algorithm = algorithm
+            with monkeypatch.context() as patch:
+                if algorithm == "auto":
+                    patch.delattr(plmu.ops, "project")
+                out, last = layer(x, **given)
+            loss = out.square().sum() + last.square().sum()
+            gradients = torch.autograd.grad(loss, [*layer.parameters(), x])
+            results.append([out, last, *gradients])
+        for one, other in zip(*results, strict=True):
+            assert_same(one, other, 100 * TIME * ORDER)
+    layer.memory.algorithm = "auto"
     out, last = layer(x)
-    exact, state = equations(layer, x.detach())
-    assert_same(out, exact if return_sequences else exact[:, -1])
-    assert_same(last, state)
-    leaves = [*layer.parameters(), *([x] if differentiated else [])]
-    loss = out.square().sum() + last.square().sum()
-    plain = layer(x, zero)
-    plain_loss = plain[0].square().sum() + plain[1].square().sum()
-    for one, other in zip(*(torch.autograd.grad(value, leaves) for value in (loss, plain_loss)), strict=True):
-        assert_same(one, other, 100 * TIME * ORDER)
+    exact, final = equations(layer, x.detach(), options.get("system"))
+    assert_same(out, exact)
+    assert_same(last, final)
 
 
-def test_an_encoder_that_somebody_watches_is_called() -> None:
-    layer = ParallelLMU(1, 2 * ORDER, ORDER, THETA)
-    seen: list[Tensor] = []
-    layer.encoder.register_forward_hook(lambda _, inputs, output: seen.append(output))
-    layer(torch.randn(2, TIME, 1))
-    assert [value.shape for value in seen] == [(2, TIME, 1)]
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"memory_size": 2}, torch.float32),
+        ({"hidden_size": ORDER - 1}, torch.float32),
+        ({"algorithm": "chunked"}, torch.float32),
+        ({}, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_other_memories_are_projected_without_being_stored(options: dict, dtype: torch.dtype) -> None:
+    sizes = {"input_size": 2, "hidden_size": 2 * ORDER, "order": ORDER, "theta": THETA}
+    x = torch.zeros(1, TIME, 1, dtype=dtype)
+    assert not ParallelLMU(**{**sizes, **options}).to(dtype)._stores_m(x)
+    plain = ParallelLMU(**sizes)
+    assert plain._stores_m(x.float())
+    assert not plain._stores_m(torch.zeros(1, 1 << 20, 1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not plain._stores_m(x.float())
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "recurrent", "toeplitz", "fft", "chunked"])
+def test_a_state_is_its_owners(algorithm: str) -> None:
+    """Writing to it leaves the output as it is, and it keeps nothing else alive."""
+    for layer in (ParallelLMU(1, 2 * ORDER, ORDER, THETA, algorithm=algorithm), plmu.DelayLayer(1, ORDER, THETA)):
+        out, state = layer(torch.randn(2, 200, 1))
+        before = out.clone()
+        state.detach().zero_()
+        assert torch.equal(out, before)
+        assert state.untyped_storage().nbytes() == state.nbytes
 
 
 @pytest.mark.parametrize("algorithm", ["recurrent", "toeplitz", "fft", "chunked"])

@@ -49,7 +49,7 @@ def test_all_algorithms(dtype, algorithm, order, theta, time, channels, padded):
     assert _error(states, m) < ERROR[dtype]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_resets_and_final_state(dtype):
     torch.manual_seed(0)
     system = plmu.DelayNetwork(6, 20.0).discretize()

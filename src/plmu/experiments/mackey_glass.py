@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import plmu
 from plmu.data import mackey_glass
+from plmu.experiments import encoder_last
 from plmu.experiments.base import Config, Experiment
 from plmu.experiments.fields import Checked
 from plmu.experiments.rivals import lstm
@@ -184,9 +185,12 @@ class Ours(nn.Module):
         self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        total, state = self.lmu._projected(x, self.lmu.memory_weight / self.scale)
-        hidden = self.lmu._output(total)
-        dense = _Dense.apply(hidden.flatten(0, 1), self.dense.weight, self.dense.bias)
+        total, state = encoder_last.projected(self.lmu, x, self.lmu.memory_weight / self.scale)
+        hidden = self.lmu._output(total).flatten(0, 1)
+        if torch.is_autocast_enabled(x.device.type):
+            dense = self.dense(hidden)
+        else:
+            dense = _Dense.apply(hidden, self.dense.weight, self.dense.bias)
         return self.out(ACTIVATIONS[self.activation](dense)).unflatten(0, x.shape[:2]), state
 
     def plain(self) -> Steppable:

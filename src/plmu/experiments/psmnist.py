@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, dropout
 
 import plmu
 from plmu.data import mnist
+from plmu.experiments import encoder_last
 from plmu.experiments.base import Config, Experiment
 from plmu.experiments.fields import Checked
 from plmu.experiments.rivals import lstm
@@ -163,7 +164,7 @@ class Ours(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         lmu = self.lmu
         x = pixels[:, :, None]
-        m = lmu._final_state(x, None, None, None).flatten(1)  # equation 25
+        m = encoder_last.final_state(lmu, x).flatten(1)  # equation 25
         z = torch.addcmul(self.shift, m, self.scale)
         if self.training and self.noise:
             z = torch.add(z, torch.randn_like(z), alpha=self.noise)

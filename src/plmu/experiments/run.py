@@ -63,16 +63,17 @@ def run(
     seeds = [dataclasses.replace(config, seed=config.seed + i) for i in range(options.seeds)]
     stem = options.runs / (options.name or f"{experiment.name}-{model}")
     described = _described(experiment, model, config)
+    usual = _described(experiment, model, experiment.defaults(model))["config"]
     if processes.writes:
         for folder in _folders(stem):
-            _check_same(folder, described)
+            _check_same(folder, described, usual)
     processes.wait()
     for one in seeds:
         _run_seed(experiment, model, one, options, processes, stem.with_name(f"{stem.name}-seed{one.seed}"), words)
     if not processes.writes:
         return {}
     found = [_read_result(folder) for folder in _folders(stem) if (folder / "result.json").is_file()]
-    summary = _summary(experiment, model, [one for one in found if not _differing(one, described)])
+    summary = _summary(experiment, model, [one for one in found if not _differing(one, described, usual)])
     write_json(stem.with_name(f"{stem.name}.json"), summary)
     return summary
 
@@ -100,7 +101,7 @@ def _run_seed(
     task = experiment.task(config)
     network = experiment.build(config, task)
     if config.training.refit:
-        task.notes["validation"] = "none: its data were trained on too, and the last epoch was taken"
+        task.notes["validation"] = "its data were trained on too, and the last epoch was taken"
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     log = _Log(folder, options.tensorboard) if processes.writes else None
     if processes.writes:
@@ -198,13 +199,13 @@ def _prepare(folder: Path, described: dict[str, Any]) -> None:
         write_json(folder / "config.json", described)
 
 
-def _check_same(folder: Path, described: dict[str, Any]) -> None:
+def _check_same(folder: Path, described: dict[str, Any], usual: dict[str, Any]) -> None:
     """See that the run in this folder, of whichever seed, is of this configuration."""
     if not _begun(folder):
         return
     known = folder / "config.json"
     try:
-        differing = _differing(read_json(known), described)
+        differing = _differing(read_json(known), described, usual)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{known} is missing or damaged: remove {folder}, or choose another --name") from None
     if differing:
@@ -226,12 +227,19 @@ def _read_result(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """What differs between two runs, seeds aside."""
+def _differing(a: dict[str, Any], b: dict[str, Any], usual: dict[str, Any]) -> list[str]:
+    """What differs between a run that is there and one that is asked for, seeds aside. The former may be of a version
+    that did not have all fields yet: these had what is usual now."""
     for key in ("experiment", "model"):
         if a[key] != b[key]:
             return [f"{key} was {a[key]}, now {b[key]}"]
-    return _differences({**a["config"], "seed": None}, {**b["config"], "seed": None})
+    return _differences({**_filled(a["config"], usual), "seed": None}, {**b["config"], "seed": None})
+
+
+def _filled(values: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    """With the usual values of fields that are missing."""
+    nested = {key: _filled(values[key], usual[key]) for key in usual if isinstance(values.get(key), dict)}
+    return {**usual, **values, **nested}
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.steppable import Activation, Step, Steppable, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
-from plmu.ops.matrices import unit_state, unit_states
+from plmu.ops.plan import may_store
 from plmu.systems import LinearSystem
 
 
@@ -119,11 +119,19 @@ class ParallelLMU(Steppable):
         check_features(x, 3, self.input_size, self.memory_weight)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         x = keep_valid(x, known)
+        u = self._encode(x)
         if not self.returns_sequences:
-            last = self._final_state(x, state, known, resets)
+            last = self.memory.final_state(u, state, known, resets)
             out = self._output_of_state(last, last_valid(x, known))
             return out if known is None else torch.where((known > 0)[:, None], out, 0.0), last
-        total, last = self._projected(x, self.memory_weight, state, known, resets)
+        if self._stores_m(u):
+            m, last = self.memory.states(u, state, known, resets)
+            total = self._joint_product(m.flatten(2), x, self.memory_weight)
+        else:
+            total, last = self.memory.project(u, self.memory_weight, state, known, resets)
+            from_input = self._from_input(x)
+            if from_input is not None:
+                total = total + from_input.to(total.dtype)
         return keep_valid(self._output(total), known), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -159,49 +167,12 @@ class ParallelLMU(Steppable):
         """W_x x + b_o, what of it there is."""
         return self.bias if self.input_weight is None else linear(x, self.input_weight, self.bias)
 
-    def _final_state(self, x: Tensor, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None) -> Tensor:
-        """Equation 19 for the last step alone."""
-        if not self._encodes_last(x, state, lengths, resets):
-            return self.memory.final_state(self._encode(x), state, lengths, resets)
-        return self._encoded(self.memory.final_state(x, None, None, None), x.shape[1])
-
-    def _projected(
-        self,
-        x: Tensor,
-        memory_weight: Tensor,
-        state: Tensor | None = None,
-        lengths: Tensor | None = None,
-        resets: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """W_m m + W_x x + b_o for all steps, and the final state."""
-        small = self.memory.order <= self.hidden_size  # the states of one channel, next to the output
-        if not small or not self._encodes_last(x, state, lengths, resets):
-            return self._product(self._encode(x), memory_weight, x, state, lengths, resets)
-        assert self.encoder is not None
-        total, last = self._product(x, memory_weight @ self.encoder.weight, x, None, None, None)
-        if self.encoder.bias is not None:  # W_m times the states of an input that is b_u throughout
-            time = x.shape[1]
-            constants = 1 << (time - 1).bit_length()  # few different ones, whatever the lengths
-            ones = self._of_ones(unit_states, constants, x.dtype, x.device)[:time]  # (time, order)
-            total = total + ones @ (memory_weight @ self.encoder.bias).mT
-        return total, self._encoded(last, x.shape[1])
-
-    def _product(
-        self,
-        u: Tensor,
-        memory_weight: Tensor,
-        x: Tensor,
-        state: Tensor | None,
-        lengths: Tensor | None,
-        resets: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The same for the input u of the memory."""
-        if u.shape[2] == 1 and self.memory.order <= self.hidden_size:  # m is no larger than the output: it is stored
-            m, last = self.memory.states(u, state, lengths, resets)
-            return self._joint_product(m.flatten(2), x, memory_weight), last
-        projected, last = self.memory.project(u, memory_weight, state, lengths, resets)
-        from_input = self._from_input(x)
-        return (projected if from_input is None else projected + from_input.to(projected.dtype)), last
+    def _stores_m(self, u: Tensor) -> bool:
+        """Whether m is one channel, no larger than the output, small enough to be stored, and not rounded by it."""
+        memory = self.memory
+        thin = memory.channels == 1 and memory.order <= self.hidden_size and memory.algorithm == "auto"
+        rounded = u.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(u.device.type)
+        return thin and not rounded and may_store(u.shape[0] * u.shape[1] * memory.order, u)
 
     def _joint_product(self, m: Tensor, x: Tensor, memory_weight: Tensor) -> Tensor:
         """W_m m + W_x x + b_o for m (..., order) as one product, of m and x side by side. One with x alone, of few
@@ -214,30 +185,6 @@ class ParallelLMU(Steppable):
             inputs.append(x.new_ones(1).expand(*x.shape[:-1], 1))
             weights.append(self.bias[:, None])
         return torch.cat(inputs, dim=-1) @ torch.cat(weights, dim=1).mT
-
-    def _encodes_last(self, x: Tensor, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None) -> bool:
-        """Whether U_x acts on the memory of x instead of on x: encoder and memory are linear and may change places.
-        With fewer inputs than memory channels it is less work; with as many, where x is data and the memory then needs
-        no gradient."""
-        memory = self.memory
-        fixed = memory.trainable == "none" and memory.groups == 1 and memory.systems()[0].inputs is None
-        plain = self.encoder is not None and _is_plain(self.encoder) and self.f1 is None and self.gate is None
-        from_zero = state is None and lengths is None and resets is None
-        less = self.input_size < self.memory_size or (self.input_size == self.memory_size and not x.requires_grad)
-        return plain and fixed and from_zero and less and not torch.is_autocast_enabled(x.device.type)
-
-    def _encoded(self, m: Tensor, time: int) -> Tensor:
-        """The final state of U_x x + b_u, from m (batch, order, inputs), that of x."""
-        assert self.encoder is not None
-        weight, bias = self.encoder.weight.to(m.dtype).mT, self.encoder.bias
-        if bias is None:
-            return m @ weight
-        offset = self._of_ones(unit_state, time, m.dtype, m.device)[:, None] * bias.to(m.dtype)
-        return torch.addcmul(offset, m, weight) if self.input_size == 1 else m @ weight + offset
-
-    def _of_ones(self, build: Callable[..., Tensor], time: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """States of an input of so many ones, by `build`."""
-        return self.memory.systems()[0].derive(build, time, dtype=dtype, device=device)
 
     def _output(self, total: Tensor) -> Tensor:
         return total if self.f2 is None else self.f2(total)
@@ -255,16 +202,13 @@ class ParallelLMU(Steppable):
 
 def _is_linear(layer: ParallelLMU) -> bool:
     """Whether all of a step before f2 is one linear map of a single channel's state and x, in one precision."""
-    plain = layer.encoder is None or _is_plain(layer.encoder)
+    encoder = layer.encoder
+    plain = encoder is None or (
+        type(encoder) is nn.Linear and not encoder._forward_hooks and not encoder._forward_pre_hooks
+    )
     one_channel = layer.memory.groups == layer.memory.channels == 1
     wide = layer.memory_weight.dtype in (torch.float32, torch.float64)
     return type(layer) is ParallelLMU and plain and one_channel and wide and layer.f1 is None and layer.gate is None
-
-
-def _is_plain(dense: nn.Linear) -> bool:
-    """Whether it does what its weight and bias say, and nobody listens."""
-    hooks = (dense._forward_hooks, dense._forward_pre_hooks, dense._backward_hooks, dense._backward_pre_hooks)
-    return type(dense) is nn.Linear and not any(hooks)
 
 
 def _folded(layer: ParallelLMU) -> Step:

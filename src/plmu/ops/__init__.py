@@ -125,7 +125,7 @@ def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
     if m.dtype != problem.wide:
         return m, _final_state(problem)
     if problem.lengths is None:
-        return m, m[:, -1]
+        return m, m[:, -1].clone()  # not a part of m, which its owner may change
     index = (problem.lengths - 1).clamp(min=0)[:, None, None, None].expand(-1, 1, *m.shape[2:])
     last = m.gather(1, index).squeeze(1)
     before = torch.zeros_like(last) if problem.state is None else problem.state

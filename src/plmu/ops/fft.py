@@ -35,9 +35,9 @@ def span(system: LinearSystem, time: int, dtype: torch.dtype) -> int:
 
 def spans(system: LinearSystem, time: int) -> Tensor:
     """The same for float32 and float64: (2,)."""
-    energy = response(system, time).square().sum(2)  # (order, time)
-    left = energy.flip(1).cumsum(1).flip(1)  # from each lag on
-    share = (left / left[:, :1]).sqrt()
+    size = response(system, time).abs().sum(2)  # (order, time)
+    left = size.flip(1).cumsum(1).flip(1)  # from each lag on
+    share = left / left[:, :1]
     small = [torch.finfo(dtype).eps / 16 for dtype in (torch.float32, torch.float64)]
     return torch.stack([(~(share <= one)).sum(1).max() for one in small]).double()
 

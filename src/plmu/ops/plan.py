@@ -119,6 +119,11 @@ def plan(
     return _known_plan(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None, bounded)
 
 
+def may_store(elements: int, like: Tensor) -> bool:
+    """Whether an m of so many elements, on the device of a tensor, may be stored where it need not be."""
+    return elements <= _DEVICES.get(like.device.type, _DEVICES["cpu"]).stored
+
+
 def _trouble_with_fused(system: LinearSystem, dtype: torch.dtype, device: str) -> str | None:
     """Why our own kernels cannot run this, if they cannot."""
     trouble = None

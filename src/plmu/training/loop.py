@@ -26,7 +26,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig
-from plmu.training.errors import CheckpointError, Diverged
+from plmu.training.errors import CheckpointError, Diverged, RunError
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
 from plmu.training.task import Batch, Task
@@ -43,6 +43,17 @@ class Outcome:
     test: dict[str, float]
     history: History
     seconds: float  # in the loop, over all resumes
+
+
+def _together(train: Batch, valid: Batch) -> Batch:
+    """Both as one split."""
+    shapes = [[tuple(part.shape[1:]) for part in split] for split in (train, valid)]
+    if shapes[0] != shapes[1]:
+        raise RunError(
+            "training.refit needs training and validation examples of one size; they are"
+            f" {shapes[0][0]} and {shapes[1][0]}"
+        )
+    return tuple(torch.cat(parts) for parts in zip(train, valid, strict=True))
 
 
 class Trainer:
@@ -63,8 +74,7 @@ class Trainer:
         self.checkpoints, self.progress, self.on_epoch = checkpoints, progress, on_epoch
         self.device = processes.device
         if config.refit:
-            together = (torch.cat(parts) for parts in zip(task.train, task.valid, strict=True))
-            task = dataclasses.replace(task, train=tuple(together))
+            task = dataclasses.replace(task, train=_together(task.train, task.valid))
         self.task = task.to(self.device)
         self.model = model.to(self.device)
         self.examples = self.task.train[0].shape[0]
