@@ -24,12 +24,6 @@ SIDES = {"imdb": 1, "qqp": 2, "snli": 2}
 OUTPUTS = {"imdb": 1, "qqp": 1, "snli": 3}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("PLMU_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    monkeypatch.delenv("PLMU_DATA", raising=False)
-
-
 @pytest.fixture
 def data(tmp_path, monkeypatch) -> Path:
     """Small files of all sources, in the folder that PLMU_DATA names; runs go to tmp_path/runs."""
