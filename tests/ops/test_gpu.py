@@ -1,5 +1,7 @@
 """The same answers on a GPU: skipped where there is none."""
 
+import threading
+
 import pytest
 import torch
 from reference import at_end, masked, recurrence
@@ -59,6 +61,27 @@ def test_resets_and_final_state(dtype):
     assert _error(m, expected) < ERROR[dtype]
     assert _error(plmu.final_state(u.cuda(), system, resets=resets.cuda()), expected[:, -1]) < ERROR[torch.float32]
     assert _error(last, expected[:, -1]) < ERROR[torch.float32]
+
+
+def test_a_thread_that_has_not_called_cuda_yet():
+    """Where all memory is at hand, nothing before our own kernels brings the GPU's context into the thread."""
+    system = plmu.DelayNetwork(4, 6.0).discretize()
+    u = torch.randn(8, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(64, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.set_multithreading_enabled(False):  # memory for the gradients, but nothing in their own thread
+        o, _ = plmu.project(u, system, weight, algorithm="fused")
+        expected = torch.autograd.grad(o, (u, weight), torch.ones_like(o), retain_graph=True)
+    ones, found = torch.ones_like(o), []
+
+    def work():
+        found.append(plmu.project(u.detach(), system, weight.detach(), algorithm="fused")[0])
+
+    plmu.project(u.detach(), system, weight.detach(), algorithm="fused")
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(found[0], o.detach(), rtol=0, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(o, (u, weight), ones), expected, rtol=0, atol=0)
 
 
 def test_layers_compiled_captured_and_autocast():

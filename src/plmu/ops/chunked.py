@@ -227,9 +227,9 @@ class _BlockProject(torch.autograd.Function):
         x: Tensor, matrix: Tensor, same: Tensor | None, kept: Tensor | None, weight: Tensor, tile: int
     ) -> Tensor:
         parts = []
-        for rows in _tiles(x.shape[0], tile):
-            m = _expand(matrix, x[rows], _reach(same, kept, rows))
-            parts.append(_by_step(m, weight) @ weight.mT)  # (blocks · chunk, out)
+        for rows in _tiles(x.shape[0], tile):  # no name holds a tile of m: it is let go before the next is made
+            reach = _reach(same, kept, rows)
+            parts.append(_by_step(_expand(matrix, x[rows], reach), weight) @ weight.mT)  # (blocks · chunk, out)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @staticmethod
@@ -246,15 +246,15 @@ class _BlockProject(torch.autograd.Function):
         for rows in _tiles(x.shape[0], ctx.tile):
             reach = _reach(same, kept, rows)
             by_step = gradient[rows.start * steps : rows.stop * steps]
+            if need_weight:
+                of_weight = _plus(of_weight, by_step.mT @ _by_step(_expand(matrix, x[rows], reach), weight))
             if need_x or need_matrix:
                 of_m = (by_step @ weight).reshape(rows.stop - rows.start, matrix.shape[0], x.shape[2])
             if need_x:
                 of_x.append(_contract(matrix, of_m, reach))
             if need_matrix:
                 of_matrix = _plus(of_matrix, _matrix_gradient(of_m, x[rows], matrix, reach))
-            if need_weight:
-                m = _by_step(_expand(matrix, x[rows], reach), weight)
-                of_weight = _plus(of_weight, by_step.mT @ m)
+            of_m = None
         joined = None if not need_x else of_x[0] if len(of_x) == 1 else torch.cat(of_x)
         return joined, _narrow(of_matrix, matrix), None, None, _narrow(of_weight, weight), None
 

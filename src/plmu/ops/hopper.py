@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import threading
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ WIDTH, OUT = 64, 256  # channels and outputs of a tile
 ALIGNED = 16  # bytes
 MARGIN = 64  # steps by which a sequence may be filled up
 MOST_RESIDENT = 4  # orders whose tables stay in fast memory
+
+_entered = threading.local()  # the devices whose context each thread has
 
 
 def suits(device: torch.device, dtype: torch.dtype, channels: int, out: int) -> bool:
@@ -62,6 +65,7 @@ def project(
     sums = u.new_empty(halved * 2 * chunk * out, dtype=torch.float32)
     flags = torch.zeros(2 * halved, dtype=torch.int32, device=u.device) if halved else sums
     with torch.cuda.device_of(u):
+        _enter(u.device)
         _modules()[0].project[(min(whole + 2 * halved, programs),)](
             _described(u, 1, chunk, WIDTH),
             _past(u, before, rows),
@@ -102,6 +106,7 @@ def weight_gradient(
     chunk, rows = toeplitz.shape[1], powers.shape[2]
     chunks = -(-time // chunk)
     with torch.cuda.device_of(u):
+        _enter(u.device)
         _modules()[0].weight_gradient[-(-order // 2) * -(-channels // WIDTH), -(-out // OUT), shares](
             _described(u, 1, chunk, WIDTH),
             _past(u, before, rows),
@@ -112,6 +117,15 @@ def weight_gradient(
             ORDER=order, ROWS=rows, CHUNK=chunk, WIDTH=WIDTH, OUT=OUT, STAGES=3 if rows > 32 else 4,
             HISTORY=before is None, num_warps=4,
         )  # fmt: skip
+
+
+def _enter(device: torch.device) -> None:
+    """Bring the GPU's context into this thread, where descriptors for the copy engine are made. A thread that has not
+    called CUDA yet has none, as autograd's may when it finds all memory at hand; any kernel of torch brings it."""
+    devices: set[torch.device] = _entered.__dict__.setdefault("devices", set())
+    if device not in devices:
+        torch.zeros(1, device=device)
+        devices.add(device)
 
 
 def _past(u: Tensor, before: Tensor | None, rows: int) -> Any:
