@@ -13,6 +13,7 @@ from torch.autograd import gradcheck
 
 import plmu
 from plmu.ops.recurrent import Stepper
+from plmu.systems import _Cache
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -399,3 +400,23 @@ def test_what_is_printed() -> None:
     assert repr(plmu.DelayNetwork(12, 100.0)) == "DelayNetwork(order=12, theta=100)"
     assert repr(small_system()) == "LinearSystem(order=5)"
     assert repr(small_system(5, 3)) == "LinearSystem(order=5, inputs=3)"
+
+
+def test_the_cache_drops_what_was_least_used_but_nothing_that_a_cuda_graph_has() -> None:
+    def made(length: int) -> torch.Tensor:
+        return torch.zeros(length, dtype=torch.uint8)
+
+    def key(name: str) -> tuple[str, tuple[int, ...], torch.dtype, torch.device]:
+        return name, (), torch.uint8, torch.device("cpu")
+
+    cache = _Cache(limit=100)
+    for name in "abc":
+        cache.put(key(name), made(30))
+    cache.keep(key("a"))
+    assert cache.get(key("b")) is not None  # used after c
+    cache.put(key("d"), made(30))
+    assert [name for name in "abcd" if cache.get(key(name)) is not None] == ["a", "b", "d"]
+    assert not hasattr(cache, _Cache.name(key("c")))
+    cache.put(key("e"), made(1000))  # larger than the limit: what is in use is kept for the next call
+    assert [name for name in "abcde" if cache.get(key(name)) is not None] == ["a", "e"]
+    assert torch.equal(getattr(cache, _Cache.name(key("e"))), made(1000))

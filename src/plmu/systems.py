@@ -219,6 +219,8 @@ class LinearSystem:
         if found is None:
             found = _without_modes(lambda: _cast(build(self, *sizes), dtype, device))
             self._cache.put(key, found)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._cache.keep(key)
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LinearSystem:
@@ -242,12 +244,14 @@ _cache_lock = threading.Lock()
 class _Cache:
     """Derived tensors of one system, least recently used first out beyond `limit` bytes.
 
-    Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it.
+    Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it. What a CUDA
+    graph has captured stays, as the graph has its address.
     """
 
     def __init__(self, limit: int = 1 << 30) -> None:
         self._limit = limit
         self._entries: OrderedDict[_Key, Tensor] = OrderedDict()
+        self._kept: set[_Key] = set()
         self.numbers: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}  # a few each, and always at hand
 
     @staticmethod
@@ -264,10 +268,17 @@ class _Cache:
 
     def put(self, key: _Key, value: Tensor) -> None:
         with _cache_lock:
+            for old in [one for one in self._entries if one not in self._kept]:
+                if value.nbytes + sum(one.nbytes for one in self._entries.values()) <= self._limit:
+                    break
+                del self._entries[old]
+                delattr(self, self.name(old))
             self._entries[key] = value
             setattr(self, self.name(key), value)
-            while len(self._entries) > 1 and sum(one.nbytes for one in self._entries.values()) > self._limit:
-                delattr(self, self.name(self._entries.popitem(last=False)[0]))
+
+    def keep(self, key: _Key) -> None:
+        with _cache_lock:
+            self._kept.add(key)
 
 
 def _largest_of_power(system: LinearSystem, exponent: int) -> Tensor:

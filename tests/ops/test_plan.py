@@ -215,6 +215,31 @@ def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.Mon
     chosen = plan("project", system=of_order(4), **sizes)
     assert chosen.algorithm == "fused"
     assert "made on chip" in str(chosen)
-    assert plan("project", system=of_order(4), **sizes, resets=True).algorithm == "chunked"
+    assert plan("project", system=of_order(4), **sizes, resets=True).algorithm == "fused"
     assert plan("project", system=of_order(100), **sizes).algorithm == "chunked"
+    assert plan("states", system=of_order(4), **sizes | {"out": None}).algorithm != "fused"
+    _known_plan.cache_clear()
+
+
+def test_in_a_graph_launches_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small shapes are bound by launches, unless a graph replays them: then it is the work that decides."""
+    monkeypatch.setattr(hopper, "suits", lambda *_: True)
+    _known_plan.cache_clear()
+    sizes = {"batch": 128, "time": 64, "channels": 256, "out": 256, "dtype": torch.bfloat16, "device": "cuda"}
+    asked = {"system": of_order(8), **sizes}
+    eager = plan("project", **asked)
+    assert eager.algorithm == "toeplitz"
+    with plmu.for_graphs():
+        replayed = plan("project", **asked)
+        assert replayed.algorithm == "fused"
+        assert replayed.costs["fused"] < eager.costs["fused"]
+        with plmu.for_graphs():
+            pass
+        assert plan("project", **asked) == replayed
+        on_cpu = plan("project", **asked | {"device": "cpu"})
+    assert plan("project", **asked) == eager
+    assert plan("project", **asked | {"device": "cpu"}) == on_cpu  # where there are no graphs
+    with pytest.raises(RuntimeError, match="stop"), plmu.for_graphs():
+        raise RuntimeError("stop")
+    assert plan("project", **asked) == eager
     _known_plan.cache_clear()

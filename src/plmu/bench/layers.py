@@ -76,20 +76,32 @@ def _run(device: str, rounds: int) -> dict[str, Any]:
     gpu = device != "cpu"
     shapes = GPU_SHAPES if gpu else CPU_SHAPES
     kinds = (torch.bfloat16, torch.float32) if gpu else (torch.float32,)
-    found: dict[str, Any] = {
-        "against the limit and peers": [against(shape, dtype, device, rounds) for dtype in kinds for shape in shapes],
-        "auto against every algorithm": [
-            choice(shape, kinds[0], device, rounds) for shape in (GPU_CHOICES if gpu else CPU_CHOICES)
-        ],
-        "length": lengths(kinds[0], device, rounds),
-    }
+    with plmu.for_graphs():
+        found: dict[str, Any] = {
+            "against the limit and peers": [
+                against(shape, dtype, device, rounds) for dtype in kinds for shape in shapes
+            ]
+        }
+    found["auto against every algorithm"] = [
+        choice(shape, kinds[0], device, rounds) for shape in (GPU_CHOICES if gpu else CPU_CHOICES)
+    ]
+    if gpu:
+        with plmu.for_graphs():
+            found["auto against every algorithm, as graphs"] = [
+                choice(shape, kinds[0], device, rounds, graphs=True) for shape in GPU_CHOICES
+            ]
+            found["with resets, as graphs"] = [
+                choice(shape, dtype, device, rounds, graphs=True, every=100) for dtype in kinds for shape in shapes
+            ]
+    found["length"] = lengths(kinds[0], device, rounds)
     return found
 
 
 class Problem:
     """A layer's input, weight and system, the bare product's operand, and what the answer must be."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: str, every: int | None = None) -> None:
+        """With `every`, the state is reset about once in so many steps."""
         self.shape, self.dtype, self.device = shape, dtype, device
         generator = torch.Generator().manual_seed(0)
         scale = (shape.order * shape.channels) ** -0.5
@@ -97,9 +109,12 @@ class Problem:
         weight = scale * _random(generator, shape.out, shape.order, shape.channels)
         self.weight = weight.to(device, dtype).requires_grad_()
         self.system = plmu.DelayNetwork(shape.order, shape.theta).discretize()
+        self.resets: Tensor | None = None
+        if every is not None:
+            self.resets = (torch.rand(shape.batch, shape.time, generator=generator) < 1 / every).to(device)
 
     def project(self, algorithm: str) -> Callable[[], Tensor]:
-        return lambda: plmu.project(self.u, self.system, self.weight, algorithm=algorithm)[0]
+        return lambda: plmu.project(self.u, self.system, self.weight, algorithm=algorithm, resets=self.resets)[0]
 
     def fft(self) -> Callable[[], Tensor]:
         """All of m by torch's FFT, in float32 as it has no half precision for all sizes, then the product."""
@@ -147,12 +162,17 @@ class Problem:
         heads: Tensor = self.u.unflatten(2, (max(1, self.shape.channels // 64), -1))
         return heads
 
-    def error(self, call: Callable[[], Tensor]) -> float:
-        """Of the first sequence against float64."""
+    def errors(self, calls: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
+        """Of the first sequence against float64. Too large a one stops the benchmark."""
         with torch.no_grad():
-            m = plmu.states(self.u[:1].double(), self.system, algorithm="chunked")[0]
+            resets = None if self.resets is None else self.resets[:1]
+            m = plmu.states(self.u[:1].double(), self.system, algorithm="chunked", resets=resets)[0]
             exact = m.flatten(2) @ self.weight.double().flatten(1).mT
-            return relative_error(call()[:1], exact)
+            found = {name: relative_error(call()[:1], exact) for name, call in calls.items()}
+        wrong = [f"{name} {error:.1e}" for name, error in found.items() if not error <= TOLERANCE[self.dtype]]
+        if wrong:
+            raise RuntimeError(f"wrong answers at {self.shape}, {self.dtype}: {', '.join(wrong)}")
+        return found
 
 
 def _random(generator: torch.Generator, *shape: int) -> Tensor:
@@ -165,10 +185,7 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
     names = ["auto", "chunked", *_fused_if_it_suits(shape, dtype, device)]
     bare, operand = problem.bare()
     forward: dict[str, Callable[[], Tensor]] = {name: problem.project(name) for name in names}
-    errors = {name: problem.error(call) for name, call in forward.items()}
-    wrong = [name for name, error in errors.items() if not error <= TOLERANCE[dtype]]
-    if wrong:
-        raise RuntimeError(f"wrong answers at {shape}, {dtype}: {', '.join(f'{n} {errors[n]:.1e}' for n in wrong)}")
+    errors = problem.errors(forward)
     without_weight = {"LSTM": problem.lstm(), "attention": problem.attention()}
     if device != "cpu":
         without_weight["LSTM as a graph"] = without_weight["LSTM"]
@@ -219,22 +236,27 @@ def _launched(calls: dict[str, Callable[[], Any]], device: str) -> dict[str, Cal
     return {name: call if name == "LSTM" else graphed(call) for name, call in calls.items()}
 
 
-def choice(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[str, Any]:
-    """`auto` against the fastest algorithm by name, with gradients."""
-    problem = Problem(shape, dtype, device)
-    names = ["fft", "chunked"]
-    if shape.time**2 * shape.order <= 1 << 25:
+def choice(
+    shape: Shape, dtype: torch.dtype, device: str, rounds: int, *, graphs: bool = False, every: int | None = None
+) -> dict[str, Any]:
+    """`auto` against the fastest algorithm by name, with gradients; with `every`, with resets."""
+    problem = Problem(shape, dtype, device, every)
+    names = ["chunked"] if every else ["fft", "chunked"]
+    if shape.time**2 * shape.order <= 1 << 25 and not every:
         names.append("toeplitz")
     if shape.time <= 64:
         names.append("recurrent")
     names += _fused_if_it_suits(shape, dtype, device)
-    calls = {name: training(problem.project(name), problem.u, problem.weight) for name in (*names, "auto")}
-    times = medians(calls, device=device, rounds=rounds)
+    forward = {name: problem.project(name) for name in (*names, "auto")}
+    problem.errors(forward)
+    calls = {name: training(call, problem.u, problem.weight) for name, call in forward.items()}
+    times = medians(_launched(calls, device) if graphs else calls, device=device, rounds=rounds)
     best = min(names, key=lambda name: times[name])
     asked = {"batch": shape.batch, "time": shape.time, "channels": shape.channels, "out": shape.out}
-    chosen = plmu.plan("project", system=problem.system, dtype=dtype, device=device, **asked)  # type: ignore[arg-type]
+    chosen = plmu.plan("project", system=problem.system, dtype=dtype, device=device, resets=every is not None, **asked)  # type: ignore[arg-type]
     return {
         "shape": str(shape),
+        "dtype": str(dtype).removeprefix("torch."),
         "chosen": chosen.algorithm,
         "best": best,
         "auto over best": times["auto"] / times[best],

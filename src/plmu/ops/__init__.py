@@ -17,10 +17,10 @@ from torch import Tensor
 from plmu.ops import chunked, fft, final, fused, recurrent, toeplitz
 from plmu.ops.check import Lengths, Problem, checked
 from plmu.ops.matrices import apply, input_matrix
-from plmu.ops.plan import Plan, plan
+from plmu.ops.plan import Plan, for_graphs, plan
 from plmu.systems import LinearSystem
 
-__all__ = ["Plan", "final_state", "plan", "project", "states"]
+__all__ = ["Plan", "final_state", "for_graphs", "plan", "project", "states"]
 
 _PLAIN = {"recurrent": recurrent.states, "toeplitz": toeplitz.states, "fft": fft.states}
 

@@ -7,16 +7,18 @@ The rates are round numbers measured once for each kind of device; only their ra
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plmu.ops import fused, hopper
-from plmu.ops.chunk_tables import CHUNK
+from plmu.ops.chunk_tables import CHUNK, group_size, rows_of, tiles
 from plmu.ops.final import block_length
 from plmu.systems import LinearSystem, is_stable
 
@@ -28,6 +30,7 @@ FEW_STEPS = 16  # up to this length "auto" considers the recurrence itself
 SINGLE_CHUNK = 256  # up to this length the whole sequence may be one chunk
 SMALL = 1 << 20  # elements that the weight times the block matrix may always have
 LARGEST_MATRIX = 1 << 24  # elements of a constant matrix that "auto" will build
+CARRIED_ROW = 5e-8  # seconds for a row of the state to pass a chunk in our own kernels
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,38 @@ class _Device:
     half_flops: float
     bandwidth: float
     latency: float  # seconds a small operation takes however little it does
-    half_operands: bool  # whether chunked products run in half precision
+    own_latency: float  # the same for a kernel of our own
+    gpu: bool  # whether chunked products run in half precision
     overlaps: bool  # whether operations are prepared while earlier ones still run
     stored: int  # elements of m up to which `project` may store it: 4 MiB in float32 on a CPU, 64 MiB on a GPU
 
 
 _DEVICES = {
-    "cpu": _Device(1.5e11, 1.5e11, bandwidth=4e9, latency=2.5e-5, half_operands=False, overlaps=False, stored=1 << 20),
-    "cuda": _Device(4e13, 5e14, bandwidth=3e12, latency=3.5e-5, half_operands=True, overlaps=True, stored=1 << 24),
+    "cpu": _Device(1.5e11, 1.5e11, 4e9, 2.5e-5, 2.5e-5, gpu=False, overlaps=False, stored=1 << 20),
+    "cuda": _Device(4e13, 5e14, 3e12, 3.5e-5, 1.4e-4, gpu=True, overlaps=True, stored=1 << 24),
 }
+_GRAPH_LATENCY = 2e-6  # of a kernel in a CUDA graph
+
+_in_graphs = False  # one for all threads: what is recomputed in autograd's must be planned as it was
+
+
+@contextlib.contextmanager
+def for_graphs() -> Iterator[None]:
+    """Within it `"auto"` chooses for calls that are captured as a CUDA graph, where launches cost next to nothing.
+
+    Calls that warm up for the capture belong into it too: they build the constants of what is chosen.
+
+    >>> with plmu.for_graphs():  # doctest: +SKIP
+    ...     step()
+    ...     with torch.cuda.graph(graph):
+    ...         step()
+    """
+    global _in_graphs
+    before, _in_graphs = _in_graphs, True
+    try:
+        yield
+    finally:
+        _in_graphs = before
 
 
 def plan(
@@ -111,12 +137,13 @@ def plan(
         raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
     # The FFT adds rounding errors of the size of the largest state to all others, so none may grow.
     bounded = system.constant and system.numbers(dies_out)[0] == 1
+    graph, fusible = _in_graphs and kind_of_device == "cuda", trouble is None
     inputs = system.inputs or 1
     # operator.index: a compiled graph is made for its sizes, as the constant matrices are.
     sizes = tuple(map(operator.index, (batch, time, system.order, inputs, channels // inputs, out or 0)))
     if torch.compiler.is_compiling():
-        return Plan(kind, *_choice(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None, bounded))
-    return _known_plan(kind, *sizes, dtype, str(device), algorithm, resets, trouble is None, bounded)
+        return Plan(kind, *_choice(kind, *sizes, dtype, str(device), algorithm, resets, fusible, bounded, graph))
+    return _known_plan(kind, *sizes, dtype, str(device), algorithm, resets, fusible, bounded, graph)
 
 
 def may_store(elements: int, like: Tensor) -> bool:
@@ -184,13 +211,16 @@ def _known_plan(
     resets: bool,
     may_fuse: bool,
     bounded: bool,
+    graph: bool,
 ) -> Plan:
     sizes = _Sizes(batch, time, order, inputs, channels, out)
     where, device = torch.device(device), torch.device(device).type
-    if kind == "final_state":
-        return _final(sizes, _DEVICES.get(device, _DEVICES["cpu"]))
     rates = _DEVICES.get(device, _DEVICES["cpu"])
-    half = rates.half_operands and dtype in (torch.float16, torch.bfloat16)
+    if graph:
+        rates = replace(rates, latency=_GRAPH_LATENCY, own_latency=_GRAPH_LATENCY, overlaps=False)
+    if kind == "final_state":
+        return _final(sizes, rates)
+    half = rates.gpu and dtype in (torch.float16, torch.bfloat16)
     if algorithm in ("recurrent", "toeplitz", "fft"):
         return Plan(kind, algorithm, reason="Asked for by name.")
     if algorithm == "fused":
@@ -198,13 +228,13 @@ def _known_plan(
     candidates: dict[str, tuple[float, Plan]] = {}
     for chunk in _chunks(sizes, resets):
         for fold in (False, True) if kind == "project" and not resets and _may_fold(sizes, chunk) else (False,):
-            seconds = _chunked(kind, sizes, rates, half, chunk, fold)
+            seconds = _chunked(kind, sizes, rates, half, chunk, fold, resets)
             name = f"chunked, {chunk} steps" + (", folded" if fold else "")
             candidates[name] = (seconds, Plan(kind, "chunked", chunk, fold, _tile(sizes, chunk, device, resets)))
-    # Our own kernels are worth it where the two heavy ones run in their form for the device, which has no resets.
-    suits = kind == "project" and not resets and hopper.suits(where, dtype, channels, out)
+    # Our own kernels are worth it where the two heavy ones run in their form for the device; with resets the others do.
+    suits = kind == "project" and hopper.suits(where, dtype, channels, out)
     if algorithm == "auto" and may_fuse and suits:
-        candidates["fused"] = (_fused(sizes, rates), Plan(kind, "fused", CHUNK))
+        candidates["fused"] = (_fused(sizes, rates, resets), Plan(kind, "fused", CHUNK))
     if algorithm == "auto" and (kind == "states" or sizes.states <= rates.stored):
         if device == "cuda" and bounded and not resets and dtype != torch.float64:
             candidates["fft"] = (_fft(kind, sizes, rates), Plan(kind, "fft"))
@@ -258,14 +288,14 @@ def _tile(sizes: _Sizes, chunk: int, device: str, resets: bool = False) -> int:
     return max(1, max(least, moved // 4) // (chunk * sizes.order * width))
 
 
-def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, fold: bool) -> float:
+def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, fold: bool, resets: bool) -> float:
     blocks = sizes.batch * -(-sizes.time // chunk)
     columns = chunk * sizes.inputs + (sizes.order if chunk < sizes.time else 0)
     rounds = (-(-sizes.time // chunk) - 1).bit_length()
     carried = blocks * sizes.channels * sizes.order
     passing = 4 * carried * (chunk * sizes.inputs + rounds * sizes.order) if rounds else 0
     states = blocks * chunk * sizes.order * sizes.channels
-    moved = (12 if rates.overlaps else 4) * (1 + rounds) * carried + 3 * blocks * columns * sizes.channels
+    moved = (12 if rates.gpu else 4) * (1 + rounds) * carried + 3 * blocks * columns * sizes.channels
     launches = 40 + 6 * rounds if rounds else 15
     small = 1 + 24 / columns  # short products do not reach the full rate
     matrix = _matrix(sizes, chunk)
@@ -279,21 +309,29 @@ def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, f
         moved += 2 * wide + 4 * chunk * sizes.out * columns * sizes.channels
         launches += 10
     else:
-        tiles = -(-blocks // _tile(sizes, chunk, "cuda" if rates.half_operands else "cpu"))
+        tiles = -(-blocks // _tile(sizes, chunk, "cuda" if rates.gpu else "cpu"))
         flops = 6 * states * columns * small + 6 * states * sizes.out
-        moved += 2 * states + 2 * blocks * chunk * sizes.out + tiles * matrix
+        moved += (22 if resets else 2) * states + 2 * blocks * chunk * sizes.out + tiles * matrix
         launches += 10 * tiles + 10
     return _seconds(rates, flops, 4 * moved, launches, half, in_float32=passing)
 
 
-def _fused(sizes: _Sizes, rates: _Device) -> float:
-    """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs."""
+def _fused(sizes: _Sizes, rates: _Device, resets: bool) -> float:
+    """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. With resets, by the kernels for
+    every GPU, which take two and a half times as long."""
     wide = 256 if sizes.out > 128 else 128 if sizes.out > 64 else 64
     steps = sizes.batch * -(-sizes.time // CHUNK) * CHUNK
     products = 6 * steps * sizes.order * -(-sizes.channels // 64) * 64 * -(-sizes.out // wide) * wide
     moved = 3 * sizes.batch * sizes.time * (sizes.channels + sizes.out)
-    extra = 1 + (CHUNK + 32) / wide
-    return _seconds(rates, products * extra, 2 * moved, launches=50, half=True)
+    extra = (2.5 if resets else 1) * (1 + (CHUNK + 32) / wide)
+    chunks = tiles(sizes.time, CHUNK)
+    group = group_size(chunks)
+    one_after_another = 3 * (
+        chunks if group == chunks else 2 * group + tiles(chunks, group)
+    )  # where states are carried
+    rates = replace(rates, latency=rates.own_latency)
+    carrying = one_after_another * rows_of(sizes.order) * CARRIED_ROW
+    return carrying + _seconds(rates, products * extra, 2 * moved, launches=12, half=True)
 
 
 def _recurrent(kind: str, sizes: _Sizes, rates: _Device) -> float:
@@ -307,7 +345,7 @@ def _toeplitz(kind: str, sizes: _Sizes, rates: _Device) -> float:
 
 
 def _fft(kind: str, sizes: _Sizes, rates: _Device) -> float:
-    return _plain(kind, sizes, rates, 0, 25 * sizes.states, 24)
+    return _plain(kind, sizes, rates, 0, 30 * sizes.states, 24)
 
 
 def _plain(kind: str, sizes: _Sizes, rates: _Device, flops: float, moved: float, launches: int) -> float:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from plmu.ops import for_graphs
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig
 from plmu.training.errors import CheckpointError, Diverged, RunError
@@ -183,13 +184,14 @@ class Trainer:
         self.trained.train()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._eager()
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._eager()
+        with for_graphs():
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    self._eager()
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph):
+                self._eager()
         self.model.load_state_dict(snapshot)  # in place, as all below: the graph has the addresses
         for state in self.optimizer.state.values():
             for value in state.values():
