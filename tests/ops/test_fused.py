@@ -51,9 +51,9 @@ def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, mon
     state = torch.randn(batch, order, channels) if "state" in options else None
     lengths = [max(1, (time - 1) >> i) for i in range(batch)] if "lengths" in options else None
     resets = None
-    if "resets" in options:  # some anywhere, the first sequence's where chunks meet, a quiet one between
+    if "resets" in options:  # some anywhere, the first sequence's where chunks and groups meet, a quiet one between
         resets = torch.rand(batch, time) < 2 / time
-        resets[0, [step for step in (0, 63, 128) if step < time]] = True
+        resets[0, [step for step in (0, 63, 128, 320) if step < time]] = True
         resets[-1, : time // 2] = False
     of_m = torch.randn(batch, time, order, channels).to(dtype)
     of_o, of_last = torch.randn(batch, time, out).to(dtype), torch.randn(batch, order, channels)

@@ -1,7 +1,7 @@
 """`project` and `states` by our own kernels on a GPU: chunks as in `plmu.ops.chunked`.
 
 Forward: one kernel writes W_m m, or m, once; for W_m m no tile of m ever reaches memory. What a chunk knows of its past
-is the state before it, for all chunks in one launch or three; or, where the impulse response fades within a chunk, the
+is the state before it, for all chunks in one launch or two; or, where the impulse response fades within a chunk, the
 last inputs before it, and no state is passed at all. Backward: the gradient of u is the same projection with time
 running backwards, of the gradient of o by the transposed weight. That of the weight is one more kernel, whose sum over
 time is cut into fixed shares and added up in a fixed order, so that results repeat bit for bit. Nothing but u and the

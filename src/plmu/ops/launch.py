@@ -33,28 +33,21 @@ def carry(
     groups, columns = tiles(chunks, size), tiles(channels, 64)
     before = u.new_empty(batch, chunks, rows_of(order), channels)
     last = advance.new_empty(batch, order, channels)
-    starts = last if first is None else first  # not read where there is none
-    marks = last if segments is None else segments  # likewise
-    options = {"WIDTH": 64, "REVERSED": reversed, "SEGMENTED": segments is not None, "PRECISION": exact(u)}
+    ends = advance.new_empty(batch, groups, order, channels) if groups > 1 else last
+    marks = last if segments is None else segments  # not read where there are none
 
-    def run(ends: Tensor, *, started: bool, keep: bool) -> None:
+    def run(*, started: bool, keep: bool) -> None:
         kernels().carry[batch * groups, columns](
-            u, taps, advance, starts, marks, ends, before, last, time, channels, chunks, groups, size,
-            **sizes(order), **options, PARTS=taps.shape[0], STARTED=started, KEEP=keep,
+            u, taps, advance, leap, first if started else last, marks, ends, before, last,
+            time, channels, chunks, groups, size,
+            **sizes(order), WIDTH=64, PARTS=taps.shape[0], STARTED=started, KEEP=keep, REVERSED=reversed,
+            SEGMENTED=segments is not None, PRECISION=exact(u),
         )  # fmt: skip
 
     with torch.cuda.device_of(u):
-        if groups == 1:
-            run(last, started=first is not None, keep=True)
-        else:
-            ends = advance.new_empty(batch, groups, order, channels)
-            run(ends, started=False, keep=False)
-            earlier, starts = starts, torch.empty_like(ends)
-            kernels().carry_groups[batch, columns](
-                earlier, leap, marks, ends, starts, time, channels, chunks, groups, size,
-                **sizes(order), **options, STARTED=first is not None,
-            )  # fmt: skip
-            run(ends, started=True, keep=True)
+        if groups > 1:
+            run(started=False, keep=False)
+        run(started=first is not None, keep=True)
     return before, last
 
 

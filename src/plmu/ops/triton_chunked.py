@@ -39,27 +39,38 @@ def _segment(segments, sequence, moment, time):
 
 @triton.jit
 def carry(
-    u, taps, advance, starts, segments, ends, before, last, time, channels, chunks, groups, group_size,
+    u, taps, advance, leap, first, segments, ends, before, last, time, channels, chunks, groups, group_size,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, STARTED: tl.constexpr, KEEP: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """s_{k+1} = A s_k + R u_k over the chunks of one group; R is `taps` (PARTS, order, C).
 
-    From starts[group] if STARTED, else from zero. All states before chunks go to `before` (batch, chunks, ROWS,
-    channels) if KEEP, and the one before the last chunk to `last` (batch, order, channels); otherwise only the one
-    after the group, to `ends`.
+    KEEP: all states before chunks go to `before` (batch, chunks, ROWS, channels), and the one before the last chunk to
+    `last` (batch, order, channels). Otherwise each group begins at zero and leaves the state after it in `ends` (batch,
+    groups, order, channels), from which the launch with KEEP then makes the state before its group.
     """
     group, sequence = tl.program_id(0) % groups, tl.program_id(0) // groups
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = (row < ORDER) & (column < channels)
+    square = (row < ORDER) & (inner < ORDER)
     lag = CHUNK - 1 - step if REVERSED else step
-    matrix = tl.load(advance + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
-    of_group = ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column
     state = tl.zeros((ROWS, WIDTH), tl.float32)
     if STARTED:
-        state = tl.load(starts + of_group, mask=inside, other=0.0)
+        state = tl.load(first + (sequence.to(tl.int64) * ORDER + row) * channels + column, mask=inside, other=0.0)
+    if KEEP:
+        matrix = tl.load(leap + row * ORDER + inner, mask=square, other=0.0)
+        for earlier in range(group):
+            if SEGMENTED:  # whether the state passes through a whole group
+                begin, end = earlier * group_size * CHUNK - 1, (earlier + 1) * group_size * CHUNK - 1
+                if REVERSED:
+                    begin, end = (chunks - earlier * group_size) * CHUNK, (chunks - (earlier + 1) * group_size) * CHUNK
+                through = _segment(segments, sequence, begin, time) == _segment(segments, sequence, end, time)
+                state = tl.where(through, state, 0.0)
+            place = ((sequence * groups + earlier).to(tl.int64) * ORDER + row) * channels + column
+            state = tl.dot(matrix, state, tl.load(ends + place, mask=inside, other=0.0), input_precision=PRECISION)
+    matrix = tl.load(advance + row * ORDER + inner, mask=square, other=0.0)
     for k in range(group * group_size, tl.minimum((group + 1) * group_size, chunks)):
         at = chunks - 1 - k if REVERSED else k
         if KEEP:
@@ -78,34 +89,8 @@ def carry(
         added = _added(taps, inputs, row, lag, CHUNK, nothing, ORDER, PARTS, PRECISION)
         state = tl.dot(matrix, state, added, input_precision=PRECISION)
     if not KEEP:
-        tl.store(ends + of_group, state, mask=inside)
-
-
-@triton.jit
-def carry_groups(
-    first, leap, segments, ends, starts, time, channels, chunks, groups, group_size,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, STARTED: tl.constexpr,
-    REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """starts[g + 1] = L starts[g] + ends[g], from the first state if STARTED, else from zero."""
-    sequence = tl.program_id(0)
-    row, inner = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inside = (row < ORDER) & (column < channels)
-    matrix = tl.load(leap + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
-    state = tl.zeros((ROWS, WIDTH), tl.float32)
-    if STARTED:
-        state = tl.load(first + (sequence.to(tl.int64) * ORDER + row) * channels + column, mask=inside, other=0.0)
-    for group in range(groups):
         place = ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column
-        tl.store(starts + place, state, mask=inside)
-        if SEGMENTED:
-            begin, end = group * group_size * CHUNK - 1, (group + 1) * group_size * CHUNK - 1
-            if REVERSED:
-                begin, end = (chunks - group * group_size) * CHUNK, (chunks - (group + 1) * group_size) * CHUNK
-            through = _segment(segments, sequence, begin, time) == _segment(segments, sequence, end, time)
-            state = tl.where(through, state, 0.0)
-        state = tl.dot(matrix, state, tl.load(ends + place, mask=inside, other=0.0), input_precision=PRECISION)
+        tl.store(ends + place, state, mask=inside)
 
 
 @triton.jit
