@@ -191,15 +191,15 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
         without_weight["LSTM as a graph"] = without_weight["LSTM"]
     if device != "cpu" and dtype == torch.bfloat16 and find_spec("fla") is not None:
         without_weight["linear attention"] = problem.linear_attention()
+    forward["FFT"] = problem.fft()
     leaves = (problem.u, problem.weight)
     both = {name: training(call, *leaves) for name, call in forward.items()}
+    both |= {name: training(call, problem.u) for name, call in without_weight.items()}
+    forward |= without_weight
     both["product"] = training(bare, operand, problem.weight)
-    rivals = {name: training(call, problem.u) for name, call in without_weight.items()}
-    rivals["FFT"] = training(problem.fft(), *leaves)
-    without_weight["FFT"] = problem.fft()
     with torch.no_grad():
-        forward_times = _steady({**forward, "product": bare}, without_weight, device, rounds)
-    both_times = _steady(both, rivals, device, rounds)
+        forward_times = medians(_launched({**forward, "product": bare}, device), device=device, rounds=rounds)
+    both_times = medians(_launched(both, device), device=device, rounds=rounds)
     row: dict[str, Any] = {
         "shape": str(shape),
         "dtype": str(dtype).removeprefix("torch."),
@@ -208,7 +208,7 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
         "milliseconds forward and backward": _milli(both_times),
         "over the product, forward": {name: forward_times[name] / forward_times["product"] for name in names},
         "over the product, both": {name: both_times[name] / both_times["product"] for name in names},
-        "times faster, both": {peer: both_times[peer] / both_times["auto"] for peer in PEERS if peer in rivals},
+        "times faster, both": {peer: both_times[peer] / both_times["auto"] for peer in PEERS if peer in both},
         "error": errors,
     }
     if device != "cpu":
@@ -221,15 +221,6 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
             name: (peak_memory(training(forward[name], *leaves)) - results * size) / (moved * size) for name in names
         }
     return row
-
-
-def _steady(
-    ours: dict[str, Callable[[], Any]], rivals: dict[str, Callable[[], Any]], device: str, rounds: int
-) -> dict[str, float]:
-    """Ours and the product take turns apart from the others, which load a GPU otherwise and leave it at another clock,
-    and for long enough that it settles."""
-    apart = medians(_launched(ours, device), device=device, rounds=rounds, least=0.02 if device == "cpu" else 0.1)
-    return apart | medians(_launched(rivals, device), device=device, rounds=rounds)
 
 
 def _fused_if_it_suits(shape: Shape, dtype: torch.dtype, device: str) -> list[str]:
