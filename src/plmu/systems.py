@@ -205,22 +205,24 @@ class LinearSystem:
         return self._cache.numbers[key]
 
     def _cached_name(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> str:
-        """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph."""
-        self._cached(build, *sizes, dtype=dtype, device=device)
+        """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph. It stays, since
+        what is compiled may be captured as a CUDA graph later."""
+        self._cached(build, *sizes, dtype=dtype, device=device, keep=device.type == "cuda")
         return _Cache.name((build.__name__, sizes, dtype, device))
 
     # What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
     _cached_name._dynamo_marked_constant = numbers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    def _cached(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _cached(
+        self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device, keep: bool = False
+    ) -> Tensor:
         assert self._cache is not None
+        keep = keep or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
         key = (build.__name__, sizes, dtype, device)
-        found = self._cache.get(key)
+        found = self._cache.get(key, keep)
         if found is None:
-            found = _without_modes(lambda: _cast(build(self, *sizes), dtype, device))
-            self._cache.put(key, found)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._cache.keep(key)
+            made = _without_modes(lambda: _cast(build(self, *sizes), dtype, device))
+            found = self._cache.put(key, made, keep)
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LinearSystem:
@@ -244,14 +246,14 @@ _cache_lock = threading.Lock()
 class _Cache:
     """Derived tensors of one system, least recently used first out beyond `limit` bytes.
 
-    Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it. What a CUDA
-    graph has captured stays, as the graph has its address.
+    Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it. What is to be
+    kept, since a CUDA graph has its address, stays and does not count.
     """
 
     def __init__(self, limit: int = 1 << 30) -> None:
         self._limit = limit
         self._entries: OrderedDict[_Key, Tensor] = OrderedDict()
-        self._kept: set[_Key] = set()
+        self._kept: dict[_Key, Tensor] = {}
         self.numbers: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}  # a few each, and always at hand
 
     @staticmethod
@@ -259,26 +261,27 @@ class _Cache:
         build, sizes, dtype, device = key
         return "_".join(map(str, (build, *sizes, dtype, device))).replace(".", "_").replace(":", "_")
 
-    def get(self, key: _Key) -> Tensor | None:
+    def get(self, key: _Key, keep: bool = False) -> Tensor | None:
         with _cache_lock:
-            found = self._entries.get(key)
-            if found is not None:
-                self._entries.move_to_end(key)
-            return found
+            return self._find(key, keep)
 
-    def put(self, key: _Key, value: Tensor) -> None:
+    def put(self, key: _Key, value: Tensor, keep: bool = False) -> Tensor:
+        """The tensor under that key: this one, or another thread's that was there first."""
         with _cache_lock:
-            for old in [one for one in self._entries if one not in self._kept]:
-                if value.nbytes + sum(one.nbytes for one in self._entries.values()) <= self._limit:
-                    break
-                del self._entries[old]
-                delattr(self, self.name(old))
-            self._entries[key] = value
+            if (there := self._find(key, keep)) is not None:
+                return there
             setattr(self, self.name(key), value)
+            (self._kept if keep else self._entries)[key] = value
+            while len(self._entries) > 1 and sum(one.nbytes for one in self._entries.values()) > self._limit:
+                delattr(self, self.name(self._entries.popitem(last=False)[0]))
+            return value
 
-    def keep(self, key: _Key) -> None:
-        with _cache_lock:
-            self._kept.add(key)
+    def _find(self, key: _Key, keep: bool) -> Tensor | None:
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            if keep:
+                self._kept[key] = self._entries.pop(key)
+        return self._kept.get(key, self._entries.get(key))
 
 
 def _largest_of_power(system: LinearSystem, exponent: int) -> Tensor:

@@ -1,13 +1,15 @@
 """Our own kernels for `project` and `states`, against the float64 recurrence: interpreted where there is no GPU."""
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import plmu
-from plmu.ops import chunk_tables, fused, hopper
+from plmu.ops import chunk_tables, fused, hopper, launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Relative error against float64: every operand and every tile of m is rounded to the precision once, sums are float32.
@@ -54,6 +56,7 @@ def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, mon
     if "resets" in options:  # some anywhere, the first sequence's where chunks and groups meet, a quiet one between
         resets = torch.rand(batch, time) < 2 / time
         resets[0, [step for step in (0, 63, 128, 320) if step < time]] = True
+        resets[0, 129:320] = False
         resets[-1, : time // 2] = False
     of_m = torch.randn(batch, time, order, channels).to(dtype)
     of_o, of_last = torch.randn(batch, time, out).to(dtype), torch.randn(batch, order, channels)
@@ -145,9 +148,31 @@ def test_gradients_of_the_state_and_the_weight_alone() -> None:
 def test_a_growing_system_has_finite_gradients() -> None:
     system = plmu.LinearSystem([[1.5]], [1.0])
     u = torch.randn(2, 700, 3, device=DEVICE, requires_grad=True)
+    weight = torch.randn(2, 1, 3, device=DEVICE, requires_grad=True)
     m = plmu.states(u, system, lengths=[10, 20], algorithm="fused")[0]
     (of_u,) = torch.autograd.grad(m.sum(), u)
     assert of_u.isfinite().all()
+    by_name = []
+    for algorithm in ("fused", "recurrent"):
+        o, last = plmu.project(u, system, weight, lengths=[10, 20], algorithm=algorithm)
+        by_name.append([o, last, *torch.autograd.grad(o.sum() + last.sum(), (u, weight))])
+    torch.testing.assert_close(by_name[0], by_name[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("time", "launches"), [(64, 1), (400, 2)])
+def test_states_are_carried_in_one_launch_or_two(time: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_tables, "ONE_GROUP", 1)
+    real, grids = launch.kernels(), []
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return real.carry[grid]
+
+    monkeypatch.setattr(launch, "kernels", lambda: SimpleNamespace(**vars(real) | {"carry": Counted()}))
+    u = torch.randn(2, time, 3, device=DEVICE)
+    plmu.project(u, plmu.DelayNetwork(4, 500.0).discretize(), torch.randn(2, 4, 3, device=DEVICE), algorithm="fused")
+    assert len(grids) == launches
 
 
 def test_no_sequences() -> None:

@@ -1,14 +1,20 @@
 """Which algorithm runs: the plan is deterministic, says why, and never spends the memory that `project` is to save."""
 
+import contextlib
 import itertools
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
 
 import plmu
 from ops import ALGORITHMS, in_chunks
-from plmu.ops import hopper
+from plmu.bench.layers import GPU_CHOICES
+from plmu.ops import chunked, fused, hopper
 from plmu.ops.plan import _DEVICES, LARGEST_MATRIX, _known_plan
 
 DN = plmu.DelayNetwork(4, 6.0)
@@ -236,10 +242,78 @@ def test_in_a_graph_launches_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
         with plmu.for_graphs():
             pass
         assert plan("project", **asked) == replayed
-        on_cpu = plan("project", **asked | {"device": "cpu"})
+        on_cpu = plan("project", **asked | {"device": "cpu"}).costs
     assert plan("project", **asked) == eager
-    assert plan("project", **asked | {"device": "cpu"}) == on_cpu  # where there are no graphs
+    assert plan("project", **asked | {"device": "cpu"}).costs == on_cpu  # where there are no graphs
     with pytest.raises(RuntimeError, match="stop"), plmu.for_graphs():
         raise RuntimeError("stop")
     assert plan("project", **asked) == eager
+    one, other = plmu.for_graphs(), plmu.for_graphs()  # as two threads may
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert plan("project", **asked) == replayed
+    other.__exit__(None, None, None)
+    assert plan("project", **asked) == eager
     _known_plan.cache_clear()
+
+
+@pytest.mark.parametrize("measured", ["", ", as graphs", "resets"])
+def test_the_choice_is_the_fastest_that_was_measured(measured: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every shape of the benchmark on a GPU: as graphs within 3 %, eager within a tenth."""
+    title = "with resets, as graphs" if measured == "resets" else f"auto against every algorithm{measured}"
+    rows = json.loads(Path("results/bench-layers-cuda.json").read_text(encoding="utf-8"))[title]
+    shapes = {str(shape): shape for shape in GPU_CHOICES}
+    monkeypatch.setattr(hopper, "suits", lambda device, dtype, channels, out: channels % 8 == out % 8 == 0)
+    monkeypatch.setattr(fused, "AVAILABLE", True)
+    _known_plan.cache_clear()
+    for row in rows:
+        shape = shapes[row["shape"]]
+        sizes = {"batch": shape.batch, "time": shape.time, "channels": shape.channels, "out": shape.out}
+        with plmu.for_graphs() if measured else contextlib.nullcontext():
+            chosen = plan(
+                "project",
+                system=plmu.DelayNetwork(shape.order, shape.theta).discretize(),
+                dtype=torch.bfloat16,
+                device="cuda",
+                resets=measured == "resets",
+                **sizes,
+            )
+        times = row["milliseconds"]
+        assert times[chosen.algorithm] <= (1.03 if measured else 1.1) * times[row["best"]], row["shape"]
+    assert len(rows) == (4 if measured == "resets" else 12)
+    _known_plan.cache_clear()
+
+
+def test_with_resets_a_machine_without_a_gpu_plans_as_without() -> None:
+    """The time that resets take on a GPU says nothing about a CPU."""
+    with_resets, without = plan("project", time=16, resets=True), plan("project", time=16)
+    assert with_resets.costs["chunked, 16 steps"] == without.costs["chunked, 16 steps"]
+
+
+def test_one_tile_of_m_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `chunked`, forward and backward: each is let go before the next is made."""
+    tiles: list[StorageWeakRef] = []
+
+    def watch(name: str) -> None:
+        real = getattr(chunked, name)
+
+        def watched(matrix: torch.Tensor, given: torch.Tensor, reach: Any) -> torch.Tensor:
+            made: torch.Tensor = real(matrix, given, reach)
+            tile = made if name == "_expand" else given
+            assert all(other.expired() for other in tiles)
+            tiles.append(StorageWeakRef(tile.untyped_storage()))
+            return made
+
+        monkeypatch.setattr(chunked, name, watched)
+
+    watch("_expand")  # makes m
+    watch("_contract")  # takes its gradient
+    u = torch.randn(2, 200, 6, requires_grad=True)
+    weight = torch.randn(5, 4, 6, requires_grad=True)
+    with in_chunks(16, False, tile=3):
+        o, _ = plmu.project(u, SYSTEM, weight)
+        forward = len(tiles)
+        torch.autograd.grad(o.sum(), (u, weight))
+    assert forward > 3
+    assert len(tiles) == 3 * forward

@@ -17,7 +17,7 @@ from torch import Tensor
 from plmu.ops import chunked, fft, final, fused, recurrent, toeplitz
 from plmu.ops.check import Lengths, Problem, checked
 from plmu.ops.matrices import apply, input_matrix
-from plmu.ops.plan import Plan, for_graphs, plan
+from plmu.ops.plan import Plan, dies_out, for_graphs, plan
 from plmu.systems import LinearSystem
 
 __all__ = ["Plan", "final_state", "for_graphs", "plan", "project", "states"]
@@ -89,7 +89,8 @@ def project(
             )
         elif chosen.algorithm == "fused":
             inputs = problem.u.squeeze(2).to(problem.dtype)
-            o, last = fused.project(inputs, problem.system, weight.to(problem.dtype), problem.state, problem.resets)
+            stops = _stops(problem, "fused")
+            o, last = fused.project(inputs, problem.system, weight.to(problem.dtype), problem.state, stops)
             if problem.lengths is not None or problem.resets is not None:
                 last = _final_state(problem)
         else:
@@ -114,7 +115,7 @@ def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
     """m as the algorithm leaves it, and the final state in float32 or wider."""
     if chosen.algorithm == "fused":
         inputs = problem.u.squeeze(2).to(problem.dtype)
-        m, last = fused.states(inputs, problem.system, problem.state, problem.resets)
+        m, last = fused.states(inputs, problem.system, problem.state, _stops(problem, "fused"))
         return m, last if problem.lengths is None and problem.resets is None else _final_state(problem)
     if chosen.algorithm == "chunked":
         u = problem.u.to(_operand(problem))
@@ -133,8 +134,11 @@ def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
 
 
 def _stops(problem: Problem, algorithm: str) -> Tensor | None:
-    """The resets and, for the recurrence, one where each sequence ends, so that nothing grows in the padding."""
-    if algorithm != "recurrent" or problem.lengths is None:
+    """The resets and, for the recurrence and for a system that grows, one where each sequence ends, so that nothing
+    grows in the padding."""
+    if problem.lengths is None or algorithm not in ("recurrent", "fused"):
+        return problem.resets
+    if algorithm == "fused" and problem.system.numbers(dies_out)[0] == 1:
         return problem.resets
     ends = torch.arange(problem.u.shape[1], device=problem.u.device) == problem.lengths[:, None]
     return ends if problem.resets is None else problem.resets | ends

@@ -2,7 +2,8 @@
 
 Each candidate's time is estimated as arithmetic / rate + traffic / bandwidth, and launches · latency, forward and
 backward together: their sum on a CPU, the larger of the two on a GPU, which works while the next launch is prepared.
-The rates are round numbers measured once for each kind of device; only their ratios matter to the choice.
+In a CUDA graph, where launches take little but follow each other, it is the sum too. The rates are round numbers
+measured once for each kind of device; only their ratios matter to the choice.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,38 +62,45 @@ class _Device:
     half_flops: float
     bandwidth: float
     latency: float  # seconds a small operation takes however little it does
-    own_latency: float  # the same for a kernel of our own
-    gpu: bool  # whether chunked products run in half precision
+    own_latency: float  # the same for a kernel of our own, on a GPU
+    gpu: bool  # where chunked products run in half precision, and what is carried between chunks costs more
     overlaps: bool  # whether operations are prepared while earlier ones still run
     stored: int  # elements of m up to which `project` may store it: 4 MiB in float32 on a CPU, 64 MiB on a GPU
 
 
 _DEVICES = {
-    "cpu": _Device(1.5e11, 1.5e11, 4e9, 2.5e-5, 2.5e-5, gpu=False, overlaps=False, stored=1 << 20),
+    "cpu": _Device(1.5e11, 1.5e11, 4e9, 2.5e-5, 0.0, gpu=False, overlaps=False, stored=1 << 20),
     "cuda": _Device(4e13, 5e14, 3e12, 3.5e-5, 1.4e-4, gpu=True, overlaps=True, stored=1 << 24),
 }
 _GRAPH_LATENCY = 2e-6  # of a kernel in a CUDA graph
 
-_in_graphs = False  # one for all threads: what is recomputed in autograd's must be planned as it was
+_in_graphs = 0  # how many times entered, by all threads: what autograd's recomputes must be planned as it was
+_in_graphs_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def for_graphs() -> Iterator[None]:
     """Within it `"auto"` chooses for calls that are captured as a CUDA graph, where launches cost next to nothing.
 
-    Calls that warm up for the capture belong into it too: they build the constants of what is chosen.
+    Calls that warm up for the capture belong in it too: they build the constants of what is chosen. It holds for all
+    threads of the process.
 
     >>> with plmu.for_graphs():  # doctest: +SKIP
     ...     step()
     ...     with torch.cuda.graph(graph):
     ...         step()
     """
-    global _in_graphs
-    before, _in_graphs = _in_graphs, True
+    _count_graphs(1)
     try:
         yield
     finally:
-        _in_graphs = before
+        _count_graphs(-1)
+
+
+def _count_graphs(change: int) -> None:
+    global _in_graphs
+    with _in_graphs_lock:
+        _in_graphs += change
 
 
 def plan(
@@ -137,7 +146,8 @@ def plan(
         raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
     # The FFT adds rounding errors of the size of the largest state to all others, so none may grow.
     bounded = system.constant and system.numbers(dies_out)[0] == 1
-    graph, fusible = _in_graphs and kind_of_device == "cuda", trouble is None
+    # In this order: on a CPU torch.compile then has no guard on what only matters to a GPU.
+    graph, fusible = kind_of_device == "cuda" and _in_graphs > 0, trouble is None
     inputs = system.inputs or 1
     # operator.index: a compiled graph is made for its sizes, as the constant matrices are.
     sizes = tuple(map(operator.index, (batch, time, system.order, inputs, channels // inputs, out or 0)))
@@ -309,28 +319,28 @@ def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, f
         moved += 2 * wide + 4 * chunk * sizes.out * columns * sizes.channels
         launches += 10
     else:
-        tiles = -(-blocks // _tile(sizes, chunk, "cuda" if rates.gpu else "cpu"))
+        passes = tiles(blocks, _tile(sizes, chunk, "cuda" if rates.gpu else "cpu"))
         flops = 6 * states * columns * small + 6 * states * sizes.out
-        moved += (22 if resets else 2) * states + 2 * blocks * chunk * sizes.out + tiles * matrix
-        launches += 10 * tiles + 10
+        moved += (22 if resets and rates.gpu else 2) * states + 2 * blocks * chunk * sizes.out + passes * matrix
+        launches += 10 * passes + 10
     return _seconds(rates, flops, 4 * moved, launches, half, in_float32=passing)
 
 
 def _fused(sizes: _Sizes, rates: _Device, resets: bool) -> float:
-    """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. With resets, by the kernels for
-    every GPU, which take two and a half times as long."""
+    """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. With resets, at the lower rate of
+    the kernels for every GPU. Passing states on is counted whether or not the response fades within a chunk: that is a
+    matter of the system's values."""
     wide = 256 if sizes.out > 128 else 128 if sizes.out > 64 else 64
-    steps = sizes.batch * -(-sizes.time // CHUNK) * CHUNK
-    products = 6 * steps * sizes.order * -(-sizes.channels // 64) * 64 * -(-sizes.out // wide) * wide
-    moved = 3 * sizes.batch * sizes.time * (sizes.channels + sizes.out)
-    extra = (2.5 if resets else 1) * (1 + (CHUNK + 32) / wide)
     chunks = tiles(sizes.time, CHUNK)
     group = group_size(chunks)
-    one_after_another = 3 * (
-        chunks if group == chunks else 2 * group + tiles(chunks, group)
-    )  # where states are carried
+    passed = chunks if group == chunks else 2 * group + tiles(chunks, group)  # chunks and groups, one after another
+    products = (
+        6 * sizes.batch * chunks * CHUNK * sizes.order * tiles(sizes.channels, 64) * 64 * tiles(sizes.out, wide) * wide
+    )
+    extra = (2.5 if resets else 1) * (1 + (CHUNK + 32) / wide)
+    moved = 3 * sizes.batch * sizes.time * (sizes.channels + sizes.out)
     rates = replace(rates, latency=rates.own_latency)
-    carrying = one_after_another * rows_of(sizes.order) * CARRIED_ROW
+    carrying = 3 * passed * rows_of(sizes.order) * CARRIED_ROW
     return carrying + _seconds(rates, products * extra, 2 * moved, launches=12, half=True)
 
 
