@@ -17,6 +17,7 @@ from plmu.bench.layers import GPU_CHOICES
 from plmu.ops import chunked, fused, hopper
 from plmu.ops.plan import _DEVICES, LARGEST_MATRIX, _known_plan
 
+ROOT = Path(__file__).parents[2]
 DN = plmu.DelayNetwork(4, 6.0)
 SYSTEM = DN.discretize()
 
@@ -262,7 +263,7 @@ def test_in_a_graph_launches_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_choice_is_the_fastest_that_was_measured(measured: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every shape of the benchmark on a GPU: as graphs within 3 %, eager within a tenth."""
     title = "with resets, as graphs" if measured == "resets" else f"auto against every algorithm{measured}"
-    rows = json.loads(Path("results/bench-layers-cuda.json").read_text(encoding="utf-8"))[title]
+    rows = json.loads((ROOT / "results/bench-layers-cuda.json").read_text(encoding="utf-8"))[title]
     shapes = {str(shape): shape for shape in GPU_CHOICES}
     monkeypatch.setattr(hopper, "suits", lambda device, dtype, channels, out: channels % 8 == out % 8 == 0)
     monkeypatch.setattr(fused, "AVAILABLE", True)
