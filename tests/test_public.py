@@ -28,6 +28,7 @@ PLMU = [
     "Stream",
     "__version__",
     "final_state",
+    "for_graphs",
     "load",
     "load_into",
     "nn",
