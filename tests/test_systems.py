@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import plmu
-from plmu.ops import matrices
 from plmu.ops.recurrent import Stepper
-from plmu.systems import _Cache
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -401,50 +399,3 @@ def test_what_is_printed() -> None:
     assert repr(plmu.DelayNetwork(12, 100.0)) == "DelayNetwork(order=12, theta=100)"
     assert repr(small_system()) == "LinearSystem(order=5)"
     assert repr(small_system(5, 3)) == "LinearSystem(order=5, inputs=3)"
-
-
-def _key(name: str) -> tuple[str, tuple[int, ...], torch.dtype, torch.device]:
-    return name, (), torch.uint8, torch.device("cpu")
-
-
-def test_the_cache_drops_what_was_least_used_but_nothing_that_is_to_be_kept() -> None:
-    def made(length: int) -> torch.Tensor:
-        return torch.zeros(length, dtype=torch.uint8)
-
-    def known(names: str) -> str:
-        return "".join(name for name in names if cache.get(_key(name)) is not None)
-
-    cache = _Cache(limit=100)
-    for name in "abcd":
-        cache.put(_key(name), made(30 if name != "a" else 10))
-    kept = cache.get(_key("a"), keep=True)
-    assert cache.get(_key("b")) is not None  # used after c
-    cache.put(_key("e"), made(30))
-    assert known("abcde") == "abde"
-    assert not hasattr(cache, _Cache.name(_key("c")))
-    cache.put(_key("f"), made(1000), keep=True)  # which does not count
-    assert known("abcdef") == "abdef"
-    cache.put(_key("g"), made(1000))  # larger than the limit: it stays for the next call
-    assert known("abcdefg") == "afg"
-    assert cache.put(_key("a"), made(10)) is kept is getattr(cache, _Cache.name(_key("a")))
-
-
-def test_what_a_cuda_graph_captures_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph has the addresses. What is compiled may be captured later, and reads the tensor without asking."""
-    gpu = {"dtype": torch.float32, "device": torch.device("cuda")}
-    monkeypatch.setattr("plmu.systems._cast", lambda value, dtype, device: value.to(dtype))  # which stays on the CPU
-    capturing = False
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    system = plmu.DelayNetwork(4, 6.0).discretize()
-    assert system._cache is not None
-    system.derive(matrices.power, 2, **gpu)
-    assert not system._cache._kept
-    system._cached_name(matrices.power, 3, **gpu)
-    capturing = True
-    captured = system.derive(matrices.power, 2, **gpu)
-    capturing = False
-    assert [key[1] for key in system._cache._kept] == [(3,), (2,)]
-    system._cache._limit = 1
-    for exponent in range(4, 9):
-        system.derive(matrices.power, exponent, dtype=torch.float32, device=torch.device("cpu"))
-    assert system.derive(matrices.power, 2, **gpu) is captured

@@ -8,13 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
-from reference import recurrence
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import plmu
 from ops import ALGORITHMS, RESETTING, in_chunks
-from plmu.ops import matrices, toeplitz
 from plmu.systems import _Cache
 
 BATCH, TIME, CHANNELS, ORDER, OUT = 3, 4, 2, 3, 2
@@ -268,7 +266,7 @@ def test_checkpointing(algorithm: str) -> None:
     assert_same(again, with_gradients(function))
 
 
-# --- the cache ---
+# --- after any of them ---
 
 
 def _differentiated(function: Callable[..., tuple[Tensor, ...]], arguments: tuple[Tensor, ...]) -> None:
@@ -311,89 +309,6 @@ def test_a_first_call_in_any_mode_leaves_later_ones_alone(mode: str, algorithm: 
     later = with_gradients(function)
     for value, exact in zip(later, with_gradients(everything(fresh_system(), algorithm)), strict=True):
         assert torch.equal(value, exact)
-
-
-BUILDERS = [
-    (matrices.step_matrix, ()),
-    (matrices.power, (37,)),
-    (matrices.reversed_response, (50,)),
-    (matrices.block_toeplitz, (20,)),
-    (matrices.block_matrix, (20,)),
-    (matrices.free_response, (20,)),
-    (matrices.response_spectrum, (20, 48)),
-]
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("build", "sizes"), BUILDERS, ids=lambda value: getattr(value, "__name__", ""))
-def test_derived_tensors_are_float64_cast_once(build: Callable, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
-    system = plmu.DelayNetwork(40, 50.0).discretize()
-    exact = build(system, *sizes)
-    assert exact.dtype in (torch.float64, torch.complex128)
-    derived = system.derive(build, *sizes, dtype=dtype, device=torch.device("cpu"))
-    assert system.derive(build, *sizes, dtype=dtype, device=torch.device("cpu")) is derived
-    if exact.is_complex():
-        dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
-    assert derived.dtype == dtype
-    cast = exact.to(dtype)
-    subnormal = cast.abs() < 1e-30  # those are zero
-    assert torch.equal(derived.masked_fill(subnormal, 0), cast.masked_fill(subnormal, 0))
-
-
-def test_a_trained_system_is_not_cached() -> None:
-    A = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
-    system = plmu.LinearSystem(A, [1.0])
-    u = torch.randn(1, 5, 1, dtype=torch.float64)
-    first = plmu.states(u, system)[0]
-    with torch.no_grad():
-        A.fill_(0.25)
-    assert not torch.equal(plmu.states(u, plmu.LinearSystem(A, [1.0]))[0], first)
-    torch.testing.assert_close(
-        plmu.states(u, plmu.LinearSystem(A, [1.0]))[0], recurrence(u, plmu.LinearSystem(A, [1.0]))
-    )
-
-
-def test_the_cache_is_bounded() -> None:
-    """The least recently used goes first, and what is gone is built again."""
-    system = plmu.DelayNetwork(8, 10.0).discretize()
-    cpu = {"dtype": torch.float32, "device": torch.device("cpu")}
-    system._cache = _Cache(limit=10_000)
-    kept = system.derive(matrices.power, 1, **cpu)  # 256 bytes each
-    dropped = system.derive(matrices.power, 2, **cpu)
-    for exponent in range(3, 100):
-        assert system.derive(matrices.power, 1, **cpu) is kept
-        system.derive(matrices.power, exponent, **cpu)
-        assert sum(value.nbytes for value in vars(system._cache).values() if isinstance(value, Tensor)) <= 10_000
-    again = system.derive(matrices.power, 2, **cpu)
-    assert again is not dropped
-    assert torch.equal(again, dropped)
-
-
-def test_one_tensor_larger_than_the_cache_still_works() -> None:
-    system = fresh_system()
-    system._cache = _Cache(limit=1)
-    u = torch.randn(2, 40, CHANNELS)
-    for algorithm in ALGORITHMS:
-        torch.testing.assert_close(plmu.states(u, system, algorithm=algorithm)[0], recurrence(u, system).float())
-
-
-def test_a_tensor_as_large_as_the_cache_is_not_built_again_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is decided by a few numbers does not push it out."""
-    system = fresh_system()
-    system._cache = _Cache(limit=1)
-    built = []
-    monkeypatch.setattr(toeplitz, "block_toeplitz", lambda *given: built.append(1) or matrices.block_toeplitz(*given))
-    for _ in range(3):
-        plmu.states(torch.randn(2, 40, CHANNELS), system, algorithm="toeplitz")
-    assert built == [1]
-
-
-def test_errors_while_deriving_reach_the_caller() -> None:
-    def broken(system: plmu.LinearSystem) -> Tensor:
-        raise MemoryError("too large")
-
-    with pytest.raises(MemoryError, match="too large"):
-        fresh_system().derive(broken, dtype=torch.float32, device=torch.device("cpu"))
 
 
 # --- copies, files, threads ---
