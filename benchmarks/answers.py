@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plmu.bench.measure import machine
+from plmu.training.results import provenance
 
 # What is typed, and the validation accuracy that psMNIST must reach.
 PSMNIST = ["psmnist", "--training.epochs", "20"]
@@ -63,11 +63,9 @@ def main() -> None:
         rows.append(row)
         print(f"{row['command']:<40} {row['seconds']:6.1f} s   valid {row['valid']}   test {row['test']}")
     if asked.json:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        machine = provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         command = "python -m benchmarks.answers --json results/answers.json"
-        asked.json.write_text(
-            json.dumps({"command": command, "machine": machine(device), "rows": rows}, indent=1) + "\n"
-        )
+        asked.json.write_text(json.dumps({"command": command, "machine": machine, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from rich.table import Table
 from torch import Tensor
 
 import plmu
-from plmu.bench.measure import machine, medians, relative_error, training
+from plmu.bench.measure import medians, relative_error, training
 from plmu.ops import final, recurrent
+from plmu.training.results import provenance
 
 ERROR = 1e-5  # relative, float32 against float64: what a plain float32 recurrence holds
 
@@ -94,7 +95,7 @@ def main() -> None:
     show(rows)
     if arguments.json:
         command = " ".join(["python -m benchmarks.cpu", *sys.argv[1:]])
-        report = {"command": command, "machine": machine("cpu")}
+        report = {"command": command, "machine": provenance(torch.device("cpu"))}
         arguments.json.write_text(json.dumps({**report, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     if not all(row.met and row.error <= ERROR for row in rows):
         raise SystemExit(1)

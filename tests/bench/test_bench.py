@@ -75,7 +75,9 @@ def test_the_command_writes_figures_and_a_picture(
     run.main(["streaming", "--rounds", "1", "--out", str(tmp_path / "new")])
     found = json.loads((tmp_path / "new" / "bench-streaming-cpu.json").read_text())
     assert found["benchmark"] == "streaming"
+    assert found["command"] == "plmu bench streaming --device cpu --rounds 1"
     assert found["machine"]["hardware"]
+    assert found["machine"]["source"].split()[0] in ("commit", "source")
     assert [row["model"] for row in found["steps"]] == ["a small model", "torch LSTM on psMNIST: 200 units"]
     assert (tmp_path / "new" / "bench-streaming-cpu.png").stat().st_size > 1000
     assert "a small model" in capsys.readouterr().out

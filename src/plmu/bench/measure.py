@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,21 +96,3 @@ def copy_bandwidth(device: str) -> float:
 def relative_error(value: Tensor, reference: Tensor) -> float:
     exact = reference.detach().double()
     return float((value.detach().double() - exact).norm() / exact.norm())
-
-
-def machine(device: str) -> dict[str, Any]:
-    """What the figures were measured on."""
-    found: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
-    if device != "cpu":
-        return {"hardware": torch.cuda.get_device_name(), **found}
-    return {"hardware": processor(), "threads": torch.get_num_threads(), **found}
-
-
-def processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from plmu.bench import complexity, layers, show, streaming, training_time
-from plmu.bench.measure import copy_bandwidth, machine
+from plmu.bench.measure import copy_bandwidth
+from plmu.training.results import provenance
 
 KINDS: dict[str, Callable[[str, int], dict[str, Any]]] = {
     "layers": layers.run,
@@ -42,7 +43,8 @@ def main(words: list[str]) -> None:
     found["copy bandwidth, bytes a second"] = copy_bandwidth(device)
     show.tables(found)
     name = f"bench-{given.kind}-{device.split(':')[0]}"
-    report = {"benchmark": given.kind, "command": f"plmu bench {given.kind}", "machine": machine(device), **found}
+    command = f"plmu bench {given.kind} --device {device} --rounds {given.rounds}"
+    report = {"benchmark": given.kind, "command": command, "machine": provenance(torch.device(device)), **found}
     show.write(given.out / f"{name}.json", report)
     show.figure(given.kind, found, given.out / f"{name}.png")
     print(f"wrote {given.out / name}.json and .png")

@@ -11,7 +11,7 @@ from plmu.systems import LinearSystem
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None) -> Tensor:
     """All states (batch, time, order, channels) of u (batch, time, inputs, channels)."""
-    assert resets is None, "the plan gives resets to recurrent and chunked only"
+    assert resets is None, "the plan gives resets to other algorithms"
     batch, time, _, channels = u.shape
     if batch == 0:  # which FFT libraries refuse
         return u.sum() * u.new_zeros(0, time, system.order, channels)

@@ -12,7 +12,7 @@ LARGEST = 1 << 29  # elements of the matrix
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None) -> Tensor:
     """All states (batch, time, order, channels) of u (batch, time, inputs, channels)."""
-    assert resets is None, "the plan gives resets to recurrent and chunked only"
+    assert resets is None, "the plan gives resets to other algorithms"
     batch, time, inputs, channels = u.shape
     elements = time**2 * system.order * inputs
     if elements > LARGEST:
