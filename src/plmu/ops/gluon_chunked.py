@@ -23,6 +23,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
 
 
+@gluon.constexpr_function
+def _for_stores(CHUNK, OUT, within, among):
+    """A tile of which a thread holds the outputs 1, `within`, 32, …, and four neighbouring threads the outputs `among`
+    beyond their own."""
+    across = [[0, 32 << k] for k in range((OUT // 64).bit_length())]
+    down = [[16 << k, 0] for k in range((CHUNK // 32).bit_length())]
+    held = [[0, 1], *([0, one] for one in within), [8, 0], *across]
+    threads = [*([0, one] for one in among), [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(held, threads, down, [], [CHUNK, OUT])
+
+
 @gluon.jit
 def _past_of(number, chunks, CHUNK: gl.constexpr, ROWS: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr):
     """Where the copy engine finds what a chunk knows of its past: the inputs before it (after it, if time runs
@@ -139,6 +150,9 @@ def _multiply_for_project(
     _, turn_empty, _, block_empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    # From the matrix units' layout to 16 bytes a thread, in two exchanges among threads that take no memory.
+    halfway: gl.constexpr = _for_stores(CHUNK, OUT, (2, 16), (8, 4))
+    in_rows: gl.constexpr = _for_stores(CHUNK, OUT, (2, 4), (8, 16))
     operand: gl.constexpr = ws.dtype
     if RESIDENT:
         mbarrier.wait(tables_full, 0)
@@ -188,10 +202,11 @@ def _multiply_for_project(
                 _barrier()
                 acc += gl.load(shared, cache_modifier=".cg")
             sequence, at = (number + c) // chunks, (number + c) % chunks
-            moment, output = at * CHUNK + row, first_out + column
+            moment = at * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, in_rows))
+            output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, in_rows))
             place = o + (sequence.to(gl.int64) * time + moment[:, None]) * outputs + output[None, :]
             inside = (moment[:, None] < time) & (output[None, :] < outputs) & (number + c < total)
-            gl.store(place, acc.to(operand), mask=inside)
+            gl.store(place, gl.convert_layout(gl.convert_layout(acc.to(operand), halfway), in_rows), mask=inside)
 
 
 @gluon.jit

@@ -20,13 +20,10 @@ import triton.language as tl
 
 
 @triton.jit
-def _added(taps, inputs, row, lag, length, total, ORDER: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr):
-    """total + R u. R is `taps` (PARTS, order, length), in float32 or in parts of the inputs' precision that add up."""
-    for part in tl.static_range(PARTS):
-        mask = (row < ORDER) & (lag >= 0) & (lag < length)
-        response = tl.load(taps + (part * ORDER + row) * length + lag, mask=mask, other=0.0)
-        total = tl.dot(response, inputs.to(response.dtype), total, input_precision=PRECISION)
-    return total
+def _taps(taps, part, row, lag, length, ORDER: tl.constexpr):
+    """One part of R, `taps` (PARTS, order, length), in float32 or in parts of the inputs' precision that add up."""
+    mask = (row < ORDER) & (lag >= 0) & (lag < length)
+    return tl.load(taps + (part * ORDER + row) * length + lag, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -71,6 +68,9 @@ def carry(
             place = ((sequence * groups + earlier).to(tl.int64) * ORDER + row) * channels + column
             state = tl.dot(matrix, state, tl.load(ends + place, mask=inside, other=0.0), input_precision=PRECISION)
     matrix = tl.load(advance + row * ORDER + inner, mask=square, other=0.0)
+    response = _taps(taps, 0, row, lag, CHUNK, ORDER)
+    if PARTS == 3:
+        second, third = _taps(taps, 1, row, lag, CHUNK, ORDER), _taps(taps, 2, row, lag, CHUNK, ORDER)
     for k in range(group * group_size, tl.minimum((group + 1) * group_size, chunks)):
         at = chunks - 1 - k if REVERSED else k
         if KEEP:
@@ -85,8 +85,10 @@ def carry(
             own = _segment(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
             inputs = tl.where(own == until, inputs, 0.0).to(inputs.dtype)
             state = tl.where(since == until, state, 0.0)
-        nothing = tl.zeros((ROWS, WIDTH), tl.float32)
-        added = _added(taps, inputs, row, lag, CHUNK, nothing, ORDER, PARTS, PRECISION)
+        inputs = inputs.to(response.dtype)
+        added = tl.dot(response, inputs, input_precision=PRECISION)
+        if PARTS == 3:
+            added = tl.dot(third, inputs, tl.dot(second, inputs, added))
         state = tl.dot(matrix, state, added, input_precision=PRECISION)
     if not KEEP:
         place = ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column
@@ -109,7 +111,9 @@ def finish(
     state = tl.zeros((ROWS, WIDTH), tl.float32)
     for start in range(0, length, CHUNK):
         inputs = _inputs(u, sequence, time - length + start, time, channels, column, CHUNK)
-        state = _added(taps, inputs, row, start + step, length, state, ORDER, PARTS, PRECISION)
+        for part in tl.static_range(PARTS):
+            response = _taps(taps, part, row, start + step, length, ORDER)
+            state = tl.dot(response, inputs.to(response.dtype), state, input_precision=PRECISION)
     if STARTED:
         matrix = tl.load(advance + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
         start = tl.load(before + place, mask=inside, other=0.0)
