@@ -84,6 +84,38 @@ def test_a_thread_that_has_not_called_cuda_yet():
     torch.testing.assert_close(torch.autograd.grad(o, (u, weight), ones), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize(("order", "theta"), [(4, 6.0), (16, 100.0)], ids=["inputs before chunks", "states"])
+def test_the_final_state_is_made_beside_the_projection(order: int, theta: float, captured: bool) -> None:
+    """Where the projection has memory of its own for a last round of halves, and what follows needs both."""
+    system = plmu.DelayNetwork(order, theta).discretize()
+    u = torch.randn(9, 2000, 192, device="cuda").bfloat16()
+    weight = torch.randn(256, order, 192, device="cuda").bfloat16() / (order * 192) ** 0.5
+
+    def call():
+        o, last = plmu.project(u, system, weight, algorithm="fused")
+        return o.sum(1), last.sum(2), o[:, -1], last
+
+    call()  # compiles
+    torch.cuda.synchronize()
+    exact = plmu.project(u.double(), system, weight.double(), algorithm="chunked")
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = call()
+    first = None
+    for _ in range(50):
+        if captured:
+            graph.replay()
+        else:
+            found = call()
+        values = [value.clone() for value in found]
+        first = first or values
+        torch.testing.assert_close(values, first, rtol=0, atol=0)
+    assert _error(first[2], exact[0][:, -1].cpu()) < ERROR[torch.bfloat16]
+    assert _error(first[3], exact[1].cpu()) < ERROR[torch.float32]
+
+
 def test_layers_compiled_captured_and_autocast():
     torch.manual_seed(0)
     layer = plmu.ParallelLMU(3, 16, order=8, theta=30.0, memory_size=4).cuda()

@@ -14,7 +14,9 @@ from plmu.systems import LinearSystem
 CHUNK = 64  # steps
 HISTORIES = (16, 32, 64)  # inputs before a chunk that may stand for the state
 LAST = 256  # inputs from which the final state is made where such a history is enough
-ONE_GROUP = 16  # chunks that one program carries states over; more of them are divided into groups
+CHANNELS = 64  # that one program carries the states of
+AT_ONCE = 230  # chunks that a GPU passes in the time of one, in many such programs; measured on an H200
+SECOND_LAUNCH = 4  # chunks that a program passes in the time of one more launch
 
 
 def history(system: LinearSystem, dtype: torch.dtype) -> int:
@@ -54,15 +56,28 @@ def tables(u: Tensor, system: LinearSystem, steps: int) -> tuple[Tensor, ...]:
         *(system.derive(build, CHUNK, steps or rows, dtype=operand, device=device) for build in past),
         system.derive(taps, CHUNK, dtype=taps_type, device=device),
         system.derive(power, CHUNK, dtype=wide, device=device),
-        system.derive(power, CHUNK * group_size(tiles(time, CHUNK)), dtype=wide, device=device),
+        system.derive(power, CHUNK * grouping(*u.shape)[0], dtype=wide, device=device),
         system.derive(taps, last, dtype=taps_type, device=device),
         system.derive(power, last, dtype=wide, device=device),
     )
 
 
-def group_size(chunks: int) -> int:
-    """Chunks in a group: all, or about the square root, for as many steps within groups as between them."""
-    return chunks if chunks <= ONE_GROUP else 1 << (chunks.bit_length() // 2)
+def grouping(batch: int, time: int, channels: int) -> tuple[int, float]:
+    """Over how many chunks one program carries states, and how long all of it takes, counted in chunks.
+
+    All of them in a row, or groups of them side by side: then one launch finds the ends of all groups, and a second one
+    passes those and each chunk again. That pays where sequences and channels alone leave much of a GPU idle.
+    """
+    chunks, programs = tiles(time, CHUNK), batch * tiles(channels, CHANNELS)
+
+    def cost(size: int) -> float:
+        groups = tiles(chunks, size)
+        in_a_row = size if groups == 1 else 2 * size + groups + SECOND_LAUNCH
+        of_all = programs * (size if groups == 1 else 2 * chunks + groups * groups / 4)
+        return in_a_row / 2 + max(in_a_row / 2, of_all / AT_ONCE)
+
+    size = min((chunks, *(1 << k for k in reversed(range((chunks - 1).bit_length())))), key=cost)
+    return size, cost(size)
 
 
 def by_order(system: LinearSystem, chunk: int) -> Tensor:

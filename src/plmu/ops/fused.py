@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from plmu.ops import launch
-from plmu.ops.chunk_tables import CHUNK, all_powers, history, tables, tiles
+from plmu.ops.chunk_tables import CHUNK, all_powers, grouping, history, tables, tiles
 from plmu.systems import LinearSystem
 
 SEGMENT = 1024  # steps at a time in the gradient of the first state
@@ -79,14 +79,19 @@ def _project(
     """o, and the final state in float32. With `steps` that many inputs before a chunk stand for its state."""
     before = last = None
     if not steps:
-        before, last = launch.carry(u, first, segments, taps, advance, leap)
+        before, last = launch.carry(u, first, segments, taps, advance, leap, grouping(*u.shape)[0])
+    final = _room_for_final(u, segments, last_advance)
     o = launch.project(u, before, segments, weight, toeplitz, past)
-    return o, _final_state(u, last, segments, last_taps, last_advance)
+    if segments is None:
+        early = launch.for_hopper(u, segments, weight)
+        launch.final_state(u, last, last_taps, last_advance, final, early=early)
+    return o, final
 
 
-def _final_state(u: Tensor, last: Tensor | None, segments: Tensor | None, taps: Tensor, advance: Tensor) -> Tensor:
+def _room_for_final(u: Tensor, segments: Tensor | None, advance: Tensor) -> Tensor:
     """In float32; empty where the state is reset, whose end other products find."""
-    return launch.final_state(u, last, taps, advance) if segments is None else advance.new_empty(0)
+    batch, _, channels = u.shape
+    return advance.new_empty(0) if segments is not None else advance.new_empty(batch, advance.shape[0], channels)
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
@@ -108,12 +113,13 @@ def _project_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of u and of the weight; empty where not needed."""
     of_u, of_weight = u.new_empty(0), weight.new_empty(0)
+    passing = (segments, taps, advance, leap, grouping(*u.shape)[0])
     if need_weight:
-        before = None if steps else launch.carry(u, first, segments, taps, advance, leap)[0]
+        before = None if steps else launch.carry(u, first, *passing)[0]
         of_weight = launch.weight_gradient(u, before, segments, of_o, weight, toeplitz, past)
         del before
     if need_u:
-        after = None if steps else launch.carry(of_o, None, segments, taps, advance, leap, reversed=True)[0]
+        after = None if steps else launch.carry(of_o, None, *passing, reversed=True)[0]
         of_u = launch.project(of_o, after, segments, weight, toeplitz, future, reversed=True)
     return of_u, of_weight
 
@@ -135,7 +141,7 @@ def _states(
     """m, and the final state in float32."""
     batch, time, channels = u.shape
     order = taps.shape[1]
-    before, last = launch.carry(u, first, segments, taps, advance, leap)
+    before, last = launch.carry(u, first, segments, taps, advance, leap, grouping(*u.shape)[0])
     m = u.new_empty(batch, time, order, channels)
     chunks = before.shape[1]
     with torch.cuda.device_of(u):
@@ -143,7 +149,10 @@ def _states(
             u, toeplitz, past, before, u if segments is None else segments, m, time, channels, chunks,
             **launch.sizes(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=launch.precision(), num_warps=4,
         )  # fmt: skip
-    return m, _final_state(u, last, segments, last_taps, last_advance)
+    final = _room_for_final(u, segments, last_advance)
+    if segments is None:
+        launch.final_state(u, last, last_taps, last_advance, final)
+    return m, final
 
 
 @torch.library.custom_op("plmu::states_backward", mutates_args=())

@@ -221,6 +221,10 @@ def project(
     `weight` is (outputs, ORDER · stride), or (inputs, ORDER · stride) if REVERSED. RESIDENT: the tables of all orders
     stay in fast memory.
     """
+    # From here on a kernel that was launched to run beside this one may: it finds room where programs have ended.
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
     operand: gl.constexpr = u.dtype
     tables: gl.constexpr = ORDER if RESIDENT else STAGES
     us = gl.allocate_shared_memory(operand, [4, 1, CHUNK, WIDTH], u.layout)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plmu.ops import hopper
-from plmu.ops.chunk_tables import CHUNK, group_size, rows_of, tiles
+from plmu.ops.chunk_tables import CHANNELS, CHUNK, rows_of, tiles
 
 
 def carry(
@@ -20,17 +20,18 @@ def carry(
     taps: Tensor,
     advance: Tensor,
     leap: Tensor,
+    size: int,
     *,
     reversed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The states before all chunks as the products take them (batch, chunks, rows, channels), and the last in float32.
 
-    `reversed`: those after all chunks, of time that runs backwards.
+    `leap` is the state's way through `size` chunks, which one program passes. `reversed`: the states after all chunks,
+    of time that runs backwards.
     """
     batch, time, channels = u.shape
     order, chunks = taps.shape[1], tiles(time, CHUNK)
-    size = group_size(chunks)
-    groups, columns = tiles(chunks, size), tiles(channels, 64)
+    groups, columns = tiles(chunks, size), tiles(channels, CHANNELS)
     before = u.new_empty(batch, chunks, rows_of(order), channels)
     last = advance.new_empty(batch, order, channels)
     ends = advance.new_empty(batch, groups, order, channels) if groups > 1 else last
@@ -40,7 +41,7 @@ def carry(
         kernels().carry[batch * groups, columns](
             u, taps, advance, leap, first if started else last, marks, ends, before, last,
             time, channels, chunks, groups, size,
-            **sizes(order), WIDTH=64, PARTS=taps.shape[0], STARTED=started, KEEP=keep, REVERSED=reversed,
+            **sizes(order), WIDTH=CHANNELS, PARTS=taps.shape[0], STARTED=started, KEEP=keep, REVERSED=reversed,
             SEGMENTED=segments is not None, PRECISION=exact(u),
         )  # fmt: skip
 
@@ -51,17 +52,22 @@ def carry(
     return before, last
 
 
-def final_state(u: Tensor, before: Tensor | None, taps: Tensor, advance: Tensor) -> Tensor:
-    """From the last steps, as many as `taps` has, and the state before them."""
+def final_state(
+    u: Tensor, before: Tensor | None, taps: Tensor, advance: Tensor, last: Tensor, *, early: bool = False
+) -> None:
+    """To `last`, from the last steps, as many as `taps` has, and the state before them.
+
+    `early`: beside the projection for Hopper that was launched just before. Then `last` must have been allocated before
+    that one, whose own memory is free for others from its launch on.
+    """
     batch, time, channels = u.shape
     parts, order, length = taps.shape
-    last = advance.new_empty(batch, order, channels)
     with torch.cuda.device_of(u):
         kernels().finish[batch, tiles(channels, 64)](
             u, taps, advance, last if before is None else before, last, time, channels, length,
-            **sizes(order), WIDTH=64, PARTS=parts, STARTED=before is not None, PRECISION=exact(u),
+            **sizes(order), WIDTH=64, PARTS=parts, STARTED=before is not None, EARLY=early, PRECISION=exact(u),
+            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
-    return last
 
 
 def project(
@@ -78,7 +84,7 @@ def project(
     batch, time, inputs = u.shape
     order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
     o = u.new_empty(batch, time, outputs)
-    if segments is None and hopper.runs(u, weight):
+    if for_hopper(u, segments, weight):
         hopper.project(u, before, weight, toeplitz, past, o, reversed=reversed)
         return o
     half, chunks = u.dtype != torch.float32, tiles(time, CHUNK)
@@ -91,6 +97,11 @@ def project(
             SEGMENTED=segments is not None, PRECISION=precision(), num_warps=4, num_stages=2,
         )  # fmt: skip
     return o
+
+
+def for_hopper(u: Tensor, segments: Tensor | None, weight: Tensor) -> bool:
+    """Whether the kernels for Hopper take the place of Triton's."""
+    return segments is None and hopper.runs(u, weight)
 
 
 def weight_gradient(
@@ -106,7 +117,7 @@ def weight_gradient(
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     chunks = tiles(time, CHUNK)
-    special = segments is None and hopper.runs(u, weight) and hopper.runs(of_o, weight)
+    special = for_hopper(u, segments, weight) and hopper.runs(of_o, weight)
     width, height = (64, 64) if u.dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
     programs = hopper.weight_tiles(weight) if special else order * tiles(channels, width) * tiles(out, height)
     shares = max(1, min(batch * chunks, hopper.multiprocessors(u.device) // programs))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from plmu.ops import fused, hopper
-from plmu.ops.chunk_tables import CHUNK, group_size, rows_of, tiles
+from plmu.ops.chunk_tables import CHUNK, grouping, rows_of, tiles
 from plmu.ops.final import block_length
 from plmu.systems import LinearSystem, is_stable
 
@@ -32,7 +32,7 @@ FEW_STEPS = 16  # up to this length "auto" considers the recurrence itself
 SINGLE_CHUNK = 256  # up to this length the whole sequence may be one chunk
 SMALL = 1 << 20  # elements that the weight times the block matrix may always have
 LARGEST_MATRIX = 1 << 24  # elements of a constant matrix that "auto" will build
-CARRIED_ROW = 5e-8  # seconds for a row of the state to pass a chunk in our own kernels
+CARRIED_ROW = 3e-8  # seconds for a row of the state to pass a chunk in our own kernels
 
 
 @dataclass(frozen=True)
@@ -332,8 +332,7 @@ def _fused(sizes: _Sizes, rates: _Device, resets: bool) -> float:
     matter of the system's values."""
     wide = 256 if sizes.out > 128 else 128 if sizes.out > 64 else 64
     chunks = tiles(sizes.time, CHUNK)
-    group = group_size(chunks)
-    passed = chunks if group == chunks else 2 * group + tiles(chunks, group)  # chunks and groups, one after another
+    passed = grouping(sizes.batch, sizes.time, sizes.channels)[1]  # one after another
     products = (
         6 * sizes.batch * chunks * CHUNK * sizes.order * tiles(sizes.channels, 64) * 64 * tiles(sizes.out, wide) * wide
     )

@@ -99,10 +99,14 @@ def carry(
 def finish(
     u, taps, advance, before, last, time, channels, length,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr, STARTED: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, STARTED: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The final state: what the last `length` steps add, R u with `taps` (PARTS, order, length), and if STARTED A s of
-    the state `before` them."""
+    the state `before` them.
+
+    EARLY: it may run while the kernel before it still does, of which it needs nothing. One program then waits for that
+    kernel, so that what follows finds both done.
+    """
     sequence = tl.program_id(0)
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -119,6 +123,8 @@ def finish(
         start = tl.load(before + place, mask=inside, other=0.0)
         state = tl.dot(matrix, start, state, input_precision=PRECISION)
     tl.store(last + place, state, mask=inside)
+    if EARLY and (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
