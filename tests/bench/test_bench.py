@@ -18,6 +18,12 @@ def test_medians_take_all_candidates() -> None:
     assert all(0 < seconds < 1 for seconds in found.values())
 
 
+def test_ratios_are_of_the_same_round() -> None:
+    times = measure.Times({"a": [2.0, 20.0, 200.0], "b": [1.0, 10.0, 400.0]})
+    assert times.ratio("a", "b") == 2.0
+    assert times.medians() == {"a": 20.0, "b": 10.0}
+
+
 def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     row = layers.against(TINY, torch.float32, "cpu", 1)
     assert row["over the product, both"]["auto"] > 0

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import plmu
-from plmu.bench.measure import graphed, medians, peak_memory, relative_error, training
+from plmu.bench.measure import Times, graphed, medians, peak_memory, relative_error, timed, training
 from plmu.ops import fused, hopper
 
 
@@ -93,7 +93,8 @@ def _run(device: str, rounds: int) -> dict[str, Any]:
             found["with resets, as graphs"] = [
                 choice(shape, kinds[0], device, rounds, graphs=True, every=100) for shape in shapes
             ]
-    found["length"] = lengths(kinds[0], device, rounds)
+    with plmu.for_graphs():
+        found["length"] = lengths(kinds[0], device, rounds)
     return found
 
 
@@ -199,17 +200,17 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
     forward |= without_weight
     both["product"] = training(bare, operand, problem.weight)
     with torch.no_grad():
-        forward_times = medians(_launched({**forward, "product": bare}, device), device=device, rounds=rounds)
-    both_times = medians(_launched(both, device), device=device, rounds=rounds)
+        forward_times = timed(_launched({**forward, "product": bare}, device), device=device, rounds=rounds)
+    both_times = timed(_launched(both, device), device=device, rounds=rounds)
     row: dict[str, Any] = {
         "shape": str(shape),
         "dtype": str(dtype).removeprefix("torch."),
         "as CUDA graphs, but LSTM": device != "cpu",
         "milliseconds forward": _milli(forward_times),
         "milliseconds forward and backward": _milli(both_times),
-        "over the product, forward": {name: forward_times[name] / forward_times["product"] for name in names},
-        "over the product, both": {name: both_times[name] / both_times["product"] for name in names},
-        "times faster, both": {peer: both_times[peer] / both_times["auto"] for peer in PEERS if peer in both},
+        "over the product, forward": {name: forward_times.ratio(name, "product") for name in names},
+        "over the product, both": {name: both_times.ratio(name, "product") for name in names},
+        "times faster, both": {peer: both_times.ratio(peer, "auto") for peer in PEERS if peer in both},
         "error": errors,
     }
     if device != "cpu":
@@ -251,8 +252,9 @@ def choice(
     forward = {name: problem.project(name) for name in (*names, "auto")}
     problem.errors(forward)
     calls = {name: training(call, problem.u, problem.weight) for name, call in forward.items()}
-    times = medians(_launched(calls, device) if graphs else calls, device=device, rounds=rounds)
-    best = min(names, key=lambda name: times[name])
+    times = timed(_launched(calls, device) if graphs else calls, device=device, rounds=rounds)
+    taken = times.medians()
+    best = min(names, key=lambda name: taken[name])
     asked = {"batch": shape.batch, "time": shape.time, "channels": shape.channels, "out": shape.out}
     chosen = plmu.plan("project", system=problem.system, dtype=dtype, device=device, resets=every is not None, **asked)  # type: ignore[arg-type]
     return {
@@ -260,23 +262,23 @@ def choice(
         "dtype": str(dtype).removeprefix("torch."),
         "chosen": chosen.algorithm,
         "best": best,
-        "auto over best": times["auto"] / times[best],
+        "auto over best": times.ratio("auto", best),
         "milliseconds": _milli(times),
     }
 
 
 def lengths(dtype: torch.dtype, device: str, rounds: int) -> list[dict[str, Any]]:
-    """Tokens a second, with gradients, at a fixed number of tokens a batch."""
+    """Tokens a second, with gradients, at a fixed number of tokens a batch; on a GPU as graphs."""
     gpu = device != "cpu"
     tokens, width = (1 << 20, 256) if gpu else (1 << 13, 32)
     rows = []
     for time in (1 << k for k in range(10, 21 if gpu else 14)):
         problem = Problem(Shape(tokens // time, time, width, width, 4, 64.0), dtype, device)
-        call = training(problem.project("auto"), problem.u, problem.weight)
-        seconds = medians({"auto": call}, device=device, rounds=rounds)["auto"]
+        call = {"auto": training(problem.project("auto"), problem.u, problem.weight)}
+        seconds = medians(_launched(call, device), device=device, rounds=rounds)["auto"]
         rows.append({"time": time, "batch": tokens // time, "tokens per second": tokens / seconds})
     return rows
 
 
-def _milli(times: dict[str, float]) -> dict[str, float]:
-    return {name: 1e3 * seconds for name, seconds in times.items()}
+def _milli(times: Times) -> dict[str, float]:
+    return {name: 1e3 * seconds for name, seconds in times.medians().items()}

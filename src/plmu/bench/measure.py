@@ -11,21 +11,41 @@ from torch import Tensor
 Call = Callable[[], object]
 
 
+class Times(dict[str, list[float]]):
+    """Seconds of one call of each candidate, in each round."""
+
+    def medians(self) -> dict[str, float]:
+        return {name: _median(values) for name, values in self.items()}
+
+    def ratio(self, name: str, other: str) -> float:
+        """How long one takes over another: the median over rounds, since a round's conditions are the same for both."""
+        return _median([one / two for one, two in zip(self[name], self[other], strict=True)])
+
+
 def medians(
     candidates: dict[str, Call], *, device: str = "cpu", rounds: int = 9, least: float = 0.02
 ) -> dict[str, float]:
-    """Median seconds of one call of each candidate; a candidate that is short is called often enough for `least` s."""
+    """Median seconds of one call of each candidate."""
+    return timed(candidates, device=device, rounds=rounds, least=least).medians()
+
+
+def timed(candidates: dict[str, Call], *, device: str = "cpu", rounds: int = 9, least: float = 0.02) -> Times:
+    """All candidates in turn, round after round; one that is short is called often enough for `least` seconds."""
     repeats = {}
     for name, call in candidates.items():
         call()  # builds, compiles and caches whatever the first calls do
         call()
         repeats[name] = max(1, round(least / max(_once(call, 1, device), 1e-7)))
-    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    taken = Times({name: [] for name in candidates})
     for _ in range(rounds):
         for name, call in candidates.items():
             call()  # the first after another candidate's pays for the memory that one held
             taken[name].append(_once(call, repeats[name], device))
-    return {name: sorted(values)[len(values) // 2] for name, values in taken.items()}
+    return taken
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def _once(call: Call, repeats: int, device: str) -> float:

@@ -32,7 +32,7 @@ FEW_STEPS = 16  # up to this length "auto" considers the recurrence itself
 SINGLE_CHUNK = 256  # up to this length the whole sequence may be one chunk
 SMALL = 1 << 20  # elements that the weight times the block matrix may always have
 LARGEST_MATRIX = 1 << 24  # elements of a constant matrix that "auto" will build
-CARRIED_ROW = 3e-8  # seconds for a row of the state to pass a chunk in our own kernels
+CARRIED_ROW = 5e-8  # seconds for a row of the state to pass a chunk in our own kernels
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, f
     passing = 4 * carried * (chunk * sizes.inputs + rounds * sizes.order) if rounds else 0
     states = blocks * chunk * sizes.order * sizes.channels
     moved = (12 if rates.gpu else 4) * (1 + rounds) * carried + 3 * blocks * columns * sizes.channels
-    launches = 40 + 6 * rounds if rounds else 15
+    launches = 20 + 4 * rounds if rounds else 15
     small = 1 + 24 / columns  # short products do not reach the full rate
     matrix = _matrix(sizes, chunk)
     if kind == "states":
