@@ -175,6 +175,18 @@ def test_states_are_carried_in_one_launch_or_two(time: int, launches: int, monke
     assert len(grids) == launches
 
 
+def test_chunks_are_divided_only_where_sequences_and_channels_do_not_fill_a_gpu() -> None:
+    for batch, channels in ((16, 512), (512, 256)):
+        assert chunk_tables.grouping(batch, 2048, channels)[0] == 32, "all chunks of a sequence"
+    assert chunk_tables.grouping(1, 1000, 64)[0] == 16, "too few to be worth a second launch"
+    size, cost = chunk_tables.grouping(1, 1 << 20, 64)
+    assert 64 <= size <= 256
+    assert cost < 16384 / 20, "of passing all in a row"
+    for time in (1, 64, 65, 5000):
+        size, _ = chunk_tables.grouping(2, time, 3)
+        assert 1 <= size <= -(-time // 64)
+
+
 def test_no_sequences() -> None:
     _, system, weight = problem()
     u = torch.zeros(0, 70, 5, device=DEVICE, requires_grad=True)

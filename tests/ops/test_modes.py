@@ -217,6 +217,32 @@ def test_jacobian(algorithm: str) -> None:
             torch.testing.assert_close(jacobian[0, t, :, 0, s, 0], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")  # torch's own use of it
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_forward_mode(algorithm: str) -> None:
+    """Of a linear map: the same map of the tangent."""
+    arguments = tuple(leaf.detach() for leaf in leaves(torch.float64))
+    system, resets = fresh_system(), RESETS if algorithm in RESETTING else None
+    function = everything(system, algorithm, lengths=LENGTHS, resets=resets)
+    u, weight, state = arguments
+    with in_chunks(2, False, tile=2) if algorithm == "chunked" else nullcontext():
+        found = torch.func.jvp(lambda u, state: function(u, weight, state), (u, state), (2 * u, 2 * state))[1]
+        expected = function(u, weight, state)
+    assert_same([*found], [2 * one for one in expected])
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_vmap_over_resets_alone(fold: bool) -> None:
+    u, weight, state = (leaf.detach() for leaf in leaves(torch.float64))
+
+    def function(resets: Tensor) -> Tensor:
+        return plmu.project(u, fresh_system(), weight, state, resets=resets, algorithm="chunked")[0]
+
+    several = torch.stack([RESETS, ~RESETS])
+    with in_chunks(2, fold, tile=2):
+        assert_same([*torch.func.vmap(function)(several)], [function(resets) for resets in several])
+
+
 @pytest.mark.parametrize("algorithm", ["chunked", "fft", "recurrent"])
 def test_vmap_over_theta(algorithm: str) -> None:
     u = torch.randn(2, TIME, 1, dtype=torch.float64)

@@ -62,7 +62,9 @@ def project(
         folded = torch.einsum("odx,tdr->torx", weight, by_step).flatten(2).flatten(0, 1)
         o = blocks.x.flatten(1) @ folded.mT  # (N, chunk · out)
     else:
-        o = _BlockProject.apply(blocks.x, blocks.matrix, *(blocks.reach or (None, None)), weight.flatten(1), tile)
+        # Called plainly, torch finds forward-mode gradients, at the price of all of m.
+        of_tiles: Any = _BlockProject.forward if _forward_mode() else _BlockProject.apply
+        o = of_tiles(blocks.x, blocks.matrix, *(blocks.reach or (None, None)), weight.flatten(1), tile)
     o = o.reshape(batch, blocks.count * chunk, out)[:, :time]
     if lengths is None and resets is None:
         last = blocks.last_state(time)
@@ -159,8 +161,7 @@ def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: in
     while shift < values.shape[1] and not system.vanishes(stride * shift, values.dtype):
         advances.append(system.derive(power, stride * shift, dtype=values.dtype, device=values.device))
         shift *= 2
-    plainly = torch.compiler.is_compiling() or torch.autograd.forward_ad._current_level >= 0
-    if advances and system.constant and not plainly:
+    if advances and system.constant and not torch.compiler.is_compiling() and not _forward_mode():
         carried: Tensor = _Carry.apply(values, links, False, *advances)
         return carried
     for k, advance in enumerate(advances):  # for torch to find the gradients, of the powers too
@@ -171,6 +172,11 @@ def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: in
             links = links[:, shift:] & links[:, :-shift]
         values = torch.cat([values[:, :shift], values[:, shift:] + earlier], dim=1)
     return values
+
+
+def _forward_mode() -> bool:
+    """Whether forward-mode gradients are at work."""
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
 class _Carry(torch.autograd.Function):
