@@ -236,15 +236,15 @@ def test_a_second_derivative_raises() -> None:
 def test_torch_accepts_the_operators() -> None:
     u, system, weight = problem()
     first = torch.randn(2, 4, 5, device=DEVICE, requires_grad=True)
-    powers, tables = system.powers(70).float().to(DEVICE), chunk_tables.tables(u, system, 0)
+    powers, tables = system.powers(70).float().to(DEVICE), chunk_tables.tables(u, system, 0, 2)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     segments = (torch.rand(u.shape[:2], device=DEVICE) < 0.1).cumsum(1, dtype=torch.int32)
     for marks in (None, segments):
-        torch.library.opcheck(fused._project, (u, weight, first, marks, powers, *tables, 0), test_utils=checks)
-        torch.library.opcheck(fused._states, (u, first, marks, *tables), test_utils=checks)
+        torch.library.opcheck(fused._project, (u, weight, first, marks, powers, *tables, 0, 2), test_utils=checks)
+        torch.library.opcheck(fused._states, (u, first, marks, *tables, 2), test_utils=checks)
     steps = chunk_tables.history(system, torch.float16)
     assert steps == 32
-    given = (u, weight, None, None, None, *chunk_tables.tables(u, system, steps), steps)
+    given = (u, weight, None, None, None, *chunk_tables.tables(u, system, steps, 2), steps, 2)
     torch.library.opcheck(fused._project, given, test_utils=checks)
 
 

@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import plmu
 from ops import ALGORITHMS, RESETTING, in_chunks
+from plmu.ops import chunked
 from plmu.systems import _Cache
 
 BATCH, TIME, CHANNELS, ORDER, OUT = 3, 4, 2, 3, 2
@@ -235,12 +237,57 @@ def test_forward_mode(algorithm: str) -> None:
 def test_vmap_over_resets_alone(fold: bool) -> None:
     u, weight, state = (leaf.detach() for leaf in leaves(torch.float64))
 
-    def function(resets: Tensor) -> Tensor:
-        return plmu.project(u, fresh_system(), weight, state, resets=resets, algorithm="chunked")[0]
+    def function(resets: Tensor) -> tuple[Tensor, ...]:
+        options = {"resets": resets, "algorithm": "chunked"}
+        return *plmu.states(u, system, state, **options), *plmu.project(u, system, weight, state, **options)
 
-    several = torch.stack([RESETS, ~RESETS])
+    system, several = fresh_system(), torch.stack([RESETS, ~RESETS])
     with in_chunks(2, fold, tile=2):
-        assert_same([*torch.func.vmap(function)(several)], [function(resets) for resets in several])
+        one_by_one = zip(*(function(resets) for resets in several), strict=True)
+        assert_same([*torch.func.vmap(function)(several)], [torch.stack(results) for results in one_by_one])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_forward_mode_of_gradients_that_are_there() -> None:
+    u = leaves(torch.float64)[0]
+    with in_chunks(2, False, tile=2):
+        m = plmu.states(u, fresh_system(), algorithm="chunked")[0]
+        given = torch.randn_like(m)
+        expected = torch.autograd.grad(m, u, given, retain_graph=True)[0]
+        with forward_ad.dual_level():
+            found = torch.autograd.grad(m, u, forward_ad.make_dual(given, 2 * given))[0]
+            torch.testing.assert_close(forward_ad.unpack_dual(found).tangent, 2 * expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python")
+def test_traced() -> None:
+    """The trace has the operations themselves, and none that writes into what others read."""
+    u = leaves(torch.float64)[0].detach()
+    system = fresh_system()
+    with in_chunks(2, False, tile=2):
+        traced = torch.jit.trace(lambda u: plmu.states(u, system, algorithm="chunked")[0], u)
+        other = torch.randn_like(u)
+        torch.testing.assert_close(traced(other), plmu.states(other, system, algorithm="chunked")[0])
+    assert "_Carry" not in str(traced.graph)
+    assert "add_" not in str(traced.graph)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_states_are_carried_into_memory_of_their_own(linked: bool) -> None:
+    values = torch.randn(2, 5, ORDER, CHANNELS, dtype=torch.float64, requires_grad=True)
+    links = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1]], dtype=torch.bool) if linked else None
+    before, given = values.detach().clone(), torch.randn(2, 5, ORDER, CHANNELS, dtype=torch.float64)
+    also_before = given.clone()
+    system = fresh_system()
+    carried = chunked.carry(values, links, system, 1)
+    (found,) = torch.autograd.grad(carried, values, given, create_graph=True)
+    torch.testing.assert_close(values.detach(), before, rtol=0, atol=0)
+    torch.testing.assert_close(given, also_before, rtol=0, atol=0)
+    plain = plmu.LinearSystem(system.A.clone().requires_grad_(), system.B)  # which is carried by single operations
+    also_carried = chunked.carry(values, links, plain, 1)
+    torch.testing.assert_close(carried, also_carried)
+    torch.testing.assert_close(found, torch.autograd.grad(also_carried, values, given)[0])
 
 
 @pytest.mark.parametrize("algorithm", ["chunked", "fft", "recurrent"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ class Times(dict[str, list[float]]):
         return {name: _median(values) for name, values in self.items()}
 
     def ratio(self, name: str, other: str) -> float:
-        """How long one takes over another: the median over rounds, since a round's conditions are the same for both."""
+        """How long one takes over another: the median of the ratios of all rounds."""
         return _median([one / two for one, two in zip(self[name], self[other], strict=True)])
 
 
@@ -37,8 +38,11 @@ def timed(candidates: dict[str, Call], *, device: str = "cpu", rounds: int = 9, 
         call()
         repeats[name] = max(1, round(least / max(_once(call, 1, device), 1e-7)))
     taken = Times({name: [] for name in candidates})
+    order, shuffle = list(candidates), random.Random(0).shuffle
     for _ in range(rounds):
-        for name, call in candidates.items():
+        shuffle(order)  # what ran before leaves a GPU at another clock
+        for name in order:
+            call = candidates[name]
             call()  # the first after another candidate's pays for the memory that one held
             taken[name].append(_once(call, repeats[name], device))
     return taken

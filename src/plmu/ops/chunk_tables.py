@@ -41,9 +41,9 @@ def fading(system: LinearSystem, steps: int) -> Tensor:
     return (rest[:, 1 : steps + 2] / rest[:, :1]).max(0).values.sqrt()
 
 
-def tables(u: Tensor, system: LinearSystem, steps: int) -> tuple[Tensor, ...]:
+def tables(u: Tensor, system: LinearSystem, steps: int, group: int) -> tuple[Tensor, ...]:
     """The constant matrices that the kernels share: T_i; what of the past enters a chunk, forwards and backwards; what
-    a chunk adds to the state after it, the state's way through a chunk and through a group of them; what the last steps
+    a chunk adds to the state after it, the state's way through a chunk and through `group` of them; what the last steps
     add to the final state, and the state's way through them."""
     operand, wide, device, time = u.dtype, torch.float32, u.device, u.shape[1]
     rows = rows_of(system.order)
@@ -56,7 +56,7 @@ def tables(u: Tensor, system: LinearSystem, steps: int) -> tuple[Tensor, ...]:
         *(system.derive(build, CHUNK, steps or rows, dtype=operand, device=device) for build in past),
         system.derive(taps, CHUNK, dtype=taps_type, device=device),
         system.derive(power, CHUNK, dtype=wide, device=device),
-        system.derive(power, CHUNK * grouping(*u.shape)[0], dtype=wide, device=device),
+        system.derive(power, CHUNK * group, dtype=wide, device=device),
         system.derive(taps, last, dtype=taps_type, device=device),
         system.derive(power, last, dtype=wide, device=device),
     )

@@ -77,7 +77,7 @@ def _states_with_resets(u: Tensor, system: LinearSystem, state: Tensor | None, r
     """Every step as a chunk of its own, carried over those links that no reset cuts."""
     driven = apply(system.derive(input_matrix, dtype=u.dtype, device=u.device), u)  # (batch, time, order, channels)
     first = torch.zeros_like(driven[:, :1]) if state is None else state[:, None].to(u.dtype)
-    return carry(torch.cat([first, driven], dim=1), ~resets, system, 1)[:, 1:]
+    return carry(torch.cat([first, driven], dim=1), ~resets, system, 1)[:, 1:].contiguous()
 
 
 class _Blocks:
@@ -161,17 +161,39 @@ def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: in
     while shift < values.shape[1] and not system.vanishes(stride * shift, values.dtype):
         advances.append(system.derive(power, stride * shift, dtype=values.dtype, device=values.device))
         shift *= 2
-    if advances and system.constant and not torch.compiler.is_compiling() and not _forward_mode():
-        carried: Tensor = _Carry.apply(values, links, False, *advances)
+    return _carried(values, links, advances, backwards=False, plainly=not system.constant)
+
+
+def _carried(
+    values: Tensor, links: Tensor | None, advances: list[Tensor], *, backwards: bool, plainly: bool = False
+) -> Tensor:
+    """`carry` with the powers of Ā for 1, 2, 4, … chunks; `backwards`, of their transposes in backward time.
+
+    `plainly`: so that torch finds the gradients, of the powers too. Anything that looks at the single operations, as
+    forward-mode gradients, torch.func and tracing do, gets these as well.
+    """
+    if not (plainly or _looked_at()):
+        carried: Tensor = _Carry.apply(values, links, backwards, *advances)
         return carried
-    for k, advance in enumerate(advances):  # for torch to find the gradients, of the powers too
+    for k, advance in enumerate(advances):
         shift = 1 << k
-        earlier = apply(advance, values[:, :-shift])
+        earlier, later = values[:, :-shift], values[:, shift:]
+        told = apply(advance.mT, later) if backwards else apply(advance, earlier)
         if links is not None:
-            earlier = torch.where(links[:, :, None, None], earlier, 0.0)
+            told = torch.where(links[:, :, None, None], told, 0.0)
             links = links[:, shift:] & links[:, :-shift]
-        values = torch.cat([values[:, :shift], values[:, shift:] + earlier], dim=1)
+        if backwards:
+            values = torch.cat([earlier + told, values[:, -shift:]], dim=1)
+        else:
+            values = torch.cat([values[:, :shift], later + told], dim=1)
     return values
+
+
+def _looked_at() -> bool:
+    """Whether torch.compile, tracing, torch.func or forward-mode gradients are at work."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return True
+    return _forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _forward_mode() -> bool:
@@ -180,18 +202,16 @@ def _forward_mode() -> bool:
 
 
 class _Carry(torch.autograd.Function):
-    """`carry` of a system that is not trained, in half as many calls of the library, and a third in the gradient, which
-    is the same in backward time. Neither forward-mode gradients nor torch.compile know it, which need it less."""
-
-    generate_vmap_rule = True
+    """`_carried` in half as many calls of the library, and a third in the gradient, which is the same in the other
+    direction of time."""
 
     @staticmethod
-    def forward(values: Tensor, links: Tensor | None, backwards: bool, *advances: Tensor) -> Tensor:
-        if links is not None:
-            links = links.mT
-            values = values + links.new_zeros(())  # under vmap one for each of the links
+    def forward(ctx: Any, values: Tensor, links: Tensor | None, backwards: bool, *advances: Tensor) -> Tensor:
+        ctx.backwards = backwards
+        ctx.save_for_backward(links, *advances)
         # A copy to add to in place, in an order in which neighbouring chunks are one piece of memory.
         by_chunk = values.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        links = None if links is None else links.mT
         for k, advance in enumerate(advances):
             shift = 1 << k
             earlier, later = by_chunk[:-shift], by_chunk[shift:]
@@ -204,14 +224,9 @@ class _Carry(torch.autograd.Function):
         return by_chunk.transpose(0, 1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, links, ctx.backwards, *advances = inputs
-        ctx.save_for_backward(links, *advances)
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         links, *advances = ctx.saved_tensors
-        return _Carry.apply(gradient, links, not ctx.backwards, *advances), None, None, *(None for _ in advances)
+        return _carried(gradient, links, advances, backwards=not ctx.backwards), None, None, *(None for _ in advances)
 
 
 def _expand(matrix: Tensor, x: Tensor, reach: Reach) -> Tensor:

@@ -41,7 +41,9 @@ def project(
             segment = min(u.shape[1], SEGMENT)
             powers = system.derive(all_powers, segment, dtype=torch.float32, device=u.device)
     segments = _segments(resets)
-    o, last = _project(u.contiguous(), weight.contiguous(), first, segments, powers, *tables(u, system, steps), steps)
+    group, _ = grouping(*u.shape)
+    constants = tables(u, system, steps, group)
+    o, last = _project(u.contiguous(), weight.contiguous(), first, segments, powers, *constants, steps, group)
     return o, last
 
 
@@ -50,7 +52,8 @@ def states(
 ) -> tuple[Tensor, Tensor]:
     """m (batch, time, order, channels) for u (batch, time, channels), and the final state; with resets none."""
     first = None if state is None else state.contiguous()
-    m, last = _states(u.contiguous(), first, _segments(resets), *tables(u, system, 0))
+    group, _ = grouping(*u.shape)
+    m, last = _states(u.contiguous(), first, _segments(resets), *tables(u, system, 0, group), group)
     return m, last
 
 
@@ -75,23 +78,22 @@ def _project(
     last_taps: Tensor,
     last_advance: Tensor,
     steps: int,
+    group: int,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the final state in float32. With `steps` that many inputs before a chunk stand for its state."""
+    """o, and the final state in float32. With `steps` that many inputs before a chunk stand for its state; else one
+    program carries it over `group` chunks, which `leap` is made for."""
     before = last = None
     if not steps:
-        before, last = launch.carry(u, first, segments, taps, advance, leap, grouping(*u.shape)[0])
-    final = _room_for_final(u, segments, last_advance)
-    o = launch.project(u, before, segments, weight, toeplitz, past)
-    if segments is None:
-        early = launch.for_hopper(u, segments, weight)
-        launch.final_state(u, last, last_taps, last_advance, final, early=early)
-    return o, final
+        before, last = launch.carry(u, first, segments, taps, advance, leap, group)
+    o, held = launch.project(u, before, segments, weight, toeplitz, past)
+    return o, _final_state(u, last, segments, last_taps, last_advance, early=bool(held))
 
 
-def _room_for_final(u: Tensor, segments: Tensor | None, advance: Tensor) -> Tensor:
+def _final_state(
+    u: Tensor, last: Tensor | None, segments: Tensor | None, taps: Tensor, advance: Tensor, *, early: bool = False
+) -> Tensor:
     """In float32; empty where the state is reset, whose end other products find."""
-    batch, _, channels = u.shape
-    return advance.new_empty(0) if segments is not None else advance.new_empty(batch, advance.shape[0], channels)
+    return launch.final_state(u, last, taps, advance, early=early) if segments is None else advance.new_empty(0)
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
@@ -108,19 +110,20 @@ def _project_backward(
     advance: Tensor,
     leap: Tensor,
     steps: int,
+    group: int,
     need_u: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of u and of the weight; empty where not needed."""
     of_u, of_weight = u.new_empty(0), weight.new_empty(0)
-    passing = (segments, taps, advance, leap, grouping(*u.shape)[0])
+    passing = (segments, taps, advance, leap, group)
     if need_weight:
         before = None if steps else launch.carry(u, first, *passing)[0]
         of_weight = launch.weight_gradient(u, before, segments, of_o, weight, toeplitz, past)
         del before
     if need_u:
         after = None if steps else launch.carry(of_o, None, *passing, reversed=True)[0]
-        of_u = launch.project(of_o, after, segments, weight, toeplitz, future, reversed=True)
+        of_u, _ = launch.project(of_o, after, segments, weight, toeplitz, future, reversed=True)
     return of_u, of_weight
 
 
@@ -137,11 +140,12 @@ def _states(
     leap: Tensor,
     last_taps: Tensor,
     last_advance: Tensor,
+    group: int,
 ) -> tuple[Tensor, Tensor]:
     """m, and the final state in float32."""
     batch, time, channels = u.shape
     order = taps.shape[1]
-    before, last = launch.carry(u, first, segments, taps, advance, leap, grouping(*u.shape)[0])
+    before, last = launch.carry(u, first, segments, taps, advance, leap, group)
     m = u.new_empty(batch, time, order, channels)
     chunks = before.shape[1]
     with torch.cuda.device_of(u):
@@ -149,10 +153,7 @@ def _states(
             u, toeplitz, past, before, u if segments is None else segments, m, time, channels, chunks,
             **launch.sizes(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=launch.precision(), num_warps=4,
         )  # fmt: skip
-    final = _room_for_final(u, segments, last_advance)
-    if segments is None:
-        launch.final_state(u, last, last_taps, last_advance, final)
-    return m, final
+    return m, _final_state(u, last, segments, last_taps, last_advance)
 
 
 @torch.library.custom_op("plmu::states_backward", mutates_args=())
@@ -243,7 +244,7 @@ def _(of_o: Tensor, u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tens
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.steps = inputs
+    *tensors, ctx.steps, ctx.group = inputs
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
 
@@ -254,7 +255,8 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Te
     of_u = of_weight = of_first = None
     if of_o is not None:
         of_o = of_o.contiguous()
-        of_u, of_weight = _project_backward(of_o, u, weight, first, segments, *tables, ctx.steps, need_u, need_weight)
+        how = (ctx.steps, ctx.group, need_u, need_weight)
+        of_u, of_weight = _project_backward(of_o, u, weight, first, segments, *tables, *how)
         if need_first:  # which reaches the first segment alone
             reached = of_o if segments is None else torch.where((segments == 0)[:, :, None], of_o, 0.0)
             of_first = _of_first(reached, weight, powers)
@@ -275,7 +277,7 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Te
         of_u if need_u else None,
         of_weight if need_weight else None,
         of_first,
-        *([None] * 11),
+        *([None] * 12),
     )
 
 
@@ -294,7 +296,7 @@ def _(of_m: Tensor, of_last: Tensor | None, *tables: Tensor | None) -> tuple[Ten
 
 
 def _setup_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, segments, toeplitz, past, _, taps, advance, _, *last = inputs
+    _, _, segments, toeplitz, past, _, taps, advance, _, *last, _ = inputs
     ctx.save_for_backward(segments, toeplitz, past, taps, advance, *last)
     ctx.m = output[0].shape
     ctx.set_materialize_grads(False)
@@ -305,7 +307,7 @@ def _backward_states(ctx: Any, of_m: Tensor | None, of_last: Tensor | None) -> t
     if of_m is None:
         of_m = tables[1].new_zeros(ctx.m)
     of_u, of_first = _states_backward(of_m.contiguous(), of_last, *tables)
-    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 9))
+    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 10))
 
 
 def _no_second(ctx: Any, *gradients: Tensor) -> None:

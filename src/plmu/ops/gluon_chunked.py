@@ -204,8 +204,9 @@ def _multiply_for_project(
             sequence, at = (number + c) // chunks, (number + c) % chunks
             moment = at * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, in_rows))
             output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, in_rows))
-            place = o + (sequence.to(gl.int64) * time + moment[:, None]) * outputs + output[None, :]
-            inside = (moment[:, None] < time) & (output[None, :] < outputs) & (number + c < total)
+            whole_rows = outputs // 8 * 8  # which it is: for the compiler to see that 16 bytes go at once
+            place = o + (sequence.to(gl.int64) * time + moment[:, None]) * whole_rows + output[None, :]
+            inside = (moment[:, None] < time) & (output[None, :] < whole_rows) & (number + c < total)
             gl.store(place, gl.convert_layout(gl.convert_layout(acc.to(operand), halfway), in_rows), mask=inside)
 
 

@@ -52,8 +52,8 @@ def _present(device: int | None) -> bool:
 
 def project(
     u: Tensor, before: Tensor | None, weight: Tensor, toeplitz: Tensor, powers: Tensor, o: Tensor, *, reversed: bool
-) -> None:
-    """As `project` of `plmu.ops.triton_chunked`."""
+) -> tuple[Tensor, ...]:
+    """As `project` of `plmu.ops.triton_chunked`. Its own memory, to hold until what runs beside it is launched."""
     batch, time, inputs = u.shape
     outputs, order, chunk, rows = o.shape[2], weight.shape[1], toeplitz.shape[1], powers.shape[2]
     chunks = -(-time // chunk)
@@ -76,6 +76,7 @@ def project(
             ORDER=order, ROWS=rows, CHUNK=chunk, WIDTH=WIDTH, OUT=out, STAGES=stages, RESIDENT=resident,
             HISTORY=before is None, REVERSED=reversed, num_warps=4,
         )  # fmt: skip
+    return sums, flags
 
 
 def _division(tiles: int, blocks: int, programs: int) -> tuple[int, int]:

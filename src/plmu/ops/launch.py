@@ -52,22 +52,21 @@ def carry(
     return before, last
 
 
-def final_state(
-    u: Tensor, before: Tensor | None, taps: Tensor, advance: Tensor, last: Tensor, *, early: bool = False
-) -> None:
-    """To `last`, from the last steps, as many as `taps` has, and the state before them.
+def final_state(u: Tensor, before: Tensor | None, taps: Tensor, advance: Tensor, *, early: bool = False) -> Tensor:
+    """From the last steps, as many as `taps` has, and the state before them.
 
-    `early`: beside the projection for Hopper that was launched just before. Then `last` must have been allocated before
-    that one, whose own memory is free for others from its launch on.
+    `early`: beside the projection for Hopper that was launched just before, while the memory of that one is held.
     """
     batch, time, channels = u.shape
     parts, order, length = taps.shape
+    last = advance.new_empty(batch, order, channels)
     with torch.cuda.device_of(u):
         kernels().finish[batch, tiles(channels, 64)](
             u, taps, advance, last if before is None else before, last, time, channels, length,
             **sizes(order), WIDTH=64, PARTS=parts, STARTED=before is not None, EARLY=early, PRECISION=exact(u),
             **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
+    return last
 
 
 def project(
@@ -79,14 +78,14 @@ def project(
     past: Tensor,
     *,
     reversed: bool = False,
-) -> Tensor:
-    """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o."""
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o. And the
+    memory to hold until `final_state` is launched early; empty where it may not be."""
     batch, time, inputs = u.shape
     order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
     o = u.new_empty(batch, time, outputs)
     if for_hopper(u, segments, weight):
-        hopper.project(u, before, weight, toeplitz, past, o, reversed=reversed)
-        return o
+        return o, hopper.project(u, before, weight, toeplitz, past, o, reversed=reversed)
     half, chunks = u.dtype != torch.float32, tiles(time, CHUNK)
     shape = {"WIDTH": 64 if half else 32, "OUT": 256 if half and outputs > 128 else 64}
     with torch.cuda.device_of(u):
@@ -96,7 +95,7 @@ def project(
             ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, **shape, HISTORY=before is None, REVERSED=reversed,
             SEGMENTED=segments is not None, PRECISION=precision(), num_warps=4, num_stages=2,
         )  # fmt: skip
-    return o
+    return o, ()
 
 
 def for_hopper(u: Tensor, segments: Tensor | None, weight: Tensor) -> bool:
