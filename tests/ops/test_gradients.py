@@ -123,3 +123,20 @@ def test_each_argument_alone_needs_a_gradient(needed: str, fold: bool) -> None:
 
     alone = {name: value.detach().requires_grad_(name == needed) for name, value in leaves.items()}
     torch.testing.assert_close(gradient(alone), gradient(leaves), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_states_are_carried_into_memory_of_their_own(linked: bool) -> None:
+    values = torch.randn(2, 5, ORDER, CHANNELS, dtype=torch.float64, requires_grad=True)
+    links = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1]], dtype=torch.bool) if linked else None
+    before, given = values.detach().clone(), torch.randn(2, 5, ORDER, CHANNELS, dtype=torch.float64)
+    also_before = given.clone()
+    system = plmu.DelayNetwork(ORDER, 4.0).discretize()
+    carried = chunked.carry(values, links, system, 1)
+    (found,) = torch.autograd.grad(carried, values, given, create_graph=True)
+    torch.testing.assert_close(values.detach(), before, rtol=0, atol=0)
+    torch.testing.assert_close(given, also_before, rtol=0, atol=0)
+    plain = plmu.LinearSystem(system.A.clone().requires_grad_(), system.B)  # which is carried by single operations
+    also_carried = chunked.carry(values, links, plain, 1)
+    torch.testing.assert_close(carried, also_carried)
+    torch.testing.assert_close(found, torch.autograd.grad(also_carried, values, given)[0])

@@ -17,6 +17,7 @@ from torch import Tensor
 from plmu.ops import chunked, fft, final, fused, recurrent, toeplitz
 from plmu.ops.check import Lengths, Problem, checked
 from plmu.ops.matrices import apply, input_matrix
+from plmu.ops.modes import transformed
 from plmu.ops.plan import Plan, dies_out, for_graphs, plan
 from plmu.systems import LinearSystem
 
@@ -164,21 +165,13 @@ def _plan(kind: str, problem: Problem, algorithm: str, out: int | None = None) -
         resets=problem.resets is not None,
     )
     chosen = ask(algorithm=algorithm)
-    if chosen.algorithm == "fused" and (batch == 0 or _transformed()):
+    if chosen.algorithm == "fused" and (batch == 0 or transformed()):
         if algorithm == "fused" and batch:
             raise ValueError(
                 "algorithm='fused' works neither under torch.func nor with forward-mode gradients: use chunked or auto"
             )
         chosen = ask(algorithm="chunked")
     return chosen
-
-
-def _transformed() -> bool:
-    """Whether torch.func or forward-mode gradients are at work."""
-    if torch.compiler.is_compiling():
-        return False
-    transforming = torch._C._functorch.peek_interpreter_stack() is not None
-    return transforming or torch.autograd.forward_ad._current_level >= 0
 
 
 def _operand(problem: Problem) -> torch.dtype:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from plmu.ops.final import final_state
 from plmu.ops.matrices import apply, block_matrix, block_toeplitz, input_matrix, power, reversed_response
+from plmu.ops.modes import forward_mode, looked_at
 from plmu.systems import LinearSystem
 
 # With resets: which inputs of a block reach each step (blocks, chunk, chunk), and which steps the state before the
@@ -63,7 +64,7 @@ def project(
         o = blocks.x.flatten(1) @ folded.mT  # (N, chunk · out)
     else:
         # Called plainly, torch finds forward-mode gradients, at the price of all of m.
-        of_tiles: Any = _BlockProject.forward if _forward_mode() else _BlockProject.apply
+        of_tiles: Any = _BlockProject.forward if forward_mode() else _BlockProject.apply
         o = of_tiles(blocks.x, blocks.matrix, *(blocks.reach or (None, None)), weight.flatten(1), tile)
     o = o.reshape(batch, blocks.count * chunk, out)[:, :time]
     if lengths is None and resets is None:
@@ -169,10 +170,9 @@ def _carried(
 ) -> Tensor:
     """`carry` with the powers of Ā for 1, 2, 4, … chunks; `backwards`, of their transposes in backward time.
 
-    `plainly`: so that torch finds the gradients, of the powers too. Anything that looks at the single operations, as
-    forward-mode gradients, torch.func and tracing do, gets these as well.
+    `plainly`: in operations that torch takes gradients of, of the powers too. So wherever it looks at them.
     """
-    if not (plainly or _looked_at()):
+    if advances and not (plainly or looked_at()):
         carried: Tensor = _Carry.apply(values, links, backwards, *advances)
         return carried
     for k, advance in enumerate(advances):
@@ -187,18 +187,6 @@ def _carried(
         else:
             values = torch.cat([values[:, :shift], later + told], dim=1)
     return values
-
-
-def _looked_at() -> bool:
-    """Whether torch.compile, tracing, torch.func or forward-mode gradients are at work."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
-        return True
-    return _forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _forward_mode() -> bool:
-    """Whether forward-mode gradients are at work."""
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
 class _Carry(torch.autograd.Function):

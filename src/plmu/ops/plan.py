@@ -306,8 +306,8 @@ def _chunked(kind: str, sizes: _Sizes, rates: _Device, half: bool, chunk: int, f
     passing = 4 * carried * (chunk * sizes.inputs + rounds * sizes.order) if rounds else 0
     states = blocks * chunk * sizes.order * sizes.channels
     moved = (12 if rates.gpu else 4) * (1 + rounds) * carried + 3 * blocks * columns * sizes.channels
-    launches = 15  # on a CPU not launches but calls, as they were fitted
-    if rounds:
+    launches = 15
+    if rounds:  # on a CPU more of them, which fits its times
         launches = 20 + 4 * rounds if rates.gpu else 40 + 6 * rounds
     small = 1 + 24 / columns  # short products do not reach the full rate
     matrix = _matrix(sizes, chunk)
