@@ -212,6 +212,30 @@ def test_on_a_gpu_a_long_narrow_input_goes_by_fft_unless_the_system_grows() -> N
     assert plan("project", system=of_order(40), **sizes | {"device": "cpu"}).algorithm == "chunked"
 
 
+def test_a_large_matrix_counts_where_sequences_are_few() -> None:
+    """One product over all steps reads a matrix that is as large for one sequence as for many."""
+    for time, channels, order in ((300, 1, 100), (1000, 4, 8), (500, 2, 12)):
+        one = {"batch": 1, "time": time, "channels": channels, "system": of_order(order)}
+        assert plan(**one).algorithm == plan("project", **one).algorithm == "chunked"
+        assert plan(**one).costs["toeplitz"] > 4 * time**2 * order / 2 / _DEVICES["cpu"].bandwidth
+    assert plan(batch=1, time=64, channels=1, system=of_order(16)).algorithm == "toeplitz"
+
+
+def test_an_early_peak_does_not_blur_what_follows_on_a_cpu() -> None:
+    """An FFT would: its errors are those of the largest input, and few sequences of one channel suit it best."""
+    system = plmu.DelayNetwork(12, 100.0).discretize()
+    u = torch.randn(1, 2000, 1, generator=torch.Generator().manual_seed(0))
+    u[:, :10] = 1e5
+    exact = plmu.states(u.double(), system, algorithm="recurrent")[0][:, 1000:]
+
+    def error(algorithm: str) -> float:
+        found = plmu.states(u, system, algorithm=algorithm)[0][:, 1000:]
+        return float((found - exact).norm() / exact.norm())
+
+    assert error("auto") < 1e-6
+    assert error("fft") > 1e-4
+
+
 def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"batch": 64, "time": 512, "channels": 512, "out": 512, "dtype": torch.bfloat16, "device": "cuda"}
     monkeypatch.setattr(hopper, "suits", lambda *_: False)

@@ -246,6 +246,7 @@ def _known_plan(
     if algorithm == "auto" and may_fuse and suits:
         candidates["fused"] = (_fused(sizes, rates, resets), Plan(kind, "fused", CHUNK))
     if algorithm == "auto" and (kind == "states" or sizes.states <= rates.stored):
+        # At every step it has the rounding errors of a sequence's largest input: taken for its few launches on a GPU.
         if device == "cuda" and bounded and not resets and dtype != torch.float64:
             candidates["fft"] = (_fft(kind, sizes, rates), Plan(kind, "fft"))
         if sizes.time <= FEW_STEPS:
@@ -352,7 +353,8 @@ def _recurrent(kind: str, sizes: _Sizes, rates: _Device) -> float:
 
 def _toeplitz(kind: str, sizes: _Sizes, rates: _Device) -> float:
     flops = 4 * sizes.states * sizes.time * sizes.inputs
-    return _plain(kind, sizes, rates, flops, 2 * sizes.states, 10)
+    matrix = sizes.time**2 * sizes.order * sizes.inputs
+    return _plain(kind, sizes, rates, flops, 2 * sizes.states + 3 * matrix // 4, 10)
 
 
 def _fft(kind: str, sizes: _Sizes, rates: _Device) -> float:
