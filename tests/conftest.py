@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,12 @@ def _poisoned_and_seeded() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a model, in a folder that is empty."""
+    return tmp_path / "model.plmu"
 
 
 def test_memory_is_poisoned() -> None:

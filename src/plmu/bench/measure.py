@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -16,11 +17,11 @@ class Times(dict[str, list[float]]):
     """Seconds of one call of each candidate, in each round."""
 
     def medians(self) -> dict[str, float]:
-        return {name: _median(values) for name, values in self.items()}
+        return {name: median(values) for name, values in self.items()}
 
     def ratio(self, name: str, other: str) -> float:
         """How long one takes over another: the median of the ratios of all rounds."""
-        return _median([one / two for one, two in zip(self[name], self[other], strict=True)])
+        return median([one / two for one, two in zip(self[name], self[other], strict=True)])
 
 
 def medians(
@@ -46,10 +47,6 @@ def timed(candidates: dict[str, Call], *, device: str = "cpu", rounds: int = 9, 
             call()  # the first after another candidate's pays for the memory that one held
             taken[name].append(_once(call, repeats[name], device))
     return taken
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _once(call: Call, repeats: int, device: str) -> float:
