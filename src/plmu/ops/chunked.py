@@ -30,8 +30,8 @@ from plmu.ops.matrices import (
 from plmu.ops.modes import forward_mode, looked_at
 from plmu.systems import LinearSystem
 
-# Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state before
-# the block reaches (blocks, chunk), or without the first which steps there are at all. Other states are zero.
+# Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state
+# before the block reaches (blocks, chunk), or without the first which steps there are at all. Other states are zero.
 Reach = tuple[Tensor | None, Tensor] | None
 
 
@@ -285,7 +285,7 @@ def _cut(matrix: Tensor, same: Tensor) -> Tensor:
 
 
 def _rows(m: Tensor, kept: Tensor) -> Tensor:
-    """The states of the steps that are `kept`, zero elsewhere. Selected, since what has overflowed times zero is NaN."""
+    """The states of the steps that are `kept`, zero elsewhere. Selected: what has overflowed times zero is NaN."""
     chunk = kept.shape[1]
     by_step: Tensor = m.unflatten(1, (chunk, m.shape[1] // chunk))
     return torch.where(kept[:, :, None, None], by_step, 0.0).flatten(1, 2)

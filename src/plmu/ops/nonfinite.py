@@ -101,7 +101,7 @@ def _reached(bad: Tensor, bad_state: Tensor | None, problem: Problem) -> tuple[T
     """The steps (batch, time, channels) that a bad input or state reaches, and whether it reaches the end (batch,
     channels)."""
     time = bad.shape[1]
-    number = torch.arange(1, time + 1, device=bad.device)[:, None]  # step 0 is the initial state
+    number = torch.arange(1, time + 1, dtype=torch.int32, device=bad.device)[:, None]  # 0 is the initial state
     before = -1 if bad_state is None else torch.where(bad_state, 0, -1)[:, None]
     latest = torch.where(bad, number, before).cummax(1).values  # the last bad moment so far
     start: Tensor | int = 0  # the first step since the last reset
