@@ -44,7 +44,9 @@ def results(u: Tensor, system: plmu.LinearSystem, algorithm: str = "auto", **opt
 
 def assert_spoilt(found: tuple[Tensor, ...], clean: tuple[Tensor, ...], steps: Tensor, end: Tensor) -> None:
     """NaN in m (batch, time, order, channels) where `steps` (batch, time, channels) says, in o where it does for any
-    channel, in final states where `end` (batch, channels) does; all else as without the bad value."""
+    channel, in final states where `end` (batch, channels) does, NaN or infinity in that of `final_state`; all else as
+    without the bad value."""
+    found = (*found[:-1], found[-1].masked_fill(found[-1].isinf(), math.nan))
     m, o, *ends = zip(found, clean, strict=True)
     marks = [steps[:, :, None].expand_as(m[0]), steps.any(2)[:, :, None].expand_as(o[0])]
     marks += [end[:, None].expand_as(last) for last, _ in ends]

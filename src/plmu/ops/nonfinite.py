@@ -4,8 +4,8 @@ A non-finite value at step t makes the states of its channel NaN, and every outp
 end of its sequence or to the next reset. A non-finite initial state does the same from the first step. Nothing before
 step t, behind a reset or in another sequence changes.
 
-The recurrence behaves so by itself. A product over many steps does not: zero times NaN is NaN. So the algorithms get an
-input without such values, and their results are marked afterwards. On a CPU that is always done; its price there is one
+The recurrence behaves so by itself, and so does the final state alone. A product for many steps does not: zero times
+NaN is NaN. So the algorithms get an input without such values, and their results are marked afterwards. On a CPU that is always done; its price there is one
 sum over the input. On a GPU, and in a graph that is compiled, exported or traced, it is done within
 `isolate_nonfinite()`: it would cost a pass over the input and one over the output.
 """
@@ -94,7 +94,9 @@ def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
 def _surely_finite(values: Tensor) -> bool:
     """Whether all values are finite, by their sum, which is one fast pass. A sum may overflow: then the answer is no,
     and looking at each value tells."""
-    return math.isfinite(values.detach().sum(dtype=torch.promote_types(values.dtype, torch.float32)).item())
+    values = values.detach()
+    total = values.sum() if values.dtype in (torch.float32, torch.float64) else values.sum(dtype=torch.float32)
+    return math.isfinite(total.item())
 
 
 def _reached(bad: Tensor, bad_state: Tensor | None, problem: Problem) -> tuple[Tensor, Tensor]:
