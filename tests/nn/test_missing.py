@@ -1,4 +1,4 @@
-"""`missing="hold" | "zero"`: NaN in the input is filled, alike over a sequence, in pieces, step by step and in a stream."""
+"""`missing="hold" | "zero"`: NaN in the input is filled, alike over a sequence, in pieces, by steps and in a stream."""
 
 import math
 from collections.abc import Callable
@@ -175,7 +175,7 @@ def test_bad_arguments() -> None:
         layer(x, state[0])
     with pytest.raises(ValueError, match=r"last values of state must have shape \(3, 2\), got \(3, 1\)"):
         layer(x, (state[0], state[1][:, :1]))
-    with pytest.raises(TypeError, match="x must be a floating-point tensor for missing='hold', got torch.int64"):
+    with pytest.raises(TypeError, match=r"x must be a floating-point tensor for missing='hold', got torch\.int64"):
         layer(x.long())
     with pytest.raises(ValueError, match=r"x must have shape \(batch, time, 2\), got \(3, 40\)"):
         layer(x[:, :, 0])

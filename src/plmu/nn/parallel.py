@@ -40,8 +40,8 @@ class ParallelLMU(Filling):
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: False gives the output at each sequence's last step alone, through equation 25.
         algorithm: "auto", or one by name; see `plmu.plan`.
-        missing: what NaN in x means: None takes it as it is; "hold" repeats the last value of that feature, "zero" takes
-            zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
+        missing: what NaN in x means: None takes it as it is; "hold" repeats the last value of that feature, "zero"
+            takes zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
     """
 
     def __init__(

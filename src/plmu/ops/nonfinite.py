@@ -5,9 +5,9 @@ end of its sequence or to the next reset. A non-finite initial state does the sa
 step t, behind a reset or in another sequence changes.
 
 The recurrence behaves so by itself, and so does the final state alone. A product for many steps does not: zero times
-NaN is NaN. So the algorithms get an input without such values, and their results are marked afterwards. On a CPU that is always done; its price there is one
-sum over the input. On a GPU, and in a graph that is compiled, exported or traced, it is done within
-`isolate_nonfinite()`: it would cost a pass over the input and one over the output.
+NaN is NaN. So the algorithms get an input without such values, and their results are marked afterwards. On a CPU that
+is always done; its price there is one sum over the input. On a GPU, and in a graph that is compiled, exported or traced,
+it is done within `isolate_nonfinite()`: it would cost a pass over the input and one over the output.
 """
 
 from __future__ import annotations
