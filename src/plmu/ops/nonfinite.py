@@ -6,7 +6,7 @@ step t, behind a reset or in another sequence changes.
 
 The recurrence behaves so by itself, and so does the final state alone. A product for many steps does not: zero times
 NaN is NaN. So the algorithms get an input without such values, and their results are marked afterwards. On a CPU that
-is always done; its price there is one sum over the input. On a GPU, and in a graph that is compiled, exported or traced,
+is always done, at the price of one sum over the input. On a GPU, and in a graph that is compiled, exported or traced,
 it is done within `isolate_nonfinite()`: it would cost a pass over the input and one over the output.
 """
 
