@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plmu.ops.check import Lengths, checked_lengths
+from plmu.ops.modes import autocasts
 
 Activation = str | Callable[[Tensor], Tensor] | None
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
@@ -74,7 +75,7 @@ def check_features(x: Tensor, dims: int, features: int, weight: Tensor | None = 
         raise ValueError(f"x must have shape {expected.format(features)}, got {tuple(x.shape)}")
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
-    if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if weight is not None and x.dtype != weight.dtype and not autocasts(x.device):
         raise TypeError(f"x is {x.dtype} and the layer {weight.dtype}: convert one of them, for example x.to(...)")
     if dims == 3 and x.shape[1] == 0:
         raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")

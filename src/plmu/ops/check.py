@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from plmu.ops.modes import autocasts
 from plmu.systems import LinearSystem, _values_unknown
 
 Lengths = Tensor | Sequence[int] | None
@@ -53,7 +54,7 @@ def checked(u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Leng
 
 def result_dtype(x: Tensor) -> torch.dtype:
     """The input's precision, or autocast's where it is on."""
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+    if x.dtype != torch.float64 and autocasts(x.device):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
 
@@ -96,7 +97,7 @@ def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.devic
     if tuple(values.shape) != (batch,):
         raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(values.shape)}")
     values = values.to(torch.int64)
-    if batch and _can_look_at(values):
+    if _can_look_at(values) and batch:
         low, high = int(values.min()), int(values.max())
         if low < 0 or high > time:
             bad = low if low < 0 else high
