@@ -145,9 +145,10 @@ class LinearSystem:
                     raise ValueError(f"{name} must be finite, got NaN or infinity in it")
         self.near_identity: bool = not unknown and _nearer_to_identity(self.A.detach())
         self.trained: bool = self.A.requires_grad or self.B.requires_grad
-        self._direct: LinearSystem | None = None
         self._cache: Constants | None = None if unknown or self.trained else constants_of(self.A, self.B)
         self.constant: bool = self._cache is not None  # whether its values are known and stay
+        # Made here, not when it is needed: that may be while torch.export or a transform is at work.
+        self._direct = self._driven_directly() if self.constant and (self.inputs or 0) > self.order else None
 
     def impulse_response(self, length: int) -> Tensor:
         """H with H[:, k] = Ā^k B̄: (order, length), or (order, length, inputs) for a multi-input system.
@@ -186,12 +187,10 @@ class LinearSystem:
 
     def driven_directly(self) -> LinearSystem:
         """The system with the same Ā and B̄ = I, which takes B̄ u for its input."""
-        if self._direct is None:
-            direct = LinearSystem(self.A, torch.eye(self.order, dtype=torch.float64, device=self.A.device))
-            if self._cache is None:
-                return direct
-            self._direct = direct
-        return self._direct
+        return self._direct or self._driven_directly()
+
+    def _driven_directly(self) -> LinearSystem:
+        return LinearSystem(self.A, torch.eye(self.order, dtype=torch.float64, device=self.A.device))
 
     def derive(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """`build(system, *sizes)`, made in float64 and cast once; from the cache unless the system is trained."""

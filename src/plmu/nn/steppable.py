@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plmu.ops.check import Lengths, checked_lengths
+from plmu.ops.check import Lengths, check_padded, checked_lengths
 from plmu.ops.modes import autocasts
 
 Activation = str | Callable[[Tensor], Tensor] | None
@@ -68,11 +68,12 @@ def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | Non
 
 def check_features(x: Tensor, dims: int, features: int, weight: Tensor | None = None) -> None:
     """Raise unless x has `dims` dimensions, of which the last is `features`, and the precision of the weight."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+    check_padded(x, "x")
     if x.dim() != dims or x.shape[-1] != features:
         expected = "(batch, time, {})" if dims == 3 else "(batch, {})"
-        raise ValueError(f"x must have shape {expected.format(features)}, got {tuple(x.shape)}")
+        unbatched = x.dim() == dims - 1 and x.shape[-1] == features
+        hint = ": for one sequence give x[None]" if unbatched and dims == 3 else ": give x[None]" if unbatched else ""
+        raise ValueError(f"x must have shape {expected.format(features)}, got {tuple(x.shape)}{hint}")
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
     if weight is not None and x.dtype != weight.dtype and not autocasts(x.device):
@@ -111,6 +112,9 @@ def reverse(x: Tensor, lengths: Lengths = None) -> Tensor:
 
     With it a layer reads from the right: `reverse(layer(reverse(x, lengths), lengths=lengths)[0], lengths)`.
     """
+    check_padded(x, "x")
+    if x.dim() < 2:
+        raise ValueError(f"x must have shape (batch, time, ...), got {tuple(x.shape)}")
     known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     if known is None:
         return x.flip(1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plmu.ops.final import final_state
 from plmu.ops.matrices import apply, block_matrix, block_toeplitz, input_matrix, power, reversed_response
-from plmu.ops.modes import forward_mode, looked_at
+from plmu.ops.modes import forward_mode, watched
 from plmu.systems import LinearSystem
 
 # With resets: which inputs of a block reach each step (blocks, chunk, chunk), and which steps the state before the
@@ -172,7 +172,7 @@ def _carried(
 
     `plainly`: in operations that torch takes gradients of, of the powers too. So wherever it looks at them.
     """
-    if advances and not (plainly or looked_at()):
+    if advances and not (plainly or watched()):
         carried: Tensor = _Carry.apply(values, links, backwards, *advances)
         return carried
     for k, advance in enumerate(advances):

@@ -7,14 +7,14 @@ does not need, the power of Ā is zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from plmu.ops.matrices import apply, block_matrix, input_matrix, power, reversed_response
-from plmu.ops.modes import is_open, surely
+from plmu.ops.modes import surely
 from plmu.systems import LinearSystem
 
 LONGEST = 1 << 31  # steps, where the export sets no end
@@ -27,29 +27,25 @@ def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor
     batch, time, inputs, channels = u.shape
     if resets is not None:
         return _with_resets(u, system, state, resets)
-    chunk = _chunk(system, time, inputs)
-    count = (time + chunk - 1) // chunk
+    chunk = _chunk(system, inputs)
+    count = (time + 2 * chunk - 1) // chunk
     x = pad(u, (0, 0, 0, 0, 0, count * chunk - time)).reshape(batch, count, chunk * inputs, channels)
     ends = apply(system.derive(reversed_response, chunk, dtype=u.dtype, device=u.device), x)
     first = ends.new_zeros(batch, 1, system.order, channels) if state is None else state[:, None]
-    before = carry(torch.cat([first, ends], dim=1).narrow(1, 0, count), None, system, chunk)
+    before = carry(_first(torch.cat([first, ends], dim=1), count), None, system, chunk)
     matrix = system.derive(block_matrix, chunk, dtype=u.dtype, device=u.device)
     m = apply(matrix, torch.cat([x, before], dim=2))  # (batch, chunks, chunk · order, channels)
-    return m.reshape(batch, count * chunk, system.order, channels).narrow(1, 0, time)
+    return _first(m.reshape(batch, count * chunk, system.order, channels), time)
 
 
 def driven(u: Tensor, system: LinearSystem) -> Tensor:
     """The final state (batch, order, channels) from a zero initial state."""
     batch, time, inputs, channels = u.shape
-    chunk = _chunk(system, time, inputs)
-    count = (time + chunk - 1) // chunk
+    chunk = _chunk(system, inputs)
+    count = (time + 2 * chunk - 1) // chunk
     x = pad(u, (0, 0, 0, 0, count * chunk - time, 0)).reshape(batch, count, chunk * inputs, channels)
     ends = apply(system.derive(reversed_response, chunk, dtype=u.dtype, device=u.device), x)
-    for _, advance in _advances(system, chunk, count, u):  # join chunks in pairs, earlier into later
-        half = (count + 1) // 2
-        pairs = pad(ends, (0, 0, 0, 0, 2 * half - count, 0)).reshape(batch, half, 2, system.order, channels)
-        ends, count = apply(advance, pairs[:, :, 0]) + pairs[:, :, 1], half
-    return ends[:, -1]
+    return carry(ends, None, system, chunk)[:, -1].clone()
 
 
 def decayed(state: Tensor, system: LinearSystem, time: int, lengths: Tensor | None) -> Tensor:
@@ -59,37 +55,47 @@ def decayed(state: Tensor, system: LinearSystem, time: int, lengths: Tensor | No
     for shift, advance in _advances(system, 1, time + 1, state):
         chosen = (steps // shift) % 2 == 1
         state = torch.where(chosen[:, None, None], apply(advance, state), state)
-    return torch.where((steps >= 2 * shift)[:, None, None], 0.0, state) if shift else state * 0.0
+    return torch.where((steps >= max(2 * shift, 1))[:, None, None], 0.0, state)  # all beyond has died out
 
 
 def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: int) -> Tensor:
     """s_k = Ā^stride s_{k-1} + v_k for all k, as `plmu.ops.chunked.carry`; here `links` is (batch, count)."""
     count = values.shape[1]
     for shift, advance in _advances(system, stride, count, values):
-        more = apply(advance, pad(values, (0, 0, 0, 0, shift, 0)).narrow(1, 0, count))
-        if links is not None:
-            more = torch.where(links[:, :, None, None], more, 0.0)
-            links = links & pad(links, (shift, 0)).narrow(1, 0, count)
+        earlier = torch.arange(count, device=values.device) - shift
+        present, earlier = earlier >= 0, earlier.clamp(min=0)
+        more = apply(advance, values.index_select(1, earlier))
+        if links is None:
+            more = torch.where(present[:, None, None], more, 0.0)
+        else:
+            reached = links & present
+            more = torch.where(reached[:, :, None, None], more, 0.0)
+            links = reached & links.index_select(1, earlier)
         values = values + more
     return values
 
 
 def _with_resets(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor) -> Tensor:
     """Every step as a chunk of its own, carried over those links that no reset cuts."""
-    like = {"dtype": u.dtype, "device": u.device}
-    values = apply(system.derive(input_matrix, **like), u)  # (batch, time, order, channels)
+    values = apply(system.derive(input_matrix, dtype=u.dtype, device=u.device), u)  # (batch, time, order, channels)
     if state is not None:
-        kept = torch.where(resets[:, :1, None], 0.0, apply(system.derive(power, 1, **like), state))
+        advanced = apply(system.derive(power, 1, dtype=u.dtype, device=u.device), state)
+        kept = torch.where(resets[:, :1, None], 0.0, advanced)
         values = values + pad(kept[:, None], (0, 0, 0, 0, 0, u.shape[1] - 1))
     return carry(values, ~resets, system, 1)
 
 
-def _chunk(system: LinearSystem, time: int, inputs: int) -> int:
-    """Steps a chunk: the most whose matrix is small, but not more than there are."""
+def _chunk(system: LinearSystem, inputs: int) -> int:
+    """Steps a chunk: the most whose matrix is small. A sequence has two chunks or more, since torch would ask whether
+    there is only one."""
     order = system.order
     small = [chunk for chunk in CHUNKS if chunk * order * (chunk * inputs + order) <= LARGEST_MATRIX]
-    chunk = small[0] if small else CHUNKS[-1]
-    return chunk if is_open(time) else min(chunk, time)
+    return small[0] if small else CHUNKS[-1]
+
+
+def _first(values: Tensor, count: int) -> Tensor:
+    """The first `count` along time. As a copy: torch would compare the strides of a slice with its sizes."""
+    return values.index_select(1, torch.arange(count, device=values.device))
 
 
 def _advances(system: LinearSystem, stride: int, count: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -108,5 +114,5 @@ def _advances(system: LinearSystem, stride: int, count: int, like: Tensor) -> It
         shift *= 2
 
 
-def _given(value: Tensor):  # type: ignore[no-untyped-def]
+def _given(value: Tensor) -> Callable[[LinearSystem], Tensor]:
     return lambda system: value

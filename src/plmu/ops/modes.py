@@ -36,6 +36,13 @@ def transformed() -> bool:
     return forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def looked_at() -> bool:
-    """Whether the single operations of a call are looked at: also by torch.compile and by tracing."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()  # type: ignore[attr-defined]
+def watched() -> bool:
+    """Whether the single operations of a call are looked at: also by torch.compile, tracing and dispatch modes."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return True
+    return transformed() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_batched(gradient: torch.Tensor) -> bool:
+    """Whether a gradient is many, as `torch.autograd.grad(is_grads_batched=True)` passes them."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(gradient)
