@@ -201,7 +201,7 @@ class LinearSystem:
             name = self._cached_name(build, *sizes, dtype=dtype, device=device)
             tensor: Tensor = getattr(self._cache, name)
             return tensor
-        return self._cached(build, *sizes, dtype=dtype, device=device)
+        return among_fakes(self._cached(build, *sizes, dtype=dtype, device=device))
 
     def numbers(self, build: Callable[..., Tensor], *sizes: int) -> tuple[float, ...]:
         """The elements of a small `build(system, *sizes)` as Python's, to decide by; constants to torch.compile."""
@@ -278,6 +278,15 @@ def _without_modes(build: Callable[[], Tensor]) -> Tensor:
     return result[0]
 
 
+def among_fakes(value: Tensor) -> Tensor:
+    """A tensor with values as a fake one, under a FakeTensorMode that takes no others."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None or mode.allow_non_fake_inputs or hasattr(value, "fake_mode"):
+        return value
+    fake: Tensor = mode.from_tensor(value)
+    return fake
+
+
 def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if value.is_complex() and not dtype.is_complex:
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
@@ -292,8 +301,10 @@ def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _values_unknown(value: Tensor) -> bool:
-    """Whether a tensor's values cannot be looked at: under torch.compile or a torch.func transform, or without any."""
+    """Whether a tensor's values cannot be looked at: under torch.compile, make_fx or torch.func, or without any."""
     if torch.compiler.is_compiling() or value.is_meta or hasattr(value, "fake_mode"):
+        return True
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
         return True
     return torch.func.debug_unwrap(value) is not value
 

@@ -16,7 +16,7 @@ from plmu.ops.check import Lengths, check_state, result_dtype
 from plmu.ops.modes import autocasts
 from plmu.ops.plan import ALGORITHMS
 from plmu.ops.recurrent import Stepper
-from plmu.systems import DelayNetwork, LinearSystem, _values_unknown
+from plmu.systems import DelayNetwork, LinearSystem, _values_unknown, among_fakes
 
 TRAINABLE = ("none", "theta", "system")
 _NARROW = (torch.float16, torch.bfloat16)
@@ -76,8 +76,8 @@ class Memory(nn.Module):
             if self.trainable == "theta":
                 self.log_theta.copy_(torch.tensor([math.log(one) for one in self._thetas], dtype=torch.float64))
             elif self.trainable == "system":
-                self.A.copy_(torch.stack([one.A for one in self._fixed]))
-                self.B.copy_(torch.stack([one.B for one in self._fixed]))
+                self.A.copy_(torch.stack([among_fakes(one.A) for one in self._fixed]))
+                self.B.copy_(torch.stack([among_fakes(one.B) for one in self._fixed]))
 
     def systems(self) -> list[LinearSystem]:
         """One discrete system for each group, carrying gradients where something is trained."""
