@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from layers import INPUTS, LAYERS, assert_equal, assert_same, build, flat, pick, random_state
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 import plmu
@@ -340,6 +341,13 @@ BAD_INPUTS = [
     ({"x": torch.zeros(2, 0, 3)}, ValueError, "x must have at least one time step"),
     ({"x": torch.zeros(2, 5, 3, dtype=torch.int64)}, TypeError, "x must be floating point, got torch.int64"),
     ({"x": torch.zeros(2, 5, 3, dtype=torch.bool)}, TypeError, "x must be floating point"),
+    ({"x": torch.zeros(5, 3)}, ValueError, r"x must have shape .*: for one sequence give x\[None\]"),
+    (
+        {"x": torch.nested.nested_tensor([torch.zeros(5, 3)], layout=torch.jagged)},
+        TypeError,
+        "x must be a padded tensor, got a nested one",
+    ),
+    ({"x": pack_sequence([torch.zeros(5, 3)])}, TypeError, "x must be a tensor, got a PackedSequence"),
     ({"x": [[[0.0] * 3]]}, TypeError, "x must be a tensor, got list"),
     ({"lengths": [6, 1]}, ValueError, "lengths must lie between 0 and the 5 time steps, got 6"),
     ({"lengths": [-1, 1]}, ValueError, "lengths must lie between 0 and the 5 time steps, got -1"),
@@ -365,7 +373,7 @@ def test_bad_input_is_named(name: str, wrong: dict[str, Any], error: type[Except
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        (torch.zeros(3), ValueError, "x must have shape"),
+        (torch.zeros(3), ValueError, r"x must have shape \(batch, 3\), got \(3,\): give x\[None\]"),
         (torch.zeros(2, 5, 3), ValueError, "x must have shape"),
         (torch.zeros(2, 4), ValueError, "x must have shape"),
         (torch.zeros(2, 3, dtype=torch.int32), TypeError, "x must be floating point"),

@@ -81,6 +81,15 @@ def test_compiled_for_other_sizes(algorithm: str) -> None:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+def test_the_final_state_compiled_for_other_sizes() -> None:
+    system = fresh_system()
+    function = compiled(lambda u, state, lengths: plmu.final_state(u, system, state, lengths))
+    for batch, time in [(2, 6), (2, 9), (5, 9)]:
+        arguments = torch.randn(batch, time, CHANNELS), torch.randn(batch, ORDER, CHANNELS), torch.arange(batch)
+        assert_same([function(*arguments)], [plmu.final_state(arguments[0], system, *arguments[1:])])
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_with_a_trained_theta() -> None:
     def function(u: Tensor, weight: Tensor, state: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return plmu.project(u, plmu.DelayNetwork(ORDER, theta).discretize(), weight, state, algorithm="chunked")

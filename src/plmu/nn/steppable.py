@@ -112,9 +112,6 @@ def reverse(x: Tensor, lengths: Lengths = None) -> Tensor:
 
     With it a layer reads from the right: `reverse(layer(reverse(x, lengths), lengths=lengths)[0], lengths)`.
     """
-    check_padded(x, "x")
-    if x.dim() < 2:
-        raise ValueError(f"x must have shape (batch, time, ...), got {tuple(x.shape)}")
     known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     if known is None:
         return x.flip(1)
