@@ -1,7 +1,7 @@
 """For all tests: memory that nobody wrote is NaN, and numbers repeat."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +33,14 @@ def path(tmp_path: Path) -> Path:
 
 def test_memory_is_poisoned() -> None:
     assert torch.empty(3).isnan().all()
+
+
+@pytest.fixture
+def cache_limit() -> Iterator[Callable[[int], int]]:
+    """Sets the limit of cached constants for one test, which starts with none cached."""
+    from plmu import set_cache_limit
+
+    before = set_cache_limit(0)
+    set_cache_limit(before)
+    yield set_cache_limit
+    set_cache_limit(before)

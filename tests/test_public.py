@@ -36,6 +36,7 @@ PLMU = [
     "plan",
     "project",
     "save",
+    "set_cache_limit",
     "states",
 ]
 PLMU_NN = [

@@ -1,6 +1,7 @@
 """The Delay Network against the mathematics it comes from, its discretisations against scipy, and linear systems."""
 
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -102,6 +103,21 @@ def test_delays_outside_the_window(delays: object) -> None:
 def test_delays_of_the_wrong_shape() -> None:
     with pytest.raises(ValueError, match="delays must be a number or a list"):
         plmu.DelayNetwork(5, 10.0).decoder([[1.0], [2.0]])
+
+
+@pytest.mark.parametrize("delays", ["a", ["a"], None, [None], [[1.0], [2.0, 3.0]], {}], ids=repr)
+def test_delays_that_are_no_numbers(delays: object) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"delays must be a number or a list of numbers, got {delays!r}")):
+        plmu.DelayNetwork(5, 10.0).decoder(delays)
+
+
+def test_decoders_where_values_cannot_be_looked_at() -> None:
+    thetas = torch.tensor([7.0, 10.0], dtype=torch.float64)
+    found = torch.func.vmap(lambda theta: plmu.DelayNetwork(5, theta).decoder([0.0, 6.0]))(thetas)
+    assert torch.equal(found, torch.stack([plmu.DelayNetwork(5, theta).decoder([0.0, 6.0]) for theta in thetas]))
+    there = plmu.DelayNetwork(5, torch.tensor(7.0, device="meta"))
+    assert there.decoder([0.0, 6.0]).shape == there.discretize().impulse_response(2).mT.shape == (2, 5)
+    assert repr(there) == "DelayNetwork(order=5, theta=unknown)"
 
 
 # --- discretisation ---
@@ -338,7 +354,22 @@ def test_powers(count: int) -> None:
         torch.testing.assert_close(system.power(exponent), product, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("length", [0, -3, 2.0, None])
+def test_lengths_of_any_whole_number_type() -> None:
+    system = small_system()
+    for length in (np.int64(5), np.uint8(5), torch.tensor(5)):
+        assert torch.equal(system.impulse_response(length), system.impulse_response(5))
+
+
+def test_what_a_system_gives_away_is_no_part_of_it() -> None:
+    system = small_system()
+    A, B = system.A.clone(), system.B.clone()
+    for given in (system.impulse_response(1), system.powers(1), system.power(1)):
+        given.zero_()
+    assert torch.equal(system.A, A)
+    assert torch.equal(system.B, B)
+
+
+@pytest.mark.parametrize("length", [0, -3, 2.0, None, True, "5"])
 def test_bad_length(length: object) -> None:
     with pytest.raises(ValueError, match="length must be a whole number of at least 1, got"):
         small_system().impulse_response(length)

@@ -1,6 +1,7 @@
 """plmu: sequence models whose only recurrence is linear. They train in parallel over time and run as RNNs."""
 
 from plmu import nn
+from plmu.cache import set_cache_limit
 from plmu.files import FileFormatError, load, load_into, save
 from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential
 from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
@@ -31,5 +32,6 @@ __all__ = [
     "plan",
     "project",
     "save",
+    "set_cache_limit",
     "states",
 ]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import operator
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from plmu.cache import Constants, constants_of
 
 if TYPE_CHECKING:
     from plmu.describe import Description
@@ -37,7 +38,7 @@ class DelayNetwork:
     """
 
     def __init__(self, order: int, theta: float | Tensor) -> None:
-        self.order = _checked_order(order)
+        self.order = _at_least_1(order, "order")
         checked = _checked_theta(theta)
         # As in LinearSystem: what is trained is cast at each use, so that it follows the optimizer.
         self._theta = theta if isinstance(theta, Tensor) and theta.requires_grad else checked.clone()
@@ -72,15 +73,19 @@ class DelayNetwork:
         C_i(θ') is the shifted Legendre polynomial P_i(2θ'/θ − 1), built by its three-term recurrence, which
         stays accurate where the printed sum of binomials (equation 14) loses all digits.
         """
-        values = torch.as_tensor(delays, dtype=torch.float64, device=self.theta.device)
+        try:
+            values = torch.as_tensor(delays, dtype=torch.float64, device=self.theta.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"delays must be a number or a list of numbers, got {delays!r}") from None
         if values.dim() > 1:
             raise ValueError(f"delays must be a number or a list of numbers, got {values.dim()} dimensions")
-        theta = self.theta.item()
-        slack = 1e-6 * theta  # a delay that was float32 may round past the end
-        outside = ~((values.detach() >= -slack) & (values.detach() <= theta + slack))
-        if bool(outside.any()):
-            bad = values.detach().reshape(-1)[outside.reshape(-1)][0].item()
-            raise ValueError(f"delays must lie between 0 and theta = {theta:g}, got {bad:g}")
+        if not _values_unknown(values) and not _values_unknown(self.theta):
+            theta = self.theta.item()
+            slack = 1e-6 * theta  # a delay that was float32 may round past the end
+            outside = ~((values.detach() >= -slack) & (values.detach() <= theta + slack))
+            if bool(outside.any()):
+                bad = values.detach().reshape(-1)[outside.reshape(-1)][0].item()
+                raise ValueError(f"delays must lie between 0 and theta = {theta:g}, got {bad:g}")
         x = (2 * values / self.theta - 1).clamp(-1, 1)
         polynomials = [torch.ones_like(x), x]
         for i in range(1, self.order - 1):
@@ -128,7 +133,8 @@ class DelayNetwork:
         return describe(self, dt=dt, channels=channels, tolerance=tolerance)
 
     def __repr__(self) -> str:
-        return f"DelayNetwork(order={self.order}, theta={self.theta.item():g})"
+        theta = "unknown" if _values_unknown(self.theta) else f"{self.theta.item():g}"
+        return f"DelayNetwork(order={self.order}, theta={theta})"
 
 
 class LinearSystem:
@@ -136,7 +142,8 @@ class LinearSystem:
 
     `B` of shape (order,): each input channel drives its own copy. `B` of shape (order, inputs): the input has
     exactly `inputs` channels, which together drive one system. Immutable; what algorithms derive from it
-    (impulse responses, powers, block matrices) is cached on it unless A or B is being trained.
+    (impulse responses, powers, block matrices) is cached, for all systems with these values, unless A or B is being
+    trained; `plmu.set_cache_limit` bounds that cache.
     """
 
     def __init__(self, A: Tensor | Sequence[Sequence[float]], B: Tensor | Sequence[Any]) -> None:
@@ -160,9 +167,10 @@ class LinearSystem:
                     raise ValueError(f"{name} must be finite, got NaN or infinity in it")
         self.near_identity: bool = not unknown and _nearer_to_identity(A.detach())
         self.trained: bool = self._A.requires_grad or self._B.requires_grad
-        self._direct: LinearSystem | None = None
-        self._cache = None if unknown or self.trained else _Cache()
+        self._cache: Constants | None = None if unknown or self.trained else constants_of(A, B)
         self.constant: bool = self._cache is not None  # whether its values are known and stay
+        # Made here, not when it is needed: that may be while torch.export or a transform is at work.
+        self._direct = self._driven_directly() if self.constant and (self.inputs or 0) > self.order else None
 
     @property
     def A(self) -> Tensor:
@@ -179,9 +187,8 @@ class LinearSystem:
 
         Built by doubling, H ← [H, Ā^k H]: exact to 1e-13 and O(order² · length).
         """
-        if not isinstance(length, int) or length < 1:
-            raise ValueError(f"length must be a whole number of at least 1, got {length!r}")
-        response = self.B.reshape(self.order, 1, -1)  # (order, time, inputs)
+        length = _at_least_1(length, "length")
+        response = self.B.reshape(self.order, 1, -1).clone()  # (order, time, inputs)
         power = self.A
         while response.shape[1] < length:
             size = response.shape[1]
@@ -194,7 +201,7 @@ class LinearSystem:
 
     def powers(self, count: int) -> Tensor:
         """Ā¹ … Ā^count, stacked: (count, order, order)."""
-        stack = self.A[None]
+        stack = self.A[None].clone()
         while stack.shape[0] < count:
             stack = torch.cat([stack, stack @ stack[-1]], dim=0)
         return stack[:count]
@@ -206,41 +213,44 @@ class LinearSystem:
 
     def vanishes(self, exponent: int, dtype: torch.dtype) -> bool:
         """Whether Ā^exponent, as `derive` gives it in this precision, is zero throughout."""
-        return self.constant and self.numbers(_largest_of_power, exponent)[0] < _FLUSHED.get(dtype, 0.0)
+        if not self.constant:
+            return False
+        return self.numbers(_largest_of_power, operator.index(exponent))[0] < _FLUSHED.get(dtype, 0.0)
 
     def driven_directly(self) -> LinearSystem:
         """The system with the same Ā and B̄ = I, which takes B̄ u for its input."""
-        if self._direct is None:
-            direct = LinearSystem(self.A, torch.eye(self.order, dtype=torch.float64, device=self.A.device))
-            if self._cache is None:
-                return direct
-            self._direct = direct
-        return self._direct
+        return self._direct or self._driven_directly()
+
+    def _driven_directly(self) -> LinearSystem:
+        return LinearSystem(self.A, torch.eye(self.order, dtype=torch.float64, device=self.A.device))
 
     def derive(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """`build(system, *sizes)`, made in float64 and cast once; from the cache unless the system is trained."""
+        sizes = tuple(map(operator.index, sizes))  # torch.compile makes a graph for these sizes
         if self._cache is None:
             return _cast(build(self, *sizes), dtype, device)
         if torch.compiler.is_compiling():
             name = self._cached_name(build, *sizes, dtype=dtype, device=device)
             tensor: Tensor = getattr(self._cache, name)
             return tensor
-        return self._cached(build, *sizes, dtype=dtype, device=device)
+        return among_fakes(self._cached(build, *sizes, dtype=dtype, device=device))
 
     def numbers(self, build: Callable[..., Tensor], *sizes: int) -> tuple[float, ...]:
         """The elements of a small `build(system, *sizes)` as Python's, to decide by; constants to torch.compile."""
         assert self._cache is not None
+        sizes = tuple(map(operator.index, sizes))
         key = (build.__name__, sizes)
-        if key not in self._cache.numbers:
-            made = _without_modes(lambda: build(self, *sizes).double().cpu())
-            self._cache.numbers[key] = tuple(made.tolist())
-        return self._cache.numbers[key]
+        known = self._cache.numbers.get(key)
+        if known is None:
+            known = tuple(_without_modes(lambda: build(self, *sizes).double().cpu()).tolist())
+            self._cache.put_numbers(key, known)
+        return known
 
     def _cached_name(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> str:
         """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph. It stays, since
         what is compiled may be captured as a CUDA graph later."""
         self._cached(build, *sizes, dtype=dtype, device=device, keep=device.type == "cuda")
-        return _Cache.name((build.__name__, sizes, dtype, device))
+        return Constants.name((build.__name__, sizes, dtype, device))
 
     # What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
     _cached_name._dynamo_marked_constant = numbers._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -269,51 +279,6 @@ class LinearSystem:
     def __repr__(self) -> str:
         inputs = "" if self.inputs is None else f", inputs={self.inputs}"
         return f"LinearSystem(order={self.order}{inputs})"
-
-
-_Key = tuple[str, tuple[int, ...], torch.dtype, torch.device]
-_cache_lock = threading.Lock()
-
-
-class _Cache:
-    """Derived tensors of one system, least recently used first out beyond `limit` bytes.
-
-    Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it. What is to be
-    kept, since a CUDA graph has its address, stays and does not count.
-    """
-
-    def __init__(self, limit: int = 1 << 30) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[_Key, Tensor] = OrderedDict()
-        self._kept: dict[_Key, Tensor] = {}
-        self.numbers: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}  # a few each, and always at hand
-
-    @staticmethod
-    def name(key: _Key) -> str:
-        build, sizes, dtype, device = key
-        return "_".join(map(str, (build, *sizes, dtype, device))).replace(".", "_").replace(":", "_")
-
-    def get(self, key: _Key, keep: bool = False) -> Tensor | None:
-        with _cache_lock:
-            return self._find(key, keep)
-
-    def put(self, key: _Key, value: Tensor, keep: bool = False) -> Tensor:
-        """The tensor under that key: this one, or another thread's that was there first."""
-        with _cache_lock:
-            if (there := self._find(key, keep)) is not None:
-                return there
-            setattr(self, self.name(key), value)
-            (self._kept if keep else self._entries)[key] = value
-            while len(self._entries) > 1 and sum(one.nbytes for one in self._entries.values()) > self._limit:
-                delattr(self, self.name(self._entries.popitem(last=False)[0]))
-            return value
-
-    def _find(self, key: _Key, keep: bool) -> Tensor | None:
-        if key in self._entries:
-            self._entries.move_to_end(key)
-            if keep:
-                self._kept[key] = self._entries.pop(key)
-        return self._kept.get(key, self._entries.get(key))
 
 
 def _largest_of_power(system: LinearSystem, exponent: int) -> Tensor:
@@ -345,6 +310,15 @@ def _without_modes(build: Callable[[], Tensor]) -> Tensor:
     return result[0]
 
 
+def among_fakes(value: Tensor) -> Tensor:
+    """A tensor with values as a fake one, under a FakeTensorMode that takes no others."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None or mode.allow_non_fake_inputs or hasattr(value, "fake_mode"):
+        return value
+    fake: Tensor = mode.from_tensor(value)
+    return fake
+
+
 def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if value.is_complex() and not dtype.is_complex:
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
@@ -359,8 +333,10 @@ def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _values_unknown(value: Tensor) -> bool:
-    """Whether a tensor's values cannot be looked at: under torch.compile or a torch.func transform."""
-    if torch.compiler.is_compiling():
+    """Whether a tensor's values cannot be looked at: under torch.compile, make_fx or torch.func, or without any."""
+    if torch.compiler.is_compiling() or value.is_meta or hasattr(value, "fake_mode"):
+        return True
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
         return True
     return torch.func.debug_unwrap(value) is not value
 
@@ -387,14 +363,14 @@ def _as_float64(value: Any, name: str) -> Tensor:
     return tensor.to(torch.float64)
 
 
-def _checked_order(order: int) -> int:
+def _at_least_1(value: int, name: str) -> int:
     try:
-        value = operator.index(order)
+        whole = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        raise ValueError(f"order must be a whole number of at least 1, got {order!r}") from None
-    if isinstance(order, bool) or value < 1:
-        raise ValueError(f"order must be a whole number of at least 1, got {order!r}")
-    return value
+        whole = 0
+    if whole < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return whole
 
 
 def _checked_theta(theta: float | Tensor) -> Tensor:

@@ -3,7 +3,7 @@ compiled, transformed, checkpointed, under autocast; and names what is wrong wit
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,90 +11,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from layers import INPUTS, LAYERS, assert_equal, assert_same, build, flat, pick, random_state
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 import plmu
-from plmu import LMU, DelayLayer, ParallelLMU, Residual, Sequential
 
-INPUTS = 3
-SYSTEM = plmu.LinearSystem([[0.9, 0.2], [-0.2, 0.9]], [1.0, 0.5])
-MULTI = plmu.LinearSystem([[0.9, 0.2], [-0.2, 0.9]], [[1.0, 0.3, 0.1], [0.5, -1.0, 0.4]])
-SMALL = {"order": 4, "theta": 7.0}
-
-
-def _stack(**last: bool) -> Sequential:
-    inner = Sequential(nn.LayerNorm(3), ParallelLMU(3, 5, **SMALL), nn.GELU(), nn.Linear(5, 3))
-    return Sequential(nn.Linear(3, 3), Residual(inner), LMU(3, 2, **SMALL), DelayLayer(2, **SMALL, **last))
-
-
-# Each takes INPUTS features; `return_sequences=False` may be given to all but Residual.
-LAYERS: dict[str, Callable[..., plmu.nn.Steppable]] = {
-    "plain": lambda **o: ParallelLMU(3, 4, **SMALL, **o),
-    "chunked": lambda **o: ParallelLMU(3, 4, **SMALL, memory_size=2, algorithm="chunked", **o),
-    "gated": lambda **o: ParallelLMU(3, 4, **SMALL, gated=True, output_activation="tanh", **o),
-    "no encoder": lambda **o: ParallelLMU(3, 4, **SMALL, encoder=False, **o),
-    "bare": lambda **o: ParallelLMU(3, 4, **SMALL, input_to_output=False, bias=False, output_activation=None, **o),
-    "several theta": lambda **o: ParallelLMU(3, 4, order=4, theta=[3.0, 9.0], memory_size=4, **o),
-    "given system": lambda **o: ParallelLMU(3, 4, system=SYSTEM, memory_size=2, **o),
-    "multi-input": lambda **o: ParallelLMU(3, 4, system=MULTI, encoder=False, **o),
-    "trained theta": lambda **o: ParallelLMU(3, 4, order=4, theta=[3.0, 9.0], memory_size=2, trainable="theta", **o),
-    "trained system": lambda **o: ParallelLMU(3, 4, **SMALL, trainable="system", **o),
-    "delay": lambda **o: DelayLayer(3, **SMALL, **o),
-    "delay, multi-input": lambda **o: DelayLayer(3, system=MULTI, trainable="system", **o),
-    "original": lambda **o: LMU(3, 4, **SMALL, memory_size=2, bias=True, **o),
-    "original, trained": lambda **o: LMU(3, 4, **SMALL, trainable="theta", **o),
-    "stack": _stack,
-    "residual": lambda: Residual(ParallelLMU(3, 3, **SMALL)),
-    "residual of steps": lambda: Residual(nn.Linear(3, 3)),
-}
 every_layer = pytest.mark.parametrize("name", LAYERS)
 with_last = pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("residual")])
-
-
-def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> plmu.nn.Steppable:
-    """The layer with no weight at zero, where a forgotten connection would not show."""
-    torch.manual_seed(1)
-    layer = LAYERS[name](**options)
-    with torch.no_grad():
-        for key, value in layer.named_parameters():
-            if ".memory." not in f".{key}":
-                value.add_(0.1 * torch.randn_like(value))
-    return layer.to(dtype)
-
-
-def assert_same(actual: Any, expected: Any, terms: int = 1000) -> None:
-    """Equal up to `terms` roundings at the size of the largest value, or of the inputs (about 1); states part by part.
-
-    An output sums at most 40 steps · 4 orders · 4 channels products, and a gradient as many again.
-    """
-    if expected is None or actual is None:
-        assert actual is expected
-    elif isinstance(expected, tuple | list):
-        assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            assert_same(one, other, terms)
-    else:
-        assert actual.dtype == expected.dtype
-        bound = terms * torch.finfo(actual.dtype).eps * max(expected.detach().abs().max().item(), 1.0)
-        torch.testing.assert_close(actual, expected, rtol=0, atol=bound)
-
-
-def pick(state: Any, index: Any) -> Any:
-    """The state of some of the sequences of a batch."""
-    if state is None:
-        return None
-    return state[index] if isinstance(state, Tensor) else tuple(pick(part, index) for part in state)
-
-
-def random_state(layer: plmu.nn.Steppable, batch: int, dtype: torch.dtype = torch.float64) -> Any:
-    def fill(part: Any) -> Any:
-        if part is None:
-            return None
-        return torch.randn_like(part) if isinstance(part, Tensor) else tuple(map(fill, part))
-
-    return fill(layer.initial_state(batch, dtype, torch.device("cpu")))
 
 
 def gradients(layer: nn.Module, x: Tensor, out: Tensor, weight: Tensor) -> list[Tensor]:
@@ -155,7 +81,7 @@ def test_whole_and_step_by_step_in_lower_precision(name: str, dtype: torch.dtype
     # Every product rounds its output to `dtype`. The original LMU has 20 steps one behind the other, with four each.
     roundings = 200 if dtype == torch.float32 else 20 * 4
     assert_same(steps, whole, roundings)
-    for one, other in zip(_flat(end_of_steps), _flat(end), strict=True):
+    for one, other in zip(flat(end_of_steps), flat(end), strict=True):
         assert one.dtype == other.dtype == torch.float32
         assert_same(one.to(dtype), other.to(dtype), roundings)
 
@@ -164,11 +90,11 @@ def test_whole_and_step_by_step_in_lower_precision(name: str, dtype: torch.dtype
 def test_gradients_flow_through_the_carried_state(name: str) -> None:
     layer = build(name)
     state = random_state(layer, 2)
-    parts = [part.requires_grad_() for part in _flat(state)]
+    parts = [part.requires_grad_() for part in flat(state)]
     out, end = layer(torch.randn(2, 9, INPUTS, dtype=torch.float64), state)
     if not parts:
         return
-    total = out.sum() + sum(part.sum() for part in _flat(end))
+    total = out.sum() + sum(part.sum() for part in flat(end))
     for value in torch.autograd.grad(total, parts):
         assert value.isfinite().all()
         assert value.any()
@@ -209,7 +135,7 @@ def test_padded_sequences_are_as_if_alone(name: str, as_list: bool) -> None:
         one = slice(i, i + 1)
         assert not out[i, length:].any()
         if length == 0:
-            _assert_equal(pick(end, i), pick(state, i))
+            assert_equal(pick(end, i), pick(state, i))
             continue
         alone = x[one, :length].clone().requires_grad_()
         expected, expected_end = layer(alone, pick(state, one))
@@ -232,7 +158,7 @@ def test_lengths_and_resets_together(name: str) -> None:
     for i, length in enumerate(lengths):
         assert not out[i, length:].any()
         if length == 0:
-            _assert_equal(pick(end, i), pick(state, i))
+            assert_equal(pick(end, i), pick(state, i))
         else:
             expected, expected_end = layer(x[i : i + 1, :length], None, resets=resets[i : i + 1, :length])
             assert_same(out[i : i + 1, :length], expected)
@@ -384,7 +310,7 @@ def test_autocast(name: str, last: bool) -> None:
         out, end = layer(x)
         again, _ = layer(x, end)  # the state goes back in
     assert out.dtype == again.dtype == torch.bfloat16
-    for part, expected in zip(_flat(end), _flat(exact_end), strict=True):
+    for part, expected in zip(flat(end), flat(exact_end), strict=True):
         assert part.dtype == torch.float32
         assert_same(part.bfloat16(), expected.bfloat16(), terms=40)  # u and h are bfloat16; 11 steps of 3 or 4 terms
     assert_same(out, exact.bfloat16(), terms=40)
@@ -401,7 +327,7 @@ def test_steps_under_autocast_carry_a_float32_state(name: str) -> None:
         steps, end_of_steps = in_steps(layer, x, None)
     assert steps.dtype == whole.dtype == torch.bfloat16
     assert_same(steps, whole, terms=80)
-    for one, other in zip(_flat(end_of_steps), _flat(end), strict=True):
+    for one, other in zip(flat(end_of_steps), flat(end), strict=True):
         assert one.dtype == other.dtype == torch.float32
         assert_same(one.bfloat16(), other.bfloat16(), terms=80)
 
@@ -415,6 +341,13 @@ BAD_INPUTS = [
     ({"x": torch.zeros(2, 0, 3)}, ValueError, "x must have at least one time step"),
     ({"x": torch.zeros(2, 5, 3, dtype=torch.int64)}, TypeError, "x must be floating point, got torch.int64"),
     ({"x": torch.zeros(2, 5, 3, dtype=torch.bool)}, TypeError, "x must be floating point"),
+    ({"x": torch.zeros(5, 3)}, ValueError, r"x must have shape .*: for one sequence give x\[None\]"),
+    (
+        {"x": torch.nested.nested_tensor([torch.zeros(5, 3)], layout=torch.jagged)},
+        TypeError,
+        "x must be a padded tensor, got a nested one",
+    ),
+    ({"x": pack_sequence([torch.zeros(5, 3)])}, TypeError, "x must be a tensor, got a PackedSequence"),
     ({"x": [[[0.0] * 3]]}, TypeError, "x must be a tensor, got list"),
     ({"lengths": [6, 1]}, ValueError, "lengths must lie between 0 and the 5 time steps, got 6"),
     ({"lengths": [-1, 1]}, ValueError, "lengths must lie between 0 and the 5 time steps, got -1"),
@@ -440,7 +373,7 @@ def test_bad_input_is_named(name: str, wrong: dict[str, Any], error: type[Except
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        (torch.zeros(3), ValueError, "x must have shape"),
+        (torch.zeros(3), ValueError, r"x must have shape \(batch, 3\), got \(3,\): give x\[None\]"),
         (torch.zeros(2, 5, 3), ValueError, "x must have shape"),
         (torch.zeros(2, 4), ValueError, "x must have shape"),
         (torch.zeros(2, 3, dtype=torch.int32), TypeError, "x must be floating point"),
@@ -479,13 +412,3 @@ def test_a_bad_state_is_named(way: str, name: str, wrong: str) -> None:
         message = re.escape(f"state must have shape {tuple(good.shape)}")
     with pytest.raises(error, match=message):
         layer.step(x[:, 0], spoil(good)) if way == "step" else layer(x, spoil(good))
-
-
-def _flat(state: Any) -> list[Tensor]:
-    if state is None:
-        return []
-    return [state] if isinstance(state, Tensor) else [leaf for part in state for leaf in _flat(part)]
-
-
-def _assert_equal(one: Any, other: Any) -> None:
-    assert all(torch.equal(a, b) for a, b in zip(_flat(one), _flat(other), strict=True))

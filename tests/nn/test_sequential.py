@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 import plmu
 from plmu import LMU, DelayLayer, ParallelLMU, Residual, Sequential
@@ -295,8 +296,15 @@ def test_the_last_output_alone_through_a_stack() -> None:
 @pytest.mark.parametrize(
     ("x", "lengths", "resets", "message"),
     [
-        (torch.zeros(3), None, None, "x must be a tensor"),
-        ([[1.0]], None, None, "x must be a tensor"),
+        (torch.zeros(3), None, None, r"x must have shape .*; got \(3,\): for one sequence give x\[None\]"),
+        ([[1.0]], None, None, "x must be a tensor, got list"),
+        (
+            torch.nested.nested_tensor([torch.zeros(4, 3)], layout=torch.jagged),
+            None,
+            None,
+            "x must be a padded tensor, got a nested one",
+        ),
+        (pack_sequence([torch.zeros(4, 3)]), None, None, "x must be a tensor, got a PackedSequence: .*pad_packed_seq"),
         (torch.zeros(2, TIME, 3), [TIME + 1, 2], None, "lengths"),
         (torch.zeros(2, TIME, 3), [1], None, "lengths"),
         (torch.zeros(2, TIME, 3), None, torch.zeros(2, TIME + 1, dtype=torch.bool), "resets"),
@@ -304,8 +312,25 @@ def test_the_last_output_alone_through_a_stack() -> None:
 )
 @pytest.mark.parametrize("model", [Sequential(layer(3, 3)), Residual(nn.Linear(3, 3))], ids=lambda m: type(m).__name__)
 def test_bad_input_is_named(model: nn.Module, x: object, lengths: object, resets: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         model(x, lengths=lengths, resets=resets)
+
+
+@pytest.mark.parametrize("bad", [50, -1])
+def test_a_bad_token_is_named(bad: int) -> None:
+    model = Sequential(nn.Embedding(50, 3), layer())
+    tokens = torch.randint(50, (2, TIME))
+    tokens[1, 4] = bad
+    message = f"x must be token numbers from 0 to 49 for nn.Embedding, got {bad}"
+    with pytest.raises(IndexError, match=message):
+        model(tokens)
+    with pytest.raises(IndexError, match=message):
+        model.step(tokens[:, 4])
+    with pytest.raises(IndexError, match=message):
+        model.frozen_step()(tokens[:, 4], None)
+    with pytest.raises(TypeError, match=r"x must be token numbers for nn.Embedding, got torch.float32: .* x.long\(\)"):
+        model(tokens.float())
+    model(tokens, lengths=[TIME, 4])  # in the padding it may be anything
 
 
 def test_stacks_of_layers_train_and_copy() -> None:

@@ -26,7 +26,8 @@ RESETS = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0]], dtype=torch.bo
 
 
 def fresh_system() -> plmu.LinearSystem:
-    """One with nothing in its cache."""
+    """One with nothing cached, though equal ones may be alive."""
+    plmu.set_cache_limit(plmu.set_cache_limit(0))
     return plmu.DelayNetwork(ORDER, 4.0).discretize()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
 
 import plmu
 from ops import ALGORITHMS, RESETTING
@@ -43,6 +44,17 @@ BAD = {
     "a list as u": ({"u": [[[1.0]]]}, TypeError, "u must be a tensor, got list"),
     "a numpy array as u": ({"u": np.zeros((2, 5, 3))}, TypeError, "u must be a tensor, got ndarray"),
     "u without channels": ({"u": torch.randn(2, 5)}, ValueError, r"u must have shape .*got \(2, 5\)"),
+    "one sequence": ({"u": torch.randn(5, 3)}, ValueError, r"u must have shape .*: for one sequence give u\[None\]"),
+    "a nested tensor": (
+        {"u": torch.nested.nested_tensor([torch.randn(5, 3), torch.randn(4, 3)], layout=torch.jagged)},
+        TypeError,
+        r"u must be a padded tensor, got a nested one: give torch.nested.to_padded_tensor\(u, 0.0\) and lengths",
+    ),
+    "a packed sequence": (
+        {"u": pack_sequence([torch.randn(5, 3), torch.randn(4, 3)])},
+        TypeError,
+        r"u must be a tensor, got a PackedSequence: .*pad_packed_sequence\(u, batch_first=True\)",
+    ),
     "u with four axes": ({"u": torch.randn(2, 5, 3, 1)}, ValueError, r"u must have shape .*got \(2, 5, 3, 1\)"),
     "whole numbers": ({"u": torch.ones(2, 5, 3, dtype=torch.int64)}, TypeError, r"u must be floating point.*u\.float"),
     "complex numbers": ({"u": torch.ones(2, 5, 3, dtype=torch.complex64)}, TypeError, "u must be floating point"),
@@ -112,6 +124,12 @@ def test_bad_arguments(name: str, kind: str) -> None:
     changed, error, message = BAD[name]
     with pytest.raises(error, match=message):
         call(kind, **changed)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_of_the_first_kind(kind: str) -> None:
+    with pytest.raises(TypeError, match="u must be a padded tensor, got a nested one"):
+        call(kind, u=torch.nested.nested_tensor([torch.randn(5, 3), torch.randn(4, 3)]))
 
 
 @pytest.mark.parametrize("kind", ["states", "project"])

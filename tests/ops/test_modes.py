@@ -26,7 +26,6 @@ from ops import (
     leaves,
     with_gradients,
 )
-from plmu.systems import _Cache
 
 # torch.compile itself instantiates the class while it traces an autograd function.
 pytestmark = pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")
@@ -82,6 +81,15 @@ def test_compiled_for_other_sizes(algorithm: str) -> None:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+def test_the_final_state_compiled_for_other_sizes() -> None:
+    system = fresh_system()
+    function = compiled(lambda u, state, lengths: plmu.final_state(u, system, state, lengths))
+    for batch, time in [(2, 6), (2, 9), (5, 9)]:
+        arguments = torch.randn(batch, time, CHANNELS), torch.randn(batch, ORDER, CHANNELS), torch.arange(batch)
+        assert_same([function(*arguments)], [plmu.final_state(arguments[0], system, *arguments[1:])])
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_with_a_trained_theta() -> None:
     def function(u: Tensor, weight: Tensor, state: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         return plmu.project(u, plmu.DelayNetwork(ORDER, theta).discretize(), weight, state, algorithm="chunked")
@@ -95,12 +103,12 @@ def test_compiled_with_a_trained_theta() -> None:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_after_the_cache_has_dropped_what_the_graph_used() -> None:
+def test_compiled_after_the_cache_has_dropped_what_the_graph_used(cache_limit: Callable[[int], int]) -> None:
     system = fresh_system()
     function = compiled(lambda u: plmu.states(u, system, algorithm="toeplitz")[0])
     u = torch.randn(2, TIME, CHANNELS)
     first = function(u)
-    system._cache._limit = 1
+    cache_limit(1)
     plmu.states(torch.randn(2, 50, CHANNELS), system, algorithm="toeplitz")
     assert torch.equal(function(u), first)
 
@@ -212,12 +220,13 @@ def test_pickling_and_copying_a_delay_network() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_calls_from_several_threads(algorithm: str) -> None:
+def test_calls_from_several_threads(algorithm: str, cache_limit: Callable[[int], int]) -> None:
     """All start at once on an empty cache that holds only a few tensors."""
     system = plmu.DelayNetwork(8, 20.0).discretize()
-    system._cache = _Cache(limit=20_000)
     us = [torch.randn(2, 8 + i % 4, 2) for i in range(16)]
-    expected = [plmu.states(u, plmu.DelayNetwork(8, 20.0).discretize(), algorithm=algorithm)[0] for u in us]
+    expected = [plmu.states(u, system, algorithm=algorithm)[0] for u in us]
+    cache_limit(0)
+    cache_limit(20_000)
     start = threading.Barrier(len(us))
     found: dict[int, Tensor] = {}
 

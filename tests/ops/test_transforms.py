@@ -156,6 +156,15 @@ def test_traced() -> None:
     assert "add_" not in str(traced.graph)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_traced(algorithm: str) -> None:
+    arguments, others = (tuple(leaf.detach() * scale for leaf in leaves(torch.float64)) for scale in (1, 2))
+    function = everything(fresh_system(), algorithm)
+    assert_same([*torch.jit.trace(function, arguments)(*others)], [*function(*others)])
+
+
 @pytest.mark.parametrize("algorithm", ["chunked", "fft", "recurrent"])
 def test_vmap_over_theta(algorithm: str) -> None:
     u = torch.randn(2, TIME, 1, dtype=torch.float64)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from plmu.ops.matrices import step_matrix
+from plmu.ops.modes import is_batched, watched
 from plmu.systems import LinearSystem
 
 if TYPE_CHECKING:
@@ -91,12 +92,14 @@ class _Coupled(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         driven, start, matrix, past, z = ctx.saved_tensors
         order, incremental = ctx.order, ctx.incremental
-        if torch.is_grad_enabled():  # a gradient of the gradient is wanted: let autograd make it
+        if torch.is_grad_enabled() or watched() or is_batched(gradient):  # let autograd make it
             inputs = tuple(
                 one for one, needed in zip((driven, start, matrix), ctx.needs_input_grad, strict=False) if needed
             )
-            again = plain(driven, start, matrix, past, order, incremental)
-            found = iter(torch.autograd.grad(again, inputs, gradient, create_graph=True))
+            create = torch.is_grad_enabled()
+            with torch.enable_grad():
+                again = plain(driven, start, matrix, past, order, incremental)
+                found = iter(torch.autograd.grad(again, inputs, gradient, create_graph=create))
             return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None, None)
         if past is not None:
             gradient = gradient.masked_fill(past, 0.0)

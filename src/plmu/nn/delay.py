@@ -59,7 +59,7 @@ class DelayLayer(Filling):
             return m.flatten(2), last
         last = self.memory.final_state(x, state, lengths, resets)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
-        out = last.to(result_dtype(x)).flatten(1)[:, None]
+        out = last.to(result_dtype(x), copy=True).flatten(1)[:, None]  # of its own: the state must not change with it
         return keep_valid(out, known)[:, 0], last
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from plmu import ops
 from plmu.ops.check import Lengths, check_state, result_dtype
+from plmu.ops.modes import autocasts
 from plmu.ops.plan import ALGORITHMS
 from plmu.ops.recurrent import Stepper
-from plmu.systems import DelayNetwork, LinearSystem, _values_unknown
+from plmu.systems import DelayNetwork, LinearSystem, _values_unknown, among_fakes
 
 TRAINABLE = ("none", "theta", "system")
 _NARROW = (torch.float16, torch.bfloat16)
@@ -75,8 +76,8 @@ class Memory(nn.Module):
             if self.trainable == "theta":
                 self.log_theta.copy_(torch.tensor([math.log(one) for one in self._thetas], dtype=torch.float64))
             elif self.trainable == "system":
-                self.A.copy_(torch.stack([one.A for one in self._fixed]))
-                self.B.copy_(torch.stack([one.B for one in self._fixed]))
+                self.A.copy_(torch.stack([among_fakes(one.A) for one in self._fixed]))
+                self.B.copy_(torch.stack([among_fakes(one.B) for one in self._fixed]))
 
     def systems(self) -> list[LinearSystem]:
         """One discrete system for each group, carrying gradients where something is trained."""
@@ -96,9 +97,11 @@ class Memory(nn.Module):
         return [LinearSystem(A, B) for A, B in zip(self.A.unbind(), self.B.unbind(), strict=True)]
 
     def thetas(self) -> list[float]:
-        """The θ of each group as it is now; empty for a system that was given as matrices or has been trained."""
+        """The θ of each group as it is now; empty if it is not known: for a system
+        that was given as matrices or has been trained, and on the meta device."""
         if self.trainable == "theta":
-            return [math.exp(value) for value in self.log_theta.tolist()]
+            known = not _values_unknown(self.log_theta)
+            return [math.exp(value) for value in self.log_theta.tolist()] if known else []
         return self._thetas if self.trainable == "none" else []
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -188,7 +191,7 @@ class MemoryStepper:
         self.parts = [Stepper(system, *key) for system in systems]
 
     def __call__(self, u: Tensor, state: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(state.device.type):  # never carry a state in half precision
+        if autocasts(state.device):  # never carry a state in half precision
             with torch.autocast(state.device.type, enabled=False):
                 return self(u, state)
         u = u.unsqueeze(2) if self.multi_input else u.unsqueeze(1)

@@ -16,6 +16,7 @@ from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
+from plmu.ops.modes import is_open, watched
 from plmu.systems import LinearSystem, _values_unknown
 
 State = tuple[Tensor, Tensor]
@@ -145,7 +146,7 @@ class LMUCell(nn.Module):
         simple = memory.groups == memory.channels == 1 and memory.width == 1 and self.f is torch.tanh
         wide = x.dtype == result_dtype(x) and x.dtype in (torch.float32, torch.float64)
         known = not any(_values_unknown(one) for one in (x, *state, *self.parameters()))
-        return simple and wide and known
+        return simple and wide and known and not watched()
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}"
@@ -234,6 +235,8 @@ class LMU(Filling):
         cell = self.cell
         check_features(x, 3, self.input_size, cell.memory_weight)
         batch, time, _ = x.shape
+        if is_open(time):
+            raise ValueError("LMU runs one step after another: torch.export needs a fixed number of time steps for it")
         known = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         x = keep_valid(x, known)
@@ -272,7 +275,7 @@ class LMU(Filling):
             last = torch.where((lengths > 0)[:, None], last, torch.cat([m.squeeze(2), h], dim=1))
         state = (last[:, order:], last[:, :order, None])
         if self.returns_sequences:
-            return z[:, :, order:], state
+            return z[:, :, order:].clone(memory_format=torch.contiguous_format), state
         out = last[:, order:].clone()
         return out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0), state
 

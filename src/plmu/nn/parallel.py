@@ -12,6 +12,7 @@ from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, Step, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
+from plmu.ops.modes import autocasts, is_open
 from plmu.ops.plan import may_store
 from plmu.systems import LinearSystem
 
@@ -177,8 +178,9 @@ class ParallelLMU(Filling):
         """Whether m is one channel, no larger than the output, small enough to be stored, and not rounded by it."""
         memory = self.memory
         thin = memory.channels == 1 and memory.order <= self.hidden_size and memory.algorithm == "auto"
-        rounded = u.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(u.device.type)
-        return thin and not rounded and may_store(u.shape[0] * u.shape[1] * memory.order, u)
+        rounded = u.dtype in (torch.float16, torch.bfloat16) or autocasts(u.device)
+        stored = is_open(*u.shape[:2]) or may_store(u.shape[0] * u.shape[1] * memory.order, u)
+        return thin and not rounded and stored
 
     def _joint_product(self, m: Tensor, x: Tensor, memory_weight: Tensor) -> Tensor:
         """W_m m + W_x x + b_o for m (..., order) as one product, of m and x side by side. One with x alone, of few
@@ -243,7 +245,7 @@ def _folded(layer: ParallelLMU) -> Step:
         matrix, constant = rows.to(dtype), torch.cat([offset, output_offset]).to(dtype)
 
     def step(x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        if state is None or torch.is_autocast_enabled(device.type):
+        if state is None or autocasts(device):
             return layer._step(x, state)
         before = state.squeeze(2)
         both = linear(torch.cat([before, x], dim=1), matrix, constant)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.nn.steppable import Step, Steppable
-from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid
+from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
 
 # Modules of torch that act on each time step alone, on the last axis or on single elements.
 PER_STEP: tuple[type[nn.Module], ...] = (
@@ -78,7 +78,7 @@ class Sequential(Steppable):
             if isinstance(module, Steppable):
                 x, states[index] = module(x, states[index], known, resets=resets)
             else:
-                x = module(x)
+                x = _each_step(module, x)
         return _keep_output(x, known, self.returns_sequences), tuple(states)
 
     def step(self, x: Tensor, state: tuple[Any, ...] | None = None) -> tuple[Tensor, tuple[Any, ...]]:
@@ -87,7 +87,7 @@ class Sequential(Steppable):
             if isinstance(module, Steppable):
                 x, states[index] = module.step(x, states[index])
             else:
-                x = module(x)
+                x = _each_step(module, x)
         return x, tuple(states)
 
     def frozen_step(self) -> Step:
@@ -201,15 +201,34 @@ def _takes_time(module: nn.Module) -> bool:
 
 
 def _checked(x: Tensor, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    if not isinstance(x, Tensor) or x.dim() < 2:
-        kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x must be a tensor (batch, time, features), or (batch, time) of token numbers; got {kind}")
+    check_padded(x, "x")
+    if x.dim() < 2:
+        raise ValueError(
+            "x must have shape (batch, time, features), or (batch, time) for token numbers;"
+            f" got {tuple(x.shape)}: for one sequence give x[None]"
+        )
     known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     return known, checked_resets(resets, x.shape[0], x.shape[1], x.device)
 
 
 def _stateless(module: nn.Module) -> Step:
+    if isinstance(module, nn.Embedding):
+        return lambda x, state: (_each_step(module, x), None)
     return lambda x, state: (module(x), None)
+
+
+def _each_step(module: nn.Module, x: Tensor) -> Any:
+    """module(x), with a bad token named where torch itself finds it: not while compiling, and not on a GPU."""
+    if not isinstance(module, nn.Embedding) or torch.compiler.is_compiling():
+        return module(x)
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"x must be token numbers for nn.Embedding, got {x.dtype}: convert it, for example x.long()")
+    try:
+        return module(x)
+    except IndexError:
+        size = module.num_embeddings
+        bad = x[(x < 0) | (x >= size)][0].item()
+        raise IndexError(f"x must be token numbers from 0 to {size - 1} for nn.Embedding, got {bad}") from None
 
 
 def _keep_output(out: Tensor, lengths: Tensor | None, sequences: bool) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plmu.ops.check import Lengths, checked_lengths
+from plmu.ops.check import Lengths, check_padded, checked_lengths
+from plmu.ops.modes import autocasts
 
 Activation = str | Callable[[Tensor], Tensor] | None
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
@@ -67,14 +68,15 @@ def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | Non
 
 def check_features(x: Tensor, dims: int, features: int, weight: Tensor | None = None) -> None:
     """Raise unless x has `dims` dimensions, of which the last is `features`, and the precision of the weight."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+    check_padded(x, "x")
     if x.dim() != dims or x.shape[-1] != features:
         expected = "(batch, time, {})" if dims == 3 else "(batch, {})"
-        raise ValueError(f"x must have shape {expected.format(features)}, got {tuple(x.shape)}")
+        unbatched = x.dim() == dims - 1 and x.shape[-1] == features
+        hint = ": for one sequence give x[None]" if unbatched and dims == 3 else ": give x[None]" if unbatched else ""
+        raise ValueError(f"x must have shape {expected.format(features)}, got {tuple(x.shape)}{hint}")
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
-    if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if weight is not None and x.dtype != weight.dtype and not autocasts(x.device):
         raise TypeError(f"x is {x.dtype} and the layer {weight.dtype}: convert one of them, for example x.to(...)")
     if dims == 3 and x.shape[1] == 0:
         raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")

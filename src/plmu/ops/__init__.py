@@ -14,17 +14,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plmu.ops import chunked, fft, final, fused, recurrent, toeplitz
+from plmu.ops import chunked, exported, fft, final, fused, recurrent, toeplitz
 from plmu.ops.check import Lengths, Problem, checked
 from plmu.ops.matrices import apply, input_matrix, may_grow
-from plmu.ops.modes import transformed
+from plmu.ops.modes import autocasts, is_open, transformed
 from plmu.ops.nonfinite import isolate_nonfinite, isolated
 from plmu.ops.plan import Plan, for_graphs, plan
 from plmu.systems import LinearSystem
 
 __all__ = ["Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"]
 
-_PLAIN = {"recurrent": recurrent.states, "toeplitz": toeplitz.states, "fft": fft.states}
+_PLAIN = {"recurrent": recurrent.states, "toeplitz": toeplitz.states, "fft": fft.states, "exported": exported.states}
 
 
 def states(
@@ -163,6 +163,8 @@ def _final_state(problem: Problem) -> Tensor:
 
 def _plan(kind: str, problem: Problem, algorithm: str, out: int | None = None) -> Plan:
     batch, time, inputs, channels = problem.u.shape
+    if is_open(time) or (is_open(batch) and algorithm in ("auto", "chunked", "fused")):
+        return Plan(kind, "exported")
     ask = functools.partial(
         plan,
         kind,
@@ -203,6 +205,6 @@ def _check_weight(weight: Tensor, problem: Problem) -> None:
 
 def _no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """The algorithms choose their own precision: the state is float32 or wider under autocast too."""
-    if torch.is_autocast_enabled(device.type):
+    if autocasts(device):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()

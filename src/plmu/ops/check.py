@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
+from plmu.ops.modes import autocasts
 from plmu.systems import LinearSystem, _values_unknown
 
 Lengths = Tensor | Sequence[int] | None
@@ -53,20 +55,36 @@ def checked(u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Leng
 
 def result_dtype(x: Tensor) -> torch.dtype:
     """The input's precision, or autocast's where it is on."""
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+    if x.dtype != torch.float64 and autocasts(x.device):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
 
 
 def check_sequence(x: Tensor, name: str) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    check_padded(x, name)
     if x.dim() != 3:
-        raise ValueError(f"{name} must have shape (batch, time, channels), got {tuple(x.shape)}")
+        hint = f": for one sequence give {name}[None]" if x.dim() == 2 else ""
+        raise ValueError(f"{name} must have shape (batch, time, channels), got {tuple(x.shape)}{hint}")
     if not x.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {x.dtype}: convert it, for example {name}.float()")
     if x.shape[1] == 0 or x.shape[2] == 0:
         raise ValueError(f"{name} must have at least one time step and one channel, got shape {tuple(x.shape)}")
+
+
+def check_padded(x: Tensor, name: str) -> None:
+    """Raise unless x is a tensor of one shape, padded where sequences differ in length."""
+    if isinstance(x, PackedSequence):
+        raise TypeError(
+            f"{name} must be a tensor, got a PackedSequence: torch.nn.utils.rnn.pad_packed_sequence({name},"
+            f" batch_first=True) gives {name} and its lengths"
+        )
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    if x.is_nested:
+        raise TypeError(
+            f"{name} must be a padded tensor, got a nested one: give torch.nested.to_padded_tensor({name}, 0.0)"
+            " and lengths"
+        )
 
 
 def check_state(
@@ -96,8 +114,11 @@ def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.devic
     if tuple(values.shape) != (batch,):
         raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(values.shape)}")
     values = values.to(torch.int64)
-    if batch and _can_look_at(values):
-        low, high = int(values.min()), int(values.max())
+    known = _looked_at(values)
+    if known is None:
+        return _held_within(values.to(device), time)
+    if known.numel():
+        low, high = int(known.min()), int(known.max())
         if low < 0 or high > time:
             bad = low if low < 0 else high
             raise ValueError(f"lengths must lie between 0 and the {time} time steps, got {bad}")
@@ -126,8 +147,21 @@ def keep_valid(values: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.where(valid.reshape(*valid.shape, *(1,) * (values.dim() - 2)), values, torch.zeros_like(values))
 
 
-def _can_look_at(values: Tensor) -> bool:
-    """Whether reading values is possible here: not while compiling, transforming or capturing a CUDA graph."""
-    if _values_unknown(values):
-        return False
-    return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
+def _looked_at(values: Tensor) -> Tensor | None:
+    """What can be read of a tensor: under torch.func, the values of all that it maps over. None while compiling or
+    capturing a CUDA graph, and for a tensor without values."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return None
+    values = torch.func.debug_unwrap(values, recurse=True)
+    if _values_unknown(values) or (values.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    return values
+
+
+def _held_within(lengths: Tensor, time: int) -> Tensor:
+    """Lengths that cannot be read now. A compiled or captured call raises for a bad one when it runs. Where that check
+    is lost, as in a trace, a bad one counts as the nearest good one."""
+    if torch.compiler.is_compiling() or lengths.is_cuda:
+        good = ((lengths >= 0) & (lengths <= time)).all()
+        torch._assert_async(good, "lengths must lie between 0 and the number of time steps")
+    return lengths.clamp(0, time)

@@ -27,7 +27,7 @@ from plmu.ops.matrices import (
     power,
     reversed_response,
 )
-from plmu.ops.modes import forward_mode, looked_at
+from plmu.ops.modes import forward_mode, watched
 from plmu.systems import LinearSystem
 
 # Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state
@@ -191,7 +191,7 @@ def _carried(
 
     `plainly`: in operations that torch takes gradients of, of the powers too. So wherever it looks at them.
     """
-    if advances and not (plainly or looked_at()):
+    if advances and not (plainly or watched()):
         carried: Tensor = _Carry.apply(values, links, backwards, *advances)
         return carried
     for k, advance in enumerate(advances):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from plmu.ops import exported
 from plmu.ops.matrices import apply, power, reversed_response
+from plmu.ops.modes import is_open
 from plmu.systems import LinearSystem
 
 LARGEST_PRODUCT = 1 << 22  # elements of the reversed impulse response; beyond it the sequence is taken in blocks
@@ -27,10 +29,11 @@ def final_state(
         # Turn each sequence to the right, so that all end at the last step; the zeros past its end come first.
         turned = (torch.arange(time, device=u.device) + lengths[:, None]) % time
         u = u.gather(1, turned[:, :, None, None].expand_as(u))
-    last = _driven(u, system)
+    last = exported.driven(u, system) if is_open(time) else _driven(u, system)
     if state is None:
         return last
-    return last + _decayed(state, system, time, lengths)
+    decayed = exported.decayed if is_open(time) else _decayed
+    return last + decayed(state, system, time, lengths)
 
 
 def block_length(time: int, order: int, inputs: int) -> int:

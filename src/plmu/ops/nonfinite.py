@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from plmu.ops.check import Problem
-from plmu.ops.modes import looked_at, transformed
+from plmu.ops.modes import transformed, watched
+from plmu.systems import _values_unknown
 
 _isolating = 0  # how many times entered, by all threads: autograd's own must do as the forward pass did
 _isolating_lock = threading.Lock()
@@ -75,7 +76,7 @@ class Spoilt:
 def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
     """The problem with zeros in place of non-finite values, and where its results must be marked, if anywhere."""
     given = [problem.u] if problem.state is None else [problem.u, problem.state]
-    readable = problem.u.device.type == "cpu" and not looked_at()
+    readable = problem.u.device.type == "cpu" and not watched() and not any(map(_values_unknown, given))
     if readable:
         if all(map(_surely_finite, given)):
             return problem, None

@@ -132,9 +132,9 @@ def plan(
         raise TypeError(f"system must be a plmu.LinearSystem, got {type(system).__name__}")
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
-    for name, value, least in (("batch", batch, 0), ("time", time, 1), ("channels", channels, 1), ("out", out, 1)):
-        if value is not None and (isinstance(value, float) or value < least):
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    # As whole numbers: a compiled graph is made for its sizes, as the constant matrices are.
+    batch, time = _at_least(0, batch, "batch"), _at_least(1, time, "time")
+    channels, out = _at_least(1, channels, "channels"), 0 if out is None else _at_least(1, out, "out")
     if kind == "final_state" and algorithm != "auto":
         raise ValueError(f"final_state has one algorithm, equation 25: algorithm must be auto, got {algorithm!r}")
     if system.inputs is not None and channels != system.inputs:
@@ -150,11 +150,20 @@ def plan(
     # In this order: on a CPU torch.compile then has no guard on what only matters to a GPU.
     graph, fusible = kind_of_device == "cuda" and _in_graphs > 0, trouble is None
     inputs = system.inputs or 1
-    # operator.index: a compiled graph is made for its sizes, as the constant matrices are.
-    sizes = tuple(map(operator.index, (batch, time, system.order, inputs, channels // inputs, out or 0)))
+    sizes = (batch, time, system.order, inputs, channels // inputs, out)
     if torch.compiler.is_compiling():
         return Plan(kind, *_choice(kind, *sizes, dtype, str(device), algorithm, resets, fusible, bounded, graph))
     return _known_plan(kind, *sizes, dtype, str(device), algorithm, resets, fusible, bounded, graph)
+
+
+def _at_least(least: int, value: int, name: str) -> int:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        whole = least - 1
+    if isinstance(value, bool) or whole < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return whole
 
 
 def may_store(elements: int, like: Tensor) -> bool:

@@ -1,0 +1,125 @@
+"""Constants derived from linear systems. Equal systems share them, and all of a process stay below one limit."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import operator
+import threading
+from collections.abc import Iterator
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+Key = tuple[str, tuple[int, ...], torch.dtype, torch.device]
+
+MOST_NUMBERS = 4096  # results of `LinearSystem.numbers` that one system keeps
+
+_lock = threading.RLock()
+_uses = itertools.count()
+_limit = 1 << 30
+_of_systems: WeakValueDictionary[bytes, Constants] = WeakValueDictionary()
+
+
+def set_cache_limit(size: int) -> int:
+    """Set how many bytes the cached constants of all systems may take together; returns the limit before.
+
+    The default is 1 GiB. Beyond it the constants that were not used for longest are dropped and, when needed again,
+    built again. Not counted is what a captured CUDA graph or a compiled model on a GPU uses: it stays while its system
+    lives. Raises ValueError unless `size` is a whole number of at least 0.
+
+    >>> before = plmu.set_cache_limit(256 << 20)  # doctest: +SKIP
+    """
+    global _limit
+    try:
+        wanted = -1 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        wanted = -1
+    if wanted < 0:
+        raise ValueError(f"size must be a whole number of bytes, at least 0; got {size!r}")
+    with _lock:
+        before, _limit = _limit, wanted
+        _drop_oldest()
+    return before
+
+
+def constants_of(A: Tensor, B: Tensor) -> Constants:
+    """The constants of all systems with these matrices, on this device. They live as long as any of those systems."""
+    key = hashlib.blake2b(repr((A.device, A.shape, B.shape)).encode())
+    for matrix in (A, B):
+        values = matrix.detach().to("cpu", torch.float64).contiguous()
+        key.update(ctypes.string_at(values.data_ptr(), values.nbytes))
+    with _lock:
+        return _of_systems.setdefault(key.digest(), Constants())
+
+
+class Constants:
+    """Derived tensors of one system.
+
+    Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it. What is to be
+    kept, since a CUDA graph has its address, stays and does not count.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, Tensor] = {}
+        self._used: dict[Key, int] = {}  # when each entry was last used
+        self._kept: dict[Key, Tensor] = {}
+        self.numbers: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}
+
+    @staticmethod
+    def name(key: Key) -> str:
+        build, sizes, dtype, device = key
+        return "_".join(map(str, (build, *sizes, dtype, device))).replace(".", "_").replace(":", "_")
+
+    def get(self, key: Key, keep: bool = False) -> Tensor | None:
+        with _lock:
+            return self._find(key, keep)
+
+    def put(self, key: Key, value: Tensor, keep: bool = False) -> Tensor:
+        """The tensor under that key: this one, or another thread's that was there first."""
+        with _lock:
+            if (there := self._find(key, keep)) is not None:
+                return there
+            setattr(self, self.name(key), value)
+            if keep:
+                self._kept[key] = value
+            else:
+                self._entries[key], self._used[key] = value, next(_uses)
+                _drop_oldest(but=value)
+            return value
+
+    def put_numbers(self, key: tuple[str, tuple[int, ...]], values: tuple[float, ...]) -> None:
+        with _lock:
+            while len(self.numbers) >= MOST_NUMBERS:
+                del self.numbers[next(iter(self.numbers))]
+            self.numbers[key] = values
+
+    def drop(self, key: Key) -> None:
+        delattr(self, self.name(key))
+        del self._entries[key], self._used[key]
+
+    def entries(self) -> Iterator[tuple[int, Key, Tensor]]:
+        """When each was last used, its key, and the tensor; without those that are kept."""
+        return ((self._used[key], key, value) for key, value in self._entries.items())
+
+    def _find(self, key: Key, keep: bool) -> Tensor | None:
+        if key in self._entries:
+            self._used[key] = next(_uses)
+            if keep:
+                self._kept[key] = self._entries.pop(key)
+                del self._used[key]
+        return self._kept.get(key, self._entries.get(key))
+
+
+def _drop_oldest(but: Tensor | None = None) -> None:
+    """Hold the limit, but keep one tensor, which is about to be used."""
+    found = [(used, one, key, value) for one in list(_of_systems.values()) for used, key, value in one.entries()]
+    total = sum(value.nbytes for *_, value in found)
+    for _, one, key, value in sorted(found, key=lambda entry: entry[0]):
+        if total <= _limit:
+            return
+        if value is not but:
+            one.drop(key)
+            total -= value.nbytes
