@@ -13,7 +13,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import zip_longest
+from functools import cache
 from typing import Any
 
 import torch
@@ -133,64 +133,57 @@ def build(description: Description, tensor: Callable[[str], Tensor]) -> nn.Modul
 
     Raises `FileFormatError`, or what a constructor raises, for a description that cannot be built.
     """
+    if _cost(description, "model", 0) > LIMIT:
+        raise FileFormatError("it declares more than plmu.load builds, such as one memory of order 1,024; build the"
+                              " model and call plmu.load_into(model, path)")  # fmt: skip
+    # One for each name: a small file must not ask for many copies of a large system.
+    system = cache(lambda place: LinearSystem(tensor(f"{place}.A"), tensor(f"{place}.B")))
     with torch.device("meta"):
-        return _Builder(tensor).build(description, "model", 0)
+        return _build(description, system)
 
 
-class _Builder:
-    def __init__(self, tensor: Callable[[str], Tensor]) -> None:
-        self.tensor, self.spent = tensor, 0.0
-        self.systems: dict[str, LinearSystem] = {}
+def _build(description: Description, system: Callable[[str], LinearSystem]) -> nn.Module:
+    name = description["class"]
+    if name in _STACKS:
+        modules = [_build(one, system) for one in description["modules"]]
+        if name == "torch.Sequential" and "names" in description:
+            return nn.Sequential(OrderedDict(zip(description["names"], modules, strict=True)))
+        return _STACKS[name](*modules)
+    config = dict(description["config"])
+    if config.get("system") is not None:
+        with torch.device("cpu"):
+            config["system"] = system(config["system"]["system"])
+    return _LEAVES[name](**config)
 
-    def build(self, description: Description, where: str, depth: int) -> nn.Module:
-        name = description["class"]
-        self.spend(_MODULE)
-        if depth > _DEEPEST:
-            raise FileFormatError(f"stacks are nested more than {_DEEPEST} deep")
-        if name in _STACKS:
-            modules = [self.build(one, f"{where}.{i}", depth + 1) for i, one in enumerate(description["modules"])]
-            if name == "torch.Sequential" and "names" in description:
-                return nn.Sequential(OrderedDict(zip(description["names"], modules, strict=True)))
-            return _STACKS[name](*modules)
-        if name not in _LEAVES:
-            raise FileFormatError(f"the file names a class {name!r} that this plmu does not know")
-        kind, config = _LEAVES[name], dict(description["config"])
-        allowed = _options(kind)
-        for key, value in config.items():
-            if key not in allowed:
-                raise FileFormatError(f"{where} ({name}) has an option {key!r}, which this plmu does not know")
-            meaning, fits = _MEANINGS.get(key, _ANY)
-            if not fits(value):
-                raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
-        if isinstance(config.get("system"), dict):
-            config["system"] = self.system(config["system"]["system"])
-        elif kind in _OWN:
-            self.spend_on_memory(config.get("order"), config.get("theta"))
-        return kind(**config)
 
-    def system(self, place: str) -> LinearSystem:
-        """The same for the same place: a small file must not ask for many copies of a large one."""
-        if not place.startswith(SYSTEMS):
-            raise FileFormatError(f"the file names a system {place!r}, which must begin with {SYSTEMS!r}")
-        if place not in self.systems:
-            with torch.device("cpu"):
-                self.systems[place] = LinearSystem(self.tensor(f"{place}.A"), self.tensor(f"{place}.B"))
-        return self.systems[place]
-
-    def spend_on_memory(self, order: int | None, theta: float | list[float] | None) -> None:
-        """Discretising takes some products of matrices, and one more whenever order² / θ doubles."""
-        if order is None or order < 1:
-            return  # which the constructor refuses
-        for one in theta if isinstance(theta, list) else [theta]:
-            if one is not None and one > 0:
-                products = 8 + max(0.0, 2 * math.log2(order) - math.log2(one))
-                self.spend(_MODULE + order**3 * products)
-
-    def spend(self, cost: float) -> None:
-        self.spent += cost
-        if self.spent > LIMIT:
-            raise FileFormatError("it declares more than plmu.load builds, such as one memory of order 1,024; build the"
-                                  " model and call plmu.load_into(model, path)")  # fmt: skip
+def _cost(description: Description, where: str, depth: int) -> float:
+    """About how many multiplications it takes to build a description; raises where it has unknown parts."""
+    name = description["class"]
+    if depth > _DEEPEST:
+        raise FileFormatError(f"stacks are nested more than {_DEEPEST} deep")
+    if name in _STACKS:
+        inside = enumerate(description["modules"])
+        return _MODULE + sum(_cost(one, f"{where}.{i}", depth + 1) for i, one in inside)
+    if name not in _LEAVES:
+        raise FileFormatError(f"the file names a class {name!r} that this plmu does not know")
+    kind, config = _LEAVES[name], description["config"]
+    allowed = _options(kind)
+    for key, value in config.items():
+        if key not in allowed:
+            raise FileFormatError(f"{where} ({name}) has an option {key!r}, which this plmu does not know")
+        meaning, fits = _MEANINGS.get(key, _ANY)
+        if not fits(value):
+            raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
+    order, theta = config.get("order"), config.get("theta")
+    if order is None or order < 1:  # a given system, or what the constructor refuses
+        return _MODULE
+    cost: float = _MODULE
+    for one in theta if isinstance(theta, list) else [theta]:
+        if one is not None and one > 0:
+            # Discretising takes some products of matrices, and one more whenever order² / θ doubles.
+            products = 8 + max(0.0, 2 * math.log2(order) - math.log2(one))
+            cost += _MODULE + order**3 * products
+    return cost
 
 
 def _options(kind: type[nn.Module]) -> set[str]:
@@ -242,21 +235,20 @@ _MEANINGS: dict[str, _Meaning] = {
     ),
     "system": (
         "null or the name of a system",
-        lambda value: value is None or (isinstance(value, dict) and isinstance(value.get("system"), str)),
+        lambda value: value is None or (isinstance(value, dict) and str(value.get("system")).startswith(SYSTEMS)),
     ),
 }
 
 
 def difference(model: nn.Module, rebuilt: nn.Module) -> str | None:
     """In words, the first thing in which a rebuilt model is not the one that was described; weights apart."""
-    pairs = zip_longest(
-        model.named_modules(remove_duplicate=False), rebuilt.named_modules(remove_duplicate=False), fillvalue=("", None)
-    )
-    for (name, one), (_, other) in pairs:
+    mine, theirs = (dict(one.named_modules(remove_duplicate=False)) for one in (model, rebuilt))
+    for name in {**theirs, **mine}:
+        one, other = mine.get(name), theirs.get(name)
         where = f"model.{name}" if name else "model"
         if one is None or other is None or type(one) is not type(other):
-            found, made = (type(each).__name__ if each is not None else "nothing" for each in (one, other))
-            return f"{where} is a {found} where load would build {made}"
+            found, made = ("nothing" if each is None else f"a {type(each).__name__}" for each in (one, other))
+            return f"{where} is {found} where load would build {made}"
         for key, value in vars(other).items():
             if key.startswith("_") or key in ("training", "inplace", "config"):
                 continue
