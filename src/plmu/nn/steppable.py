@@ -63,7 +63,7 @@ def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | Non
                         f" {given.__name__}(), or a name such as 'relu'")  # fmt: skip
     if given is None or (callable(given) and not isinstance(given, str)):
         return given
-    if given not in ACTIVATIONS:
+    if not isinstance(given, str) or given not in ACTIVATIONS:
         raise ValueError(f"{name} must be None, a callable or one of {', '.join(ACTIVATIONS)}; got {given!r}")
     return ACTIVATIONS[given]
 
