@@ -1,7 +1,7 @@
 """A model as a description in JSON, and the model built from one: known classes with checked options, no code.
 
 A description comes from a file that anyone may have written. What is built from it has its tensors on the `meta`
-device, where they take no memory, and only memories of limited size: see `LIMIT`.
+device, where they take no memory; and what building costs is bounded: see `LIMIT`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from plmu.systems import LinearSystem
 
 Description = dict[str, Any]
 
-# The most that building a description may cost, in multiplications: about a second. One memory of order 1,024 and θ of
-# 1,024 or more fits, and so do 150 of order 128, or 10,000 modules.
-LIMIT = 20_000_000_000
-_MODULE = 2_000_000  # what a module or a small system costs
+# The most that building a description may cost, in multiplications: about a second, and one more for each megabyte of
+# tensors in the file. Without any, one memory of order 800 and θ of 800 fits, or 900 memories of order 4.
+LIMIT = 10_000_000_000
+LIMIT_PER_BYTE = 10_000
+_MODULE, _LAYER, _SYSTEM = 3_000_000, 10_000_000, 10_000_000  # what small ones cost: torch's, plmu's, a θ
 _DEEPEST = 64  # stacks within stacks
 
 
@@ -128,14 +129,19 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
     raise ValueError(f"{where} is a {kind.__name__}, which load could not rebuild")
 
 
-def build(description: Description, tensor: Callable[[str], Tensor]) -> nn.Module:
-    """The model of a description, its parameters on the `meta` device; `tensor` gives a system's matrix by name.
+def build(description: Description, tensor: Callable[[str], Tensor], size: int) -> nn.Module:
+    """The model of a description, its parameters on the `meta` device.
 
     Raises `FileFormatError`, or what a constructor raises, for a description that cannot be built.
+
+    Args:
+        description: of `describe`.
+        tensor: gives a system's matrix by name.
+        size: of the model's tensors in bytes.
     """
-    if _cost(description, "model", 0) > LIMIT:
-        raise FileFormatError("it declares more than plmu.load builds, such as one memory of order 1,024; build the"
-                              " model and call plmu.load_into(model, path)")  # fmt: skip
+    if _cost(description, "model", 0) > LIMIT + LIMIT_PER_BYTE * size:
+        raise FileFormatError(f"it declares memories that take too long to build for {size} bytes of tensors: build the"
+                              " model yourself and call plmu.load_into(model, path)")  # fmt: skip
     # One for each name: a small file must not ask for many copies of a large system.
     system = cache(lambda place: LinearSystem(tensor(f"{place}.A"), tensor(f"{place}.B")))
     with torch.device("meta"):
@@ -175,14 +181,14 @@ def _cost(description: Description, where: str, depth: int) -> float:
         if not fits(value):
             raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
     order, theta = config.get("order"), config.get("theta")
+    cost: float = _LAYER if kind in _OWN else _MODULE
     if order is None or order < 1:  # a given system, or what the constructor refuses
-        return _MODULE
-    cost: float = _MODULE
+        return cost
     for one in theta if isinstance(theta, list) else [theta]:
         if one is not None and one > 0:
             # Discretising takes some products of matrices, and one more whenever order² / θ doubles.
             products = 8 + max(0.0, 2 * math.log2(order) - math.log2(one))
-            cost += _MODULE + order**3 * products
+            cost += _SYSTEM + order**3 * products
     return cost
 
 

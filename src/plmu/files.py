@@ -51,7 +51,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
         try:
             description["model"], systems = describe(model)
             # As `load` will see it.
-            rebuilt = build(json.loads(json.dumps(description["model"])), systems.__getitem__)
+            size = sum(value.nbytes for value in (*tensors.values(), *systems.values()))
+            rebuilt = build(json.loads(json.dumps(description["model"])), systems.__getitem__, size)
             problem = difference(model, rebuilt)
             if problem is not None:
                 raise ValueError(problem)
@@ -72,15 +73,16 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn
         device: where the model is to be.
 
     Raises:
-        FileFormatError: the file is broken, or is no file of a model; or to build what it describes would take more
-            than about a second, as a memory of an order above 1,024 does: build that yourself and call `load_into`.
+        FileFormatError: the file is broken, or is no file of a model; or to build what it describes would take longer
+            than about a second, and one more for each megabyte, as a memory of order 2,000 does. Then build the model
+            yourself and call `load_into`.
     """
     place = _checked_device(device)
     with reading(path, ("model", "weights")) as file:
         if file.description["kind"] == "weights":
             raise FileFormatError(f"{path} holds weights alone: build the model and call plmu.load_into(model, path)")
         try:
-            model = build(file.description["model"], file.system_tensor)
+            model = build(file.description["model"], file.system_tensor, os.path.getsize(path))
         except Exception as error:  # whatever constructors raise for what a file gives them
             raise FileFormatError(f"{path} has a description that cannot be built: {_short(error)}") from error
         tied = file.tied()
