@@ -22,7 +22,7 @@ from plmu.nn.steppable import Steppable
 MISSING = ("raise", "hold", "zero")
 _FLUSH_EVERY = 256
 _SUBNORMAL = 1e-30
-_FEW = 16
+_FEW = 64
 
 
 class Stream:
@@ -96,7 +96,7 @@ class Stream:
             if self.missing == "hold":
                 sample = sample.clone()  # the caller may write the next one into the same memory
         self.steps, self._state, self._last, self._single = steps, state, sample, single
-        return out[0].clone() if single else out.clone()  # an ordinary tensor, which may be used in training
+        return out.squeeze(0).clone() if single else out.clone()  # an ordinary tensor, which may be used in training
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, so that `Stream.restore(model, path)` goes on from here, in any process.
@@ -206,9 +206,10 @@ class Stream:
         if dims != features and dims != features + 1:
             expected = "() or (batch,)" if self._tokens else "(features,) or (batch, features)"
             raise ValueError(f"a sample must have shape {expected}, got {tuple(sample.shape)}")
+        missing = features == 1 and not _finite(sample)
         single = dims == features
         if single:
-            sample = sample[None]
+            sample = sample.unsqueeze(0)
         if self._last is None:
             if features and self._features is not None and sample.shape[1] != self._features:
                 shape = tuple(sample.shape[1:] if single else sample.shape)
@@ -218,20 +219,22 @@ class Stream:
                 f"this stream has samples of shape {tuple(self._last.shape)} (with the batch), got"
                 f" {tuple(sample.shape)}: call reset() to begin another one"
             )
-        if features and not _finite(sample):
-            sample = self._filled(sample)
-        return sample, single
+        return self._filled(sample) if missing else sample, single
 
     def _token(self, sample: Tensor) -> Tensor:
-        if sample.is_floating_point() or sample.is_complex() or sample.dtype == torch.bool:
-            raise TypeError(f"this model takes token numbers, got {sample.dtype}")
+        assert self._weight is not None
+        device = self._weight.device
+        if sample.dtype != torch.int64 or sample.device != device:
+            if sample.is_floating_point() or sample.is_complex() or sample.dtype == torch.bool:
+                raise TypeError(f"this model takes token numbers, got {sample.dtype}")
+            sample = sample.to(device=device, dtype=torch.int64)
         if self._vocabulary is not None and sample.numel():
-            lowest, highest = int(sample.min()), int(sample.max())
+            single = sample.dim() == 0
+            lowest, highest = [sample.item()] * 2 if single else (sample.min().item(), sample.max().item())
             if lowest < 0 or highest >= self._vocabulary:
                 wrong = lowest if lowest < 0 else highest
                 raise ValueError(f"token numbers must be between 0 and {self._vocabulary - 1}, got {wrong}")
-        assert self._weight is not None
-        return sample.to(device=self._weight.device, dtype=torch.int64)
+        return sample
 
     def _filled(self, sample: Tensor | None) -> Tensor:
         what = "None" if sample is None else "NaN"
@@ -281,16 +284,20 @@ def _converted(sample: Tensor, place: Tensor | None) -> Tensor:
 
 
 def _finite(values: Tensor) -> bool:
-    """Whether all are finite; by their sum, which is one call where `isfinite` and `all` are four."""
-    if values.numel() <= _FEW and values.device.type == "cpu":
-        return all(map(cmath.isfinite, values.reshape(-1).tolist()))
-    return cmath.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())  # a sum may overflow
+    """Whether all are finite; by their sum, since a push is short of time for calls of torch."""
+    few = values.numel() <= _FEW and values.is_cpu
+    total = sum(values.flatten().tolist()) if few else values.sum().item()
+    return cmath.isfinite(total) or bool(torch.isfinite(values).all())  # a sum may overflow
 
 
 def _finite_state(state: Any) -> bool:
-    if state is None:
-        return True
-    return _finite(state) if isinstance(state, Tensor) else all(map(_finite_state, state))
+    if isinstance(state, Tensor):
+        return _finite(state)
+    if state is not None:
+        for part in state:  # no all(): a generator costs as much as what it goes over
+            if part is not None and not _finite_state(part):
+                return False
+    return True
 
 
 def _refuse(state: Any, sample: Tensor) -> NoReturn:
