@@ -25,7 +25,7 @@ from plmu.systems import LinearSystem
 Description = dict[str, Any]
 
 # The most that building a description may cost, in multiplications: about a second, and one more for each megabyte of
-# tensors in the file. Without any, one memory of order 800 and θ of 800 fits, or 900 memories of order 4.
+# tensors in the file. Without any, one memory of order 800 and θ of 800 fits, or 500 of order 4.
 LIMIT = 10_000_000_000
 LIMIT_PER_BYTE = 10_000
 _MODULE, _LAYER, _SYSTEM = 3_000_000, 10_000_000, 10_000_000  # what small ones cost: torch's, plmu's, a θ
