@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,17 @@ def test_truncated_at_every_length(saved: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@cache
+def saved_once(path: Path) -> bytes:
+    plmu.save(Sequential(ParallelLMU(3, 4, **SMALL), nn.Dropout(0.5), nn.Linear(4, 2)), path)
+    return path.read_bytes()
+
+
 @given(data=st.data())
 @settings(max_examples=200)
 def test_a_changed_byte_is_loaded_or_refused_but_nothing_else(data: st.DataObject, tmp_path_factory) -> None:
     path = tmp_path_factory.getbasetemp() / "changed.plmu"
-    plmu.save(Sequential(ParallelLMU(3, 4, **SMALL), nn.Dropout(0.5), nn.Linear(4, 2)), path)
-    content = bytearray(path.read_bytes())
+    content = bytearray(saved_once(path.with_name("whole.plmu")))
     header = 8 + int.from_bytes(content[:8], "little")
     place = data.draw(st.integers(0, header - 1))
     content[place] = data.draw(st.integers(0, 255) | st.sampled_from(b'0123456789-"{}[],:tfn'))
@@ -59,7 +65,7 @@ def test_a_changed_byte_is_loaded_or_refused_but_nothing_else(data: st.DataObjec
     try:
         plmu.load(path)
     except FileFormatError as error:
-        assert str(path) in str(error) or "class" in str(error)  # noqa: PT017
+        assert str(path) in str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize(

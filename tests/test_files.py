@@ -157,7 +157,7 @@ def test_every_module_that_a_stack_takes_can_be_saved() -> None:
 
     tested = {type(module) for module in TORCH}
     assert set(PER_STEP) <= tested
-    assert set(plmu.files._TORCH) == tested
+    assert set(plmu.blueprint.TORCH) == tested
 
 
 def test_a_system_is_kept_in_float64(path: Path) -> None:

@@ -1,11 +1,13 @@
 """Files of streams: restored it goes on exactly; what is broken or of another model says so and changes nothing."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from streams import MODELS, SMALL, TIME, every_model, pushed, stack
 from torch import Tensor, nn
@@ -14,10 +16,19 @@ import plmu
 from plmu import LMU, DelayLayer, FileFormatError, ParallelLMU, Sequential, Stream
 
 
+def without_fingerprint(path: Path) -> None:
+    """Make it a file as they were before they had one."""
+    with safe_open(path, framework="pt") as file:
+        description = json.loads(file.metadata()["plmu"])
+    del description["fingerprint"]
+    save_file(load_file(path), path, {"plmu": json.dumps(description)})
+
+
 def test_the_state_of_a_model_with_other_inputs_is_refused(tmp_path: Path) -> None:
     stream = Stream(ParallelLMU(3, 4, **SMALL))
     stream.push([1.0, 2.0, 3.0])
     stream.save(tmp_path / "state")
+    without_fingerprint(tmp_path / "state")
     with pytest.raises(FileFormatError, match="another model, whose samples this one cannot take"):
         Stream.restore(ParallelLMU(2, 4, **SMALL), tmp_path / "state")
 
@@ -69,6 +80,7 @@ def test_in_another_process(tmp_path: Path) -> None:
     save_file({"x": x[9:].contiguous()}, tmp_path / "x")
     program = """
 import sys, torch, plmu
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 folder = sys.argv[1]
 stream = plmu.Stream.restore(plmu.load(folder + "/model"), folder + "/state")
@@ -100,9 +112,98 @@ def saved(tmp_path: Path) -> Path:
     ],
     ids=["parallel", "order", "delay", "no state", "more", "precision"],
 )
-def test_the_state_of_another_model(saved: Path, other) -> None:
+@pytest.mark.parametrize("old", [False, True], ids=["", "no fingerprint"])
+def test_the_state_of_another_model(saved: Path, other, old: bool) -> None:
+    if old:
+        without_fingerprint(saved)
     with pytest.raises(FileFormatError, match="another model"):
         Stream.restore(other(), saved)
+
+
+SYSTEM = plmu.LinearSystem([[0.9, 0.3], [-0.3, 0.9]], [0.1, 0.5])
+
+
+class Doubling(nn.Module):
+    per_step = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def changed(model: nn.Module, name: str) -> nn.Module:
+    value = model.get_parameter(name).data
+    value.view(-1)[-1] = torch.nextafter(value.view(-1)[-1], torch.tensor(9.0))  # by one bit
+    return model
+
+
+# A model, and others with states of the same shapes, whose step is not the same.
+SIMILAR = {
+    "theta": (lambda: ParallelLMU(3, 4, **SMALL), lambda: ParallelLMU(3, 4, order=4, theta=7.5)),
+    "theta of a memory": (
+        lambda: DelayLayer(3, **SMALL),
+        lambda: DelayLayer(3, order=4, theta=7.0001),
+    ),
+    "weights": (lambda: ParallelLMU(3, 4, **SMALL), lambda: changed(ParallelLMU(3, 4, **SMALL), "memory_weight")),
+    "a trained theta": (
+        lambda: DelayLayer(3, **SMALL, trainable="theta"),
+        lambda: changed(DelayLayer(3, **SMALL, trainable="theta"), "memory.log_theta"),
+    ),
+    "a system": (
+        lambda: DelayLayer(3, system=SYSTEM),
+        lambda: DelayLayer(3, system=plmu.LinearSystem(SYSTEM.A, 2 * SYSTEM.B)),
+    ),
+    "a system's A": (
+        lambda: DelayLayer(3, system=SYSTEM),
+        lambda: DelayLayer(3, system=plmu.LinearSystem(-SYSTEM.A, SYSTEM.B)),
+    ),
+    "activation": (lambda: ParallelLMU(3, 4, **SMALL), lambda: ParallelLMU(3, 4, **SMALL, output_activation="tanh")),
+    "function": (
+        lambda: ParallelLMU(3, 4, **SMALL, output_activation=torch.sin),
+        lambda: ParallelLMU(3, 4, **SMALL, output_activation=torch.cos),
+    ),
+    "an option of torch's": (
+        lambda: Sequential(nn.LeakyReLU(0.1), DelayLayer(3, **SMALL)),
+        lambda: Sequential(nn.LeakyReLU(0.2), DelayLayer(3, **SMALL)),
+    ),
+    "a module without weights": (
+        lambda: Sequential(nn.Tanh(), DelayLayer(3, **SMALL)),
+        lambda: Sequential(Doubling(), DelayLayer(3, **SMALL)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SIMILAR)
+def test_a_model_of_the_same_shapes_is_another_model(what: str, tmp_path: Path) -> None:
+    first, other = SIMILAR[what]
+    torch.manual_seed(1)
+    stream = Stream(first())
+    stream.push([1.0, 2.0, 3.0])
+    stream.save(tmp_path / "state")
+    torch.manual_seed(1)
+    with pytest.raises(FileFormatError, match="another model: its options or weights are not this one's"):
+        Stream.restore(other(), tmp_path / "state")
+    torch.manual_seed(1)
+    assert torch.equal(Stream.restore(first(), tmp_path / "state").push([1.0] * 3), stream.push([1.0] * 3))
+
+
+def test_what_changes_no_step_may_be_another(tmp_path: Path) -> None:
+    model = Sequential(ParallelLMU(3, 4, **SMALL, trainable="theta"), nn.Dropout(0.1))
+    stream = Stream(model)
+    stream.push([1.0, 2.0, 3.0])
+    stream.save(tmp_path / "state")
+    layer = ParallelLMU(3, 4, order=4, theta=9.0, memory_size=1, trainable="theta", algorithm="fft",
+                        return_sequences=False)  # fmt: skip
+    other = Sequential(layer, nn.Dropout(0.5))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(Stream.restore(other, tmp_path / "state").push([1.0] * 3), stream.push([1.0] * 3))
+
+
+def test_a_file_without_a_fingerprint_is_taken_with_a_warning(saved: Path) -> None:
+    expected = Stream.restore(stack(), saved).push([1.0, 2.0, 3.0])
+    without_fingerprint(saved)
+    with pytest.warns(UserWarning, match="no fingerprint"):
+        restored = Stream.restore(stack(), saved)
+    assert torch.equal(restored.push([1.0, 2.0, 3.0]), expected)
 
 
 def test_truncated_at_every_length(saved: Path) -> None:
@@ -143,6 +244,14 @@ GOOD = {"kind": "stream", "steps": 3, "single": True, "missing": "raise"}
         {"kind": "stream"},
         {**GOOD, "steps": "three"},
         {**GOOD, "missing": "skip"},
+        {**GOOD, "missing": []},
+        {**GOOD, "steps": -1},
+        {**GOOD, "steps": 3.0},
+        {**GOOD, "steps": True},
+        {**GOOD, "steps": 0},
+        {**GOOD, "single": 1},
+        {**GOOD, "fingerprint": None},
+        {**GOOD, "fingerprint": [1]},
     ],
     ids=str,
 )
@@ -152,21 +261,30 @@ def test_a_broken_description(description: dict, tmp_path: Path) -> None:
         Stream.restore(ParallelLMU(3, 4, **SMALL), tmp_path / "state")
 
 
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"last": torch.zeros(1, 3)},
-        {"last": torch.zeros(1, 3), "state.1": torch.zeros(1, 4, 1)},
-        {"last": torch.zeros(1, 3), "state.0": torch.zeros(1, 4, 1), "more": torch.zeros(1)},
-        {"last": torch.zeros(1, 3), "state.0": torch.zeros(1, 4, 1, dtype=torch.int64)},
-        {"last": torch.zeros(()), "state.0": torch.zeros(1, 4, 1)},
-        {"last": torch.zeros(2, 3), "state.0": torch.zeros(1, 4, 1)},
-        {"state.0": torch.zeros(1, 4, 1)},
-    ],
-    ids=["no state", "misnumbered", "more", "whole numbers", "no batch", "batch", "no sample"],
-)
-def test_tensors_that_are_no_state(tensors: dict[str, Tensor], tmp_path: Path) -> None:
-    plmu.files.write(tmp_path / "state", tensors, GOOD)
+STATE, LAST = torch.zeros(1, 4, 1), torch.zeros(1, 3)
+NO_STATES = {
+    "nothing": {},
+    "no state": {"last": LAST},
+    "no sample": {"state.0": STATE},
+    "misnumbered": {"last": LAST, "state.1": STATE},
+    "more": {"last": LAST, "state.0": STATE, "more": torch.zeros(1)},
+    "a state of whole numbers": {"last": LAST, "state.0": STATE.long()},
+    "a state of NaN": {"last": LAST, "state.0": STATE + torch.nan},
+    "an infinite state": {"last": LAST, "state.0": STATE + torch.inf},
+    "another batch": {"last": torch.zeros(2, 3), "state.0": STATE},
+    "a batch of single samples": {"last": torch.zeros(2, 3), "state.0": torch.zeros(2, 4, 1)},
+    "a huge batch of nothing": {"last": torch.zeros(1 << 40, 0), "state.0": STATE},
+    "a sample without a batch": {"last": torch.zeros(()), "state.0": STATE},
+    "a sample of more dimensions": {"last": LAST[None], "state.0": STATE},
+    "a sample of NaN": {"last": LAST + torch.nan, "state.0": STATE},
+    "a sample of whole numbers": {"last": LAST.long(), "state.0": STATE},
+    "a sample of another precision": {"last": LAST.double(), "state.0": STATE},
+}
+
+
+@pytest.mark.parametrize("problem", NO_STATES)
+def test_tensors_that_are_no_state(problem: str, tmp_path: Path) -> None:
+    plmu.files.write(tmp_path / "state", NO_STATES[problem], GOOD)
     with pytest.raises(FileFormatError):
         Stream.restore(ParallelLMU(3, 4, **SMALL), tmp_path / "state")
 
@@ -177,3 +295,11 @@ def test_a_failed_restore_does_not_touch_the_model(saved: Path) -> None:
     with pytest.raises(FileFormatError):
         Stream.restore(model, saved)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_last_token_must_be_in_range(tmp_path: Path) -> None:
+    model = Sequential(nn.Embedding(9, 3), ParallelLMU(3, 4, **SMALL))
+    for last in (torch.tensor([9]), torch.tensor([-1]), torch.tensor([1.0]), torch.tensor([[1]])):
+        plmu.files.write(tmp_path / "state", {"last": last, "state.0": torch.zeros(1, 4, 1)}, GOOD)
+        with pytest.raises(FileFormatError, match="another model"):
+            Stream.restore(model, tmp_path / "state")

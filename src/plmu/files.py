@@ -1,17 +1,17 @@
 """Models and stream states as files: safetensors with a versioned JSON description in the metadata.
 
 Writing goes to a temporary file that then takes the name, so a full disk or a killed process leaves the old file.
-Reading builds known classes with named activations only: it never executes code from a file.
+Reading builds known classes with named activations only: it never executes code from a file. Nothing that a file
+declares is allocated before the names, shapes and types of its tensors were checked.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,61 +20,110 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential
-from plmu.systems import LinearSystem
+from plmu.atomic import replacing as replacing  # for those who write other files
+from plmu.blueprint import SYSTEMS, Description, build, describe, difference
+from plmu.blueprint import FileFormatError as FileFormatError  # and for those who read them
 
 FORMAT = 1
-Description = dict[str, Any]
-
-
-class FileFormatError(ValueError):
-    """A file that is broken, foreign, of a newer version, or of another model."""
+# Precisions of weights, as safetensors calls them.
+_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_PRECISIONS = tuple(_NAMES.values())
+Shapes = dict[str, tuple[tuple[int, ...], str]]  # of tensors by name, with the types' names in safetensors
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool = False) -> None:
-    """Write a model so that `load(path)` rebuilds it.
+    """Write a model so that `load(path)` rebuilds it, with its weights, their precision and which are frozen.
 
-    That takes known classes with named activations. For any other module use `weights_only=True`, which writes its
-    tensors alone, and `load_into(model, path)`.
+    That takes known classes with named activations, as their constructors made them. For any other module use
+    `weights_only=True`, which writes its tensors alone, and `load_into(model, path)`. Of a model that is wrapped for
+    averaging, for distributed training or by `torch.compile`, the model inside is written. Hooks are not saved.
+
+    Raises:
+        ValueError: `load` could not rebuild this model, or would build another one.
     """
+    if not isinstance(model, nn.Module):
+        hint = ": pass the model itself, not its state_dict()" if isinstance(model, dict) else ""
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}{hint}")
+    model = unwrapped(model)
     tensors, tied = _unique_tensors(model)
     description: Description = {"kind": "weights" if weights_only else "model", "tied": tied}
     if not weights_only:
-        description["model"] = _describe(model, tensors, "model")
+        try:
+            description["model"], systems = describe(model)
+            # As `load` will see it.
+            size = sum(value.nbytes for value in (*tensors.values(), *systems.values()))
+            rebuilt = build(json.loads(json.dumps(description["model"])), systems.__getitem__, size)
+            problem = difference(model, rebuilt)
+            if problem is not None:
+                raise ValueError(problem)
+            _check_fit(rebuilt, {name: _shape(tensors[tied.get(name, name)]) for name in (*tensors, *tied)}, "the file")
+        except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{error}: use save(model, path, weights_only=True), and load_into(model, path) to read it"
+                             " back") from error  # fmt: skip
+        description["frozen"] = [name for name, value in tensors.items() if not value.requires_grad]
+        tensors |= systems
     write(path, tensors, description)
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
-    """The model that `save` wrote, with its precision, in training mode as any new module."""
-    tensors, description = read(path, ("model", "weights"), device)
-    if description["kind"] == "weights":
-        raise FileFormatError(f"{path} holds weights alone: build the model and call plmu.load_into(model, path)")
-    try:
-        model = _build(description["model"], tensors)
-    except FileFormatError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise FileFormatError(f"{path} has a description that cannot be built: {error}") from error
-    own = _own_tensors(tensors, description, path)
-    _check_fit(model, own, path)
-    model.load_state_dict(own, assign=True)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, first in description["tied"].items():
+    """The model that `save` wrote, with its precision, in training mode as any new module.
+
+    Args:
+        path: the file.
+        device: where the model is to be.
+
+    Raises:
+        FileFormatError: the file is broken, or is no file of a model; or to build what it describes would take longer
+            than about a second, and one more for each megabyte, as a memory of order 2,000 does. Then build the model
+            yourself and call `load_into`.
+    """
+    place = _checked_device(device)
+    with reading(path, ("model", "weights")) as file:
+        if file.description["kind"] == "weights":
+            raise FileFormatError(f"{path} holds weights alone: build the model and call plmu.load_into(model, path)")
+        try:
+            model = build(file.description["model"], file.system_tensor, os.path.getsize(path))
+        except Exception as error:  # whatever constructors raise for what a file gives them
+            raise FileFormatError(f"{path} has a description that cannot be built: {_short(error)}") from error
+        tied = file.tied()
+        _check_fit(model, file.own_shapes(), path)
+        model.load_state_dict(file.own_tensors(place), assign=True)
+        frozen = file.description.get("frozen", [])
+    for name, first in tied.items():
         owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, parameters[first])
-    return model.to(device)
+        setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+    parameters = dict(model.named_parameters())
+    if not isinstance(frozen, list) or not all(isinstance(name, str) and name in parameters for name in frozen):
+        raise FileFormatError(f"{path} has a broken description of its frozen weights: {_short(frozen)}")
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    return model
 
 
 def load_into(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """Fill a model's parameters from a file of `save`, or from any safetensors file of its `state_dict()`.
 
-    Names and shapes must match exactly; if they do not, the model is left as it was.
+    Names and shapes must match exactly; if they do not, the model is left as it was. What is frozen stays so.
     """
-    tensors, description = read(path, ("model", "weights", None), "cpu")
-    own = tensors if description["kind"] is None else _own_tensors(tensors, description, path)
-    _check_fit(model, own, path)
-    model.load_state_dict(own)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    with reading(path, ("model", "weights", None)) as file:
+        found = file.own_shapes()
+        filled = model if set(found) == set(model.state_dict()) else unwrapped(model)
+        _check_fit(filled, found, path)
+        filled.load_state_dict(file.own_tensors("cpu"))
     return model
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside an average of models, a data-parallel wrapper or what `torch.compile` returned."""
+    wrappers = (torch.optim.swa_utils.AveragedModel, nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while True:
+        # torch.compile's class has no public name, and importing it takes longer than torch.
+        inner = model.module if isinstance(model, wrappers) else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], description: Description) -> None:
@@ -82,180 +131,104 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], description:
     metadata = {"plmu": json.dumps({"format": FORMAT, **description})}
     with replacing(path) as temporary:
         try:
-            save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, temporary, metadata)
+            save_file(_separate(tensors), temporary, metadata)
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from error
 
 
+@dataclass
+class Contents:
+    """What an open file says that it holds; tensors are read on request."""
+
+    path: str | os.PathLike[str]
+    description: Description
+    shapes: Shapes
+    opened: Any  # safetensors' own
+
+    def tensors(self, names: list[str], device: torch.device | str) -> dict[str, Tensor]:
+        """Copies: what safetensors gives is a view of the file, which a write to it would change or crash."""
+        try:
+            return {name: self.opened.get_tensor(name).to(device=device, copy=True) for name in names}
+        except SafetensorError as error:
+            raise FileFormatError(f"{self.path} has tensors that cannot be read: {error}") from error
+
+    def system_tensor(self, name: str) -> Tensor:
+        if name not in self.shapes or self.shapes[name][1] not in _PRECISIONS:
+            raise FileFormatError(f"there is no system {name!r} of floating-point numbers")
+        return self.tensors([name], "cpu")[name]
+
+    def tied(self) -> dict[str, str]:
+        """Names of tied tensors, with the names of those that are in the file."""
+        if self.description["kind"] is None:
+            return {}
+        tied = self.description.get("tied")
+        if not isinstance(tied, dict) or not all(isinstance(one, str) and one in self.shapes for one in tied.values()):
+            raise FileFormatError(f"{self.path} has a broken description of its tied tensors: {_short(tied)}")
+        return tied
+
+    def own_shapes(self) -> Shapes:
+        """The model's own, tied ones under all their names."""
+        return {name: self.shapes[first] for name, first in self._places().items()}
+
+    def own_tensors(self, device: torch.device | str) -> dict[str, Tensor]:
+        """The model's own, tied ones under all their names."""
+        places = self._places()
+        found = self.tensors(sorted(set(places.values())), device)
+        return {name: found[first] for name, first in places.items()}
+
+    def _places(self) -> dict[str, str]:
+        return {**{name: name for name in self.shapes if not name.startswith(SYSTEMS)}, **self.tied()}
+
+
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary file beside `path` to write to, which takes its name at the end; on an error the old file stays."""
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        reason = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
-        raise FileNotFoundError(f"cannot write {target}: {reason}")
-    temporary = target.parent / f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp"
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # as the user's umask has it
-        yield temporary
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read(
-    path: str | os.PathLike[str], kinds: tuple[str | None, ...], device: torch.device | str
-) -> tuple[dict[str, Tensor], Description]:
-    """Tensors and description of a file of one of these kinds; None stands for a file without a description."""
+def reading(path: str | os.PathLike[str], kinds: tuple[str | None, ...]) -> Iterator[Contents]:
+    """A file of one of these kinds; None stands for one without a description."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no such file: {path}")
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            # Copies: what safetensors gives is a view of the file, which a write to it would change or crash.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        opened = safe_open(path, framework="pt", device="cpu")
     except SafetensorError as error:
         raise FileFormatError(f"{path} is truncated or not a safetensors file: {error}") from error
+    with opened as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+        yield Contents(path, _description(path, file.metadata() or {}, kinds), shapes, file)
+
+
+def _description(path: str | os.PathLike[str], metadata: dict[str, str], kinds: tuple[str | None, ...]) -> Description:
     if "plmu" not in metadata:
         if None in kinds:
-            return tensors, {"kind": None}
+            return {"kind": None}
         raise FileFormatError(f"{path} was not written by plmu: it has no description; see plmu.load_into")
     try:
-        description = json.loads(metadata["plmu"])
+        description: Description = json.loads(metadata["plmu"])
         version, kind = description["format"], description["kind"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} has a broken description: {error}") from error
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{path} has a broken description: {_short(error)}") from error
     if version != FORMAT:
-        raise FileFormatError(f"{path} has format version {version}, this plmu reads version {FORMAT}: upgrade plmu")
+        raise FileFormatError(
+            f"{path} has format version {_short(version)}, this plmu reads version {FORMAT}: upgrade plmu"
+        )
     if kind not in kinds:
         expected = " or ".join(str(one) for one in kinds if one)
-        raise FileFormatError(f"{path} holds a {kind}, not a {expected}")
-    return tensors, description
+        raise FileFormatError(f"{path} holds a {_short(kind)}, not a {expected}")
+    return description
 
 
-# What `load` may build: each class with the constructor arguments that it keeps as attributes of the same name.
-_TORCH: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.Linear: ("in_features", "out_features"),
-    nn.Embedding: (
-        "num_embeddings",
-        "embedding_dim",
-        "padding_idx",
-        "max_norm",
-        "norm_type",
-        "scale_grad_by_freq",
-        "sparse",
-    ),
-    nn.LayerNorm: ("normalized_shape", "eps", "elementwise_affine"),
-    nn.RMSNorm: ("normalized_shape", "eps", "elementwise_affine"),
-    nn.Dropout: ("p",),
-    nn.AlphaDropout: ("p",),
-    nn.LeakyReLU: ("negative_slope",),
-    nn.PReLU: ("num_parameters",),
-    nn.ELU: ("alpha",),
-    nn.CELU: ("alpha",),
-    nn.GELU: ("approximate",),
-    nn.Softplus: ("beta", "threshold"),
-    nn.Hardtanh: ("min_val", "max_val"),
-    nn.Softmax: ("dim",),
-    nn.LogSoftmax: ("dim",),
-    nn.GLU: ("dim",),
-}
-_PLAIN = (
-    nn.Identity,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.SELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softsign,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.LogSigmoid,
-    nn.Tanhshrink,
-)
-_TORCH.update(dict.fromkeys(_PLAIN, ()))
-_OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, LMU, LMUCell)
-_WITH_BIAS = (nn.Linear, nn.LayerNorm)
-_CLASSES: dict[str, Callable[..., nn.Module]] = {
-    **{one.__name__: one for one in (*_OWN, *_TORCH)},
-    "Sequential": Sequential,
-    "Residual": Residual,
-    "torch.Sequential": nn.Sequential,
-}
-_SYSTEMS = ".systems."  # tensors of systems given as matrices; no name in a state_dict begins with a dot
-_STACKS = ("Sequential", "Residual", "torch.Sequential")
+def _short(given: object) -> str:
+    """What a file gave, at a length that an error can show."""
+    text = str(given)
+    return text if len(text) <= 300 else text[:300] + "…"
 
 
-def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Description:
-    kind = type(module)
-    if kind is Sequential or kind is nn.Sequential:
-        # Not children() or named_children(): they leave out what is there for the second time.
-        inside = (module.layers if isinstance(module, Sequential) else module)._modules
-        children = {key: child for key, child in inside.items() if child is not None}
-        name = "Sequential" if kind is Sequential else "torch.Sequential"
-        modules = [_describe(child, tensors, f"{where}.{key}") for key, child in children.items()]
-        description: Description = {"class": name, "modules": modules}
-        if list(children) != [str(i) for i in range(len(children))]:
-            description["names"] = list(children)
-        return description
-    if isinstance(module, Residual) and kind is Residual:
-        return {"class": "Residual", "modules": [_describe(module.module, tensors, f"{where}.module")]}
-    if kind in _OWN:
-        config = dict(module.config)  # type: ignore[arg-type]
-        for key, value in config.items():
-            if isinstance(value, LinearSystem):
-                place = f"{_SYSTEMS}{sum(name.startswith(_SYSTEMS) for name in tensors) // 2}"
-                tensors[f"{place}.A"], tensors[f"{place}.B"] = value.A.clone(), value.B.clone()
-                config[key] = {"system": place}
-            elif callable(value):
-                raise ValueError(
-                    f"{where} ({kind.__name__}) has {key}={value!r}: only activations given by name can be saved;"
-                    " use save(..., weights_only=True) and load_into"
-                )
-        return {"class": kind.__name__, "config": config}
-    if kind in _TORCH:
-        config = {name: getattr(module, name) for name in _TORCH[kind]}
-        if kind in _WITH_BIAS:
-            config["bias"] = module.bias is not None
-        return {"class": kind.__name__, "config": config}
-    raise ValueError(
-        f"{where} is a {kind.__name__}, which load could not rebuild: use save(model, path, weights_only=True), and"
-        " load_into(model, path) to read it back"
-    )
-
-
-def _build(description: Description, tensors: dict[str, Tensor]) -> nn.Module:
-    name = description["class"]
-    if name not in _CLASSES:
-        raise FileFormatError(f"the file names a class {name!r} that this plmu does not know")
-    if name in _STACKS:
-        modules = [_build(one, tensors) for one in description["modules"]]
-        if "names" in description:
-            return nn.Sequential(OrderedDict(zip(description["names"], modules, strict=True)))
-        return _CLASSES[name](*modules)
-    config = dict(description["config"])
-    if isinstance(config.get("system"), dict):
-        place = config["system"]["system"]
-        config["system"] = LinearSystem(tensors[f"{place}.A"].cpu(), tensors[f"{place}.B"].cpu())
-    return _CLASSES[name](**config)
-
-
-def _own_tensors(
-    tensors: dict[str, Tensor], description: Description, path: str | os.PathLike[str]
-) -> dict[str, Tensor]:
-    """The model's own tensors by name, tied ones under all their names."""
-    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_SYSTEMS)}
+def _checked_device(device: torch.device | str) -> torch.device:
     try:
-        own.update({name: own[first] for name, first in description["tied"].items()})
-    except (AttributeError, KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} has a broken description of its tied tensors: {error}") from error
-    return own
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"device must be one that torch has here, such as 'cpu'; got {device!r}: {reason}") from None
+    return place
 
 
 def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -263,26 +236,51 @@ def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first_name: dict[int, str] = {}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, value in model.state_dict().items():
-        owner = id(parameters.get(name, value))
-        if owner in first_name:
-            tied[name] = first_name[owner]
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor) or value.is_meta:
+            kind = "on the meta device and has no values" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(f"{name} cannot be saved: it is {kind}")
+        if id(value) in first_name:
+            tied[name] = first_name[id(value)]
         else:
-            first_name[owner] = name
+            first_name[id(value)] = name
             kept[name] = value
     return kept, tied
 
 
-def _check_fit(model: nn.Module, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, each in memory of its own, which safetensors asks for."""
+    separate: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, value in tensors.items():
+        own = value.detach().cpu().contiguous()
+        if own.untyped_storage().data_ptr() in places:
+            own = own.clone()
+        places.add(own.untyped_storage().data_ptr())
+        separate[name] = own
+    return separate
+
+
+def _shape(value: Tensor) -> tuple[tuple[int, ...], str]:
+    return tuple(value.shape), _NAMES.get(value.dtype, str(value.dtype))
+
+
+def _check_fit(model: nn.Module, found: Shapes, path: str | os.PathLike[str]) -> None:
+    """Raise unless names and shapes are the model's, and floating point meets floating point."""
     expected = model.state_dict()
-    problems = [f"missing {name}" for name in expected if name not in tensors]
-    problems += [f"unexpected {name}" for name in tensors if name not in expected]
-    problems += [
-        f"{name} is {tuple(tensors[name].shape)} in the file and {tuple(value.shape)} in the model"
-        for name, value in expected.items()
-        if name in tensors and tensors[name].shape != value.shape
-    ]
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unexpected {name}" for name in found if name not in expected]
+    for name, value in expected.items():
+        if name not in found:
+            continue
+        shape, dtype = found[name]
+        fits = dtype in _PRECISIONS  # a model that `load` builds takes the file's precision, any other keeps its own
+        if not value.is_meta:
+            fits = value.is_floating_point() == (fits or dtype.startswith("F"))
+        if shape != value.shape:
+            problems.append(f"{name} is {shape} in the file and {tuple(value.shape)} in the model")
+        elif not fits:
+            problems.append(f"{name} is {dtype} in the file and {value.dtype} in the model")
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise FileFormatError(f"{path} does not fit the model: {shown}")
+        raise FileFormatError(f"{path} does not fit the model: {_short(shown)}")

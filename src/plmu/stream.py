@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import cmath
 import copy
-import math
 import os
+import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from plmu.files import FileFormatError, read, write
+from plmu.blueprint import FileFormatError, fingerprint
+from plmu.files import Contents, reading, unwrapped, write
 from plmu.nn.memory import Memory
+from plmu.nn.sequential import entrance, features_of
 from plmu.nn.steppable import Steppable
 
 MISSING = ("raise", "hold", "zero")
 _FLUSH_EVERY = 256
 _SUBNORMAL = 1e-30
-_FEW = 32
+_FEW = 64
 
 
 class Stream:
@@ -28,26 +32,32 @@ class Stream:
     >>> y = stream.push(x)  # x: (features,) or (batch, features), or token numbers () or (batch,)
 
     A stream is the model as it was when the stream was made: what happens to the model later does not show in it.
+    Samples are converted to the precision of the model's weights. A model without weights takes that of the first
+    sample, and whole numbers as torch's default precision.
 
     Args:
-        model: any steppable module.
+        model: any steppable module; of one that is wrapped for averaging, for distributed training or by
+            `torch.compile`, the model inside is taken.
         missing: what a sample of None or NaN does: "raise", "hold" the last value, or take "zero". In a batch it is
-            decided for each number alone.
+            decided for each number alone. Before the first value, "hold" takes zero too.
     """
 
     def __init__(self, model: Steppable, missing: str = "raise") -> None:
-        if not isinstance(model, Steppable):
+        inner = unwrapped(model) if isinstance(model, nn.Module) else model
+        if not isinstance(inner, Steppable):
             raise TypeError(
                 f"model must be steppable (a layer of plmu, plmu.Sequential or a plmu.nn.Steppable),"
-                f" got {type(model).__name__}"
+                f" got {type(inner).__name__}"
             )
         if missing not in MISSING:
             raise ValueError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
-        frozen = copy.deepcopy(model).eval().requires_grad_(False)
-        self._step = frozen.frozen_step()
-        self._initial_state = frozen.initial_state
-        self._weight, first = _first_weight(frozen)
+        self._model = copy.deepcopy(inner).eval().requires_grad_(False)
+        self._step = self._model.frozen_step()
+        self._weight, first = _first_weight(self._model)
         self._tokens = isinstance(first, nn.Embedding)
+        begin = entrance(self._model)
+        self._features = features_of(begin)
+        self._vocabulary = begin.num_embeddings if isinstance(begin, nn.Embedding) else None
         self.missing = missing
         self.reset()
 
@@ -59,44 +69,110 @@ class Stream:
         self._single = False  # whether samples come without a batch axis
 
     def push(self, x: Tensor | Any) -> Tensor:
-        """One sample in, one output out. On an error the state stays as it was."""
+        """One sample in, one output out. On an error the state stays as it was.
+
+        Args:
+            x: (features,) or (batch, features), or token numbers () or (batch,); numbers, lists, arrays or tensors.
+
+        Returns:
+            The model's output for this sample, (features,) or (batch, features).
+
+        Raises:
+            ValueError: the sample does not fit, is missing or infinite; or it is so large that the state would become
+                infinite or NaN, which would stay. Go on with other samples, or call `reset()`.
+        """
         with torch.inference_mode():
             sample, single = self._sample(x)
-            out, state = self._step(sample, self._state)
-            self.steps += 1
-            if self.steps % _FLUSH_EVERY == 0:
+            try:
+                out, state = self._step(sample, self._state)
+            except IndexError as error:
+                raise ValueError(f"a token number is out of range: {error}") from error
+            if not _finite_state(state):
+                _refuse(state, sample)
+            steps = self.steps + 1
+            if steps % _FLUSH_EVERY == 0:
                 # In silence a state decays into subnormal numbers, where it stays and a CPU is many times slower.
                 state = _map(state, lambda value: torch.where(value.abs() < _SUBNORMAL, 0.0, value))
             if self.missing == "hold":
                 sample = sample.clone()  # the caller may write the next one into the same memory
-        self._state, self._last, self._single = state, sample, single
-        return out[0].clone() if single else out.clone()  # an ordinary tensor, which may be used in training
+        self.steps, self._state, self._last, self._single = steps, state, sample, single
+        return out.squeeze(0).clone() if single else out.clone()  # an ordinary tensor, which may be used in training
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state, so that `Stream.restore(model, path)` goes on from here, in any process."""
+        """Write the state, so that `Stream.restore(model, path)` goes on from here, in any process.
+
+        The file holds a fingerprint of the model, a hash of its options and weights, but not the model.
+        """
         tensors = {f"state.{i}": value for i, value in enumerate(_leaves(self._state))}
         if self._last is not None:
             tensors["last"] = self._last
-        description = {"kind": "stream", "steps": self.steps, "single": self._single, "missing": self.missing}
+        description = {
+            "kind": "stream",
+            "steps": self.steps,
+            "single": self._single,
+            "missing": self.missing,
+            "fingerprint": self._fingerprint,
+        }
         write(path, {name: value.clone() for name, value in tensors.items()}, description)
 
     @classmethod
     def restore(cls, model: Steppable, path: str | os.PathLike[str]) -> Stream:
-        """A stream that goes on where the saved one was; the model must be the same."""
+        """A stream that goes on where the saved one was.
+
+        Args:
+            model: the same model, with the same options and weights.
+            path: a file of `Stream.save`. One written before files had a fingerprint is taken with a warning.
+
+        Raises:
+            FileFormatError: the file is broken, or is of another model.
+        """
         stream = cls(model)
-        weight = stream._weight
-        tensors, description = read(path, ("stream",), "cpu" if weight is None else weight.device)
-        missing, steps, single = description.get("missing"), description.get("steps"), description.get("single")
-        if missing not in MISSING or type(steps) is not int or type(single) is not bool:
-            raise FileFormatError(f"{path} has a broken description: {description}")
-        stream.missing, stream.steps, stream._single = str(missing), steps, single
-        stream._last = tensors.pop("last", None)
-        if stream._last is None and not tensors:
-            return stream
-        if stream._last is None or stream._last.dim() == 0:
-            raise FileFormatError(f"{path} has a state without the last sample")
-        place = stream._last if weight is None else weight
-        expected = stream._initial_state(stream._last.shape[0], place.dtype, place.device)
+        with reading(path, ("stream",)) as file:
+            stream._fill(file)
+        return stream
+
+    def _fill(self, file: Contents) -> None:
+        """Take over the state of a file, after checking all of it."""
+        path, description = file.path, file.description
+        missing, steps, single = (description.get(key) for key in ("missing", "steps", "single"))
+        if missing not in MISSING or type(steps) is not int or steps < 0 or type(single) is not bool:
+            shown = {"missing": missing, "steps": steps, "single": single}
+            raise FileFormatError(f"{path} has a broken description: {shown!s:.300}")
+        if description.get("fingerprint", self._fingerprint) != self._fingerprint:
+            raise FileFormatError(f"{path} is the state of another model: its options or weights are not this one's")
+        if (steps == 0) != (not file.shapes):
+            raise FileFormatError(f"{path} is broken: it has {len(file.shapes)} tensors after {steps} steps")
+        if steps:
+            tensors = file.tensors(list(file.shapes), "cpu" if self._weight is None else self._weight.device)
+            last = tensors.pop("last", None)
+            if last is None:
+                raise FileFormatError(f"{path} has a state without the last sample")
+            self._check_last(last, single, path)
+            self._state, self._last = self._checked_state(last, tensors, path), last
+        self.missing, self.steps, self._single = str(missing), steps, single
+        if "fingerprint" not in description:
+            warnings.warn(f"{path} has no fingerprint of its model: only shapes were compared", stacklevel=3)
+
+    def _check_last(self, last: Tensor, single: bool, path: str | os.PathLike[str]) -> None:
+        fits = last.dim() == (1 if self._tokens else 2) and last.numel() > 0 and (last.shape[0] == 1 or not single)
+        if self._tokens:
+            fits = fits and not last.is_floating_point() and not last.is_complex()
+        else:
+            fits = fits and last.is_floating_point() and _finite(last)
+        if not fits or (self._weight is not None and not self._tokens and last.dtype != self._weight.dtype):
+            shown = f"{last.dtype} {tuple(last.shape)}"
+            raise FileFormatError(f"{path} is the state of another model or broken: its last sample is {shown}")
+        try:
+            with torch.inference_mode():
+                self._step(last, None)  # as a first sample would be
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            other = "another model, whose samples this one cannot take"
+            raise FileFormatError(f"{path} is the state of {other}: {error}") from None
+
+    def _checked_state(self, last: Tensor, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> Any:
+        dtype = last.dtype if self._weight is None else self._weight.dtype
+        # On the meta device: a file may declare a batch of any size.
+        expected = self._model.initial_state(last.shape[0], dtype, torch.device("meta"))
         wanted = [(tuple(value.shape), value.dtype) for value in _leaves(expected)]
         found = [tensors[name] for i in range(len(tensors)) if (name := f"state.{i}") in tensors]
         given = [(tuple(value.shape), value.dtype) for value in found]
@@ -104,14 +180,13 @@ class Stream:
             raise FileFormatError(f"{path} is the state of another model: it has {given}, this model {wanted}")
         values = iter(found)
         state = _map(expected, lambda _: next(values))
-        try:
-            with torch.inference_mode():
-                stream._step(stream._last, None)  # as a first sample would be
-        except (RuntimeError, TypeError, ValueError) as error:
-            other = "another model, whose samples this one cannot take"
-            raise FileFormatError(f"{path} is the state of {other}: {error}") from None
-        stream._state = state
-        return stream
+        if not _finite_state(state):
+            raise FileFormatError(f"{path} is broken: its state has infinite or NaN values")
+        return state
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self._model)
 
     def _sample(self, x: Any) -> tuple[Tensor, bool]:
         """The sample with a batch axis, checked and with missing values filled, and whether it came without one."""
@@ -121,47 +196,77 @@ class Stream:
             sample = x if isinstance(x, Tensor) else torch.as_tensor(x)
         except (RuntimeError, TypeError, ValueError) as error:
             raise TypeError(f"a sample must be a tensor or numbers: {error}") from None
-        weight = self._weight
-        dtype, device = (sample.dtype, sample.device) if weight is None else (weight.dtype, weight.device)
-        number = not self._tokens
-        if not number and (sample.is_floating_point() or sample.is_complex()):
-            raise TypeError(f"this model takes token numbers, got {sample.dtype}")
-        if sample.device != device or (number and sample.dtype != dtype):
-            sample = sample.to(device=device, dtype=dtype if number else sample.dtype)
-        features = 1 if number else 0  # token numbers have no feature axis
+        place = self._last if self._weight is None else self._weight
+        if self._tokens:
+            sample = self._token(sample)
+        elif place is None or sample.dtype != place.dtype or sample.device != place.device:
+            sample = _converted(sample, place)
+        features = 0 if self._tokens else 1  # token numbers have no feature axis
         dims = sample.dim()
         if dims != features and dims != features + 1:
-            expected = "(features,) or (batch, features)" if number else "() or (batch,)"
+            expected = "() or (batch,)" if self._tokens else "(features,) or (batch, features)"
             raise ValueError(f"a sample must have shape {expected}, got {tuple(sample.shape)}")
+        missing = features == 1 and not _finite(sample)
         single = dims == features
         if single:
-            sample = sample[None]
-        if self._last is not None and sample.shape != self._last.shape:
+            sample = sample.unsqueeze(0)
+        if self._last is None:
+            if features and self._features is not None and sample.shape[1] != self._features:
+                shape = tuple(sample.shape[1:] if single else sample.shape)
+                raise ValueError(f"a sample must have {self._features} features, got shape {shape}")
+        elif sample.shape != self._last.shape:
             raise ValueError(
                 f"this stream has samples of shape {tuple(self._last.shape)} (with the batch), got"
                 f" {tuple(sample.shape)}: call reset() to begin another one"
             )
-        if number and not _finite(sample):
-            sample = self._filled(sample)
-        return sample, single
+        return self._filled(sample) if missing else sample, single
+
+    def _token(self, sample: Tensor) -> Tensor:
+        assert self._weight is not None
+        device = self._weight.device
+        if sample.dtype != torch.int64 or sample.device != device:
+            if sample.is_floating_point() or sample.is_complex() or sample.dtype == torch.bool:
+                raise TypeError(f"this model takes token numbers, got {sample.dtype}")
+            sample = sample.to(device=device, dtype=torch.int64)
+        if self._vocabulary is not None and sample.numel():
+            single = sample.dim() == 0
+            lowest, highest = [sample.item()] * 2 if single else (sample.min().item(), sample.max().item())
+            if lowest < 0 or highest >= self._vocabulary:
+                wrong = lowest if lowest < 0 else highest
+                raise ValueError(f"token numbers must be between 0 and {self._vocabulary - 1}, got {wrong}")
+        return sample
 
     def _filled(self, sample: Tensor | None) -> Tensor:
         what = "None" if sample is None else "NaN"
         if sample is not None and bool(torch.isinf(sample).any()):
-            raise ValueError("a sample holds infinity, which would stay in the state for ever")
+            raise ValueError(f"a sample holds infinity, or a number too large for {sample.dtype}")
         if self.missing == "raise":
             raise ValueError(f"a sample is {what}: create the stream with missing='hold' or missing='zero' to go on")
-        if self._last is None and (sample is None or self.missing == "hold"):
-            raise ValueError(f"the first sample is {what}: there is no earlier one to hold or to take the shape from")
-        like = self._last if sample is None else sample
-        assert like is not None
-        held = self._last if self._last is not None and self.missing == "hold" else torch.zeros_like(like)
-        return held if sample is None else torch.where(torch.isnan(sample), held, sample)
+        if sample is None:
+            if self._last is None:
+                raise ValueError(
+                    "the first sample is None, so its shape is not known: push NaN in place of each number"
+                )
+            return self._last if self.missing == "hold" else torch.zeros_like(self._last)
+        held = self._last if self.missing == "hold" and self._last is not None else torch.zeros_like(sample)
+        return torch.where(torch.isnan(sample), held, sample)
+
+    def __copy__(self) -> Stream:
+        """A stream that goes on alone from here: states are replaced, never written into."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Stream cannot be pickled: use stream.save(path) and plmu.Stream.restore(model, path)")
 
 
 def _first_weight(model: nn.Module) -> tuple[Tensor | None, nn.Module]:
     """The weight whose precision and device samples take, the first that is not a memory's own, which stays wide; and
-    the module that it belongs to. Without weights a sample is taken as it comes."""
+    the module that it belongs to."""
     for module in model.modules():
         if not isinstance(module, Memory):
             for value in module.parameters(recurse=False):
@@ -169,10 +274,43 @@ def _first_weight(model: nn.Module) -> tuple[Tensor | None, nn.Module]:
     return None, model
 
 
-def _finite(sample: Tensor) -> bool:
-    if sample.numel() <= _FEW and sample.device.type == "cpu":
-        return all(map(math.isfinite, sample.reshape(-1).tolist()))  # a fifth of the time of torch.isfinite
-    return bool(torch.isfinite(sample).all())
+def _converted(sample: Tensor, place: Tensor | None) -> Tensor:
+    """Numbers in the precision and on the device of `place`, or of their own."""
+    if sample.is_complex():
+        raise TypeError(f"a sample must be real numbers, got {sample.dtype}: push its real and imaginary parts")
+    if place is not None:
+        return sample.to(device=place.device, dtype=place.dtype)
+    return sample if sample.is_floating_point() else sample.to(torch.get_default_dtype())
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all are finite; by their sum, since a push is short of time for calls of torch."""
+    few = values.numel() <= _FEW and values.is_cpu
+    total = sum(values.flatten().tolist()) if few else values.sum().item()
+    return cmath.isfinite(total) or bool(torch.isfinite(values).all())  # a sum may overflow
+
+
+def _finite_state(state: Any) -> bool:
+    if isinstance(state, Tensor):
+        return _finite(state)
+    if state is not None:
+        for part in state:  # no all(): a generator costs as much as what it goes over
+            if part is not None and not _finite_state(part):
+                return False
+    return True
+
+
+def _refuse(state: Any, sample: Tensor) -> NoReturn:
+    rows: set[int] = set()
+    for value in _leaves(state):
+        if value.dim() and value.shape[0] == sample.shape[0]:
+            bad = ~torch.isfinite(value.reshape(value.shape[0], -1)).all(dim=1)
+            rows.update(bad.nonzero().flatten().tolist())
+    where = f" in rows {', '.join(map(str, sorted(rows)[:10]))} of the batch" if rows and sample.shape[0] > 1 else ""
+    raise ValueError(
+        f"this sample would make the state infinite or NaN{where}: it was not taken and the state is as before."
+        " Push smaller numbers, or call reset()"
+    )
 
 
 def _leaves(state: Any) -> list[Tensor]:

@@ -72,6 +72,7 @@ class Sequential(Steppable):
         resets: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Any, ...]]:
         known, resets = _checked(x, lengths, resets)
+        _check_features(x, entrance(self))
         x = keep_valid(x, known)
         states = list(self._states(state))
         for index, module in enumerate(self.layers):
@@ -82,6 +83,7 @@ class Sequential(Steppable):
         return _keep_output(x, known, self.returns_sequences), tuple(states)
 
     def step(self, x: Tensor, state: tuple[Any, ...] | None = None) -> tuple[Tensor, tuple[Any, ...]]:
+        _check_features(x, entrance(self))
         states = list(self._states(state))
         for index, module in enumerate(self.layers):
             if isinstance(module, Steppable):
@@ -193,6 +195,34 @@ def check_module(module: nn.Module, where: str) -> None:
     )
 
 
+# Of PER_STEP, those that ask for a number of features, or for tokens; the others take any.
+_SIZED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+
+
+def entrance(module: nn.Module) -> nn.Module | None:
+    """The first module inside that decides what an input must look like; None where nothing does."""
+    if isinstance(module, Residual):
+        return entrance(module.module)
+    if isinstance(module, Sequential | nn.Sequential):
+        for inner in module.layers if isinstance(module, Sequential) else module:
+            first = entrance(inner)
+            if first is not None:
+                return first
+        return None
+    any_size = isinstance(module, (*PER_STEP, nn.Softmax, nn.LogSoftmax)) and not isinstance(module, _SIZED)
+    return None if any_size else module
+
+
+def features_of(module: nn.Module | None) -> int | None:
+    """How many features a module takes; None where it takes any number, or tokens, or does not say."""
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return int(module.normalized_shape[-1])
+    size = getattr(module, "input_size", None)
+    return size if isinstance(module, Steppable) and isinstance(size, int) else None
+
+
 def _takes_time(module: nn.Module) -> bool:
     """Whether a module of PER_STEP has options that reach the time axis."""
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
@@ -209,6 +239,13 @@ def _checked(x: Tensor, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor
         )
     known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     return known, checked_resets(resets, x.shape[0], x.shape[1], x.device)
+
+
+def _check_features(x: Tensor, first: nn.Module | None) -> None:
+    features = features_of(first) if isinstance(first, nn.Linear) else None  # other modules name what they expect
+    if features is not None and x.shape[-1] != features:
+        shape = f"({'batch, time, ' if x.dim() > 2 else 'batch, '}{features})"
+        raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
 
 
 def _stateless(module: nn.Module) -> Step:

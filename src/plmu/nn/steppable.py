@@ -59,9 +59,12 @@ class Steppable(nn.Module):
 
 def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | None:
     """An activation by name, a callable as it is, or None for none."""
+    if isinstance(given, type):
+        raise TypeError(f"{name} must be a function or a name, got the class {given.__name__}: pass an instance,"
+                        f" {given.__name__}(), or a name such as 'relu'")  # fmt: skip
     if given is None or (callable(given) and not isinstance(given, str)):
         return given
-    if given not in ACTIVATIONS:
+    if not isinstance(given, str) or given not in ACTIVATIONS:
         raise ValueError(f"{name} must be None, a callable or one of {', '.join(ACTIVATIONS)}; got {given!r}")
     return ACTIVATIONS[given]
 
@@ -104,7 +107,11 @@ def detached(state: Any) -> Any:
     """A state without its history, for truncated backpropagation: `state = detached(state)` between two pieces."""
     if state is None:
         return None
-    return state.detach() if isinstance(state, Tensor) else tuple(detached(part) for part in state)
+    if isinstance(state, Tensor):
+        return state.detach()
+    if not isinstance(state, tuple | list):
+        raise TypeError(f"state must be a tensor, None or nested tuples of them, got {type(state).__name__}")
+    return tuple(detached(part) for part in state)
 
 
 def reverse(x: Tensor, lengths: Lengths = None) -> Tensor:
@@ -112,6 +119,9 @@ def reverse(x: Tensor, lengths: Lengths = None) -> Tensor:
 
     With it a layer reads from the right: `reverse(layer(reverse(x, lengths), lengths=lengths)[0], lengths)`.
     """
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"x must be a tensor (batch, time, ...), got {kind}")
     known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     if known is None:
         return x.flip(1)

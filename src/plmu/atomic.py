@@ -1,0 +1,100 @@
+"""Replacing a file in one step: a full disk, an error or a killed process leaves the old one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_LONGEST = 200  # bytes of a name that leave room for the rest of a temporary one, of at most 255
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary file beside `path` to write to, which takes its name at the end; on an error the old file stays.
+
+    A symbolic link is followed, and an old file's permissions are kept. Temporary files of writes to the same `path`
+    whose process was killed are removed.
+    """
+    target = Path(os.path.realpath(path))
+    reason = None
+    if target.is_dir():
+        reason = "it is a folder"
+    elif not target.parent.is_dir():
+        reason = f"there is no folder {target.parent}"
+    elif target.exists() and not target.is_file():
+        reason = "it is not a regular file"
+    if reason is not None:
+        raise FileNotFoundError(f"cannot write {path}: {reason}")
+    name = target.name
+    if len(os.fsencode(name)) > _LONGEST:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    _clear_abandoned(target.parent, name)
+    # current_thread() rather than get_ident(): it makes the thread known to threading.enumerate().
+    temporary = target.parent / f".{name}.{os.getpid()}.{threading.current_thread().ident}.tmp"
+    try:
+        temporary.touch()
+        mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)  # a new one's is by the umask
+        with _locked(temporary):
+            yield temporary
+            with open(temporary, "rb+") as written:
+                os.fsync(written.fileno())
+            os.chmod(temporary, mode)
+            os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _clear_abandoned(folder: Path, name: str) -> None:
+    """Remove temporary files of earlier writes whose process is gone."""
+    if fcntl is None:
+        return
+    pattern = re.compile(rf"\.{re.escape(name)}\.(\d+)\.(\d+)\.tmp")
+    for entry in os.listdir(folder):
+        found = pattern.fullmatch(entry)
+        if found and not _runs(int(found[1]), int(found[2])) and not _is_locked(folder / entry):
+            (folder / entry).unlink(missing_ok=True)
+
+
+def _runs(process: int, thread: int) -> bool:
+    if process == os.getpid():  # or an earlier process had the same number, as in a container
+        return thread in {one.ident for one in threading.enumerate()}
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # one of another user's
+        return True
+    return True
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold a lock on the file: process numbers tell nothing of writers on other machines that share the folder."""
+    if fcntl is None:
+        yield
+        return
+    with open(file, "rb") as opened:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _is_locked(file: Path) -> bool:
+    try:
+        with open(file, "rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False

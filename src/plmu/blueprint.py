@@ -1,0 +1,309 @@
+"""A model as a description in JSON, and the model built from one: known classes with checked options, no code.
+
+A description comes from a file that anyone may have written. What is built from it has its tensors on the `meta`
+device, where they take no memory; and what building costs is bounded: see `LIMIT`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import inspect
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential
+from plmu.systems import LinearSystem
+
+Description = dict[str, Any]
+
+# The most that building a description may cost, in multiplications: about a second, and one more for each megabyte of
+# tensors in the file. Without any, one memory of order 800 and θ of 800 fits, or 500 of order 4.
+LIMIT = 10_000_000_000
+LIMIT_PER_BYTE = 10_000
+_MODULE, _LAYER, _SYSTEM = 3_000_000, 10_000_000, 10_000_000  # what small ones cost: torch's, plmu's, a θ
+_DEEPEST = 64  # stacks within stacks
+
+
+class FileFormatError(ValueError):
+    """A file that is broken, foreign, of a newer version, or of another model."""
+
+
+# What may be built: each class with the constructor arguments that it keeps as attributes of the same name.
+TORCH: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("in_features", "out_features"),
+    nn.Embedding: (
+        "num_embeddings",
+        "embedding_dim",
+        "padding_idx",
+        "max_norm",
+        "norm_type",
+        "scale_grad_by_freq",
+        "sparse",
+    ),
+    nn.LayerNorm: ("normalized_shape", "eps", "elementwise_affine"),
+    nn.RMSNorm: ("normalized_shape", "eps", "elementwise_affine"),
+    nn.Dropout: ("p",),
+    nn.AlphaDropout: ("p",),
+    nn.LeakyReLU: ("negative_slope",),
+    nn.PReLU: ("num_parameters",),
+    nn.ELU: ("alpha",),
+    nn.CELU: ("alpha",),
+    nn.GELU: ("approximate",),
+    nn.Softplus: ("beta", "threshold"),
+    nn.Hardtanh: ("min_val", "max_val"),
+    nn.Softmax: ("dim",),
+    nn.LogSoftmax: ("dim",),
+    nn.GLU: ("dim",),
+}
+_PLAIN = (
+    nn.Identity,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.SELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softsign,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.LogSigmoid,
+    nn.Tanhshrink,
+)
+TORCH.update(dict.fromkeys(_PLAIN, ()))
+_OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, LMU, LMUCell)
+_WITH_BIAS = (nn.Linear, nn.LayerNorm)
+_LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*_OWN, *TORCH)}
+_STACKS: dict[str, Callable[..., nn.Module]] = {
+    "Sequential": Sequential,
+    "Residual": Residual,
+    "torch.Sequential": nn.Sequential,
+}
+SYSTEMS = ".systems."  # tensors of systems given as matrices; no name in a state_dict begins with a dot
+
+
+def describe(model: nn.Module) -> tuple[Description, dict[str, Tensor]]:
+    """What `build` needs to make the model again, and the matrices of its systems by name."""
+    tensors: dict[str, Tensor] = {}
+    return _describe(model, tensors, "model"), tensors
+
+
+def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Description:
+    kind = type(module)
+    if kind is Sequential or kind is nn.Sequential:
+        # Not children() or named_children(): they leave out what is there for the second time.
+        inside = (module.layers if isinstance(module, Sequential) else module)._modules
+        children = {key: child for key, child in inside.items() if child is not None}
+        name = "Sequential" if kind is Sequential else "torch.Sequential"
+        modules = [_describe(child, tensors, f"{where}.{key}") for key, child in children.items()]
+        description: Description = {"class": name, "modules": modules}
+        if list(children) != [str(i) for i in range(len(children))]:
+            description["names"] = list(children)
+        return description
+    if isinstance(module, Residual) and kind is Residual:
+        return {"class": "Residual", "modules": [_describe(module.module, tensors, f"{where}.module")]}
+    if kind in _OWN:
+        config = dict(module.config)  # type: ignore[arg-type]
+        for key, value in config.items():
+            if isinstance(value, LinearSystem):
+                place = f"{SYSTEMS}{len(tensors) // 2}"
+                tensors[f"{place}.A"], tensors[f"{place}.B"] = value.A, value.B
+                config[key] = {"system": place}
+            elif callable(value):
+                raise ValueError(f"{where} ({kind.__name__}) has {key}={value!r}: only activations given by name can"
+                                 " be saved")  # fmt: skip
+        return {"class": kind.__name__, "config": config}
+    if kind in TORCH:
+        config = {name: getattr(module, name) for name in TORCH[kind]}
+        if kind in _WITH_BIAS:
+            config["bias"] = module.bias is not None
+        return {"class": kind.__name__, "config": config}
+    raise ValueError(f"{where} is a {kind.__name__}, which load could not rebuild")
+
+
+def build(description: Description, tensor: Callable[[str], Tensor], size: int) -> nn.Module:
+    """The model of a description, its parameters on the `meta` device.
+
+    Raises `FileFormatError`, or what a constructor raises, for a description that cannot be built.
+
+    Args:
+        description: of `describe`.
+        tensor: gives a system's matrix by name.
+        size: of the model's tensors in bytes.
+    """
+    if _cost(description, "model", 0) > LIMIT + LIMIT_PER_BYTE * size:
+        raise FileFormatError(f"it declares memories that take too long to build for {size} bytes of tensors: build the"
+                              " model yourself and call plmu.load_into(model, path)")  # fmt: skip
+    # One for each name: a small file must not ask for many copies of a large system.
+    system = cache(lambda place: LinearSystem(tensor(f"{place}.A"), tensor(f"{place}.B")))
+    with torch.device("meta"):
+        return _build(description, system)
+
+
+def _build(description: Description, system: Callable[[str], LinearSystem]) -> nn.Module:
+    name = description["class"]
+    if name in _STACKS:
+        modules = [_build(one, system) for one in description["modules"]]
+        if name == "torch.Sequential" and "names" in description:
+            return nn.Sequential(OrderedDict(zip(description["names"], modules, strict=True)))
+        return _STACKS[name](*modules)
+    config = dict(description["config"])
+    if config.get("system") is not None:
+        with torch.device("cpu"):
+            config["system"] = system(config["system"]["system"])
+    return _LEAVES[name](**config)
+
+
+def _cost(description: Description, where: str, depth: int) -> float:
+    """About how many multiplications it takes to build a description; raises where it has unknown parts."""
+    name = description["class"]
+    if depth > _DEEPEST:
+        raise FileFormatError(f"stacks are nested more than {_DEEPEST} deep")
+    if name in _STACKS:
+        inside = enumerate(description["modules"])
+        return _MODULE + sum(_cost(one, f"{where}.{i}", depth + 1) for i, one in inside)
+    if name not in _LEAVES:
+        raise FileFormatError(f"the file names a class {name!r} that this plmu does not know")
+    kind, config = _LEAVES[name], description["config"]
+    allowed = _options(kind)
+    for key, value in config.items():
+        if key not in allowed:
+            raise FileFormatError(f"{where} ({name}) has an option {key!r}, which this plmu does not know")
+        meaning, fits = _MEANINGS.get(key, _ANY)
+        if not fits(value):
+            raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
+    order, theta = config.get("order"), config.get("theta")
+    cost: float = _LAYER if kind in _OWN else _MODULE
+    if order is None or order < 1:  # a given system, or what the constructor refuses
+        return cost
+    for one in theta if isinstance(theta, list) else [theta]:
+        if one is not None and one > 0:
+            # Discretising takes some products of matrices, and one more whenever order² / θ doubles.
+            products = 8 + max(0.0, 2 * math.log2(order) - math.log2(one))
+            cost += _SYSTEM + order**3 * products
+    return cost
+
+
+def _options(kind: type[nn.Module]) -> set[str]:
+    """What a description may give to a constructor: of torch's, never `device` or `dtype`."""
+    if kind in _OWN:
+        return set(inspect.signature(kind).parameters)
+    return {*TORCH[kind], *(("bias",) if kind in _WITH_BIAS else ())}
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and value == value
+
+
+def _is_switch(value: object) -> bool:
+    return value is None or (isinstance(value, int) and value in (0, 1))
+
+
+_Meaning = tuple[str, Callable[[object], bool]]
+_WHOLE: _Meaning = ("a whole number", _is_whole)
+_WHOLE_OR_NONE: _Meaning = ("a whole number or null", lambda value: value is None or _is_whole(value))
+_NUMBER_OR_NONE: _Meaning = ("a number or null", lambda value: value is None or _is_number(value))
+_SWITCH: _Meaning = ("true or false", _is_switch)
+_ANY: _Meaning = (
+    "a name, a number, true, false or null",
+    lambda value: isinstance(value, str) or _is_number(value) or _is_switch(value),
+)
+_MEANINGS: dict[str, _Meaning] = {
+    **dict.fromkeys(("in_features", "out_features", "num_embeddings", "embedding_dim", "num_parameters"), _WHOLE),
+    **dict.fromkeys(("input_size", "hidden_size", "channels"), _WHOLE),
+    **dict.fromkeys(("padding_idx", "dim", "order", "memory_size"), _WHOLE_OR_NONE),
+    **dict.fromkeys(("p", "negative_slope", "alpha", "beta", "threshold"), ("a number", _is_number)),
+    **dict.fromkeys(("min_val", "max_val", "norm_type"), ("a number", _is_number)),
+    **dict.fromkeys(("eps", "max_norm"), _NUMBER_OR_NONE),
+    **dict.fromkeys(("scale_grad_by_freq", "sparse", "elementwise_affine", "bias"), _SWITCH),
+    **dict.fromkeys(("gated", "encoder", "input_to_output", "return_sequences"), _SWITCH),
+    **dict.fromkeys(("hidden_to_memory", "memory_to_memory", "input_to_hidden", "hidden_to_hidden"), _SWITCH),
+    "approximate": ("none or tanh", lambda value: value in ("none", "tanh")),
+    "normalized_shape": (
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and all(_is_whole(one) for one in value),
+    ),
+    "theta": (
+        "a number, a list of numbers or null",
+        lambda value: all(map(_is_number, value)) if isinstance(value, list) else _NUMBER_OR_NONE[1](value),
+    ),
+    "system": (
+        "null or the name of a system",
+        lambda value: value is None or (isinstance(value, dict) and str(value.get("system")).startswith(SYSTEMS)),
+    ),
+}
+
+
+def difference(model: nn.Module, rebuilt: nn.Module) -> str | None:
+    """In words, the first thing in which a rebuilt model is not the one that was described; weights apart."""
+    mine, theirs = (dict(one.named_modules(remove_duplicate=False)) for one in (model, rebuilt))
+    for name in {**theirs, **mine}:
+        one, other = mine.get(name), theirs.get(name)
+        where = f"model.{name}" if name else "model"
+        if one is None or other is None or type(one) is not type(other):
+            found, made = ("nothing" if each is None else f"a {type(each).__name__}" for each in (one, other))
+            return f"{where} is {found} where load would build {made}"
+        for key, value in vars(other).items():
+            if key.startswith("_") or key in ("training", "inplace", "config"):
+                continue
+            if key not in vars(one) or not _equal(vars(one)[key], value):
+                return f"{where}.{key} was changed to {vars(one).get(key)!r}, where load would give {value!r}"
+    return None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+# Options that change neither what a step computes nor its state, or that the shapes of weights tell.
+_UNSEEN = {"algorithm", "return_sequences", "init", "p", "sparse", "scale_grad_by_freq", "padding_idx", "memory_size"}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of a model's classes, options and weights: of what one step computes.
+
+    Options that have their default value are left out, so that new ones change nothing.
+    """
+    digest = hashlib.sha256()
+    for name, module in model.named_modules(remove_duplicate=False):
+        kind = type(module)
+        if kind in _OWN:
+            config: dict[str, Any] = module.config
+            defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items()}
+            trained = config["trainable"] != "none"  # then weights tell θ and the system
+            options = {
+                key: value
+                for key, value in config.items()
+                if value != defaults[key] and not (trained and key in ("theta", "system"))
+            }
+        else:
+            options = {key: getattr(module, key) for key in TORCH.get(kind, ())}
+        kept = {key: value for key, value in options.items() if key not in _UNSEEN}
+        for key, value in kept.items():
+            if isinstance(value, LinearSystem):
+                kept[key] = [_hashed(value.A), _hashed(value.B)]
+            elif callable(value):
+                kept[key] = getattr(value, "__qualname__", type(value).__qualname__)
+        digest.update(json.dumps([name, kind.__name__, kept], sort_keys=True, default=str).encode())
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape), _hashed(tensor)]).encode())
+    return digest.hexdigest()
+
+
+def _hashed(tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous()
+    content = (ctypes.c_char * values.nbytes).from_address(values.data_ptr()) if values.nbytes else b""
+    return hashlib.sha256(content).hexdigest()
