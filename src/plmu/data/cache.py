@@ -8,40 +8,55 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from plmu.data.files import cache_folder
+from plmu.data.files import cache_folder, clear_abandoned, unreadable
 from plmu.files import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Parsed = TypeVar("Parsed")
 MAGIC = b"plmu-arrays-1\n"
+TYPES = ("|u1", "<u2", "<u4", "<i8", "<f4", "<f8")
 
 
 def cached(
-    source: str, files: Sequence[Path], settings: Mapping[str, object], make: Callable[[], dict[str, Array]]
-) -> dict[str, Array]:
-    """What `make` returns, from the cache if these very files were read with these settings before."""
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    source: str,
+    files: Sequence[Path],
+    settings: Mapping[str, object],
+    make: Callable[[], dict[str, Array]],
+    parse: Callable[[dict[str, Array]], Parsed],
+) -> Parsed:
+    """What `parse` returns for the arrays that `make` makes, or for those in the cache if these very files were read
+    with these settings before. It raises KeyError or ValueError for arrays that it cannot use."""
+    try:
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    except OSError as error:
+        raise unreadable(error) from None
     key = json.dumps({"source": source, "files": stats, "settings": dict(settings)}, sort_keys=True)
     path = cache_folder() / "parsed" / f"{source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.bin"
     found = _read(path, key)
     if found is not None:
-        return found
-    if sys.stderr.isatty():
+        try:
+            return parse(found)
+        except (KeyError, ValueError):
+            pass  # whole, and yet not what is written here
+    if files and sys.stderr.isatty():
         print(f"reading {', '.join(str(file) for file in files)}, once", file=sys.stderr)
     made = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        clear_abandoned(path.parent)
         _write(path, key, made)
     except OSError:
-        return made  # a cache that cannot be written is no reason to stop
-    return made
+        pass  # a cache that cannot be written is no reason to stop
+    return parse(made)
 
 
 def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:
@@ -64,6 +79,8 @@ def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:
 def _read(path: Path, key: str) -> dict[str, Array] | None:
     """The arrays of a whole file of this key; None for anything else."""
     try:
+        if not path.is_file():
+            return None
         mapped = np.memmap(path, np.uint8, mode="r")
         size = len(MAGIC) + 8
         if bytes(mapped[: len(MAGIC)]) != MAGIC:
@@ -75,12 +92,14 @@ def _read(path: Path, key: str) -> dict[str, Array] | None:
         start = _aligned(raw)
         arrays = {}
         for name, (dtype, shape, position, check) in header["arrays"].items():
-            count = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+            if dtype not in TYPES or position < 0 or any(length < 0 for length in shape):
+                return None
+            count = np.dtype(dtype).itemsize * math.prod(shape)
             part = mapped[start + position : start + position + count]
             if len(part) != count or zlib.crc32(part.data) != check:
                 return None
             arrays[name] = part.view(dtype).reshape(shape)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return arrays
 
