@@ -9,7 +9,6 @@ import tarfile
 import tracemalloc
 import zipfile
 import zlib
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -58,24 +57,22 @@ ZEROS = {  # 128 MiB of zeros, in 64 parts
 }
 
 
-def _most(path: Path) -> str:
-    return f"{reading.RATIO * path.stat().st_size + reading.ALLOWANCE:,}"
-
-
 @pytest.mark.parametrize("end", ZEROS)
 def test_a_file_that_grows_too_much_is_left(end, tmp_path, traced):
     path = tmp_path / f"aclImdb_v1.tar{end}"
     path.write_bytes(ZEROS[end])
-    claims = PACK[end](_header(b"a", 2**28))
-    too_much = f"{path.name} unpacks to more than {_most(path)} bytes, 50 times its size"
+    claims = PACK[end](_header(b"a", 2**26))
+    too_much = f"{path.name} unpacks to more than 50 times its size"
     traced()
+    pieces = []
     with reading.opened(path) as file, pytest.raises(DataError, match=too_much):
-        deque(iter(lambda: file.read(2**16), b""), 0)
+        pieces.extend(len(piece) for piece in iter(lambda: file.read(2**16), b""))
+    assert sum(pieces) <= 50 * reading.PIECE + reading.ALLOWANCE  # after the first read
     with pytest.raises(DataError, match=r"line 1: it is longer than 1,048,576 bytes"):
         list(reading.lines(path))
     assert list(reading.members(path, re.compile("x"))) == []  # zeros are the end of an archive
     path.write_bytes(claims + ZEROS[end])
-    with pytest.raises(DataError, match=f"unpacks to more than {_most(path)} bytes"):
+    with pytest.raises(DataError, match=too_much):
         list(reading.members(path, re.compile("x")))
     with pytest.raises(DataError, match=r"has more than the 100 bytes it should have at most"):
         reading.content(path, 100)
@@ -85,7 +82,7 @@ def test_a_file_that_grows_too_much_is_left(end, tmp_path, traced):
 def test_a_member_of_a_zip_that_grows_too_much_is_left(tmp_path):
     path = _zip(tmp_path / "v.zip", {"v.txt": (b"b " + b"1" * 1021 + b"\n") * 2**15}, compression=zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 2**17
-    with pytest.raises(DataError, match=r"v\.zip unpacks to more than"):
+    with pytest.raises(DataError, match=r"v\.zip unpacks to more than 50 times its size"):
         vectors.read(path, ["a"], 1)
 
 
@@ -98,7 +95,7 @@ def test_a_file_may_grow_up_to_the_bound(tmp_path):
         if size == most:
             assert reading.content(path, most) == bytes(most)
         else:
-            with pytest.raises(DataError, match=f"a.gz unpacks to more than {most:,} bytes"):
+            with pytest.raises(DataError, match=r"a\.gz unpacks to more than 50 times its size"):
                 reading.content(path, most)
 
 

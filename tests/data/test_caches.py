@@ -1,11 +1,12 @@
 """Caches, downloads and files that cannot be read: a damaged cache is made again, all else is told in a sentence."""
 
 import http.server
+import json
 import os
 import re
 import stat
-import struct
 import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,8 @@ def test_a_cache_of_another_structure_is_made_again(tmp_path):
     first = qqp.load(config)
     (path,) = (tmp_path / "cache" / "parsed").glob("qqp-*.bin")
     whole = path.read_bytes()
-    size = len(cache.MAGIC) + 8
-    header = whole[size : size + struct.unpack("<Q", whole[size - 8 : size])[0]]
-    key = cache.json.loads(header)["key"]
+    header = whole[cache.START : cache.START + int.from_bytes(whole[len(cache.MAGIC) :][:8], "little")]
+    key = json.loads(header)["key"]
     arrays = first.arrays()
     ends, values = arrays["train.0.ends"], arrays["train.0.values"]
     for name, other in (
@@ -62,6 +62,10 @@ def test_a_cache_of_another_structure_is_made_again(tmp_path):
     assert path.read_bytes() == whole
 
 
+def _framed(header: bytes) -> bytes:
+    return cache.MAGIC + len(header).to_bytes(8, "little") + zlib.crc32(header).to_bytes(4, "little") + header
+
+
 @pytest.mark.parametrize("field", [("|O", [1], 0), ("<i8", [-1, -1], 0), ("<i8", [2**32, 2**32], 0), ("<i8", [1], -8)])
 def test_a_cache_that_lies_about_its_arrays_is_made_again(field, tmp_path):
     def make():
@@ -69,13 +73,13 @@ def test_a_cache_that_lies_about_its_arrays_is_made_again(field, tmp_path):
 
     cache.cached("x", [], {}, make, dict)
     (path,) = (tmp_path / "cache" / "parsed").iterdir()
-    key = cache.json.dumps({"source": "x", "files": [], "settings": {}}, sort_keys=True)
-    header = cache.json.dumps({"key": key, "arrays": {"a": (*field, 0)}}).encode()
-    path.write_bytes(cache.MAGIC + len(header).to_bytes(8, "little") + header + bytes(2000))
+    key = json.dumps({"source": "x", "files": [], "settings": {}}, sort_keys=True)
+    header = json.dumps({"key": key, "arrays": {"a": (*field, 0)}}).encode()
+    path.write_bytes(_framed(header) + bytes(2000))
     assert cache._read(path, key) is None
     np.testing.assert_array_equal(cache.cached("x", [], {}, make, dict)["a"], np.arange(100))
     header = b'{"key": ' + b"[" * 100_000
-    path.write_bytes(cache.MAGIC + len(header).to_bytes(8, "little") + header)
+    path.write_bytes(_framed(header))
     assert cache._read(path, key) is None
     path.unlink()
     path.mkdir()

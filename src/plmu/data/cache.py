@@ -1,7 +1,7 @@
 """Parsed data as arrays in one file: mapped into memory, tied to its source files and settings, made again if damaged.
 
-A file is a magic word, the length of a JSON header, the header (the key, and place and checksum of each array) and the
-arrays, each at a multiple of 64 bytes.
+A file is a magic word, length and checksum of a JSON header, the header (the key, and place and checksum of each array)
+and the arrays, each at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,8 @@ from plmu.files import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Parsed = TypeVar("Parsed")
-MAGIC = b"plmu-arrays-1\n"
+MAGIC = b"plmu-arrays-2\n"
+START = len(MAGIC) + 12  # where the header begins
 TYPES = ("|u1", "<u2", "<u4", "<i8", "<f4", "<f8")
 
 
@@ -69,7 +71,7 @@ def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:
     header = json.dumps({"key": key, "arrays": places}).encode()
     start = _aligned(header)
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+        file.write(MAGIC + len(header).to_bytes(8, "little") + zlib.crc32(header).to_bytes(4, "little") + header)
         for name, value in plain.items():
             file.seek(start + places[name][2])
             file.write(value.reshape(-1).view(np.uint8).data)
@@ -82,21 +84,21 @@ def _read(path: Path, key: str) -> dict[str, Array] | None:
         if not path.is_file():
             return None
         mapped = np.memmap(path, np.uint8, mode="r")
-        size = len(MAGIC) + 8
-        if bytes(mapped[: len(MAGIC)]) != MAGIC:
+        magic, size, check = (bytes(mapped[i:j]) for i, j in pairwise((0, len(MAGIC), START - 4, START)))
+        raw = bytes(mapped[START : START + int.from_bytes(size, "little")])
+        if magic != MAGIC or zlib.crc32(raw) != int.from_bytes(check, "little"):
             return None
-        raw = bytes(mapped[size : size + int.from_bytes(bytes(mapped[len(MAGIC) : size]), "little")])
         header = json.loads(raw)
         if header["key"] != key:
             return None
         start = _aligned(raw)
         arrays = {}
-        for name, (dtype, shape, position, check) in header["arrays"].items():
+        for name, (dtype, shape, position, checksum) in header["arrays"].items():
             if dtype not in TYPES or position < 0 or any(length < 0 for length in shape):
                 return None
             count = np.dtype(dtype).itemsize * math.prod(shape)
             part = mapped[start + position : start + position + count]
-            if len(part) != count or zlib.crc32(part.data) != check:
+            if len(part) != count or zlib.crc32(part.data) != checksum:
                 return None
             arrays[name] = part.view(dtype).reshape(shape)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -105,4 +107,4 @@ def _read(path: Path, key: str) -> dict[str, Array] | None:
 
 
 def _aligned(header: bytes) -> int:
-    return -(-(len(MAGIC) + 8 + len(header)) // 64) * 64
+    return -(-(START + len(header)) // 64) * 64

@@ -15,7 +15,10 @@ ABANDONED = 3600.0  # seconds after which a temporary file that nobody writes to
 
 
 class DataError(RuntimeError):
-    """Data that is missing, incomplete or damaged, with what to do about it."""
+    """Data that is missing, incomplete or damaged, with what to do about it: one line, whatever it quotes of a file."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(letter if letter.isprintable() else " " for letter in message[:1000]))
 
 
 def unreadable(error: OSError, path: Path | None = None) -> DataError:

@@ -1,8 +1,8 @@
 """Reading files that others wrote: unpacked within bounds, and every fault is a DataError that names the file.
 
 A file may be plain or packed with gzip, xz or bzip2, whatever its name says, or be a member of a zip or tar archive. It
-is unpacked piece by piece and may not grow beyond RATIO times its size: real data sets grow by 2 to 20, and a file made
-to fill the memory by 1,000 and more.
+is unpacked piece by piece, and what was unpacked may at no point be more than RATIO times what was read: real data sets
+grow by 2 to 20, and a file made to fill the memory by 1,000 and more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import bz2
 import csv
 import io
 import lzma
-import os
 import re
 import tarfile
 import zipfile
@@ -23,10 +22,10 @@ from typing import IO, Any
 
 from plmu.data.files import DataError, unreadable
 
-RATIO, ALLOWANCE = 50, 2**24  # a file may unpack to RATIO times its size and ALLOWANCE bytes
+RATIO, ALLOWANCE = 50, 2**20  # what was read may unpack to RATIO times its size and ALLOWANCE bytes
 LONGEST = 2**20  # bytes of a line, of a wanted file of a tar archive and of a header in it
 LARGEST = 2**30  # bytes of any other file of a tar archive
-PIECE = 2**18  # bytes read or unpacked at a time
+PIECE = 2**15  # bytes read or unpacked at a time
 DICTIONARY = 2**27  # bytes that unpacking xz may need; `xz -9` makes files that need 65 MiB
 
 _UNPACKERS: dict[bytes, Callable[[], Any]] = {
@@ -53,13 +52,13 @@ def opened(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise unreadable(error, path) from None
     with packed:
-        start, size = packed.peek(6), os.fstat(packed.fileno()).st_size
+        start = packed.peek(6)
         if start.startswith(_ZIP):
             pieces = _member_pieces(path, packed, member)
         else:
             make = next((make for magic, make in _UNPACKERS.items() if start.startswith(magic)), None)
             pieces = _unpacked(packed, make) if make else iter(lambda: packed.read(PIECE), b"")
-        with io.BufferedReader(_Bounded(path, pieces, RATIO * size + ALLOWANCE), PIECE) as file:
+        with io.BufferedReader(_Bounded(path, packed, pieces), PIECE) as file:
             yield file
 
 
@@ -162,10 +161,10 @@ class _Header(tarfile.TarInfo):
 
 
 class _Bounded(io.RawIOBase):
-    """Pieces as a stream that ends in an error when there are too many, or when one cannot be unpacked."""
+    """Pieces as a stream that ends in an error when they grow too much, or when one cannot be unpacked."""
 
-    def __init__(self, path: Path, pieces: Iterator[bytes], most: int) -> None:
-        self.path, self.pieces, self.most, self.count = path, pieces, most, 0
+    def __init__(self, path: Path, packed: IO[bytes], pieces: Iterator[bytes]) -> None:
+        self.path, self.packed, self.pieces, self.count = path, packed, pieces, 0
         self.rest = memoryview(b"")
 
     def readable(self) -> bool:
@@ -180,11 +179,9 @@ class _Bounded(io.RawIOBase):
             except Exception as error:  # whatever an unpacker meets in a damaged file
                 raise Damaged(self.path, error) from None
             self.count += len(self.rest)
-            if self.count > self.most:
-                raise DataError(
-                    f"{self.path} unpacks to more than {self.most:,} bytes, {RATIO} times its size: it is not the data"
-                    " it should be, get it again"
-                )
+            if self.count > RATIO * self.packed.tell() + ALLOWANCE:
+                reason = f"unpacks to more than {RATIO} times its size"
+                raise DataError(f"{self.path} {reason}: it is not the data it should be, get it again")
         size = min(len(buffer), len(self.rest))
         buffer[:size], self.rest = self.rest[:size], self.rest[size:]
         return size

@@ -75,6 +75,7 @@ def load(config: DataConfig, words: Sequence[str], dimension: int, name: str = "
     return Vectors((matrix * scale).astype(np.float32), description)
 
 
+@np.errstate(over="ignore")  # what is too large for float32 is told below
 def read(path: Path, words: Sequence[str], dimension: int) -> tuple[Array, int]:
     """The matrix as the file has it, and how many words have a row. A word in lower case takes what is there, the
     same word with capitals if nothing else is."""
@@ -100,8 +101,8 @@ def read(path: Path, words: Sequence[str], dimension: int) -> tuple[Array, int]:
         try:
             values = np.array(rest.split(), np.float32)
         except ValueError as error:
-            raise DataError(f"{path}, line {number}: {error}") from None
+            raise DataError(f"{path}, line {number}: {str(error)[:100]}") from None
         if len(values) != dimension or not np.isfinite(values).all():
-            raise DataError(f"{path}, line {number}: the vector of {word!r} is not {dimension} finite numbers")
+            raise DataError(f"{path}, line {number}: the vector of {word[:40]!r} is not {dimension} finite numbers")
         matrix[row], state[row] = values, own
     return matrix, sum(map(bool, state))
