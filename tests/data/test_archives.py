@@ -165,6 +165,7 @@ PAX = b"33 size=1234567890123456789012345\n"
         (_header(b"x", 0, b"L", HUGE) + b"x", "a header claims"),
         (_header(b"x", 0, b"L", b"\xff" * 12) + b"x", "a header claims -1 bytes"),
         (_header(b"x", 2**20 + 1, b"x") + bytes(2**21), "a header claims 1,048,577 bytes"),
+        (_header(b"x", 2**20 + 1, b"L") + bytes(2**21), "a header claims 1,048,577 bytes"),
         (
             _header(b"x", len(PAX), b"x") + _padded(PAX) + _header(b"other", 1) + bytes(512),
             "other claims 123,456,789",

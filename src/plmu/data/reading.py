@@ -155,7 +155,7 @@ class _Header(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
         header = super().frombuf(buf, encoding, errors)
-        if not 0 <= header.size <= (LARGEST if header.type in tarfile.SUPPORTED_TYPES else LONGEST):
+        if not 0 <= header.size <= (LARGEST if header.type in tarfile.REGULAR_TYPES else LONGEST):
             raise tarfile.ReadError(f"a header claims {header.size:,} bytes")
         return header
 
