@@ -115,7 +115,7 @@ def test_what_is_printed() -> None:
     ],
 )
 def test_errors_are_shown_around_the_bandwidth(order: int, theta: float, cycles: list[float]) -> None:
-    """The last four numbers of cycles per window up to twice the bandwidth, none beyond what the sampling rate carries."""
+    """The last four numbers of cycles per window up to twice the bandwidth, none beyond the sampling rate."""
     dn = plmu.DelayNetwork(order, theta)
     found = dn.describe()
     assert list(found.error_at) == cycles
