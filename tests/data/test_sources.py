@@ -145,3 +145,8 @@ def test_the_adding_problem():
         assert x[example, lengths[example] :].abs().sum() == 0
     with pytest.raises(ValueError, match="a sequence needs two steps"):
         addition.sequences(3, 1, seed=0)
+    with pytest.raises(ValueError, match="a sequence needs two steps"):
+        addition.sequences(3, 5, seed=0, shortest=6)
+    x, y, lengths = addition.sequences(3, 2, seed=0)
+    assert lengths.tolist() == [2] * 3
+    torch.testing.assert_close(x[:, :, 0].sum(1, keepdim=True), y)
