@@ -103,6 +103,38 @@ def test_what_is_printed() -> None:
     assert "all that this sampling rate can carry" not in text
 
 
+@pytest.mark.parametrize(
+    ("order", "theta", "cycles"),
+    [
+        (12, 100.0, [0.5, 1, 2, 4]),
+        (64, 400.0, [4, 8, 16, 32]),
+        (2, 100.0, [0.5]),
+        (256, 1000.0, [16, 32, 64, 128]),
+        (3, 1.0, [0.5]),
+        (3, 0.5, [0.25]),
+    ],
+)
+def test_errors_are_shown_around_the_bandwidth(order: int, theta: float, cycles: list[float]) -> None:
+    """The last four numbers of cycles per window up to twice the bandwidth, none beyond the sampling rate."""
+    dn = plmu.DelayNetwork(order, theta)
+    found = dn.describe()
+    assert list(found.error_at) == cycles
+    for each, error in found.error_at.items():
+        assert error == reconstruction_error(dn, dn.discretize(), each / theta, 1.0)
+
+
+def test_percentages_that_are_printed() -> None:
+    text = str(Description(2, 8.0, 0.5, 1, 0.25, 1.234, 0.5678, 1.0, {0.5: 0.0123, 2.0: 0.1}, 0.0456, 2, 8, 6))
+    assert text.splitlines() == [
+        "Delay Network of order 2 over 8 time units (16 samples)",
+        "  holds to 25 %      1.23 cycles per window = 0.5678 cycles per time unit",
+        "  error              1.2 % at 0.5, 10 % at 2 cycles per window",
+        "  beyond the window  4.6 % of the impulse response is left after θ",
+        "  state              2 numbers, 8 bytes in float32",
+        "  cost per step      6 multiplications",
+    ]
+
+
 def test_an_order_that_holds_all_that_is_sampled_says_so() -> None:
     found = plmu.DelayNetwork(64, 8.0).describe(tolerance=0.9)
     assert found.bandwidth == found.nyquist

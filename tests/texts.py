@@ -69,6 +69,12 @@ def keras_file(path: Path, each: int = 20, index: bool = True) -> Path:
     return path
 
 
+def npy(kind: str, shape: str, raw: bytes) -> bytes:
+    """An array as NumPy writes it, of this type and shape, with these bytes."""
+    head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + raw
+
+
 def snli_lines(count: int, seed: int = 0) -> list[str]:
     rng = random.Random(seed)
     out = []

@@ -41,7 +41,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(mackey_glass, "SERIES", 2)
     monkeypatch.setattr(mackey_glass, "LENGTH", 30)
     first = mackey_glass._cached()
-    path = tmp_path / "mackey-glass-1.npz"
+    (path,) = (tmp_path / "parsed").iterdir()
     path.write_bytes(path.read_bytes()[:200])
     np.testing.assert_array_equal(mackey_glass._cached(), first)
 
@@ -145,3 +145,8 @@ def test_the_adding_problem():
         assert x[example, lengths[example] :].abs().sum() == 0
     with pytest.raises(ValueError, match="a sequence needs two steps"):
         addition.sequences(3, 1, seed=0)
+    with pytest.raises(ValueError, match="a sequence needs two steps"):
+        addition.sequences(3, 5, seed=0, shortest=6)
+    x, y, lengths = addition.sequences(3, 2, seed=0)
+    assert lengths.tolist() == [2] * 3
+    torch.testing.assert_close(x[:, :, 0].sum(1, keepdim=True), y)

@@ -1,47 +1,64 @@
 """Parsed data as arrays in one file: mapped into memory, tied to its source files and settings, made again if damaged.
 
-A file is a magic word, the length of a JSON header, the header (the key, and place and checksum of each array) and the
-arrays, each at a multiple of 64 bytes.
+A file is a magic word, length and checksum of a JSON header, the header (the key, and place and checksum of each array)
+and the arrays, each at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from plmu.data.files import cache_folder
+from plmu.data.files import cache_folder, clear_abandoned, unreadable
 from plmu.files import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAGIC = b"plmu-arrays-1\n"
+Parsed = TypeVar("Parsed")
+MAGIC = b"plmu-arrays-2\n"
+START = len(MAGIC) + 12  # where the header begins
+TYPES = ("|u1", "<u2", "<u4", "<i8", "<f4", "<f8")
 
 
 def cached(
-    source: str, files: Sequence[Path], settings: Mapping[str, object], make: Callable[[], dict[str, Array]]
-) -> dict[str, Array]:
-    """What `make` returns, from the cache if these very files were read with these settings before."""
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    source: str,
+    files: Sequence[Path],
+    settings: Mapping[str, object],
+    make: Callable[[], dict[str, Array]],
+    parse: Callable[[dict[str, Array]], Parsed],
+) -> Parsed:
+    """What `parse` returns for the arrays that `make` makes, or for those in the cache if these very files were read
+    with these settings before. It raises KeyError or ValueError for arrays that it cannot use."""
+    try:
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    except OSError as error:
+        raise unreadable(error) from None
     key = json.dumps({"source": source, "files": stats, "settings": dict(settings)}, sort_keys=True)
     path = cache_folder() / "parsed" / f"{source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.bin"
     found = _read(path, key)
     if found is not None:
-        return found
-    if sys.stderr.isatty():
+        try:
+            return parse(found)
+        except (KeyError, ValueError):
+            pass  # whole, and yet not what is written here
+    if files and sys.stderr.isatty():
         print(f"reading {', '.join(str(file) for file in files)}, once", file=sys.stderr)
     made = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        clear_abandoned(path.parent)
         _write(path, key, made)
     except OSError:
-        return made  # a cache that cannot be written is no reason to stop
-    return made
+        pass  # a cache that cannot be written is no reason to stop
+    return parse(made)
 
 
 def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:
@@ -54,7 +71,7 @@ def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:
     header = json.dumps({"key": key, "arrays": places}).encode()
     start = _aligned(header)
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+        file.write(MAGIC + len(header).to_bytes(8, "little") + zlib.crc32(header).to_bytes(4, "little") + header)
         for name, value in plain.items():
             file.seek(start + places[name][2])
             file.write(value.reshape(-1).view(np.uint8).data)
@@ -64,26 +81,30 @@ def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:
 def _read(path: Path, key: str) -> dict[str, Array] | None:
     """The arrays of a whole file of this key; None for anything else."""
     try:
-        mapped = np.memmap(path, np.uint8, mode="r")
-        size = len(MAGIC) + 8
-        if bytes(mapped[: len(MAGIC)]) != MAGIC:
+        if not path.is_file():
             return None
-        raw = bytes(mapped[size : size + int.from_bytes(bytes(mapped[len(MAGIC) : size]), "little")])
+        mapped = np.memmap(path, np.uint8, mode="r")
+        magic, size, check = (bytes(mapped[i:j]) for i, j in pairwise((0, len(MAGIC), START - 4, START)))
+        raw = bytes(mapped[START : START + int.from_bytes(size, "little")])
+        if magic != MAGIC or zlib.crc32(raw) != int.from_bytes(check, "little"):
+            return None
         header = json.loads(raw)
         if header["key"] != key:
             return None
         start = _aligned(raw)
         arrays = {}
-        for name, (dtype, shape, position, check) in header["arrays"].items():
-            count = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        for name, (dtype, shape, position, checksum) in header["arrays"].items():
+            if dtype not in TYPES or position < 0 or any(length < 0 for length in shape):
+                return None
+            count = np.dtype(dtype).itemsize * math.prod(shape)
             part = mapped[start + position : start + position + count]
-            if len(part) != count or zlib.crc32(part.data) != check:
+            if len(part) != count or zlib.crc32(part.data) != checksum:
                 return None
             arrays[name] = part.view(dtype).reshape(shape)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return arrays
 
 
 def _aligned(header: bytes) -> int:
-    return -(-(len(MAGIC) + 8 + len(header)) // 64) * 64
+    return -(-(START + len(header)) // 64) * 64

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+ABANDONED = 3600.0  # seconds after which a temporary file that nobody writes to is left over from a killed process
+
 
 class DataError(RuntimeError):
-    """Data that is missing, incomplete or damaged, with what to do about it."""
+    """Data that is missing, incomplete or damaged, with what to do about it: one line, whatever it quotes of a file."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(letter if letter.isprintable() else " " for letter in message[:1000]))
+
+
+def unreadable(error: OSError, path: Path | None = None) -> DataError:
+    """In words, for a file or folder that the system does not let us read."""
+    return DataError(f"{path or error.filename} cannot be read ({error.strerror or error})")
 
 
 @dataclass
@@ -24,7 +35,11 @@ class DataConfig:
 
     def folder(self) -> Path | None:
         given = self.root or (Path(os.environ["PLMU_DATA"]) if os.environ.get("PLMU_DATA") else None)
-        if given is not None and not given.is_dir():
+        try:
+            there = given is None or given.is_dir()
+        except OSError as error:
+            raise unreadable(error, given) from None
+        if not there:
             raise DataError(f"the data folder {given} does not exist: check --data.root or PLMU_DATA")
         return given
 
@@ -68,7 +83,24 @@ def present(config: DataConfig, source: str, names: tuple[str, ...]) -> Path | N
     """The file of this source, by the first of its names that is in the user's folder, if any."""
     folder = config.folder()
     paths = [] if folder is None else [folder / source / name for name in names]
-    return next((path for path in paths if path.is_file()), None)
+    return next((path for path in paths if is_file(path)), None)
+
+
+def is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # in a folder that we may not enter
+        raise unreadable(error, path) from None
+
+
+def clear_abandoned(folder: Path) -> None:
+    """Remove the temporary files of killed processes: those of `plmu.files.replacing` and of pooch's downloads."""
+    for path in (*folder.glob(".*.tmp"), *folder.glob("tmp????????")):
+        try:
+            if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink()
+        except OSError:
+            continue  # another process was faster, or it is not ours to remove
 
 
 def _download(source: str, name: str, remote: Remote) -> Path:
@@ -79,6 +111,7 @@ def _download(source: str, name: str, remote: Remote) -> Path:
     folder = cache_folder() / source
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        clear_abandoned(folder)
     except OSError as error:
         raise DataError(
             f"{name} cannot be kept in {folder} ({error.strerror}): set PLMU_CACHE to a folder for downloads, or"

@@ -12,19 +12,15 @@ tenth of the negative ones that begins with the same films. Keras' copy is shuff
 from __future__ import annotations
 
 import json
-import lzma
-import pickle
 import re
-import tarfile
-import zipfile
-import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from plmu.data import keras
 from plmu.data.cache import Array, cached
 from plmu.data.files import DataConfig, DataError, Remote, find
+from plmu.data.reading import content, members
 from plmu.data.text import RULES, VOCABULARY, Builder, TextData, completeness, tokenise
 
 FOLDER = "aclImdb"
@@ -34,14 +30,14 @@ ORIGINAL = Remote(
 )
 HOME = ORIGINAL.url
 ARCHIVES = tuple(f"aclImdb_v1.{end}" for end in ("tar.gz", "tar.xz", "tar.bz2", "tar", "tgz"))
-KERAS = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/imdb.npz"
 INDEX = "imdb_word_index.json"
+LARGEST_INDEX = 2**23  # bytes: five times the original
 WHOLE = 25_000
 VALIDATING = 0.1
 FROM = {"pos": 0.9, "neg": 0.288}  # where, in the order of its numbers, a class's tenth for validation begins
 SPLIT_SEED = 0  # of Keras' copy
 
-_REVIEW = re.compile(r"(?:^|/)(train|test)/(neg|pos)/(\d+)_\d+\.txt$")
+_REVIEW = re.compile(r"(?:^|/)(train|test)/(neg|pos)/(\d{1,9})_\d+\.txt$")
 
 
 def locate(config: DataConfig) -> Path:
@@ -53,48 +49,37 @@ def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
     """Train, valid and test; class 1 is positive."""
     path = locate(config)
     index = path.with_name(INDEX)
-    keras = path.suffix == ".npz"
-    files = [path, index] if keras and index.is_file() else [path]
+    numbered = path.suffix == ".npz"
+    files = [path, index] if numbered and index.is_file() else [path]
     settings = {"size": size, "rules": RULES, "valid": VALIDATING, "from": FROM, "seed": SPLIT_SEED, "version": 2}
 
     def make() -> dict[str, Array]:
         builder = Builder(1)
-        if keras:
+        if numbered:
             read_keras(path, index, builder)
             train, valid = _seeded(builder.count("train"))
         else:
             train, valid = _by_films(read_archive(path, builder))
         return _finished(path, builder, train, valid, size).arrays()
 
-    return TextData.of(cached("imdb", files, settings, make))
+    return cached("imdb", files, settings, make, TextData.of)
 
 
 def read_archive(path: Path, builder: Builder) -> list[tuple[str, int]]:
-    """Add the labelled reviews of the archive, in any compression that tarfile knows.
-
-    Returns class and number of each training review."""
-    name = "its beginning"
+    """Add the labelled reviews of the archive. Returns class and number of each training review."""
     numbered = []
-    try:
-        with tarfile.open(path, "r:*") as archive:
-            for member in archive:
-                match = _REVIEW.search(member.name)
-                file = archive.extractfile(member) if match and member.isfile() else None
-                if match is None or file is None:
-                    continue
-                name = member.name
-                text = file.read().decode("utf-8")
-                if not text.strip():
-                    raise DataError(f"{path}, {name}: the review is empty")
-                builder.add(match[1], int(match[2] == "pos"), tokenise(text))
-                if match[1] == "train":
-                    numbered.append((match[2], int(match[3])))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}, {name}: it is not UTF-8 ({error.reason} at byte {error.start})") from None
-    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        if isinstance(error, OSError) and error.filename is not None:
-            raise
-        raise DataError(f"{path} is truncated or damaged after {name} ({error}): get it again from {HOME}") from None
+    for match, raw in members(path, _REVIEW):
+        split, kind, number = match.groups()
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            reason = f"it is not UTF-8 ({error.reason} at byte {error.start})"
+            raise DataError(f"{path}, {match.string}: {reason}") from None
+        if not text.strip():
+            raise DataError(f"{path}, {match.string}: the review is empty")
+        builder.add(split, int(kind == "pos"), tokenise(text))
+        if split == "train":
+            numbered.append((kind, int(number)))
     return numbered
 
 
@@ -102,20 +87,9 @@ def read_keras(path: Path, index: Path, builder: Builder) -> None:
     """Add the reviews of Keras' imdb.npz, lists of word ranks. The words come from imdb_word_index.json beside it;
     without it they have ranks for names, and no word vectors can be used."""
     names = _index(index) if index.is_file() else {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for split in ("train", "test"):
-                reviews, labels = (_array(archive, f"{letter}_{split}.npy") for letter in "xy")
-                if len(reviews) != len(labels):
-                    raise DataError(f"{path}: {len(reviews)} reviews and {len(labels)} labels in {split}")
-                for number, (ranks, label) in enumerate(zip(reviews, labels, strict=True)):
-                    if label not in (0, 1) or not len(ranks):
-                        raise DataError(f"{path}: review {number} of {split} is empty or its label is not 0 or 1")
-                    builder.add(split, int(label), [names.get(int(rank), f"#{rank}") for rank in ranks])
-    except KeyError as error:
-        raise DataError(f"{path} is not Keras' imdb.npz: {error.args[0]}") from None
-    except (zipfile.BadZipFile, EOFError, zlib.error, ValueError, TypeError, pickle.UnpicklingError) as error:
-        raise DataError(f"{path} is truncated or damaged ({error}): get it again from {KERAS}") from None
+    for split in ("train", "test"):
+        for review, label in zip(*keras.split(path, split), strict=True):
+            builder.add(split, int(label), [names.get(rank, f"#{rank}") for rank in review])
 
 
 def _by_films(numbered: list[tuple[str, int]]) -> tuple[Array, Array]:
@@ -150,26 +124,9 @@ def _finished(path: Path, builder: Builder, train: Array, valid: Array, size: in
 
 def _index(path: Path) -> dict[int, str]:
     try:
-        found = {int(rank): str(word) for word, rank in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (ValueError, AttributeError, TypeError) as error:
+        found = {rank: word for word, rank in json.loads(content(path, LARGEST_INDEX)).items()}
+        if not all(isinstance(rank, int) and word.encode() and "\n" not in word for rank, word in found.items()):
+            raise ValueError("it should have a rank for each word")
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged or not Keras' word index ({error}): get it again") from None
     return found
-
-
-class _Plain(pickle.Unpickler):
-    """Lists of numbers in an array, and nothing that could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name in ("_reconstruct", "ndarray", "dtype") and module.split(".")[0] == "numpy":
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        raise pickle.UnpicklingError(f"it holds {module}.{name}")
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> Any:
-    with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
-        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = reader(file)
-        if dtype.hasobject:
-            return _Plain(file).load()
-        return np.frombuffer(file.read(), dtype).reshape(shape)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from plmu.data.files import cache_folder
-from plmu.files import replacing
+from plmu.data.cache import Array, cached
 
 TAU = 17
 SUBSTEPS = 10  # Euler steps a sample
 SERIES, LENGTH, HORIZON, WASHOUT = 128, 5000, 15, 100
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def generate(series: int, length: int, seed: int = 0) -> Array:
@@ -58,23 +51,13 @@ def prediction_task() -> tuple[tuple[Tensor, Tensor], ...]:
 
 def _cached() -> Array:
     """The series from the cache if they are there and whole: generating them takes a few seconds."""
-    path = cache_folder() / "mackey-glass-1.npz"
-    found = _read(path)
-    if found is None:
-        found = generate(SERIES, WASHOUT + LENGTH + HORIZON)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary, open(temporary, "wb") as file:
-                np.savez(file, series=found, check=np.array(zlib.crc32(found.tobytes())))
-        except OSError:
-            pass  # a cache that cannot be written is no reason to stop
-    return found
+    series, length = SERIES, WASHOUT + LENGTH + HORIZON
 
+    def parse(arrays: dict[str, Array]) -> Array:
+        found = arrays["series"]
+        if found.shape != (series, length) or found.dtype != np.float64:
+            raise ValueError(f"{found.shape} numbers instead of {(series, length)}")
+        return found
 
-def _read(path: Path) -> Array | None:
-    try:
-        with open(path, "rb") as opened, np.load(opened) as file:
-            series, check = file["series"], int(file["check"])
-    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
-        return None
-    return series if zlib.crc32(series.tobytes()) == check else None
+    settings = {"series": series, "length": length, "version": 1}
+    return cached("mackey-glass", [], settings, lambda: {"series": generate(series, length)}, parse)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import zlib
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plmu.data.files import DataConfig, DataError, Remote, find
+from plmu.data.reading import content
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
@@ -42,16 +42,13 @@ FILES = {
 
 
 def read_idx(path: Path, shape: tuple[int, ...], sha256: str) -> Array:
-    """The bytes of an idx file, gzip or plain, which must have this shape and checksum."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or damaged ({error}): get it again") from None
+    """The bytes of an idx file, packed or plain, which must have this shape and checksum."""
     header = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
+    raw = content(path, len(header) + math.prod(shape))
     if not raw.startswith(header):
         raise DataError(f"{path} is not an idx file of shape {shape}: get it again")
-    if len(raw) - len(header) != int(np.prod(shape)):
-        raise DataError(f"{path} has {len(raw) - len(header)} bytes of data instead of {int(np.prod(shape))}")
+    if len(raw) - len(header) != math.prod(shape):
+        raise DataError(f"{path} has {len(raw) - len(header)} bytes of data instead of {math.prod(shape)}")
     if hashlib.sha256(raw).hexdigest() != sha256:
         raise DataError(f"{path} does not have the checksum of MNIST's: get it again")
     return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape)
@@ -60,9 +57,9 @@ def read_idx(path: Path, shape: tuple[int, ...], sha256: str) -> Array:
 def load(config: DataConfig) -> dict[str, Array]:
     """All four arrays by file name, each verified against its checksum."""
     arrays = {}
-    for name, (archive, content, shape) in FILES.items():
-        path = find(config, "mnist", (f"{name}.gz", name), Remote(f"{HOME}{name}.gz", archive))
-        arrays[name] = read_idx(path, shape, content)
+    for name, (packed, unpacked, shape) in FILES.items():
+        path = find(config, "mnist", (f"{name}.gz", name), Remote(f"{HOME}{name}.gz", packed))
+        arrays[name] = read_idx(path, shape, unpacked)
     return arrays
 
 

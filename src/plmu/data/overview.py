@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from plmu.data import imdb, mnist, qqp, snli, vectors
-from plmu.data.files import DataConfig, DataError, cache_folder
+from plmu.data.files import DataConfig, DataError, cache_folder, is_file, unreadable
 from plmu.data.text import TextData
 
 
@@ -31,12 +31,12 @@ def overview(config: DataConfig) -> None:
 
 def _mnist(config: DataConfig) -> str:
     folder = config.folder() or cache_folder()
-    there = [name for name in mnist.FILES if any((folder / "mnist" / f"{name}{end}").is_file() for end in (".gz", ""))]
-    if not there:
-        return "no"
-    if len(there) < len(mnist.FILES):
-        return f"partial: {len(there)} of {len(mnist.FILES)} files"
     try:
+        there = [name for name in mnist.FILES if any(is_file(folder / "mnist" / f"{name}{end}") for end in (".gz", ""))]
+        if not there:
+            return "no"
+        if len(there) < len(mnist.FILES):
+            return f"partial: {len(there)} of {len(mnist.FILES)} files"
         mnist.load(DataConfig(folder))
     except DataError as error:
         return f"damaged: {error}"
@@ -46,12 +46,14 @@ def _mnist(config: DataConfig) -> str:
 def _text(config: DataConfig, name: str, load: Callable[[DataConfig], TextData]) -> str:
     """What is complete, read from the files at first and from the cache of parsed data later."""
     folder = config.folder() or cache_folder()
-    if not (folder / name).is_dir() or not any((folder / name).iterdir()):
-        return "no"
     try:
+        if not (folder / name).is_dir() or not any((folder / name).iterdir()):
+            return "no"
         return load(DataConfig(folder)).completeness
     except DataError as error:
         return f"damaged or missing: {error}"
+    except OSError as error:
+        return str(unreadable(error))
 
 
 def _vectors(config: DataConfig) -> str:

@@ -15,7 +15,8 @@ import numpy as np
 
 from plmu.data.cache import Array, cached
 from plmu.data.files import DataConfig, DataError, find, present
-from plmu.data.text import PACKINGS, RULES, VOCABULARY, Builder, TextData, completeness, filled_lines, table, tokenise
+from plmu.data.reading import filled_lines, table
+from plmu.data.text import PACKINGS, RULES, VOCABULARY, Builder, TextData, completeness, tokenise
 
 Choice = Literal["auto", "390k", "280k", "partition"]
 
@@ -57,7 +58,7 @@ def load(config: DataConfig, choice: Choice = "auto", size: int = VOCABULARY) ->
         return builder.finish(size, made).arrays()
 
     settings = {"size": size, "rules": RULES, "split": split, "seed": SPLIT_SEED, "version": 1}
-    return TextData.of(cached("qqp", paths, settings, make))
+    return cached("qqp", paths, settings, make, TextData.of)
 
 
 def _official(path: Path, split: str, builder: Builder) -> str:

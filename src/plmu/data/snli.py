@@ -8,7 +8,8 @@ from pathlib import Path
 
 from plmu.data.cache import Array, cached
 from plmu.data.files import DataConfig, DataError, Remote, find, present
-from plmu.data.text import PACKINGS, RULES, VOCABULARY, Builder, TextData, completeness, filled_lines, tokenise
+from plmu.data.reading import filled_lines
+from plmu.data.text import PACKINGS, RULES, VOCABULARY, Builder, TextData, completeness, tokenise
 
 FOLDER = "snli"
 ORIGINAL = Remote(
@@ -50,7 +51,7 @@ def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
         return builder.finish(size, completeness("SNLI", counts)).arrays()
 
     settings = {"size": size, "rules": RULES, "version": 1}
-    return TextData.of(cached("snli", list(dict.fromkeys(paths.values())), settings, make))
+    return cached("snli", list(dict.fromkeys(paths.values())), settings, make, TextData.of)
 
 
 def read(path: Path, part: str, split: str, builder: Builder) -> int:
@@ -59,7 +60,7 @@ def read(path: Path, part: str, split: str, builder: Builder) -> int:
     for number, line in filled_lines(path, f"snli_1.0_{part}.jsonl"):
         try:
             pair = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}, line {number}: it is not JSON ({error})") from None
         wanted = ("gold_label", "sentence1", "sentence2")
         missing = [name for name in wanted if not isinstance(pair, dict) or not isinstance(pair.get(name), str)]
@@ -70,6 +71,8 @@ def read(path: Path, part: str, split: str, builder: Builder) -> int:
         if label == "-":
             continue
         if label not in CLASSES:
-            raise DataError(f"{path}, line {number}: gold_label is {label!r}, not one of {', '.join(CLASSES)} or -")
+            raise DataError(
+                f"{path}, line {number}: gold_label is {label[:40]!r}, not one of {', '.join(CLASSES)} or -"
+            )
         builder.add(split, CLASSES.index(label), tokenise(one), tokenise(two))
     return pairs

@@ -6,25 +6,17 @@ Number 0 is padding and 1 a word outside the vocabulary.
 
 from __future__ import annotations
 
-import bz2
-import csv
-import gzip
-import lzma
 import re
-import zipfile
-import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from plmu.data.cache import Array
-from plmu.data.files import DataError
 
 VOCABULARY = 20_000
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # token numbers; FIRST is the most frequent word's
@@ -37,7 +29,6 @@ _WORD = re.compile(
     r"|[^\W_]+?(?=n't\b)|n't\b|'(?:s|m|re|ve|ll|d)\b|[^\W_]+"
     r"|\.\.\.|[!?]"
 )
-_DAMAGED = (EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile)
 
 
 def tokenise(text: str) -> list[str]:
@@ -90,6 +81,16 @@ class Split:
     sides: tuple[Ragged, ...]
     labels: Array
 
+    def check(self, name: str, numbers: int) -> None:
+        """Raise ValueError unless every side has a text for each label, of token numbers below `numbers`."""
+        for side in self.sides:
+            values, ends = side.values, side.ends
+            plain = values.ndim == ends.ndim == self.labels.ndim == 1 and ends.dtype == np.int64
+            if not plain or values.dtype.kind != "u" or len(ends) != len(self.labels) or (values >= numbers).any():
+                raise ValueError(f"{name}: texts and labels do not fit together")
+            if (np.diff(ends, prepend=0, append=len(values)) < 0).any() or ends[-1:].sum() != len(values):
+                raise ValueError(f"{name}: texts have no order")
+
     def take(self, rows: Array) -> Split:
         return Split(tuple(side.take(rows) for side in self.sides), self.labels[rows])
 
@@ -119,14 +120,19 @@ class TextData:
 
     @classmethod
     def of(cls, arrays: dict[str, Array]) -> TextData:
-        """From the cache."""
+        """From the cache. Raises KeyError or ValueError if they do not belong together."""
         sides = sum(name.startswith("train.") and name.endswith(".ends") for name in arrays)
+        if not sides:
+            raise ValueError("there are no texts")
         splits = {}
         for name in ("train", "valid", "test"):
             ragged = (Ragged(arrays[f"{name}.{i}.values"], arrays[f"{name}.{i}.ends"]) for i in range(sides))
             splits[name] = Split(tuple(ragged), np.asarray(arrays[f"{name}.labels"]))
         text = bytes(arrays["words"]).decode()
-        return cls(splits, text.split("\n") if text else [], bytes(arrays["completeness"]).decode())
+        words = text.split("\n") if text else []
+        for name, split in splits.items():
+            split.check(name, FIRST + len(words))
+        return cls(splits, words, bytes(arrays["completeness"]).decode())
 
 
 @dataclass
@@ -206,58 +212,3 @@ def completeness(name: str, counts: dict[str, tuple[int, int]], remark: str = ""
         )
         text = f"{name}, " + "; ".join(parts)
     return f"{text}; {remark}" if remark else text
-
-
-def lines(path: Path, member: str | None = None) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a UTF-8 file, plain, .xz, .gz, .bz2, or a member of a .zip, without their ends."""
-    number = 0
-    try:
-        with _opened(path, member) as file:
-            for number, raw in enumerate(file, 1):
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield number, line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}, line {number}: it is not UTF-8 ({error.reason} at byte {error.start})") from None
-    except _DAMAGED as error:
-        raise DataError(f"{path} is truncated or damaged after line {number} ({error}): get it again") from None
-
-
-def filled_lines(path: Path, member: str | None = None) -> Iterator[tuple[int, str]]:
-    """The same where no line may be empty."""
-    for number, line in lines(path, member):
-        if not line.strip():
-            raise DataError(f"{path}, line {number}: it is empty")
-        yield number, line
-
-
-def table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a tab-separated file with a header and quoted fields: the line where each ends, and these columns."""
-    given = (f"{line}\n" for _, line in lines(path))
-    rows = csv.reader(given, delimiter="\t", strict=True)
-    try:
-        header = next(rows, [])
-        missing = [name for name in columns if name not in header]
-        if missing:
-            raise DataError(f"{path}, line 1: there is no column {', '.join(missing)}; there are {', '.join(header)}")
-        wanted = [header.index(name) for name in columns]
-        for row in rows:
-            if not row:
-                raise DataError(f"{path}, line {rows.line_num}: it is empty")
-            if len(row) != len(header):
-                raise DataError(f"{path}, line {rows.line_num}: {len(row)} columns instead of {len(header)}")
-            yield rows.line_num, [row[i] for i in wanted]
-    except csv.Error as error:
-        raise DataError(f"{path}, line {rows.line_num}: {error}") from None
-
-
-def _opened(path: Path, member: str | None) -> IO[bytes]:
-    if path.suffix == ".zip":
-        archive = zipfile.ZipFile(path)
-        names = [name for name in archive.namelist() if member is None or name.endswith(member)]
-        names = [name for name in names if not name.startswith("__MACOSX")]
-        if not names:
-            raise DataError(f"{path} has no {member or 'file'} in it")
-        return archive.open(names[0])
-    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
-    opened: IO[bytes] = openers.get(path.suffix, open)(path, "rb")
-    return opened

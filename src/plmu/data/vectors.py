@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from plmu.data.cache import Array, cached
-from plmu.data.files import DataConfig, DataError, find
-from plmu.data.text import FIRST, PACKINGS, lines
+from plmu.data.files import DataConfig, DataError, find, is_file, present
+from plmu.data.reading import filled_lines
+from plmu.data.text import FIRST, PACKINGS
 
 FOLDER = "glove"
 HOME = "https://nlp.stanford.edu/data/glove.840B.300d.zip"
@@ -34,10 +35,10 @@ def locate(config: DataConfig, name: str = "auto") -> Path:
     """The vector file of this name; for "auto" GloVe 840B if it is there, else the first other one."""
     folder = config.folder()
     if name != "auto":
-        return Path(name) if Path(name).is_file() else find(config, FOLDER, (name,), HOME)
-    if folder is not None and not any((folder / FOLDER / known).is_file() for known in GLOVE):
+        return Path(name) if is_file(Path(name)) else find(config, FOLDER, (name,), HOME)
+    if folder is not None and present(config, FOLDER, GLOVE) is None:
         ends = (*(f".txt{packing}" for packing in PACKINGS), ".zip")
-        others = sorted(path for path in (folder / FOLDER).glob("*") if path.name.endswith(ends) and path.is_file())
+        others = sorted(path for path in (folder / FOLDER).glob("*") if path.name.endswith(ends) and is_file(path))
         if others:
             return others[0]
     try:
@@ -53,14 +54,20 @@ def load(config: DataConfig, words: Sequence[str], dimension: int, name: str = "
 
     def make() -> dict[str, Array]:
         matrix, found = read(path, words, dimension)
+        if not found:
+            raise DataError(f"{path} has a vector for none of the {len(words):,} words of the vocabulary")
         return {"matrix": matrix, "found": np.array(found)}
 
-    arrays = cached("vectors", [path], {"words": digest, "dimension": dimension}, make)
-    matrix, found = np.array(arrays["matrix"]), int(arrays["found"])
-    if not found:
-        raise DataError(f"{path} has a vector for none of the {len(words):,} words of the vocabulary")
+    def parse(arrays: dict[str, Array]) -> tuple[Array, int]:
+        matrix, found = arrays["matrix"], arrays["found"]
+        fits = matrix.shape == (len(words) + FIRST, dimension) and np.isfinite(matrix).all()
+        if not fits or found.shape or not 1 <= found <= len(words):
+            raise ValueError(f"a matrix {matrix.shape} for {len(words)} words")
+        return matrix, int(found)
+
+    matrix, found = cached("vectors", [path], {"words": digest, "dimension": dimension}, make, parse)
     size = float(np.abs(matrix).sum(dtype=np.float64)) / (found * dimension)
-    if size == 0:
+    if size < 1e-30:  # or the scale would overflow
         raise DataError(f"{path} has nothing but zeros for the words of the vocabulary")
     scale = COMPONENT / size
     kind = "GloVe 840B" if path.name in GLOVE else "not GloVe 840B"
@@ -68,15 +75,14 @@ def load(config: DataConfig, words: Sequence[str], dimension: int, name: str = "
     return Vectors((matrix * scale).astype(np.float32), description)
 
 
+@np.errstate(over="ignore")  # what is too large for float32 is told below
 def read(path: Path, words: Sequence[str], dimension: int) -> tuple[Array, int]:
     """The matrix as the file has it, and how many words have a row. A word in lower case takes what is there, the
     same word with capitals if nothing else is."""
     numbers = {word: number for number, word in enumerate(words, FIRST)}
     matrix = np.zeros((len(words) + FIRST, dimension), np.float32)
     state = bytearray(len(matrix))  # 1: a vector of another case, 2: its own
-    for number, line in lines(path):
-        if not line.strip():
-            raise DataError(f"{path}, line {number}: it is empty")
+    for number, line in filled_lines(path):
         count = line.rstrip().count(" ")
         if number == 1 and count == 1 and all(part.isdigit() for part in line.split()):
             continue  # word2vec's header: how many, and how long
@@ -95,8 +101,8 @@ def read(path: Path, words: Sequence[str], dimension: int) -> tuple[Array, int]:
         try:
             values = np.array(rest.split(), np.float32)
         except ValueError as error:
-            raise DataError(f"{path}, line {number}: {error}") from None
+            raise DataError(f"{path}, line {number}: {str(error)[:100]}") from None
         if len(values) != dimension or not np.isfinite(values).all():
-            raise DataError(f"{path}, line {number}: the vector of {word!r} is not {dimension} finite numbers")
+            raise DataError(f"{path}, line {number}: the vector of {word[:40]!r} is not {dimension} finite numbers")
         matrix[row], state[row] = values, own
     return matrix, sum(map(bool, state))
