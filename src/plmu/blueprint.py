@@ -107,6 +107,8 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
         description: Description = {"class": name, "modules": modules}
         if list(children) != [str(i) for i in range(len(children))]:
             description["names"] = list(children)
+        if isinstance(module, Sequential) and module.missing is not None:
+            description["missing"] = module.missing
         return description
     if isinstance(module, Residual) and kind is Residual:
         return {"class": "Residual", "modules": [_describe(module.module, tensors, f"{where}.module")]}
@@ -154,7 +156,7 @@ def _build(description: Description, system: Callable[[str], LinearSystem]) -> n
         modules = [_build(one, system) for one in description["modules"]]
         if name == "torch.Sequential" and "names" in description:
             return nn.Sequential(OrderedDict(zip(description["names"], modules, strict=True)))
-        return _STACKS[name](*modules)
+        return _STACKS[name](*modules, **{key: description[key] for key in ("missing",) if key in description})
     config = dict(description["config"])
     if config.get("system") is not None:
         with torch.device("cpu"):

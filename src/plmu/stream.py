@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from plmu.blueprint import FileFormatError, fingerprint
 from plmu.files import Contents, reading, unwrapped, write
 from plmu.nn.memory import Memory
-from plmu.nn.sequential import entrance, features_of
+from plmu.nn.sequential import entrance, features_of, fills
 from plmu.nn.steppable import Steppable
 
 MISSING = ("raise", "hold", "zero")
@@ -39,16 +39,18 @@ class Stream:
         model: any steppable module; of one that is wrapped for averaging, for distributed training or by
             `torch.compile`, the model inside is taken.
         missing: what a sample of None or NaN does: "raise", "hold" the last value, or take "zero". In a batch it is
-            decided for each number alone. Before the first value, "hold" takes zero too.
+            decided for each number alone. Before the first value, "hold" takes zero too. None: what the model does
+            itself (the `missing` of its first layer), or else "raise".
     """
 
-    def __init__(self, model: Steppable, missing: str = "raise") -> None:
+    def __init__(self, model: Steppable, missing: str | None = None) -> None:
         inner = unwrapped(model) if isinstance(model, nn.Module) else model
         if not isinstance(inner, Steppable):
             raise TypeError(
                 f"model must be steppable (a layer of plmu, plmu.Sequential or a plmu.nn.Steppable),"
                 f" got {type(inner).__name__}"
             )
+        missing = missing or fills(inner) or "raise"
         if missing not in MISSING:
             raise ValueError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
         self._model = copy.deepcopy(inner).eval().requires_grad_(False)

@@ -183,6 +183,37 @@ def test_bad_arguments() -> None:
         layer.step(x)
 
 
+class Scaled(nn.Module):
+    per_step = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
 def test_a_stack_that_holds_must_know_its_features() -> None:
+    plmu.Sequential(nn.ReLU(), plmu.DelayLayer(2, 3, 4.0), missing="hold")
     with pytest.raises(ValueError, match="missing='hold' needs a first module with a known number of features"):
-        plmu.Sequential(nn.ReLU(), plmu.DelayLayer(2, 3, 4.0), missing="hold")
+        plmu.Sequential(Scaled(), plmu.DelayLayer(2, 3, 4.0), missing="hold")
+    stack = plmu.Sequential(Scaled(), plmu.DelayLayer(2, 3, 4.0), missing="zero")
+    x = torch.full((1, 5, 2), NAN)
+    assert not stack(x)[0].any()
+    assert not stack.step(x[:, 0])[0].any()
+
+
+def test_a_layer_behind_others_fills_what_reaches_it() -> None:
+    """And a stream leaves that to it only where it is the first."""
+    first = plmu.Sequential(plmu.DelayLayer(2, 3, 4.0, missing="zero"))
+    later = plmu.Sequential(nn.Sigmoid(), plmu.DelayLayer(2, 3, 4.0, missing="zero"))
+    assert plmu.Stream(first).missing == "zero"
+    assert plmu.Stream(later).missing == "raise"
+    assert not later(torch.full((1, 5, 2), NAN))[0].any()
+
+
+def test_a_subclass_with_a_step_of_its_own() -> None:
+    class Doubled(plmu.DelayLayer):
+        def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+            out, state = super().step(x, state)
+            return 2 * out, state
+
+    layer = Doubled(1, 3, 4.0, missing="hold")
+    assert torch.equal(plmu.Stream(layer).push([1.0]), layer.step(torch.ones(1, 1))[0][0])

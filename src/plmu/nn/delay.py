@@ -21,6 +21,8 @@ class DelayLayer(Filling):
     `out.unflatten(-1, (order, channels))` is m.
     """
 
+    input_size: int
+
     def __init__(
         self,
         channels: int,

@@ -22,8 +22,8 @@ class Filling(Steppable):
     Subclasses have `_forward`, `_step`, `_frozen_step` and `_initial_state` for the input without gaps.
     """
 
-    missing: str | None
-    input_size: int
+    missing: str | None = None
+    input_size: int | None
 
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
@@ -56,6 +56,7 @@ class Filling(Steppable):
         inner = self._initial_state(batch, dtype, device)
         if self.missing != "hold":
             return inner
+        assert self.input_size is not None
         return inner, torch.zeros(batch, self.input_size, dtype=dtype, device=device)
 
     @abstractmethod
@@ -92,16 +93,17 @@ class Filling(Steppable):
                 f"with missing='hold' state must be a pair (state, last values), got {type(state).__name__}"
             )
         inner, held = state
-        check_state(held, (x.shape[0], self.input_size), x.dtype, x.device, "last values of state")
+        check_state(held, (x.shape[0], x.shape[-1]), x.dtype, x.device, "last values of state")
         return inner, held
 
     def _check_fillable(self, x: Tensor, dims: int) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"x must be a floating-point tensor for missing={self.missing!r}, got {kind}")
-        if x.dim() != dims or x.shape[-1] != self.input_size or x.shape[1] == 0:
+        features = x.shape[-1] if self.input_size is None and x.dim() else self.input_size
+        if x.dim() != dims or x.shape[-1] != features or x.shape[1] == 0:
             expected = "(batch, time, {})" if dims == 3 else "(batch, {})"
-            raise ValueError(f"x must have shape {expected.format(self.input_size)}, got {tuple(x.shape)}")
+            raise ValueError(f"x must have shape {expected.format(features or 'features')}, got {tuple(x.shape)}")
 
 
 def checked_missing(missing: str | None) -> str | None:

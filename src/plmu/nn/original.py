@@ -184,6 +184,8 @@ class LMU(Filling):
     """The original LMU over a sequence: `out, (h, m) = lmu(x)`. The options are those of `LMUCell` and, of
     `ParallelLMU`, `return_sequences` and `missing`."""
 
+    input_size: int
+
     def __init__(
         self,
         input_size: int,

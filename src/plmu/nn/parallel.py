@@ -45,6 +45,8 @@ class ParallelLMU(Filling):
             takes zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
     """
 
+    input_size: int
+
     def __init__(
         self,
         input_size: int,

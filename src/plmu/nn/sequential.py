@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Step, Steppable
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
 
@@ -41,15 +42,17 @@ PER_STEP: tuple[type[nn.Module], ...] = (
 )
 
 
-class Sequential(Steppable):
+class Sequential(Filling):
     """Modules in a row: `out, state = model(x)`, `out_t, state = model.step(x_t, state)`, the state a tuple of theirs.
 
     Takes steppable modules (those of plmu, or any `plmu.nn.Steppable`) and modules that act on each time step alone:
     torch's Linear, Embedding, norms over features, dropout and activations, `nn.Sequential` of those, and your own with
     a class attribute `per_step = True`. Anything else would see other steps than its own and raises.
+
+    `missing="hold"` or `"zero"` fills NaN in x before the first module, as in `ParallelLMU`.
     """
 
-    def __init__(self, *modules: nn.Module) -> None:
+    def __init__(self, *modules: nn.Module, missing: str | None = None) -> None:
         super().__init__()
         if not modules:
             raise ValueError("Sequential needs at least one module")
@@ -62,14 +65,13 @@ class Sequential(Steppable):
                                  " return_sequences=False")  # fmt: skip
             if isinstance(module, Steppable) and not module.returns_sequences:
                 self.returns_sequences = False
+        self.missing = checked_missing(missing)
+        self.input_size = features_of(entrance(self))
+        if missing == "hold" and self.input_size is None:
+            raise ValueError("missing='hold' needs a first module with a known number of features")
 
-    def forward(
-        self,
-        x: Tensor,
-        state: tuple[Any, ...] | None = None,
-        lengths: Lengths = None,
-        *,
-        resets: Tensor | None = None,
+    def _forward(
+        self, x: Tensor, state: tuple[Any, ...] | None, lengths: Lengths, resets: Tensor | None
     ) -> tuple[Tensor, tuple[Any, ...]]:
         known, resets = _checked(x, lengths, resets)
         _check_features(x, entrance(self))
@@ -82,7 +84,7 @@ class Sequential(Steppable):
                 x = _each_step(module, x)
         return _keep_output(x, known, self.returns_sequences), tuple(states)
 
-    def step(self, x: Tensor, state: tuple[Any, ...] | None = None) -> tuple[Tensor, tuple[Any, ...]]:
+    def _step(self, x: Tensor, state: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
         _check_features(x, entrance(self))
         states = list(self._states(state))
         for index, module in enumerate(self.layers):
@@ -92,7 +94,7 @@ class Sequential(Steppable):
                 x = _each_step(module, x)
         return x, tuple(states)
 
-    def frozen_step(self) -> Step:
+    def _frozen_step(self) -> Step:
         steps = [
             module.frozen_step() if isinstance(module, Steppable) else _stateless(module) for module in self.layers
         ]
@@ -106,7 +108,7 @@ class Sequential(Steppable):
 
         return step
 
-    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
         return tuple(
             module.initial_state(batch, dtype, device) if isinstance(module, Steppable) else None
             for module in self.layers
@@ -221,6 +223,13 @@ def features_of(module: nn.Module | None) -> int | None:
         return int(module.normalized_shape[-1])
     size = getattr(module, "input_size", None)
     return size if isinstance(module, Steppable) and isinstance(size, int) else None
+
+
+def fills(module: nn.Module) -> str | None:
+    """How a model fills missing values of its input, if it does."""
+    if isinstance(module, Filling) and module.missing is not None:
+        return module.missing
+    return fills(module.layers[0]) if isinstance(module, Sequential) else None
 
 
 def _takes_time(module: nn.Module) -> bool:
