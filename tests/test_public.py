@@ -29,6 +29,7 @@ PLMU = [
     "__version__",
     "final_state",
     "for_graphs",
+    "isolate_nonfinite",
     "load",
     "load_into",
     "nn",

@@ -430,3 +430,37 @@ def test_what_is_printed() -> None:
     assert repr(plmu.DelayNetwork(12, 100.0)) == "DelayNetwork(order=12, theta=100)"
     assert repr(small_system()) == "LinearSystem(order=5)"
     assert repr(small_system(5, 3)) == "LinearSystem(order=5, inputs=3)"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("gradients", [True, False], ids=["", "built without gradients"])
+def test_a_system_of_parameters_follows_the_optimizer(dtype: torch.dtype, gradients: bool) -> None:
+    A, B = (torch.nn.Parameter(torch.tensor(value, dtype=dtype)) for value in ([[0.5]], [1.0]))
+    with torch.set_grad_enabled(gradients):
+        system = plmu.LinearSystem(A, B)
+    assert system.trained
+    optimizer = torch.optim.SGD([A, B], lr=0.25)
+    u = torch.ones(1, 3, 1)
+    for _ in range(3):
+        m, _ = plmu.states(u, system)
+        fresh, _ = plmu.states(u, plmu.LinearSystem(A.detach(), B.detach()))
+        torch.testing.assert_close(m, fresh)
+        optimizer.zero_grad()
+        (-m.sum()).backward()
+        optimizer.step()
+    assert A.item() > 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_delay_network_of_a_trained_theta_follows_the_optimizer(dtype: torch.dtype) -> None:
+    theta = torch.nn.Parameter(torch.tensor(5.0, dtype=dtype))
+    dn = plmu.DelayNetwork(3, theta)
+    optimizer = torch.optim.SGD([theta], lr=0.5)
+    for _ in range(3):
+        now = plmu.DelayNetwork(3, theta.item())
+        assert torch.equal(dn.theta, now.theta)
+        torch.testing.assert_close(dn.discretize().A, now.discretize().A, rtol=1e-12, atol=0)
+        optimizer.zero_grad()
+        dn.discretize().A.sum().backward()
+        optimizer.step()
+    assert theta.item() != 5.0

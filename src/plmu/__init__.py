@@ -4,7 +4,7 @@ from plmu import nn
 from plmu.cache import set_cache_limit
 from plmu.files import FileFormatError, load, load_into, save
 from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential
-from plmu.ops import Plan, final_state, for_graphs, plan, project, states
+from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
 from plmu.stream import Stream
 from plmu.systems import DelayNetwork, LinearSystem
 
@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "final_state",
     "for_graphs",
+    "isolate_nonfinite",
     "load",
     "load_into",
     "nn",

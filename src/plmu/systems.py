@@ -39,13 +39,33 @@ class DelayNetwork:
 
     def __init__(self, order: int, theta: float | Tensor) -> None:
         self.order = _at_least_1(order, "order")
-        self.theta = _checked_theta(theta)
-        index = torch.arange(self.order, dtype=torch.float64, device=self.theta.device)
+        checked = _checked_theta(theta)
+        # As in LinearSystem: what is trained is cast at each use, so that it follows the optimizer.
+        self._theta = theta if isinstance(theta, Tensor) and theta.requires_grad else checked.clone()
+
+    @property
+    def theta(self) -> Tensor:
+        """θ as it is now: a float64 tensor of one number."""
+        return _as_float64(self._theta, "theta").reshape(())
+
+    @property
+    def A(self) -> Tensor:
+        """Equation 8: (order, order), float64."""
+        index = self._index()
         row, column = index[:, None], index[None, :]
         alternating = 1 - 2 * ((row - column + 1) % 2)  # (-1)^(i-j+1)
-        scale = (2 * index + 1) / self.theta
-        self.A = scale[:, None] * torch.where(row >= column, alternating, -torch.ones_like(alternating))
-        self.B = scale * (1 - 2 * (index % 2))
+        return self._scale()[:, None] * torch.where(row >= column, alternating, -torch.ones_like(alternating))
+
+    @property
+    def B(self) -> Tensor:
+        """Equation 9: (order,), float64."""
+        return self._scale() * (1 - 2 * (self._index() % 2))
+
+    def _index(self) -> Tensor:
+        return torch.arange(self.order, dtype=torch.float64, device=self._theta.device)
+
+    def _scale(self) -> Tensor:
+        return (2 * self._index() + 1) / self.theta
 
     def decoder(self, delays: float | Sequence[float] | Tensor) -> Tensor:
         """C(θ') for each delay θ' in [0, θ]: (delays, order), or (order,) for a single number.
@@ -81,22 +101,23 @@ class DelayNetwork:
             raise ValueError(f"dt must be a positive finite number, got {dt!r}")
         if method not in DISCRETIZATIONS:
             raise ValueError(f"method must be one of {', '.join(DISCRETIZATIONS)}, got {method!r}")
-        identity = torch.eye(self.order, dtype=torch.float64, device=self.A.device)
+        A, B = self.A, self.B
+        identity = torch.eye(self.order, dtype=torch.float64, device=A.device)
         if method == "zoh":
             # exp of [[A, B], [0, 0]] holds Ā and B̄ side by side, without inverting A. A last row and column with a
             # −1 of their own keep the norm at 1 or above: below, torch takes a shorter series, off by 3e-11.
             order = self.order
-            rows = torch.cat([self.A, self.B[:, None], torch.zeros_like(self.B[:, None])], dim=1) * dt
+            rows = torch.cat([A, B[:, None], torch.zeros_like(B[:, None])], dim=1) * dt
             unit = torch.zeros_like(rows[:1])
             last = torch.cat([unit[:, :-1], unit[:, -1:] - 1], dim=1)
             both = torch.linalg.matrix_exp(torch.cat([rows, unit, last], dim=0))
             discrete_A, discrete_B = both[:order, :order], both[:order, order]
         elif method == "bilinear":
-            half = self.A * (dt / 2)
+            half = A * (dt / 2)
             discrete_A = torch.linalg.solve(identity - half, identity + half)
-            discrete_B = torch.linalg.solve(identity - half, self.B * dt)
+            discrete_B = torch.linalg.solve(identity - half, B * dt)
         else:
-            discrete_A, discrete_B = identity + self.A * dt, self.B * dt
+            discrete_A, discrete_B = identity + A * dt, B * dt
         # Zero-order hold of a stable A is stable; and it is what a layer with a trained θ calls at every step.
         if method != "zoh" and not _values_unknown(discrete_A) and not is_stable(discrete_A.detach()):
             raise ValueError(
@@ -126,29 +147,40 @@ class LinearSystem:
     """
 
     def __init__(self, A: Tensor | Sequence[Sequence[float]], B: Tensor | Sequence[Any]) -> None:
-        self.A = _own(_as_float64(A, "A"))
-        self.B = _own(_as_float64(B, "B"))
-        if self.A.dim() != 2 or self.A.shape[0] != self.A.shape[1] or self.A.shape[0] < 1:
-            raise ValueError(f"A must be a square matrix (order, order), got shape {tuple(self.A.shape)}")
-        if self.B.dim() not in (1, 2) or self.B.shape[0] != self.A.shape[0] or self.B.shape[-1] < 1:
+        # What is trained is kept as it was given and cast at each use: a copy would not follow the optimizer.
+        self._A, self._B = _own(A, "A"), _own(B, "B")
+        A, B = self.A, self.B
+        if A.dim() != 2 or A.shape[0] != A.shape[1] or A.shape[0] < 1:
+            raise ValueError(f"A must be a square matrix (order, order), got shape {tuple(A.shape)}")
+        if B.dim() not in (1, 2) or B.shape[0] != A.shape[0] or B.shape[-1] < 1:
             raise ValueError(
-                f"B must have shape (order,) or (order, inputs) with order {self.A.shape[0]}, got {tuple(self.B.shape)}"
+                f"B must have shape (order,) or (order, inputs) with order {A.shape[0]}, got {tuple(B.shape)}"
             )
-        if self.A.device != self.B.device:
-            raise ValueError(f"A and B must be on one device, got {self.A.device} and {self.B.device}")
-        self.order: int = self.A.shape[0]
-        self.inputs: int | None = self.B.shape[1] if self.B.dim() == 2 else None
-        unknown = _values_unknown(self.A) or _values_unknown(self.B)
+        if A.device != B.device:
+            raise ValueError(f"A and B must be on one device, got {A.device} and {B.device}")
+        self.order: int = A.shape[0]
+        self.inputs: int | None = B.shape[1] if B.dim() == 2 else None
+        unknown = _values_unknown(A) or _values_unknown(B)
         if not unknown:
-            for name, value in (("A", self.A), ("B", self.B)):
+            for name, value in (("A", A), ("B", B)):
                 if not bool(torch.isfinite(value.detach()).all()):
                     raise ValueError(f"{name} must be finite, got NaN or infinity in it")
-        self.near_identity: bool = not unknown and _nearer_to_identity(self.A.detach())
-        self.trained: bool = self.A.requires_grad or self.B.requires_grad
-        self._cache: Constants | None = None if unknown or self.trained else constants_of(self.A, self.B)
+        self.near_identity: bool = not unknown and _nearer_to_identity(A.detach())
+        self.trained: bool = self._A.requires_grad or self._B.requires_grad
+        self._cache: Constants | None = None if unknown or self.trained else constants_of(A, B)
         self.constant: bool = self._cache is not None  # whether its values are known and stay
         # Made here, not when it is needed: that may be while torch.export or a transform is at work.
         self._direct = self._driven_directly() if self.constant and (self.inputs or 0) > self.order else None
+
+    @property
+    def A(self) -> Tensor:
+        """Ā (order, order), float64."""
+        return _as_float64(self._A, "A")
+
+    @property
+    def B(self) -> Tensor:
+        """B̄ (order,) or (order, inputs), float64."""
+        return _as_float64(self._B, "B")
 
     def impulse_response(self, length: int) -> Tensor:
         """H with H[:, k] = Ā^k B̄: (order, length), or (order, length, inputs) for a multi-input system.
@@ -309,9 +341,11 @@ def _values_unknown(value: Tensor) -> bool:
     return torch.func.debug_unwrap(value) is not value
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """A copy, since the caller could still write into what was given; but where it is trained, the tensor itself."""
-    return tensor if tensor.requires_grad else tensor.clone()
+def _own(value: Any, name: str) -> Tensor:
+    """A copy in float64, since the caller could still write into what was given; but the tensor itself where it is
+    trained."""
+    tensor = _as_float64(value, name)
+    return value if isinstance(value, Tensor) and value.requires_grad else tensor.clone()
 
 
 def _as_float64(value: Any, name: str) -> Tensor:

@@ -116,6 +116,7 @@ def test_the_final_state_is_made_beside_the_projection(order: int, theta: float,
     assert _error(first[3], exact[1].cpu()) < ERROR[torch.float32]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")  # torch's own use of it
 def test_layers_compiled_captured_and_autocast():
     torch.manual_seed(0)
     layer = plmu.ParallelLMU(3, 16, order=8, theta=30.0, memory_size=4).cuda()
@@ -163,3 +164,52 @@ def test_the_original_lmu(order: int, hidden: int, theta: float) -> None:
 def _lmu_results(layer: plmu.LMU, x: torch.Tensor) -> list[torch.Tensor]:
     out, (h, m) = layer(x)
     return [out, h, m, *torch.autograd.grad(out.sin().sum() + m.square().sum(), list(layer.parameters()))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("algorithm", ["auto", "recurrent", "toeplitz", "fft", "chunked", "fused"])
+@pytest.mark.parametrize(("order", "theta"), [(4, 6.0), (8, 200.0)], ids=["inputs before chunks", "states"])
+def test_a_bad_input_stays_in_its_sequence_and_on_request_behind_its_step(
+    dtype: torch.dtype, algorithm: str, order: int, theta: float
+) -> None:
+    system = plmu.DelayNetwork(order, theta).discretize()
+    clean = torch.randn(3, 300, 64, device="cuda", dtype=dtype)
+    clean[1, 150, 5] = 0.0
+    u = clean.clone()
+    u[1, 150, 5] = float("nan")
+    weight = torch.randn(128, order, 64, device="cuda", dtype=dtype)
+
+    def results(u: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        m, last = plmu.states(u, system, algorithm=algorithm)
+        return *plmu.project(u, system, weight, algorithm=algorithm), m[..., 5], last
+
+    right = results(clean)
+    for value, expected in zip(results(u), right, strict=True):
+        assert torch.equal(value[[0, 2]], expected[[0, 2]])
+        if value.shape[1] == 300:
+            assert value[1, 150:].isnan().flatten(1).any(1)[0]
+            if algorithm in ("chunked", "fused"):  # steps in blocks before its own; a plan takes at most 128 a block
+                assert torch.equal(value[1, :22], expected[1, :22])
+    with plmu.isolate_nonfinite():
+        for value, expected in zip(results(u), right, strict=True):
+            assert torch.equal(value[[0, 2]], expected[[0, 2]])
+            if value.shape[1] == 300:
+                assert torch.equal(value[1, :150], expected[1, :150])
+                assert value[1, 150:].isnan().all()
+            else:
+                assert value[1, :, 5].isnan().all()
+                assert torch.equal(value[1, :, :5], expected[1, :, :5])
+
+
+@pytest.mark.parametrize("algorithm", ["chunked", "fused"])
+def test_a_state_that_overflowed_ends_at_a_reset(algorithm: str) -> None:
+    system = plmu.LinearSystem([[5.0]], [1.0])
+    u, weight = torch.ones(2, 150, 3, device="cuda"), torch.randn(4, 1, 3, device="cuda")
+    resets = torch.zeros(2, 150, dtype=torch.bool, device="cuda")
+    resets[:, 110::20] = True
+    found, right = (plmu.project(u, system, weight, algorithm=one, resets=resets) for one in (algorithm, "recurrent"))
+    assert not right[0][:, 60:110].isfinite().any()
+    for value, expected in zip(found, right, strict=True):
+        finite = expected.isfinite()
+        assert torch.equal(value.isfinite(), finite)
+        assert _error(value[finite], expected[finite]) < ERROR[torch.float32]

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from plmu.nn.memory import Memory, plain_order, plain_theta
-from plmu.nn.steppable import Steppable, check_features, positive
+from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.steppable import check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
 from plmu.systems import LinearSystem
 
 
-class DelayLayer(Steppable):
+class DelayLayer(Filling):
     """The Delay Network on each channel (equation 19), with nothing learned unless asked.
 
     The output flattens order-major: feature i · channels + j is the order-i coefficient of channel j, so
@@ -30,6 +31,7 @@ class DelayLayer(Steppable):
         system: LinearSystem | None = None,
         return_sequences: bool = True,
         algorithm: str = "auto",
+        missing: str | None = None,
     ) -> None:
         super().__init__()
         self.config = {
@@ -40,14 +42,16 @@ class DelayLayer(Steppable):
             "system": system,
             "return_sequences": return_sequences,
             "algorithm": algorithm,
+            "missing": checked_missing(missing),
         }
+        self.missing = missing
         self.input_size = positive(channels, "channels")
         self.memory = Memory(channels, order, theta, system, trainable, algorithm)
         self.output_size = self.memory.order * self.memory.channels
         self.returns_sequences = return_sequences
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    def _forward(
+        self, x: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         check_features(x, 3, self.input_size)
         if self.returns_sequences:
@@ -58,9 +62,9 @@ class DelayLayer(Steppable):
         out = last.to(result_dtype(x), copy=True).flatten(1)[:, None]  # of its own: the state must not change with it
         return keep_valid(out, known)[:, 0], last
 
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size)
-        before = self.initial_state(x.shape[0], x.dtype, x.device)
+        before = self._initial_state(x.shape[0], x.dtype, x.device)
         if state is not None:
             check_state(state, tuple(before.shape), before.dtype, before.device)
             before = state
@@ -68,5 +72,5 @@ class DelayLayer(Steppable):
         out = m.to(result_dtype(x)).flatten(1)
         return (out.clone() if out.dtype == m.dtype else out), m  # what becomes of the output must not reach the state
 
-    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)

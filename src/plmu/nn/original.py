@@ -13,7 +13,8 @@ from torch.nn.functional import linear
 
 from plmu.nn import coupled
 from plmu.nn.memory import Memory, plain_order, plain_theta
-from plmu.nn.steppable import Activation, Steppable, activation, check_features, last_valid, positive
+from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.steppable import Activation, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 from plmu.ops.modes import is_open, watched
 from plmu.systems import LinearSystem, _values_unknown
@@ -179,8 +180,9 @@ class _Loop:
         return (total if cell.f is None else cell.f(total)), m
 
 
-class LMU(Steppable):
-    """The original LMU over a sequence: `out, (h, m) = lmu(x)`. The options are those of `LMUCell`."""
+class LMU(Filling):
+    """The original LMU over a sequence: `out, (h, m) = lmu(x)`. The options are those of `LMUCell` and, of
+    `ParallelLMU`, `return_sequences` and `missing`."""
 
     def __init__(
         self,
@@ -200,6 +202,7 @@ class LMU(Steppable):
         trainable: str = "none",
         system: LinearSystem | None = None,
         return_sequences: bool = True,
+        missing: str | None = None,
     ) -> None:
         super().__init__()
         self.cell = LMUCell(
@@ -218,14 +221,17 @@ class LMU(Steppable):
             trainable=trainable,
             system=system,
         )
-        self.config = {**self.cell.config, "return_sequences": return_sequences}
+        self.config = {
+            **self.cell.config,
+            "return_sequences": return_sequences,
+            "missing": checked_missing(missing),
+        }
+        self.missing = missing
         self.input_size = input_size
         self.hidden_size = self.output_size = hidden_size
         self.returns_sequences = return_sequences
 
-    def forward(
-        self, x: Tensor, state: State | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+    def _forward(self, x: Tensor, state: State | None, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, State]:
         cell = self.cell
         check_features(x, 3, self.input_size, cell.memory_weight)
         batch, time, _ = x.shape
@@ -273,10 +279,10 @@ class LMU(Steppable):
         out = last[:, order:].clone()
         return out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0), state
 
-    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def _step(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
         return self.cell(x, state)  # type: ignore[no-any-return]
 
-    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+    def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         return self.cell.initial_state(batch, dtype, device)
 
     def extra_repr(self) -> str:

@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from plmu.nn.memory import Memory, plain_order, plain_theta
-from plmu.nn.steppable import Activation, Step, Steppable, activation, check_features, last_valid, positive
+from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.steppable import Activation, Step, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.modes import autocasts, is_open
 from plmu.ops.plan import may_store
 from plmu.systems import LinearSystem
 
 
-class ParallelLMU(Steppable):
+class ParallelLMU(Filling):
     """The parallel LMU. Batch first, like `nn.LSTM`: `out, state = layer(x)`, `out_t, state = layer.step(x_t, state)`.
 
         u_t = f1(U_x x_t + b_u)                             (18)
@@ -40,6 +41,8 @@ class ParallelLMU(Steppable):
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: False gives the output at each sequence's last step alone, through equation 25.
         algorithm: "auto", or one by name; see `plmu.plan`.
+        missing: what NaN in x means: None takes it as it is; "hold" repeats the last value of that feature, "zero"
+            takes zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class ParallelLMU(Steppable):
         system: LinearSystem | None = None,
         return_sequences: bool = True,
         algorithm: str = "auto",
+        missing: str | None = None,
     ) -> None:
         super().__init__()
         self.config = {
@@ -78,7 +82,9 @@ class ParallelLMU(Steppable):
             "system": system,
             "return_sequences": return_sequences,
             "algorithm": algorithm,
+            "missing": checked_missing(missing),
         }
+        self.missing = missing
         if not encoder and input_activation is not None:
             raise ValueError("input_activation is applied to the encoded input: with encoder=False it must be None")
         self.input_size = positive(input_size, "input_size")
@@ -114,8 +120,8 @@ class ParallelLMU(Steppable):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    def _forward(
+        self, x: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         check_features(x, 3, self.input_size, self.memory_weight)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
@@ -135,10 +141,10 @@ class ParallelLMU(Steppable):
                 total = total + from_input.to(total.dtype)
         return keep_valid(self._output(total), known), last
 
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size, self.memory_weight)
         if state is None:
-            state = self.initial_state(x.shape[0], x.dtype, x.device)
+            state = self._initial_state(x.shape[0], x.dtype, x.device)
         else:
             wide = torch.float64 if x.dtype == torch.float64 else torch.float32
             check_state(state, (x.shape[0], self.memory.order, self.memory_size), wide, x.device)
@@ -146,10 +152,10 @@ class ParallelLMU(Steppable):
         m = self.memory.stepper(state.dtype, x.device)(_as(u, state.dtype), state)
         return self._output_of_state(m, x), m
 
-    def frozen_step(self) -> Step:
-        return _folded(self) if _is_linear(self) else self.step
+    def _frozen_step(self) -> Step:
+        return _folded(self) if _is_linear(self) else self._step
 
-    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
 
     def _encode(self, x: Tensor) -> Tensor:
@@ -240,7 +246,7 @@ def _folded(layer: ParallelLMU) -> Step:
 
     def step(x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         if state is None or autocasts(device):
-            return layer.step(x, state)
+            return layer._step(x, state)
         before = state.squeeze(2)
         both = linear(torch.cat([before, x], dim=1), matrix, constant)
         m, out = both.narrow(1, 0, order), both.narrow(1, order, outputs)

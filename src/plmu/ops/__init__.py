@@ -16,12 +16,13 @@ from torch import Tensor
 
 from plmu.ops import chunked, exported, fft, final, fused, recurrent, toeplitz
 from plmu.ops.check import Lengths, Problem, checked
-from plmu.ops.matrices import apply, input_matrix
+from plmu.ops.matrices import apply, input_matrix, may_grow
 from plmu.ops.modes import autocasts, is_open, transformed
-from plmu.ops.plan import Plan, dies_out, for_graphs, plan
+from plmu.ops.nonfinite import isolate_nonfinite, isolated
+from plmu.ops.plan import Plan, for_graphs, plan
 from plmu.systems import LinearSystem
 
-__all__ = ["Plan", "final_state", "for_graphs", "plan", "project", "states"]
+__all__ = ["Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"]
 
 _PLAIN = {"recurrent": recurrent.states, "toeplitz": toeplitz.states, "fft": fft.states, "exported": exported.states}
 
@@ -36,11 +37,15 @@ def states(
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """All states m (batch, time, order, channels) and the final one (batch, order, channels)."""
-    problem = _driven(checked(u, system, state, lengths, resets))
+    problem, spoilt = isolated(checked(u, system, state, lengths, resets))
+    problem = _driven(problem)
     chosen = _plan("states", problem, algorithm)
     with _no_autocast(u.device):
         m, last = _all_states(problem, chosen)
-        return problem.keep_valid(m.to(problem.dtype)), last
+        m = m.to(problem.dtype)
+        if spoilt is not None:
+            m, last = spoilt.mark_states(m), spoilt.mark_final(last)
+        return problem.keep_valid(m), last
 
 
 def final_state(
@@ -71,7 +76,8 @@ def project(
 
     The memory product of equation 20. With `"chunked"`, and with `"auto"` beyond a few MiB, m is never stored.
     """
-    problem = _driven(checked(u, system, state, lengths, resets))
+    problem, spoilt = isolated(checked(u, system, state, lengths, resets))
+    problem = _driven(problem)
     _check_weight(weight, problem)
     chosen = _plan("project", problem, algorithm, out=weight.shape[0])
     with _no_autocast(u.device):
@@ -83,7 +89,7 @@ def project(
                 weight.to(operand),
                 problem.state,
                 problem.lengths,
-                problem.resets,
+                _stops(problem, "chunked"),
                 chosen.chunk,
                 chosen.fold,
                 chosen.tile,
@@ -98,7 +104,10 @@ def project(
             m, last = _all_states(problem, chosen)
             m = problem.keep_valid(m)  # a system that grows may have overflowed in the padding
             o = m.flatten(2) @ weight.to(m.dtype).flatten(1).mT
-        return problem.keep_valid(o.to(problem.dtype)), last
+        o = o.to(problem.dtype)
+        if spoilt is not None:
+            o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)
+        return problem.keep_valid(o), last
 
 
 def _driven(problem: Problem) -> Problem:
@@ -135,12 +144,14 @@ def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
 
 
 def _stops(problem: Problem, algorithm: str) -> Tensor | None:
-    """The resets and, for the recurrence and for a system that grows, one where each sequence ends, so that nothing
-    grows in the padding."""
-    if problem.lengths is None or algorithm not in ("recurrent", "fused"):
+    """The resets and, for the recurrence and for a system that may grow, one where each sequence ends, so that nothing
+    grows in the padding. `chunked` alone has masks of its own for that, unless there are resets anyway."""
+    if problem.lengths is None or algorithm not in ("recurrent", "fused", "chunked"):
         return problem.resets
-    if algorithm == "fused" and problem.system.numbers(dies_out)[0] == 1:
+    if algorithm != "recurrent" and not may_grow(problem.system):
         return problem.resets
+    if algorithm == "chunked" and problem.resets is None:
+        return None
     ends = torch.arange(problem.u.shape[1], device=problem.u.device) == problem.lengths[:, None]
     return ends if problem.resets is None else problem.resets | ends
 

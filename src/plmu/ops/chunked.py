@@ -17,13 +17,22 @@ import torch
 from torch import Tensor
 
 from plmu.ops.final import final_state
-from plmu.ops.matrices import apply, block_matrix, block_toeplitz, input_matrix, power, reversed_response
+from plmu.ops.matrices import (
+    apply,
+    block_matrix,
+    block_toeplitz,
+    finite,
+    input_matrix,
+    may_grow,
+    power,
+    reversed_response,
+)
 from plmu.ops.modes import forward_mode, watched
 from plmu.systems import LinearSystem
 
-# With resets: which inputs of a block reach each step (blocks, chunk, chunk), and which steps the state before the
-# block reaches (blocks, chunk).
-Reach = tuple[Tensor, Tensor] | None
+# Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state
+# before the block reaches (blocks, chunk), or without the first which steps there are at all. Other states are zero.
+Reach = tuple[Tensor | None, Tensor] | None
 
 
 def states(
@@ -61,6 +70,8 @@ def project(
     if fold and resets is None:
         by_step = blocks.matrix.unflatten(0, (chunk, system.order))
         folded = torch.einsum("odx,tdr->torx", weight, by_step).flatten(2).flatten(0, 1)
+        if blocks.reach is not None:  # zero gradients of the padding must meet finite numbers
+            folded = finite(folded)
         o = blocks.x.flatten(1) @ folded.mT  # (N, chunk · out)
     else:
         # Called plainly, torch finds forward-mode gradients, at the price of all of m.
@@ -105,8 +116,14 @@ class _Blocks:
         u = u.reshape(batch, count, chunk * inputs, channels)
         self.reach: Reach = None
         links = None  # whether the state before a chunk flows into that before the next: (batch, chunks − 1)
-        if lengths is not None and count > 1:  # not into the padding, where one that grows would overflow
-            links = torch.arange(chunk, count * chunk, chunk, device=u.device) < lengths[:, None]
+        ended = None  # whether the sequence is over before the next chunk begins, for a system that may grow: the same
+        if lengths is not None:  # not into the padding, where one that grows would overflow
+            valid = torch.arange(count * chunk, device=u.device) < lengths[:, None]
+            if count > 1:
+                links = valid[:, chunk::chunk]
+            if may_grow(system):
+                self.reach = (None, valid.reshape(batch * count, chunk))
+                ended = None if links is None else ~links
         reaching = u
         if resets is not None:
             marks = torch.nn.functional.pad(resets, (0, padding)).reshape(batch, count, chunk)
@@ -120,7 +137,7 @@ class _Blocks:
         self.carried = count > 1 or state is not None or resets is not None
         self.before: Tensor | None = None
         if self.carried:
-            self.before = self._states_before(reaching, state, links)
+            self.before = self._states_before(reaching, state, links, ended)
             x = torch.cat([u, self.before.to(u.dtype)], dim=2)
         else:
             x = u
@@ -128,13 +145,15 @@ class _Blocks:
         build = block_matrix if self.carried else block_toeplitz
         self.matrix = system.derive(build, chunk, dtype=u.dtype, device=u.device)
 
-    def _states_before(self, u: Tensor, state: Tensor | None, links: Tensor | None) -> Tensor:
+    def _states_before(self, u: Tensor, state: Tensor | None, links: Tensor | None, ended: Tensor | None) -> Tensor:
         """The state before each chunk: (batch, chunks, order, channels), in float32 or wider."""
         batch, count, _, channels = u.shape
         if count == 1 and state is not None:
             return state[:, None]
         taps = self.system.derive(reversed_response, self.chunk, dtype=self.wide, device=u.device)
         ends = apply(taps, u[:, :-1].to(self.wide))  # what each chunk adds to the next one's initial state
+        if ended is not None:
+            ends = torch.where(ended[:, :, None, None], 0.0, ends)
         first = ends.new_zeros(batch, 1, self.system.order, channels) if state is None else state[:, None]
         return carry(torch.cat([first, ends], dim=1), links, self.system, self.chunk)
 
@@ -221,33 +240,38 @@ def _expand(matrix: Tensor, x: Tensor, reach: Reach) -> Tensor:
     """All states of the blocks x (blocks, columns, channels): (blocks, chunk · order, channels)."""
     if reach is None:
         return apply(matrix, x)
-    toeplitz, powers = _parts(matrix, reach)
-    m = _cut(toeplitz, reach[0]) @ x[:, : toeplitz.shape[1]]
-    return m + _rows(apply(powers, x[:, toeplitz.shape[1] :]), reach[1])
+    same, kept = reach
+    if same is None:
+        return _rows(apply(matrix, x), kept)
+    toeplitz, powers = _parts(matrix, same)
+    m = _cut(toeplitz, same) @ x[:, : toeplitz.shape[1]]
+    return m + _rows(apply(powers, x[:, toeplitz.shape[1] :]), kept)
 
 
 def _contract(matrix: Tensor, of_m: Tensor, reach: Reach) -> Tensor:
     """The transpose of `_expand`: the gradient of x from that of the states."""
-    if reach is None:
-        return apply(matrix.mT, of_m)
-    toeplitz, powers = _parts(matrix, reach)
-    of_inputs = _cut(toeplitz, reach[0]).mT @ of_m
-    return torch.cat([of_inputs, apply(powers.mT, _rows(of_m, reach[1]))], dim=1)
+    same, kept = reach or (None, None)
+    if kept is None or same is None:
+        return apply(matrix.mT, of_m if kept is None else _rows(of_m, kept))
+    toeplitz, powers = _parts(matrix, same)
+    of_inputs = _cut(toeplitz, same).mT @ of_m
+    return torch.cat([of_inputs, apply(powers.mT, _rows(of_m, kept))], dim=1)
 
 
 def _matrix_gradient(of_m: Tensor, x: Tensor, matrix: Tensor, reach: Reach) -> Tensor:
     """The gradient of [T | P], for a trained system."""
-    if reach is None:
-        return torch.einsum("npx,nrx->pr", of_m, x)
-    columns = _parts(matrix, reach)[0].shape[1]
-    per_block = _cut(of_m @ x[:, :columns].mT, reach[0])
-    of_powers = torch.einsum("npx,nrx->pr", _rows(of_m, reach[1]), x[:, columns:])
+    same, kept = reach or (None, None)
+    if kept is None or same is None:
+        return torch.einsum("npx,nrx->pr", of_m if kept is None else _rows(of_m, kept), x)
+    columns = _parts(matrix, same)[0].shape[1]
+    per_block = _cut(of_m @ x[:, :columns].mT, same)
+    of_powers = torch.einsum("npx,nrx->pr", _rows(of_m, kept), x[:, columns:])
     return torch.cat([per_block.sum(0), of_powers], dim=1)
 
 
-def _parts(matrix: Tensor, reach: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _parts(matrix: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
     """T and P of [T | P]."""
-    order = matrix.shape[0] // reach[0].shape[1]
+    order = matrix.shape[0] // same.shape[1]
     return matrix[:, :-order], matrix[:, -order:]
 
 
@@ -257,14 +281,14 @@ def _cut(matrix: Tensor, same: Tensor) -> Tensor:
     by_step: Tensor = matrix.unflatten(-1, (chunk, matrix.shape[-1] // chunk)).unflatten(
         -3, (chunk, matrix.shape[-2] // chunk)
     )
-    return (by_step * same[:, :, None, :, None]).reshape(blocks, *matrix.shape[-2:])
+    return torch.where(same[:, :, None, :, None], by_step, 0.0).reshape(blocks, *matrix.shape[-2:])
 
 
 def _rows(m: Tensor, kept: Tensor) -> Tensor:
-    """The states of those steps that the state before the block still reaches, zero elsewhere."""
+    """The states of the steps that are `kept`, zero elsewhere. Selected: what has overflowed times zero is NaN."""
     chunk = kept.shape[1]
     by_step: Tensor = m.unflatten(1, (chunk, m.shape[1] // chunk))
-    return (by_step * kept[:, :, None, None]).flatten(1, 2)
+    return torch.where(kept[:, :, None, None], by_step, 0.0).flatten(1, 2)
 
 
 class _BlockProject(torch.autograd.Function):
@@ -314,7 +338,7 @@ def _tiles(blocks: int, tile: int) -> list[slice]:
 
 
 def _reach(same: Tensor | None, kept: Tensor | None, rows: slice) -> Reach:
-    return None if same is None or kept is None else (same[rows], kept[rows])
+    return None if kept is None else (None if same is None else same[rows], kept[rows])
 
 
 def _by_step(m: Tensor, weight: Tensor) -> Tensor:

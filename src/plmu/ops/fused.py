@@ -22,6 +22,7 @@ from torch import Tensor
 
 from plmu.ops import launch
 from plmu.ops.chunk_tables import CHUNK, all_powers, grouping, history, tables, tiles
+from plmu.ops.matrices import finite
 from plmu.systems import LinearSystem
 
 SEGMENT = 1024  # steps at a time in the gradient of the first state
@@ -190,19 +191,13 @@ def _states_backward(
         if before is not None:
             told = torch.where((before[:, :-reach] == before[:, reach:])[:, :, None, None], told, 0.0)
         of_states[:, :-reach] += told
-        back, reach = _finite(back @ back), 2 * reach
+        back, reach = finite(back @ back), 2 * reach
     if chunks > 1:
         with torch.cuda.device_of(of_m):
             kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
                 of_u, _summed(taps), of_states, marks, time, channels, chunks, **options, PRECISION=launch.exact(of_u)
             )
     return of_u, of_states[:, 0].clone()
-
-
-def _finite(matrix: Tensor) -> Tensor:
-    """Without what overflowed, so that it makes zero of zero."""
-    largest = torch.finfo(matrix.dtype).max
-    return torch.nan_to_num(matrix, 0.0, largest, -largest)
 
 
 def _summed(taps: Tensor) -> Tensor:
@@ -225,7 +220,7 @@ def _through_last(of_last: Tensor, chunks: int, advance: Tensor, last_advance: T
     told, back = (last_advance.mT @ of_last)[:, None], advance.mT
     while told.shape[1] < chunks:
         told = torch.cat([back @ told, told], dim=1)[:, -chunks:]
-        back = _finite(back @ back)
+        back = finite(back @ back)
     return told
 
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from plmu.systems import LinearSystem
+from plmu.systems import LinearSystem, is_stable
 
 FEW_CHANNELS = 16  # up to here one product over all sequences and channels beats one for each sequence
 
@@ -101,3 +101,19 @@ def unit_states(system: LinearSystem, length: int) -> Tensor:
 def unit_state(system: LinearSystem, length: int) -> Tensor:
     """The last of them: (order,)."""
     return response(system, length).squeeze(2).sum(1)
+
+
+def may_grow(system: LinearSystem) -> bool:
+    """Whether the powers of Ā may grow: they do not die out, or its values are not known."""
+    return not (system.constant and system.numbers(_dies_out)[0] == 1)
+
+
+def _dies_out(system: LinearSystem) -> Tensor:
+    """1 if the powers of Ā die out, else 0: (1,)."""
+    return torch.tensor([float(is_stable(system.A))], dtype=torch.float64)
+
+
+def finite(matrix: Tensor) -> Tensor:
+    """A matrix without what overflowed in it, so that it makes zero of zero."""
+    largest = torch.finfo(matrix.dtype).max
+    return torch.nan_to_num(matrix, 0.0, largest, -largest)

@@ -22,7 +22,8 @@ from torch import Tensor
 from plmu.ops import fused, hopper
 from plmu.ops.chunk_tables import CHUNK, grouping, rows_of, tiles
 from plmu.ops.final import block_length
-from plmu.systems import LinearSystem, is_stable
+from plmu.ops.matrices import may_grow
+from plmu.systems import LinearSystem
 
 ALGORITHMS = ("recurrent", "toeplitz", "fft", "chunked", "fused")
 KINDS = ("states", "final_state", "project")
@@ -145,7 +146,7 @@ def plan(
     if algorithm == "fused" and trouble is not None:
         raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
     # The FFT adds rounding errors of the size of the largest state to all others, so none may grow.
-    bounded = system.constant and system.numbers(dies_out)[0] == 1
+    bounded = not may_grow(system)
     # In this order: on a CPU torch.compile then has no guard on what only matters to a GPU.
     graph, fusible = kind_of_device == "cuda" and _in_graphs > 0, trouble is None
     inputs = system.inputs or 1
@@ -394,11 +395,6 @@ def _final(sizes: _Sizes, rates: _Device) -> Plan:
     return Plan(
         "final_state", "product", chunk=block, reason=why, costs={"product": flops / rates.flops + 10 * rates.latency}
     )
-
-
-def dies_out(system: LinearSystem) -> Tensor:
-    """1 if the powers of Ā die out, else 0: (1,)."""
-    return torch.tensor([float(is_stable(system.A))], dtype=torch.float64)
 
 
 def _pretty(seconds: float) -> str:

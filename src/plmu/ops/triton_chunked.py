@@ -153,20 +153,26 @@ def _past(
 
 
 @triton.jit
-def _cut(
-    kernel, carried, segments, sequence, at, time,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
-):  # fmt: skip
-    """T_i and P_i of a chunk without what would pass from one segment to another."""
+def _cut(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
+    """T_i of a chunk without what would pass from one segment to another."""
     moment = at * CHUNK + tl.arange(0, CHUNK)
     own = _segment(segments, sequence, moment[:, None], time)
-    kernel = tl.where(own == _segment(segments, sequence, moment[None, :], time), kernel, 0.0).to(kernel.dtype)
+    return tl.where(own == _segment(segments, sequence, moment[None, :], time), kernel, 0.0).to(kernel.dtype)
+
+
+@triton.jit
+def _reached(
+    segments, sequence, at, time,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
+):  # fmt: skip
+    """Which steps of a chunk the state before it still reaches (C, 1), or each of the inputs before it (C, ROWS)."""
+    own = _segment(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
     if HISTORY:
         start = (at + 1) * CHUNK if REVERSED else at * CHUNK - ROWS
         theirs = _segment(segments, sequence, start + tl.arange(0, ROWS)[None, :], time)
     else:
         theirs = _segment(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
-    return kernel, tl.where(own == theirs, carried, 0.0).to(carried.dtype)
+    return own == theirs
 
 
 @triton.jit
@@ -176,12 +182,19 @@ def _memory(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """m_i = T_i u + P_i s of a chunk for some channels, in the operands' precision: (C, WIDTH)."""
-    if SEGMENTED:
-        kernel, carried = _cut(kernel, carried, segments, sequence, at, time, ROWS, CHUNK, HISTORY, REVERSED)
     inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, CHUNK)
     past = _past(u, states, sequence, at, time, chunks, channels, column, ROWS, CHUNK, HISTORY, REVERSED)
+    if SEGMENTED:
+        kernel = _cut(kernel, segments, sequence, at, time, CHUNK)
+        reached = _reached(segments, sequence, at, time, ROWS, CHUNK, HISTORY, REVERSED)
+        if HISTORY:
+            carried = tl.where(reached, carried, 0.0).to(carried.dtype)
     m = tl.dot(kernel, inputs, input_precision=PRECISION)
-    return tl.dot(carried, past, m, input_precision=PRECISION).to(inputs.dtype)
+    if SEGMENTED and not HISTORY:  # selected, since a state that has overflowed times zero is NaN
+        m += tl.where(reached, tl.dot(carried, past, input_precision=PRECISION), 0.0)
+    else:
+        m = tl.dot(carried, past, m, input_precision=PRECISION)
+    return m.to(inputs.dtype)
 
 
 @triton.jit
@@ -232,7 +245,9 @@ def states_gradient(
         of_m = tl.load(place, mask=(moment < time) & (column < channels), other=0.0)
         kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
         if SEGMENTED:
-            kernel, carried = _cut(kernel, carried, segments, sequence, at, time, ROWS, CHUNK, False, False)
+            kernel = _cut(kernel, segments, sequence, at, time, CHUNK)
+            reached = _reached(segments, sequence, at, time, ROWS, CHUNK, False, False)
+            carried = tl.where(reached, carried, 0.0).to(carried.dtype)
         for_inputs = tl.dot(tl.trans(kernel), of_m, for_inputs, input_precision=PRECISION)
         for_state = tl.dot(tl.trans(carried), of_m, for_state, input_precision=PRECISION)
     place = of_u + (sequence.to(tl.int64) * time + moment) * channels + column
@@ -337,12 +352,12 @@ def add_through_ends(
     step = tl.arange(0, CHUNK)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     response = tl.load(taps + row[None, :] * CHUNK + step[:, None], mask=row[None, :] < ORDER, other=0.0)
-    if SEGMENTED:
-        own = _segment(segments, sequence, at * CHUNK + step[:, None], time)
-        response = tl.where(own == _segment(segments, sequence, at * CHUNK + CHUNK - 1, time), response, 0.0)
     place = ((sequence * chunks + at + 1).to(tl.int64) * ORDER + row[:, None]) * channels + column
     told = tl.load(of_states + place, mask=(row[:, None] < ORDER) & (column < channels), other=0.0)
     place = of_u + (sequence.to(tl.int64) * time + at * CHUNK + step[:, None]) * channels + column
-    own = tl.load(place, mask=column < channels, other=0.0).to(tl.float32)
-    total = tl.dot(response, told, own, input_precision=PRECISION)
+    added = tl.dot(response, told, input_precision=PRECISION)
+    if SEGMENTED:
+        own = _segment(segments, sequence, at * CHUNK + step[:, None], time)
+        added = tl.where(own == _segment(segments, sequence, at * CHUNK + CHUNK - 1, time), added, 0.0)
+    total = tl.load(place, mask=column < channels, other=0.0).to(tl.float32) + added
     tl.store(place, total.to(of_u.dtype.element_ty), mask=column < channels)

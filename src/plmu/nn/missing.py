@@ -1,0 +1,132 @@
+"""Missing values in the input of a layer: NaN, filled with zero or with the last value before the gap."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.nn.steppable import Step, Steppable
+from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets
+
+FILLS = ("hold", "zero")
+
+
+class Filling(Steppable):
+    """A layer with the option `missing`: "hold" or "zero" fills NaN in its input, None takes the input as it is.
+
+    "hold" repeats the last value of that feature, and takes zero where there is none yet, at the start and after a
+    reset. Its state is a pair, the layer's own and the last values (batch, features), so that a gap may span two calls.
+    Subclasses have `_forward`, `_step`, `_frozen_step` and `_initial_state` for the input without gaps.
+    """
+
+    missing: str | None
+    input_size: int
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        if self.missing is None:
+            return self._forward(x, state, lengths, resets)
+        self._check_fillable(x, 3)
+        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
+        if self.missing == "zero":
+            return self._forward(_known_or(x, 0.0), state, known, resets)
+        inner, held = self._parts(state, x)
+        filled, held = hold(x, held, known, resets)
+        out, inner = self._forward(filled, inner, known, resets)
+        return out, (inner, held)
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        if self.missing is None:
+            return self._step(x, state)
+        self._check_fillable(x, 2)
+        return self._filling(self._step)(x, state)
+
+    def frozen_step(self) -> Step:
+        if type(self).step is not Filling.step:  # a subclass with a step of its own
+            return self.step
+        step = self._frozen_step()
+        return step if self.missing is None else self._filling(step)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        inner = self._initial_state(batch, dtype, device)
+        if self.missing != "hold":
+            return inner
+        return inner, torch.zeros(batch, self.input_size, dtype=dtype, device=device)
+
+    @abstractmethod
+    def _forward(self, x: Tensor, state: Any, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, Any]: ...
+
+    @abstractmethod
+    def _step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+    @abstractmethod
+    def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any: ...
+
+    def _frozen_step(self) -> Step:
+        return self._step
+
+    def _filling(self, step: Step) -> Step:
+        """A step that fills its input first."""
+
+        def filled_step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+            if self.missing == "zero":
+                return step(_known_or(x, 0.0), state)
+            inner, held = self._parts(state, x)
+            filled = _known_or(x, 0.0 if held is None else held)
+            out, inner = step(filled, inner)
+            return out, (inner, filled.clone())  # the caller may write the next sample into the same memory
+
+        return filled_step
+
+    def _parts(self, state: Any, x: Tensor) -> tuple[Any, Tensor | None]:
+        """The layer's own state, and the last values."""
+        if state is None:
+            return None, None
+        if not isinstance(state, tuple) or len(state) != 2:
+            raise TypeError(
+                f"with missing='hold' state must be a pair (state, last values), got {type(state).__name__}"
+            )
+        inner, held = state
+        check_state(held, (x.shape[0], self.input_size), x.dtype, x.device, "last values of state")
+        return inner, held
+
+    def _check_fillable(self, x: Tensor, dims: int) -> None:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"x must be a floating-point tensor for missing={self.missing!r}, got {kind}")
+        if x.dim() != dims or x.shape[-1] != self.input_size or x.shape[1] == 0:
+            expected = "(batch, time, {})" if dims == 3 else "(batch, {})"
+            raise ValueError(f"x must have shape {expected.format(self.input_size)}, got {tuple(x.shape)}")
+
+
+def checked_missing(missing: str | None) -> str | None:
+    if missing is not None and missing not in FILLS:
+        raise ValueError(f"missing must be None, 'hold' or 'zero', got {missing!r}")
+    return missing
+
+
+def hold(x: Tensor, held: Tensor | None, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x (batch, time, features) with the last value before it in place of each NaN, and the last values of each
+    sequence (batch, features). `held` are the values before the first step, None for zeros."""
+    batch, time, features = x.shape
+    before = x.new_zeros(batch, 1, features) if held is None else held[:, None]
+    values = torch.cat([before, _known_or(x, 0.0)], dim=1)
+    number = torch.arange(1, time + 1, device=x.device)[:, None]
+    latest = torch.where(torch.isnan(x), 0, number).cummax(1).values  # the last known value, 0 for the one before
+    filled = values.gather(1, latest)
+    if resets is not None:
+        since = torch.where(resets[:, :, None], number, 0).cummax(1).values
+        filled = torch.where(latest >= since, filled, 0.0)
+    if lengths is None:
+        return filled, filled[:, -1].clone()
+    index = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, features)
+    return filled, torch.where((lengths > 0)[:, None], filled.gather(1, index)[:, 0], before[:, 0])
+
+
+def _known_or(x: Tensor, other: Tensor | float) -> Tensor:
+    return torch.where(torch.isnan(x), other, x)

@@ -1,0 +1,119 @@
+"""NaN and infinity in the input, with one meaning in every algorithm.
+
+A non-finite value at step t makes the states of its channel NaN, and every output that they enter, from step t to the
+end of its sequence or to the next reset. A non-finite initial state does the same from the first step. Nothing before
+step t, behind a reset or in another sequence changes.
+
+The recurrence behaves so by itself, and so does the final state alone. A product for many steps does not: zero times
+NaN is NaN. So the algorithms get an input without such values, and their results are marked afterwards. On a CPU that
+is always done, at the price of one sum over the input. On a GPU, and in a graph that is compiled, exported or traced,
+it is done within `isolate_nonfinite()`: it would cost a pass over the input and one over the output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from plmu.ops.check import Problem
+from plmu.ops.modes import transformed, watched
+from plmu.systems import _values_unknown
+
+_isolating = 0  # how many times entered, by all threads: autograd's own must do as the forward pass did
+_isolating_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def isolate_nonfinite() -> Iterator[None]:
+    """Within it NaN and infinity stay where they are on a GPU and in compiled graphs too, as they always do on a CPU.
+
+    Outputs before a bad value, behind a reset or in other sequences are then as if it were not there. Without it a bad
+    value may also spoil the steps before it in its own sequence: the block that it lies in with "chunked" and "fused",
+    all steps with "toeplitz" and "fft". It holds for all threads of the process.
+
+    >>> with plmu.isolate_nonfinite():  # doctest: +SKIP
+    ...     out, state = layer(x)
+    """
+    _count(1)
+    try:
+        yield
+    finally:
+        _count(-1)
+
+
+def _count(change: int) -> None:
+    global _isolating
+    with _isolating_lock:
+        _isolating += change
+
+
+@dataclass
+class Spoilt:
+    """Where states are NaN because of a value that was taken out of the input."""
+
+    steps: Tensor  # (batch, time, channels)
+    end: Tensor  # (batch, channels)
+
+    def mark_states(self, m: Tensor) -> Tensor:
+        """m (batch, time, order, channels) with NaN in it."""
+        return m.masked_fill(self.steps[:, :, None], math.nan)
+
+    def mark_outputs(self, o: Tensor) -> Tensor:
+        """o (batch, time, out), into which all channels enter."""
+        return o.masked_fill(self.steps.any(2)[:, :, None], math.nan)
+
+    def mark_final(self, last: Tensor) -> Tensor:
+        """The final state (batch, order, channels)."""
+        return last.masked_fill(self.end[:, None], math.nan)
+
+
+def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
+    """The problem with zeros in place of non-finite values, and where its results must be marked, if anywhere."""
+    given = [problem.u] if problem.state is None else [problem.u, problem.state]
+    readable = problem.u.device.type == "cpu" and not watched() and not any(map(_values_unknown, given))
+    if readable:
+        if all(map(_surely_finite, given)):
+            return problem, None
+    elif not (_isolating or (problem.u.device.type == "cpu" and transformed())):
+        return problem, None
+    bad = ~torch.isfinite(problem.u)
+    steps = bad.any(2)  # (batch, time, channels)
+    state, bad_state = problem.state, None
+    if state is not None:
+        bad_state = ~torch.isfinite(state).all(1)  # (batch, channels)
+        state = torch.where(bad_state[:, None], 0.0, state)
+    steps, end = _reached(steps, bad_state, problem)
+    return replace(problem, u=torch.where(bad, 0.0, problem.u), state=state), Spoilt(steps, end)
+
+
+def _surely_finite(values: Tensor) -> bool:
+    """Whether all values are finite, by their sum, which is one fast pass. A sum may overflow: then the answer is no,
+    and looking at each value tells."""
+    values = values.detach()
+    total = values.sum() if values.dtype in (torch.float32, torch.float64) else values.sum(dtype=torch.float32)
+    return math.isfinite(total.item())
+
+
+def _reached(bad: Tensor, bad_state: Tensor | None, problem: Problem) -> tuple[Tensor, Tensor]:
+    """The steps (batch, time, channels) that a bad input or state reaches, and whether it reaches the end (batch,
+    channels)."""
+    time = bad.shape[1]
+    number = torch.arange(1, time + 1, dtype=torch.int32, device=bad.device)[:, None]  # 0 is the initial state
+    before = -1 if bad_state is None else torch.where(bad_state, 0, -1)[:, None]
+    latest = torch.where(bad, number, before).cummax(1).values  # the last bad moment so far
+    start: Tensor | int = 0  # the first step since the last reset
+    if problem.resets is not None:
+        start = torch.where(problem.resets[:, :, None], number, 0).cummax(1).values
+    reached = latest >= start
+    if problem.lengths is None:
+        return reached, reached[:, -1]
+    index = (problem.lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, bad.shape[2])
+    end = reached.gather(1, index)[:, 0]
+    untouched = torch.zeros_like(end) if bad_state is None else bad_state
+    return reached, torch.where((problem.lengths > 0)[:, None], end, untouched)
