@@ -122,7 +122,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         if not isinstance(one, dict) or not {"experiment", "seeds"} <= one.keys():
             return None
         one["name"] = path.stem
-        rows(one)
+        if not all(isinstance(cell, str) for row in rows(one) for cell in row):
+            raise TypeError("a name is not text")
         _details(one)
         labelled(one)
         _points(one)

@@ -8,6 +8,7 @@ from typing import NoReturn
 import rich.console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 
 class Console(rich.console.Console):
@@ -27,7 +28,7 @@ def show_table(
     console = console or Console()
     table = Table(*columns, title=title)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # brackets are no markup
     needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
     if not console.is_terminal:
         console.width = max(console.width, needed)
