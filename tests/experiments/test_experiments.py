@@ -12,11 +12,12 @@ from program import raising, refused, short_task
 
 import plmu
 from plmu.cli import main
-from plmu.experiments import EXPERIMENTS
+from plmu.experiments import EXPERIMENTS, folders
 from plmu.experiments import psmnist as psmnist_module
 from plmu.experiments.fields import RANGES
 from plmu.experiments.mackey_glass import ACTIVATION_MODULES
 from plmu.nn import ACTIVATIONS
+from plmu.report import load
 
 
 def test_the_command_trains_resumes_and_evaluates(tmp_path, monkeypatch, capsys):
@@ -218,3 +219,18 @@ def test_an_unwritable_folder_fails_before_training(tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit):
         main(["train", "psmnist"])
     assert "cannot write to runs" in capsys.readouterr().err
+
+
+def test_the_defaults_are_what_the_committed_results_were_made_with():
+    """So that the commands of the README give its table."""
+    seen = set()
+    for one in load(Path(__file__).parents[2] / "results"):
+        experiment, model = EXPERIMENTS[one["experiment"]], one["model"]
+        if one["name"] != f"{one['experiment']}-{model}":
+            continue
+        wanted = folders.described(experiment, model, experiment.defaults(model))
+        assert folders.differing(one, wanted, wanted["config"]) == [], one["name"]
+        assert (one["paper"], one["percent"]) == (experiment.paper.get(model), experiment.percent)
+        assert (one["metric"], wanted["seed"]) == (experiment.metric, 0)
+        seen.add((one["experiment"], model))
+    assert seen == {(name, model) for name, one in EXPERIMENTS.items() for model in one.models}

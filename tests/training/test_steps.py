@@ -15,7 +15,7 @@ from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig
 from plmu.training.errors import Diverged, RunError
 from plmu.training.loop import Trainer
-from plmu.training.processes import Processes, processes
+from plmu.training.processes import Processes, _device, processes
 from plmu.training.progress import Progress
 from plmu.training.results import provenance
 
@@ -215,3 +215,42 @@ def test_the_source_of_a_result_is_named(monkeypatch):
 
 def _no_git(folder, *words):
     raise OSError("no git")
+
+
+def test_a_gpu_is_that_of_the_process_unless_it_is_named(monkeypatch):
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)  # as if it were there
+    assert _device("cuda", 3) == torch.device("cuda", 3)
+    assert _device("cuda:1", 3) == torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert _device("auto", 0) == torch.device("cuda", 0)
+    assert _device("cpu", 3) == torch.device("cpu")
+
+
+def test_what_cannot_be_put_together_is_said():
+    made = task()
+    made.valid = (made.valid[0][:, :5], made.valid[1])
+    with pytest.raises(RunError, match=r"examples of one size; they are \(8,\) and \(5,\)"):
+        Trainer(made, seeded_model(), dataclasses.replace(config(1), refit=True), ONE, 3)
+
+
+class _Told(Progress):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__("", 1, quiet=True)
+        self.seen: list[tuple[float, bool]] = []
+
+    def at(self, epoch: float, scores: dict[str, float] | None = None) -> None:
+        self.seen.append((epoch, scores is not None))
+
+
+def test_progress_is_told_now_and_then_within_an_epoch(tmp_path):
+    settings = dataclasses.replace(config(1), batch_size=1)
+    told = _Told()
+    trainer = Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path), told)
+    assert trainer.seconds == 0
+    trainer.run()
+    assert told.seen == [(0.25, False), (0.5, False), (0.75, False), (1.0, False), (1, True)]
+    again = _Told()
+    Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path), again).run()
+    assert again.seen == [(1.0, False)]  # where it goes on
