@@ -163,11 +163,18 @@ def test_runs_of_one_model_are_told_apart_in_the_plot():
     assert labelled(short) == "plmu, refit\nmine\n2 of 120 epochs"
 
 
-def test_the_table_says_what_shortened_means(capsys):
+def test_the_table_says_what_shortened_means(capsys, monkeypatch):
     summary_table([_summary()])
     shown = capsys.readouterr().out
     assert SHORTENED not in shown
     assert shown.splitlines()[-1] == "on a CPU"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    summary_table([_summary(hardware="12 of them", config={"training": {"epochs": 2}})])
+    assert [line for line in capsys.readouterr().out.splitlines() if "\x1b" in line and "epochs:" in line] == []
+    summary_table([_summary(hardware="12 of them")])
+    assert capsys.readouterr().out.splitlines()[-1] == "on 12 of them"  # numbers are not coloured
+    monkeypatch.undo()
     summary_table([_summary(config={"training": {"epochs": 2}}), _summary(hardware="a GPU")])
     shown = " ".join(capsys.readouterr().out.split())
     assert "│ mine │ 2 of 120 │" in shown
@@ -198,6 +205,7 @@ def test_the_plot_shows_means_spreads_and_the_papers_figures(tmp_path, monkeypat
     last = axes[3]
     points = [line for line in last.lines if line.get_marker() in ("o", "_") and line.get_markersize() != 8]
     found = [(line.get_marker(), float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in points]
+    assert {(line.get_markersize(), line.get_markeredgewidth()) for line in points[1::2]} == {(22.0, 2.5)}
     assert [(a, b, pytest.approx(c)) for a, b, c in found] == [
         ("o", 0.0, 98.765), ("_", 0.0, 98.49), ("o", 1.0, 98.765), ("_", 1.0, 50.0),
     ]  # fmt: skip
@@ -208,6 +216,7 @@ def test_the_plot_shows_means_spreads_and_the_papers_figures(tmp_path, monkeypat
     mean = axes[2].lines[0].get_ydata()[0]
     assert float(mean) == pytest.approx(0.123456)
     assert [line.get_marker() for line in axes[2].lines].count("_") == 2  # the caps of the error bar alone
+    assert last.get_position().y0 > figure.legends[0].get_window_extent().y1 / figure.bbox.height
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["here, mean ± spread of seeds", "the paper"]
     monkeypatch.undo()
     pyplot.close(figure)

@@ -62,6 +62,14 @@ def test_no_number_of_a_report_is_cut(width, monkeypatch, capsys):
         assert f"{summary['parameters']:,}" in shown
 
 
+def test_a_list_has_no_title_unless_there_is_one(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "10")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    show_table(COLUMNS, ROWS)
+    assert capsys.readouterr().out.splitlines()[0].rstrip() == "name          alpha"
+
+
 def test_a_reader_that_has_gone_is_left_to_the_program():
     class Closed(io.StringIO):
         def write(self, text: str) -> int:

@@ -158,13 +158,14 @@ from program import short_task
 from plmu.experiments import EXPERIMENTS
 experiment = EXPERIMENTS["mackey-glass"]
 experiment.task = short_task(experiment)
+import os, signal
 import plmu.cli
 from plmu.training.loop import Trainer
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 step, calls = Trainer._eager, []
 def slowly(self):
     calls.append(1)
     if len(calls) == {steps}:
-        import os, signal
         os.kill(os.getpid(), signal.SIGINT)
     step(self)
 Trainer._eager = slowly

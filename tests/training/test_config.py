@@ -1,5 +1,6 @@
 """Settings of training: their ranges, and the learning rate of every step."""
 
+import dataclasses
 import math
 
 import pytest
@@ -51,6 +52,14 @@ MOST = {"betas": (0.999999, 0.999999), "warmup": 1.0, "average": 0.999999, "chec
 def test_impossible_settings_are_named(field, value):
     with pytest.raises(ValueError, match=rf"training\.{field} .*{value if field != 'betas' else ''}"):
         TrainingConfig(**{field: value})
+
+
+def test_the_defaults_are_plain_adam_with_graphs_on_a_gpu():
+    assert dataclasses.asdict(TrainingConfig()) == {
+        **{"epochs": 10, "batch_size": 100, "learning_rate": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.999)},
+        **{"schedule": "constant", "warmup": 0.0, "clip": None, "average": None, "precision": "float32"},
+        **{"graph": True, "compile": False, "evaluate_every": 1, "refit": False, "checkpoint_seconds": 30.0},
+    }
 
 
 @pytest.mark.parametrize("values", [LEAST, MOST])
