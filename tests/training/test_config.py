@@ -56,9 +56,21 @@ def test_impossible_settings_are_named(field, value):
 
 def test_the_defaults_are_plain_adam_with_graphs_on_a_gpu():
     assert dataclasses.asdict(TrainingConfig()) == {
-        **{"epochs": 10, "batch_size": 100, "learning_rate": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.999)},
-        **{"schedule": "constant", "warmup": 0.0, "clip": None, "average": None, "precision": "float32"},
-        **{"graph": True, "compile": False, "evaluate_every": 1, "refit": False, "checkpoint_seconds": 30.0},
+        "epochs": 10,
+        "batch_size": 100,
+        "learning_rate": 1e-3,
+        "weight_decay": 0.0,
+        "betas": (0.9, 0.999),
+        "schedule": "constant",
+        "warmup": 0.0,
+        "clip": None,
+        "average": None,
+        "precision": "float32",
+        "graph": True,
+        "compile": False,
+        "evaluate_every": 1,
+        "refit": False,
+        "checkpoint_seconds": 30.0,
     }
 
 
