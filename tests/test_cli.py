@@ -327,6 +327,25 @@ def test_zsh_completes(tmp_path, capsys):
         assert len(found) <= len(expected) + ("file" in done.stdout), words
 
 
+def test_scripts_hold_words_values_and_paths(capsys):
+    """Also where the shell is not there to try them."""
+    fish, zsh, bash = (_script(shell, capsys) for shell in ("fish", "zsh", "bash"))
+    assert "        case 'train psmnist --model'\n            printf '%s\\n' plmu lstm lmu\n" in fish
+    paths = "'* --runs' '* --data.root' '* --results' '* --out' '* --readme'"
+    assert f"        case {paths}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
+    assert "            case train\n                printf '%s\\n' mackey-glass psmnist addition imdb qqp snli" in fish
+    shown = "            case stream\n                printf '%s\\n' -h --help\n                __fish_complete_path"
+    assert shown in fish
+    assert (
+        "            case data\n                printf '%s\\n' -h --help --data.root\n            case report" in fish
+    )
+    for script in (zsh, bash):
+        assert "        'train psmnist --model') found='plmu lstm lmu' ;;\n" in script
+        assert "                stream) found='-h --help' files=1 ;;\n" in script
+        assert "                data) found='-h --help --data.root' ;;\n" in script
+    assert zsh.startswith("#compdef plmu\n")
+
+
 def test_every_option_is_completed(capsys):
     """Those that help lists, of every experiment and model; and those that take a path are known."""
     words, values = _words({}, [])

@@ -268,3 +268,11 @@ def test_a_readme_without_a_place_is_named(tmp_path):
         with pytest.raises(ValueError, match="has no place for the table"):
             write_readme(readme, [_summary()])
     assert markdown([_summary()]).splitlines()[1] == "|" + "---|" * 11
+
+
+def test_folders_without_results_are_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="no results in .*empty: `plmu train` writes them"):
+        report([tmp_path / "empty"], tmp_path / "out")
+    with pytest.raises(RunError, match="no results in [^,]*nowhere: "):
+        report([ROOT / "results", tmp_path / "nowhere"], tmp_path / "out")
