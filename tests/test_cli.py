@@ -212,6 +212,13 @@ def test_errors_are_one_line_and_their_traceback_is_shown_on_request(capsys):
         assert said.splitlines()[-1] == plain
 
 
+def test_what_is_stopped_ends_as_a_shell_expects(monkeypatch, capsys):
+    monkeypatch.setitem(COMMANDS, "data", raising(KeyboardInterrupt("stopped; and more")))
+    assert refused(["data"], capsys, status=130) == "plmu: stopped; and more"
+    monkeypatch.setitem(COMMANDS, "data", raising(KeyboardInterrupt()))
+    assert refused(["data"], capsys, status=130) == "plmu: stopped"
+
+
 def test_errors_of_the_program_itself_are_not_hidden(monkeypatch):
     monkeypatch.setitem(COMMANDS, "data", raising(RuntimeError("a mistake of ours")))
     with pytest.raises(RuntimeError, match="a mistake of ours"):

@@ -272,7 +272,7 @@ def test_a_readme_without_a_place_is_named(tmp_path):
 
 def test_folders_without_results_are_named(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match="no results in .*empty: `plmu train` writes them"):
+    with pytest.raises(RunError, match=r"no results in .*empty: `plmu train` writes them"):
         report([tmp_path / "empty"], tmp_path / "out")
-    with pytest.raises(RunError, match="no results in [^,]*nowhere: "):
+    with pytest.raises(RunError, match=r"no results in [^,]*nowhere: "):
         report([ROOT / "results", tmp_path / "nowhere"], tmp_path / "out")

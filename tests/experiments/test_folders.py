@@ -183,11 +183,6 @@ def test_an_interrupted_run_says_what_comes_next(steps, said, short, tmp_path):
     assert done.stderr == f"plmu: stopped; the same command {said}\n"
 
 
-def test_an_interrupt_elsewhere_is_one_word(short, capsys, monkeypatch):
-    monkeypatch.setattr("plmu.data.overview.overview", raising(KeyboardInterrupt()))
-    assert refused(["data"], capsys, status=130) == "plmu: stopped"
-
-
 def test_the_name_is_what_help_says(short, capsys):
     main([*short, "--name", "ps1"])
     assert {path.name for path in Path("runs").iterdir() if path.name[0] != "."} == {"ps1-seed0", "ps1.json"}
@@ -328,3 +323,39 @@ def test_further_tests_that_are_not_finite_are_named(short, capsys, monkeypatch)
     wrong = (torch.full((1, 3, 1), float("inf")), torch.zeros(1, 3, 1))
     monkeypatch.setattr(experiment, "more_tests", lambda _: {"far": wrong}, raising=False)
     assert "the far data hold 3 values that are not finite: the first is inf" in refused(short, capsys)
+
+
+def test_what_differs_is_named_and_new_fields_are_filled_in():
+    def run(**config) -> dict:
+        return {"experiment": "a", "model": "b", "seed": 3, "config": config}
+
+    usual = {"model": {"order": 1, "theta": 2.0}, "seed": 0}
+    wanted = run(model={"order": 1, "theta": 2.0}, seed=1)
+    assert folders.differing(run(model={"order": 1}), wanted, usual) == []
+    assert folders.differing(run(model={"order": 5, "theta": 3.0}), wanted, usual) == [
+        "model.order was 5, now 1",
+        "model.theta was 3.0, now 2.0",
+    ]
+    assert folders.differing(run(model=3), wanted, usual) == ["model was 3, now {'order': 1, 'theta': 2.0}"]
+    assert folders.differing(run(more=1), wanted, usual) == ["more was 1, now None"]
+    assert folders.differing({**wanted, "experiment": "x", "model": "y"}, wanted, usual) == ["experiment was x, now a"]
+    assert folders.differing({**wanted, "model": "y"}, wanted, usual) == ["model was y, now b"]
+
+
+def test_the_folders_of_a_name_come_by_seed(tmp_path):
+    for name in ("a-seed10", "a-seed2", "a-seedx", "b-seed1", "aa-seed1", "a-seed1x"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in folders.of_name(tmp_path / "a")] == ["a-seed2", "a-seed10"]
+    assert folders.of_name(tmp_path / "nowhere" / "a") == []
+
+
+def test_a_run_is_begun_when_there_is_anything_to_lose(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    assert not folders.begun(tmp_path)
+    (tmp_path / "checkpoints" / "best.ckpt").write_text("")
+    assert folders.begun(tmp_path)
+    assert folders.has_checkpoint(tmp_path)
+    (tmp_path / "checkpoints" / "best.ckpt").unlink()
+    (tmp_path / "result.json").write_text("")
+    assert folders.begun(tmp_path)
+    assert not folders.has_checkpoint(tmp_path)
