@@ -81,7 +81,7 @@ for words in {commands!r}:
         (["train", "mackey-glass", "--device", "cuda:77"], "device 'cuda:77' is not there"),
         (["evaluate", "nowhere"], "nowhere is not a run"),
         (["report", "--results", "nowhere"], "no results in nowhere"),
-        (["report"], "no results in results"),
+        (["report"], "no results in results: `plmu train` writes them"),
         (["train", "mackey-glass", "--model", "lmu", "--model.layers", "0"], "model.layers must be at least 1; got 0"),
         (["train", "mackey-glass", "--model.order", "0"], "model.order must be at least 1; got 0"),
         (["train", "mackey-glass", "--model.activation", "swish"], "model.activation must be one of relu, tanh"),
@@ -115,6 +115,12 @@ def test_a_misspelt_option_is_answered_with_the_right_one(tmp_path):
 def test_what_resembles_nothing_gets_no_suggestion(word, capsys):
     assert "did you mean" not in refused([word], capsys)
     assert suggestion(word, ["train"]) == ""
+
+
+def test_the_words_are_those_that_were_typed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/plmu", "--version"])
+    main()
+    assert capsys.readouterr().out == f"plmu {plmu.__version__}\n"
 
 
 def test_version_and_help(capsys):
