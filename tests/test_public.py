@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,50 @@ def test_importing_is_light() -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stderr == ""
     assert done.stdout.strip() == "[]"
+
+
+def test_importing_imports_no_torch_until_a_name_is_used() -> None:
+    """And then all is as if it had: names, modules, `dir`, star import, pickles and compiled functions."""
+    program = """
+import pickle, sys
+import plmu
+assert "torch" not in sys.modules
+assert set(plmu.__all__) | {"files", "ops", "stream", "systems", "describe"} <= set(dir(plmu))
+try:
+    plmu.nothing
+except AttributeError as error:
+    assert str(error) == "module 'plmu' has no attribute 'nothing'"
+assert not hasattr(plmu, "torch") and "torch" not in sys.modules
+system = plmu.DelayNetwork(3, 5.0).discretize(1.0)
+assert "torch" in sys.modules and "DelayNetwork" in vars(plmu)
+import torch
+assert plmu.ops.states is plmu.states and plmu.describe.__name__ == "plmu.describe"
+layer = pickle.loads(pickle.dumps(plmu.ParallelLMU(1, 2, order=3, theta=4.0)))
+assert type(layer) is plmu.nn.ParallelLMU
+names = {}
+exec("from plmu import *", names)
+assert set(plmu.__all__) <= set(names)
+assert all(names[name] is getattr(plmu, name) for name in plmu.__all__)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_every_public_name_has_its_home() -> None:
+    assert sorted([*plmu._HOMES, "nn", "__version__"]) == PLMU
+
+
+def test_the_loss_of_the_padded_example_leaves_the_padding_out() -> None:
+    """Targets that are NaN there reach no gradient."""
+    (code,) = (code for _, _, code in _blocks((ROOT / "README.md").read_text(encoding="utf-8")) if "lengths =" in code)
+    setup = "import torch, plmu\nfrom torch import nn\nx = torch.randn(8, 500, 3)\n"
+    code = code.split("plmu.save")[0].replace(
+        "optimizer =", "target[torch.arange(500) >= lengths[:, None]] = float('nan')\noptimizer ="
+    )
+    namespace: dict[str, Any] = {}
+    exec(setup + code, namespace)
+    for parameter in namespace["model"].parameters():
+        assert parameter.grad.isfinite().all()
 
 
 def test_the_package_says_that_it_is_typed() -> None:

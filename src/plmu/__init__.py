@@ -1,12 +1,16 @@
 """plmu: sequence models whose only recurrence is linear. They train in parallel over time and run as RNNs."""
 
-from plmu import nn
-from plmu.cache import set_cache_limit
-from plmu.files import FileFormatError, load, load_into, save
-from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential
-from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
-from plmu.stream import Stream
-from plmu.systems import DelayNetwork, LinearSystem
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plmu import nn
+    from plmu.cache import set_cache_limit
+    from plmu.files import FileFormatError, load, load_into, save
+    from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential
+    from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
+    from plmu.stream import Stream
+    from plmu.systems import DelayNetwork, LinearSystem
 
 __version__ = "0.1.0"
 
@@ -35,3 +39,29 @@ __all__ = [
     "set_cache_limit",
     "states",
 ]
+
+# Which module each public name is in. They are imported at first use, so that `plmu --version` need not import torch.
+_MODULES: dict[str, tuple[str, ...]] = {
+    "cache": ("set_cache_limit",),
+    "describe": (),
+    "files": ("FileFormatError", "load", "load_into", "save"),
+    "nn": ("LMU", "DelayLayer", "LMUCell", "ParallelLMU", "Residual", "Sequential"),
+    "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),
+    "stream": ("Stream",),
+    "systems": ("DelayNetwork", "LinearSystem"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a module of the library, at its first use; from then on it is an ordinary attribute."""
+    if name in _MODULES:
+        return import_module(f"plmu.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'plmu' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"plmu.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

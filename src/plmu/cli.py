@@ -1,16 +1,20 @@
-"""The program: plmu train | evaluate | stream | data | report | bench."""
+"""The program: plmu train | evaluate | stream | data | report | bench | completion.
+
+Each command imports what it needs when it runs, so that `plmu --version` and `--help` answer at once.
+"""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import plmu
+from plmu.arguments import OneOf, Parser, suggestion
 
 if TYPE_CHECKING:
     from plmu.experiments.base import Experiment
@@ -23,56 +27,83 @@ USAGE = """usage: plmu COMMAND …
   plmu data               what data is here, what is complete, and where it would come from
   plmu report             all results as a table and plots
   plmu bench KIND         speed on this machine: layers, training-time, complexity or streaming
+  plmu completion SHELL   a script that completes these words in bash, zsh or fish
   plmu --version
 
-`plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment."""
+`plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment.
+With --traceback, an error also shows where in the program it arose."""
+OWN_OPTIONS = ("--help", "--version", "--traceback")
+PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE has ended
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Errors that a user can mend are one message and exit status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    commands: dict[str, Callable[[list[str]], None]] = {
-        "train": _train,
-        "evaluate": _evaluate,
-        "stream": _stream,
-        "data": _data,
-        "report": _report,
-        "bench": _bench,
-    }
-    if words and words[0] in ("--version", "version"):
-        print(f"plmu {plmu.__version__}")
-        return
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(USAGE)
-        return
-    if words[0] not in commands:
-        _fail(f"there is no command {words[0]!r}: the commands are {', '.join(commands)}")
+    shows_traceback = "--traceback" in words
+    words = [word for word in words if word != "--traceback"]
+    done = False
     try:
-        commands[words[0]](words[1:])
+        try:
+            _run(words)
+            done = True
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a closed pipe can be caught
+    except BrokenPipeError:  # what reads the output has gone, for example `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        works = words[:1] in (["train"], ["bench"]) and not {"-h", "--help"} & set(words) and len(words) > 1
+        if works and not done:
+            raise SystemExit(PIPE_CLOSED) from None
     except ModuleNotFoundError as error:
         missing = (error.name or "plmu").split(".")[0]
         if missing == "plmu":
             raise
-        _fail(f"the program needs more than the library, {missing} is missing: pip install 'plmu[train]'")
-    except _user_errors() as error:
-        _fail(str(error))
+        _fail(
+            f"the program needs more than the library, {missing} is missing: pip install 'plmu[train]'",
+            shows_traceback,
+        )
+    except KeyboardInterrupt as error:
+        _fail(str(error) or "stopped", shows_traceback, status=130)
     except OSError as error:
-        _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
-    except KeyboardInterrupt:
-        _fail("stopped; the same command goes on from the last checkpoint", status=130)
+        said = _said(error)
+        _fail(
+            said or ": ".join(str(part) for part in (error.filename, error.strerror or error) if part), shows_traceback
+        )
+    except Exception as error:
+        said = _said(error)
+        if said is None:
+            raise
+        _fail(said, shows_traceback)
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    """Those whose message is for the user. Nothing here imports what the library alone does not have."""
-    from plmu.data.files import DataError
+def _said(error: Exception) -> str | None:
+    """What to tell the user, if the message of this error is for them."""
+    if isinstance(error, ValueError):
+        return str(error)
+    from plmu.data.files import DataError  # these import nothing that the library alone does not have
     from plmu.training.errors import CheckpointError, Diverged, RunError
 
-    return (DataError, RunError, Diverged, CheckpointError, ValueError)
+    return str(error) if isinstance(error, (DataError, RunError, Diverged, CheckpointError)) else None
 
 
-def _fail(message: str, status: int = 2) -> None:
+def _fail(message: str, shows_traceback: bool = False, status: int = 2) -> NoReturn:
+    if shows_traceback:
+        traceback.print_exc()
     print(f"plmu: {message}", file=sys.stderr)
     raise SystemExit(status)
+
+
+def _run(words: list[str]) -> None:
+    if words and words[0] in ("--version", "version"):
+        print(f"plmu {plmu.__version__}")
+    elif not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE)
+    elif words[0] not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        hint = suggestion(words[0], [*COMMANDS, *OWN_OPTIONS])
+        _fail(f"there is no command {words[0]!r}: the commands are {known}{hint}")
+    else:
+        COMMANDS[words[0]](words[1:])
 
 
 def _train(words: list[str]) -> None:
@@ -86,7 +117,8 @@ def _train(words: list[str]) -> None:
         print("\n`plmu train EXPERIMENT --help` lists all options; the same command resumes a run that was cut short.")
         return
     if words[0] not in EXPERIMENTS:
-        _fail(f"there is no experiment {words[0]!r}: the experiments are {known}")
+        hint = suggestion(words[0], EXPERIMENTS)
+        _fail(f"there is no experiment {words[0]!r}: the experiments are {known}{hint}")
     experiment = EXPERIMENTS[words[0]]
     model, rest = _model_name(experiment, words[1:])
     config, options = _parse(experiment, model, rest)
@@ -138,12 +170,18 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
     return parsed.config, parsed.options
 
 
-def _evaluate(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="plmu evaluate", description="Score a run's best model on its test data.")
+def _evaluate_parser() -> Parser:
+    parser = Parser(prog="plmu evaluate", description="Score a run's best model on its test data.")
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/mackey-glass-plmu-seed0")
-    parser.add_argument("--data.root", dest="root", type=Path, default=None, help="folder with the data sets")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, …")
-    given = parser.parse_args(words)
+    parser.add_argument(
+        "--data.root", dest="root", type=Path, help="folder with the data sets (where the run had its data)"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
+    return parser
+
+
+def _evaluate(words: list[str]) -> None:
+    given = _evaluate_parser().parse_args(words)
 
     from plmu.data.files import DataConfig
     from plmu.experiments.evaluate import evaluate
@@ -157,14 +195,18 @@ def _evaluate(words: list[str]) -> None:
                 print(f"{name} {value:.6g}")
 
 
-def _stream(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
+def _stream_parser() -> Parser:
+    parser = Parser(
         prog="plmu stream",
         description="Read text line by line and print the sentiment after each word, from 0 (negative) to 1 (positive)."
         " An empty line begins another text.",
     )
     parser.add_argument("run", type=Path, help="folder of a finished IMDB run, or its model.plmu")
-    given = parser.parse_args(words)
+    return parser
+
+
+def _stream(words: list[str]) -> None:
+    given = _stream_parser().parse_args(words)
 
     from plmu.experiments.stream_text import show
 
@@ -172,16 +214,18 @@ def _stream(words: list[str]) -> None:
         show(given.run, sys.stdin)
     except KeyboardInterrupt:
         return
-    except BrokenPipeError:  # what reads the output has gone, for example `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except UnicodeDecodeError as error:
-        _fail(f"the text is not UTF-8 ({error.reason} at byte {error.start})")
+        raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def _data_parser() -> Parser:
+    parser = Parser(prog="plmu data", description="What data is here, and where it would come from.")
+    parser.add_argument("--data.root", dest="root", type=Path, help="folder with the data sets (PLMU_DATA)")
+    return parser
 
 
 def _data(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="plmu data", description="What data is here, and where it would come from.")
-    parser.add_argument("--data.root", dest="root", type=Path, default=None, help="folder with the data sets")
-    given = parser.parse_args(words)
+    given = _data_parser().parse_args(words)
 
     from plmu.data.files import DataConfig
     from plmu.data.overview import overview
@@ -189,8 +233,8 @@ def _data(words: list[str]) -> None:
     overview(DataConfig(given.root))
 
 
-def _report(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="plmu report", description="All results as a table and plots.")
+def _report_parser() -> Parser:
+    parser = Parser(prog="plmu report", description="All results as a table and plots.")
     parser.add_argument(
         "--results",
         type=Path,
@@ -201,8 +245,12 @@ def _report(words: list[str]) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("report"), help="folder for report.html and the plots (report)"
     )
-    parser.add_argument("--readme", type=Path, default=None, help="also write the table into this file's marked place")
-    given = parser.parse_args(words)
+    parser.add_argument("--readme", type=Path, help="also write the table into this file's marked place")
+    return parser
+
+
+def _report(words: list[str]) -> None:
+    given = _report_parser().parse_args(words)
 
     from plmu.report import report
 
@@ -216,6 +264,43 @@ def _bench(words: list[str]) -> None:
 
     bench(words)
 
+
+def _completion_parser() -> Parser:
+    parser = Parser(
+        prog="plmu completion",
+        description="Print a script that completes plmu's commands, experiments and options. Save it, and source it"
+        " in ~/.bashrc, or in ~/.zshrc after compinit; for fish, save it as ~/.config/fish/completions/plmu.fish.",
+    )
+    parser.add_argument("shell", type=OneOf("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
+    return parser
+
+
+def _completion(words: list[str]) -> None:
+    given = _completion_parser().parse_args(words)
+
+    from plmu.bench.run import parser as bench_parser
+    from plmu.completion import script
+
+    parsers = {
+        "evaluate": _evaluate_parser(),
+        "stream": _stream_parser(),
+        "data": _data_parser(),
+        "report": _report_parser(),
+        "bench": bench_parser(),
+        "completion": _completion_parser(),
+    }
+    print(script(given.shell, {name: parsers.get(name) for name in COMMANDS}, OWN_OPTIONS), end="")
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "stream": _stream,
+    "data": _data,
+    "report": _report,
+    "bench": _bench,
+    "completion": _completion,
+}
 
 if __name__ == "__main__":
     main()

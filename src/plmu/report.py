@@ -7,31 +7,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from plmu.experiments import EXPERIMENTS
+from plmu.terminal import Console, show_table
 from plmu.training.errors import RunError
 from plmu.training.results import read_json
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-HEADER = ("experiment", "model", "parameters", "score", "ours", "paper", "seeds", "best on valid", "hardware")
+HEADER = ("experiment", "model", "run", "epochs", "parameters", "score", "ours", "paper", "seeds", "best on valid")
+SHORTENED = "“2 of 500” epochs: the run was given fewer epochs than the experiment has by default."
 
 
 def summary_table(summaries: list[dict[str, Any]]) -> None:
     """Print results beside the paper's figures."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    table = Table(*HEADER[:-1])
-    for summary in summaries:
-        for row in rows(summary):
-            table.add_row(*row[:-1])
-    console.print(table)
+    show_table(HEADER, [row[:-1] for summary in summaries for row in rows(summary)], console=console)
+    if any(shortened(summary) for summary in summaries):
+        console.print(SHORTENED, highlight=False)
     console.print("on " + "; ".join(sorted({summary["hardware"] for summary in summaries})), highlight=False)
 
 
 def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A line for each score of a result, the deciding one first."""
+    """A line for each score of a result, the deciding one first; the hardware comes last."""
     metric = summary["metric"]
     names = [metric, *(name for name in summary["test"] if name != metric)]
     lines: list[tuple[str, ...]] = []
@@ -44,6 +40,8 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
             (
                 titled(summary),
                 named(summary),
+                summary["name"],
+                epochs(summary),
                 f"{summary['parameters']:,}",
                 name.replace("_", " "),
                 shown(score["mean"], summary["percent"], score["std"] if len(summary["seeds"]) > 1 else None),
@@ -68,6 +66,33 @@ def named(summary: dict[str, Any]) -> str:
     return f"{summary['model']}, refit" if refit else str(summary["model"])
 
 
+def epochs(summary: dict[str, Any]) -> str:
+    """How many epochs; and of how many, where the run was shortened."""
+    given, usual = summary["config"]["training"]["epochs"], _usual_epochs(summary)
+    return f"{given:,} of {usual:,}" if shortened(summary) else f"{given:,}"
+
+
+def shortened(summary: dict[str, Any]) -> bool:
+    """Whether it had fewer epochs than the experiment gives this model by default."""
+    usual = _usual_epochs(summary)
+    return usual is not None and bool(summary["config"]["training"]["epochs"] < usual)
+
+
+def _usual_epochs(summary: dict[str, Any]) -> int | None:
+    """None for an experiment or a model of another version."""
+    experiment = EXPERIMENTS.get(summary["experiment"])
+    if experiment is None or summary["model"] not in experiment.models:
+        return None
+    return experiment.defaults(summary["model"]).training.epochs
+
+
+def labelled(summary: dict[str, Any]) -> str:
+    """The model in a plot, and what sets the run apart."""
+    own = summary["name"] if summary["name"] != f"{summary['experiment']}-{summary['model']}" else ""
+    short = f"{epochs(summary)} epochs" if shortened(summary) else ""
+    return "\n".join(part for part in (named(summary), own, short) if part)
+
+
 def shown(value: float, percent: bool, std: float | None = None) -> str:
     if percent:
         return f"{100 * value:.2f}" + ("" if std is None else f" ± {100 * std:.2f}") + " %"
@@ -76,7 +101,7 @@ def shown(value: float, percent: bool, std: float | None = None) -> str:
 
 def markdown(summaries: list[dict[str, Any]]) -> str:
     """The same table for the README."""
-    lines = ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
+    lines = ["| " + " | ".join((*HEADER, "hardware")) + " |", "|" + "---|" * (len(HEADER) + 1)]
     lines += ["| " + " | ".join(row) + " |" for summary in summaries for row in rows(summary)]
     return "\n".join(lines)
 
@@ -96,8 +121,12 @@ def _read(path: Path) -> dict[str, Any] | None:
         one = read_json(path)
         if not isinstance(one, dict) or not {"experiment", "seeds"} <= one.keys():
             return None
-        rows(one)
+        one["name"] = path.stem
+        if not all(isinstance(cell, str) for row in rows(one) for cell in row):
+            raise TypeError("a name is not text")
         _details(one)
+        labelled(one)
+        _points(one)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
         raise RunError(
             f"{path} is damaged ({type(error).__name__}: {error}): remove it, or make it again with `plmu train`"
@@ -137,13 +166,13 @@ def _page(summaries: list[dict[str, Any]]) -> str:
         for row in rows(summary)
     )
     details = "\n".join(_details(one) for one in summaries)
-    head = "".join(f"<th>{name}</th>" for name in HEADER)
-    return PAGE.format(head=head, body=body, details=details)
+    head = "".join(f"<th>{name}</th>" for name in (*HEADER, "hardware"))
+    return PAGE.format(head=head, body=body, details=details, shortened=html.escape(SHORTENED))
 
 
 def _details(one: dict[str, Any]) -> str:
     return (
-        f"<h2>{html.escape(one['experiment'])}, {html.escape(one['model'])}</h2>"
+        f"<h2>{html.escape(one['name'])}: {html.escape(one['experiment'])}, {html.escape(one['model'])}</h2>"
         f"<p><code>{html.escape(one['command'])}</code>"
         f"<br>{html.escape(one['source'])}, torch {html.escape(one['torch'])};"
         f" {html.escape('; '.join(f'{k}: {v}' for k, v in one['notes'].items()))}</p>"
@@ -157,6 +186,13 @@ def write_readme(readme: Path, summaries: list[dict[str, Any]]) -> None:
     before, rest = text.split(BEGIN, 1)
     after = rest.split(END, 1)[1]
     readme.write_text(f"{before}{BEGIN}\n{markdown(summaries)}\n{END}{after}", encoding="utf-8")
+
+
+def _points(one: dict[str, Any]) -> tuple[float, float, float | None]:
+    """The deciding score as it is plotted: mean, spread, and the paper's."""
+    factor = 100 if one["percent"] else 1
+    score, paper = one["test"][one["metric"]], one["paper"]
+    return factor * float(score["mean"]), factor * float(score["std"]), None if paper is None else factor * float(paper)
 
 
 def plot(summaries: list[dict[str, Any]], path: Path) -> None:
@@ -176,12 +212,11 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
     for axis, experiment in zip(axes.flat, experiments, strict=False):
         own = [one for one in summaries if one["experiment"] == experiment]
         for i, one in enumerate(own):
-            factor = 100 if one["percent"] else 1
-            score = one["test"][one["metric"]]
-            axis.errorbar(i, factor * score["mean"], factor * score["std"], fmt="o", color="tab:blue", capsize=4)
-            if one["paper"] is not None:
-                axis.plot(i, factor * one["paper"], "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
-        axis.set_xticks(range(len(own)), [named(one) for one in own], fontsize="small", rotation=15)
+            mean, std, paper = _points(one)
+            axis.errorbar(i, mean, std, fmt="o", color="tab:blue", capsize=4)
+            if paper is not None:
+                axis.plot(i, paper, "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
+        axis.set_xticks(range(len(own)), [labelled(one) for one in own], fontsize="small", rotation=15)
         axis.set_xlim(-0.6, len(own) - 0.4)
         axis.set_title(titled(own[0]))
         axis.set_ylabel(own[0]["metric"] + (", %" if own[0]["percent"] else ""))
@@ -208,7 +243,7 @@ code {{ background: #f3f3f3; padding: .1rem .3rem; }} img {{ max-width: 100%; }}
 </style></head><body>
 <h1>plmu: results</h1>
 <p>Test scores, chosen on validation data, mean and spread over seeds, beside the paper's. A model that was refit was
-trained on validation data too, with settings chosen before.</p>
+trained on validation data too, with settings chosen before. {shortened}</p>
 <table><tr>{head}</tr>
 {body}</table>
 <p><img src="results.png" alt="Each model's test score beside the paper's"></p>

@@ -92,7 +92,8 @@ def test_the_command_writes_figures_and_a_picture(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["speed"], "invalid choice: 'speed'"),
+        (["speed"], "there is no 'speed': it is one of layers, training-time, complexity, streaming"),
+        (["layer"], "did you mean 'layers'?"),
         (["layers", "--rounds", "0"], "--rounds must be at least 1, got 0"),
         pytest.param(
             ["layers", "--device", "cuda"],

@@ -10,6 +10,7 @@ from plmu.bench.training_time import random_task
 from plmu.experiments import EXPERIMENTS, encoder_last
 from plmu.experiments.base import Config
 from plmu.experiments.mackey_glass import _Dense
+from plmu.experiments.rivals import lstm
 from plmu.experiments.text_models import TextExperiment
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
@@ -118,3 +119,18 @@ def test_the_gradients_of_many_examples_are_those_of_a_dense_layer():
     assert torch.equal(_Dense.apply(*leaves), torch.nn.functional.linear(*leaves))
     assert torch.autograd.gradcheck(_Dense.apply, leaves)
     assert torch.autograd.gradgradcheck(_Dense.apply, leaves)
+
+
+def test_the_forget_gates_of_an_lstm_start_open():
+    torch.manual_seed(0)
+    layer = lstm(3, 4, layers=2, forget_bias=1.5)
+    torch.manual_seed(0)
+    usual = torch.nn.LSTM(3, 4, 2, batch_first=True)
+    for number in (0, 1):
+        both = getattr(layer, f"bias_ih_l{number}") + getattr(layer, f"bias_hh_l{number}")
+        assert both[4:8].tolist() == [1.5] * 4
+        before = getattr(usual, f"bias_ih_l{number}") + getattr(usual, f"bias_hh_l{number}")
+        assert torch.equal(both[:4], before[:4])
+        assert torch.equal(both[8:], before[8:])
+    assert torch.equal(layer.weight_hh_l0, usual.weight_hh_l0)
+    assert layer.batch_first

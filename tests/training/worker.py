@@ -38,6 +38,11 @@ def model(dropout: float = 0.2) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
 
 
+def seeded_model() -> nn.Module:
+    torch.manual_seed(1)
+    return model(0.0)
+
+
 def config(epochs: int) -> TrainingConfig:
     return TrainingConfig(
         epochs=epochs, batch_size=8, schedule="cosine", warmup=0.1, average=0.9, clip=1.0, checkpoint_seconds=0.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from plmu.arguments import OneOf, Parser
 from plmu.bench import complexity, layers, show, streaming, training_time
 from plmu.bench.measure import copy_bandwidth
 from plmu.training.results import provenance
@@ -21,23 +21,25 @@ KINDS: dict[str, Callable[[str, int], dict[str, Any]]] = {
 }
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
+def parser() -> Parser:
+    made = Parser(
         prog="plmu bench",
         description="Measure speed on this machine, after checking the answers: a table, a JSON file and a figure.",
     )
-    parser.add_argument("kind", choices=KINDS, help="what to measure")
-    parser.add_argument("--device", default=None, help="cpu or cuda (a GPU if there is one)")
-    parser.add_argument("--rounds", type=int, default=9, help="how often each candidate is timed (9)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench"), help="folder for the JSON file and the figure (bench)"
-    )
-    given = parser.parse_args(words)
+    made.add_argument("kind", type=OneOf(*KINDS), metavar="KIND", help=f"what to measure: {', '.join(KINDS)}")
+    made.add_argument("--device", default=None, help="cpu or cuda (a GPU if there is one)")
+    made.add_argument("--rounds", type=int, default=9, help="how often each candidate is timed (9)")
+    made.add_argument("--out", type=Path, default=Path("bench"), help="folder for the JSON file and the figure (bench)")
+    return made
+
+
+def main(words: list[str]) -> None:
+    given = parser().parse_args(words)
     if given.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {given.rounds}")
+        parser().error(f"--rounds must be at least 1, got {given.rounds}")
     device = given.device or ("cuda" if torch.cuda.is_available() and given.kind != "streaming" else "cpu")
     if device != "cpu" and not torch.cuda.is_available():
-        parser.error(f"--device {device}: there is no GPU here")
+        parser().error(f"--device {device}: there is no GPU here")
     given.out.mkdir(parents=True, exist_ok=True)
     found = KINDS[given.kind](device, given.rounds)
     found["copy bandwidth, bytes a second"] = copy_bandwidth(device)

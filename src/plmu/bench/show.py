@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from plmu.files import replacing
+from plmu.terminal import show_table
 
 FEW = 5
 
@@ -17,18 +15,12 @@ FEW = 5
 def tables(found: dict[str, Any]) -> None:
     """Every list of rows as a table; a value that is itself a mapping becomes several columns, and one with more than
     a few entries is left to the JSON file."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
     for title, rows in found.items():
         if not isinstance(rows, list) or not rows:
             continue
         flat = [_flat(row) for row in rows]
         columns = list(dict.fromkeys(name for row in flat for name in row))
-        table = Table(*columns, title=title)
-        for row in flat:
-            table.add_row(*(_shown(row.get(name)) for name in columns))
-        console.print(table)
+        show_table(columns, [[_shown(row.get(name)) for name in columns] for row in flat], title)
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from plmu.data import imdb, mnist, qqp, snli, vectors
 from plmu.data.files import DataConfig, DataError, cache_folder, is_file, unreadable
 from plmu.data.text import TextData
+from plmu.terminal import Console
 
 
 def overview(config: DataConfig) -> None:

@@ -71,6 +71,7 @@ class Addition(Experiment):
     metric = "mse"
     paper: ClassVar[dict[str, float]] = {}
     models = ("plmu", "plain", "lstm")
+    streamable = ("plmu", "plain")
 
     def defaults(self, model: str) -> Config[Any]:
         choices: dict[str, tuple[Any, float]] = {

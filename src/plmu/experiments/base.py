@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
+from plmu.arguments import suggestion
 from plmu.data.files import DataConfig
 from plmu.nn.steppable import Steppable
 from plmu.training.config import TrainingConfig
@@ -38,6 +39,7 @@ class Experiment(ABC):
     metric: str  # what is reported, and by which the best epoch is chosen on validation data
     paper: ClassVar[dict[str, float]]  # the paper's figure for each model that has one
     percent = False  # whether the score is shown in percent
+    streamable: ClassVar[tuple[str, ...]] = ()  # the models that `deployable` gives a form to
 
     @property
     @abstractmethod
@@ -70,5 +72,6 @@ class Experiment(ABC):
 
     def check(self, model: str) -> str:
         if model not in self.models:
-            raise ValueError(f"{self.name} has the models {', '.join(self.models)}; there is no {model!r}")
+            hint = suggestion(model, self.models)
+            raise ValueError(f"{self.name} has the models {', '.join(self.models)}; there is no {model!r}{hint}")
         return model

@@ -22,6 +22,7 @@ from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, TextEx
 class IMDB(TextExperiment):
     name = "imdb"
     paper: ClassVar[dict[str, float]] = {"plmu": 0.8910, "frozen": 0.8910, "lstm": 0.8729}
+    streamable = ("plmu", "frozen", "deep")
     classes = 2
     keep = "last"
 

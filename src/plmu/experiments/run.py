@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import plmu
+from plmu.experiments import folders
 from plmu.experiments.base import Config, Experiment
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.errors import RunError
+from plmu.training.folder import clear, held
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
-from plmu.training.results import provenance, read_json, spread, write_json
-
-# Of each seed alone; and where it ran and from what, which seeds share unless they were run apart.
-OWN = ("seed", "best_epoch", "valid", "test", "seconds_training", "seconds_in_all")
-ORIGIN = ("processes", "command", "hardware", "torch", "python", "plmu", "source")
+from plmu.training.results import provenance, spread, write_json
+from plmu.training.task import Task, check_finite
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Options:
     runs: Path = Path("runs")
     """Folder in which each run has its own."""
     name: str | None = None
-    """Name of the run. Default: experiment, model and seed."""
+    """Name of the result, NAME.json, and of each seed's folder, NAME-seed0 and so on. Default: EXPERIMENT-MODEL."""
     seeds: int = 1
     """How many seeds to run, counting up from the first."""
     quiet: bool = False
@@ -62,20 +62,45 @@ def run(
         raise RunError(f"--seeds must be at least 1, got {options.seeds}")
     seeds = [dataclasses.replace(config, seed=config.seed + i) for i in range(options.seeds)]
     stem = options.runs / (options.name or f"{experiment.name}-{model}")
-    described = _described(experiment, model, config)
-    usual = _described(experiment, model, experiment.defaults(model))["config"]
+    described = folders.described(experiment, model, config)
+    usual = folders.described(experiment, model, experiment.defaults(model))["config"]
     if processes.writes:
-        for folder in _folders(stem):
-            _check_same(folder, described, usual)
+        for folder in folders.of_name(stem):
+            folders.check_same(folder, described, usual)
     processes.wait()
     for one in seeds:
-        _run_seed(experiment, model, one, options, processes, stem.with_name(f"{stem.name}-seed{one.seed}"), words)
+        folder = stem.with_name(f"{stem.name}-seed{one.seed}")
+        with _held(folder, processes):
+            if processes.writes:
+                folders.check_same(folder, described, usual)
+                folders.describe(folder, folders.described(experiment, model, one), one.data)
+            processes.wait()
+            _run_seed(experiment, model, one, options, processes, folder, words)
     if not processes.writes:
         return {}
-    found = [_read_result(folder) for folder in _folders(stem) if (folder / "result.json").is_file()]
-    summary = _summary(experiment, model, [one for one in found if not _differing(one, described, usual)])
-    write_json(stem.with_name(f"{stem.name}.json"), summary)
-    return summary
+    with held(stem.with_name(f".{stem.name}.lock"), wait=True):  # seeds may have been run side by side
+        results = [folders.read_result(one) for one in folders.of_name(stem) if (one / "result.json").is_file()]
+        results = [one for one in results if not folders.differing(one, described, usual)]
+        summary = _summary(experiment, model, results)
+        write_json(stem.with_name(f"{stem.name}.json"), summary)
+    return {**summary, "name": stem.name}
+
+
+@contextmanager
+def _held(folder: Path, processes: Processes) -> Iterator[None]:
+    """The folder of a run for this program alone, by the process that writes to it."""
+    if not processes.writes:
+        yield
+        return
+    folders.make(folder)
+    with held(folder / ".lock"):
+        clear(folder)
+        clear(folder / "checkpoints")
+        try:
+            yield
+        except KeyboardInterrupt:
+            after = "resumes from the last checkpoint" if folders.has_checkpoint(folder) else "starts again"
+            raise KeyboardInterrupt(f"stopped; the same command {after}") from None
 
 
 def _run_seed(
@@ -87,14 +112,12 @@ def _run_seed(
     folder: Path,
     words: Sequence[str],
 ) -> None:
-    described = _described(experiment, model, config)
-    if processes.writes:
-        _prepare(folder, described)
-    processes.wait()
-    finished = folder / "result.json"
-    if finished.is_file():
-        if processes.writes and not options.quiet:
-            print(f"{folder} is finished: nothing was trained, its result is shown")
+    if (folder / "result.json").is_file():
+        if processes.writes:
+            if not options.quiet:
+                print(f"{folder} is finished: nothing was trained, its result is shown")
+            if model in experiment.streamable and not (folder / "model.plmu").is_file():
+                _write_missing_model(experiment, config, folder)
         return
     start = time.monotonic()
     torch.manual_seed(config.seed)
@@ -121,7 +144,7 @@ def _run_seed(
         outcome = trainer.run()
     test = {**outcome.test, **more_scores(experiment, config, trainer)}
     result = {
-        **described,
+        **folders.described(experiment, model, config),
         "metric": task.metric,
         "best_epoch": outcome.best_epoch,
         "valid": outcome.valid,
@@ -136,17 +159,49 @@ def _run_seed(
     }
     if processes.writes and log is not None:
         log.finish(outcome.history)
-        write_json(finished, result)
-        deployable = experiment.deployable(network.cpu())
-        if deployable is not None:
-            plmu.save(deployable, folder / "model.plmu")
+        _write_model(experiment, network, folder)
+        write_json(folder / "result.json", result)  # last: it says that the run is finished
     processes.wait()
+
+
+def _write_model(experiment: Experiment, network: nn.Module, folder: Path) -> None:
+    deployable = experiment.deployable(network.cpu())
+    if deployable is not None:
+        plmu.save(deployable, folder / "model.plmu")
+
+
+def _write_missing_model(experiment: Experiment, config: Config[Any], folder: Path) -> None:
+    """For a finished run that has lost it, from its checkpoint."""
+    found = best_model(experiment, config, folder, torch.device("cpu"))
+    if found is None:
+        print(f"{folder} has no model.plmu and no checkpoint to make it from: remove its result.json to train again")
+        return
+    _write_model(experiment, found[2], folder)
+    print(f"{folder / 'model.plmu'} was missing: made it again from the checkpoint")
+
+
+def best_model(
+    experiment: Experiment, config: Config[Any], folder: Path, device: torch.device
+) -> tuple[int, Task, nn.Module] | None:
+    """The epoch of the best model of the run in this folder, its task, and the model; None if there is none yet."""
+    best = Checkpoints(folder / "checkpoints").best(device)
+    if best is None:
+        return None
+    torch.manual_seed(config.seed)
+    task = experiment.task(config)
+    network = experiment.build(config, task)
+    try:
+        network.load_state_dict(best["model"])
+    except RuntimeError as error:
+        raise RunError(f"{folder}: its config.json is not of its checkpoints: {' '.join(str(error).split())}") from None
+    return best["epoch"], task, network
 
 
 def more_scores(experiment: Experiment, config: Config[Any], trainer: Trainer) -> dict[str, float]:
     """The scores of the experiment's further test sets."""
     scores = {}
     for name, data in experiment.more_tests(config).items():
+        check_finite(name, data)
         scores[name] = trainer.evaluate(tuple(t.to(trainer.device) for t in data))[experiment.metric]
     return scores
 
@@ -161,96 +216,6 @@ def _command(words: Sequence[str]) -> str:
         elif not word.startswith(("--runs=", "--data.root=")):
             kept.append(word)
     return shlex.join(["plmu", *kept])
-
-
-def _described(experiment: Experiment, model: str, config: Config[Any]) -> dict[str, Any]:
-    """What determines the result, as JSON gives it back."""
-    fields = dataclasses.asdict(config)
-    fields.pop("data")  # where the data lies does not change the result
-    described = {"experiment": experiment.name, "model": model, "seed": config.seed, "config": fields}
-    read_back: dict[str, Any] = json.loads(json.dumps(described, default=str))
-    return read_back
-
-
-def _folders(stem: Path) -> list[Path]:
-    """The run folders of this name, by seed."""
-    if not stem.parent.is_dir():
-        return []
-    named = ((re.fullmatch(rf"{re.escape(stem.name)}-seed(\d+)", one.name), one) for one in stem.parent.iterdir())
-    return [path for _, path in sorted((int(match[1]), path) for match, path in named if match)]
-
-
-def _begun(folder: Path) -> bool:
-    """Whether there is anything in it that another configuration must not be mixed with."""
-    return (folder / "result.json").is_file() or any((folder / "checkpoints").glob("*.ckpt"))
-
-
-def _prepare(folder: Path, described: dict[str, Any]) -> None:
-    """Make the folder, or see that it is this very run's. Fails now rather than after an hour."""
-    try:
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
-    if not _begun(folder):
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
-        write_json(folder / "config.json", described)
-
-
-def _check_same(folder: Path, described: dict[str, Any], usual: dict[str, Any]) -> None:
-    """See that the run in this folder, of whichever seed, is of this configuration."""
-    if not _begun(folder):
-        return
-    known = folder / "config.json"
-    try:
-        differing = _differing(read_json(known), described, usual)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise RunError(f"{known} is missing or damaged: remove {folder}, or choose another --name") from None
-    if differing:
-        raise RunError(
-            f"{folder} holds a run of another configuration ({', '.join(differing)}): choose another --name, or"
-            " remove it"
-        )
-
-
-def _read_result(folder: Path) -> dict[str, Any]:
-    path = folder / "result.json"
-    try:
-        result: dict[str, Any] = read_json(path)
-        missing = [key for key in ("experiment", "model", "config", "metric", *OWN, *ORIGIN) if key not in result]
-    except (ValueError, TypeError):
-        raise RunError(f"{path} is damaged: remove it, and the same command makes it again") from None
-    if missing:
-        raise RunError(f"{path} has no {', '.join(missing)}: remove it, and the same command makes it again")
-    return result
-
-
-def _differing(a: dict[str, Any], b: dict[str, Any], usual: dict[str, Any]) -> list[str]:
-    """What differs between a run that is there and one that is asked for, seeds aside. The former may be of a version
-    that did not have all fields yet: these had what is usual now."""
-    for key in ("experiment", "model"):
-        if a[key] != b[key]:
-            return [f"{key} was {a[key]}, now {b[key]}"]
-    return _differences({**_filled(a["config"], usual), "seed": None}, {**b["config"], "seed": None})
-
-
-def _filled(values: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
-    """With the usual values of fields that are missing."""
-    nested = {key: _filled(values[key], usual[key]) for key in usual if isinstance(values.get(key), dict)}
-    return {**usual, **values, **nested}
-
-
-def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for key in sorted({*a, *b}):
-        x, y = a.get(key), b.get(key)
-        if isinstance(x, dict) and isinstance(y, dict):
-            found += _differences(x, y, f"{prefix}{key}.")
-        elif x != y:
-            found.append(f"{prefix}{key} was {x}, now {y}")
-    return found
 
 
 class _Log:
@@ -282,9 +247,9 @@ class _Log:
 
 def _summary(experiment: Experiment, model: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     """One result for all seeds: what they share once, what differs for each, mean and spread of each test score."""
-    shared = {key: value for key, value in results[0].items() if key not in OWN}
-    own = list(OWN)
-    for key in ORIGIN:
+    shared = {key: value for key, value in results[0].items() if key not in folders.OWN}
+    own = list(folders.OWN)
+    for key in folders.ORIGIN:
         values = list(dict.fromkeys(one[key] for one in results))
         if len(values) > 1:
             own.append(key)

@@ -29,7 +29,10 @@ def load(path: Path) -> tuple[Steppable, dict[str, int]]:
     first = model.layers[0] if isinstance(model, plmu.Sequential) else None
     if not isinstance(first, nn.Embedding) or not isinstance(model, Steppable):
         raise RunError(f"{file} is not a model of text: `plmu train imdb` makes one")
-    words = known.read_text(encoding="utf-8").split("\n")[:-1]
+    try:
+        words = known.read_text(encoding="utf-8").split("\n")[:-1]
+    except UnicodeDecodeError as error:
+        raise RunError(f"{known} is damaged: it is not UTF-8 at byte {error.start}") from None
     if len(words) + FIRST != first.num_embeddings:
         raise RunError(
             f"{known} has {len(words):,} words and {file} embeddings for {first.num_embeddings - FIRST:,}: they are of"

@@ -1,4 +1,7 @@
-"""Checkpoints that survive a kill at any moment: written beside, renamed, two kept, each with its checksum."""
+"""Checkpoints that survive a kill at any moment: written beside, renamed, two kept, each with its checksum.
+
+Reading one never executes code: it holds tensors, numbers, strings, lists and dictionaries; anything else is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import io
 import re
 import warnings
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -14,14 +18,29 @@ import torch
 from plmu.files import replacing
 from plmu.training.errors import CheckpointError
 
+Fields = dict[str, type | tuple[type, ...]]
 MAGIC = b"plmu checkpoint 1\n"
 KEPT = 2
+# What the best model and a whole checkpoint hold.
+BEST: Fields = {"epoch": int, "scores": dict, "model": dict}
+STATE: Fields = {
+    "epoch": int,
+    "step": int,
+    "model": dict,
+    "average": (list, NoneType),
+    "optimizer": dict,
+    "generators": list,
+    "loss_sum": torch.Tensor,
+    "history": list,
+    "best": (dict, NoneType),
+    "seconds": (int, float),
+}
 
 
 class Checkpoints:
     """The checkpoints of a run, in a folder: `step-00001234.ckpt`, and `best.ckpt` if the run diverged.
 
-    One process writes to a folder at a time.
+    One process writes to a folder at a time (see `plmu.training.folder`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,14 +51,11 @@ class Checkpoints:
         return self.folder / "best.ckpt"
 
     def save(self, step: int, content: dict[str, Any]) -> Path:
-        """Write one and drop all but the newest two up to it. A full disk raises OSError and leaves the earlier ones.
-
-        Also removes what writers left that were killed while writing.
-        """
+        """Write one, and drop all but the newest two up to it. A full disk raises OSError and leaves the earlier."""
         path = self.folder / f"step-{step:08d}.ckpt"
         self._write(path, content)
         earlier = [one for number, one in self._numbered() if number <= step]
-        for old in [*earlier[:-KEPT], *self.folder.glob(".*.ckpt.*.tmp")]:
+        for old in earlier[:-KEPT]:
             old.unlink(missing_ok=True)
         return path
 
@@ -48,7 +64,8 @@ class Checkpoints:
         paths = [path for _, path in self._numbered()]
         while paths:
             path = paths.pop()
-            found = self._read(path, device, f"taking {paths[-1].name}" if paths else "there is no earlier one")
+            then = f"taking {paths[-1].name}" if paths else "there is no earlier one"
+            found = self._read(path, device, STATE, then)
             if found is not None:
                 return found
         return None
@@ -64,7 +81,7 @@ class Checkpoints:
     def best(self, device: torch.device) -> dict[str, Any] | None:
         """The best model that is here: that of a run that diverged, else the newest checkpoint's."""
         if self.best_path.is_file():
-            kept = self._read(self.best_path, device, "taking the newest checkpoint's")
+            kept = self._read(self.best_path, device, BEST, "taking the newest checkpoint's")
             if kept is not None:
                 return kept
         found = self.newest(device)
@@ -80,9 +97,13 @@ class Checkpoints:
                 " command goes on from there"
             ) from error
 
-    def _read(self, path: Path, device: torch.device, then: str) -> dict[str, Any] | None:
+    def _read(self, path: Path, device: torch.device, fields: Fields, then: str) -> dict[str, Any] | None:
         try:
-            return unpack(path.read_bytes(), device)
+            content = unpack(path.read_bytes(), device)
+            check(content, fields)
+            if content.get("best") is not None:
+                check(content["best"], BEST)
+            return content
         except FileNotFoundError:  # another process has just moved it aside
             return None
         except (OSError, ValueError) as error:
@@ -114,4 +135,21 @@ def unpack(data: bytes, device: torch.device) -> dict[str, Any]:
     digest, body = data[len(MAGIC) : len(MAGIC) + 32], data[len(MAGIC) + 32 :]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("its checksum does not match: it is truncated or damaged")
-    return torch.load(io.BytesIO(body), map_location=device, weights_only=True)  # type: ignore[no-any-return]
+    try:
+        content = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+    except Exception as error:  # torch raises many kinds
+        raise ValueError(f"it holds more than tensors and plain values ({type(error).__name__})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__} instead of a dictionary")
+    return content
+
+
+def check(content: dict[str, Any], fields: Fields) -> None:
+    """See that all fields are there and of their types, and that models are tensors by name."""
+    for name, kinds in fields.items():
+        if name not in content:
+            raise ValueError(f"it has no {name!r}")
+        if not isinstance(content[name], kinds):
+            raise ValueError(f"its {name!r} is a {type(content[name]).__name__}")
+    if not all(isinstance(value, torch.Tensor) for value in content["model"].values()):
+        raise ValueError("its 'model' holds more than tensors")

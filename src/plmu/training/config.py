@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,13 +16,13 @@ class TrainingConfig:
     batch_size: int = 100
     """Examples a step, over all processes together."""
     learning_rate: float = 1e-3
-    """Of Adam, at its highest."""
+    """Peak learning rate."""
     weight_decay: float = 0.0
     """Decoupled from the gradient, as in AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Of Adam."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """How the learning rate falls to zero, or not."""
+    """Learning-rate schedule: constant, or cosine to zero."""
     warmup: float = 0.0
     """Share of all steps over which the learning rate rises from zero."""
     clip: float | None = None
@@ -49,11 +50,12 @@ class TrainingConfig:
             "evaluate_every": self.evaluate_every,
         }
         for name, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"training.{name} must be above 0, got {value}")
-        for name, value in {"weight_decay": self.weight_decay, "checkpoint_seconds": self.checkpoint_seconds}.items():
-            if not value >= 0:
-                raise ValueError(f"training.{name} must not be below 0, got {value}")
+            if not 0 < value < math.inf:
+                raise ValueError(f"training.{name} must be above 0 and finite, got {value}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"training.weight_decay must not be below 0 and be finite, got {self.weight_decay}")
+        if not self.checkpoint_seconds >= 0:
+            raise ValueError(f"training.checkpoint_seconds must not be below 0, got {self.checkpoint_seconds}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"training.betas must be at least 0 and below 1, got {self.betas}")
         if not 0 <= self.warmup <= 1:
@@ -62,3 +64,12 @@ class TrainingConfig:
             raise ValueError(f"training.average must lie between 0 and 1, got {self.average}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"training.clip must be above 0, got {self.clip}")
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0, of a run of so many: warm-up first, then the schedule."""
+        warmup = self.warmup * steps
+        if step < warmup:
+            return self.learning_rate * (step + 1) / warmup
+        if self.schedule == "constant":
+            return self.learning_rate
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, steps - warmup)))

@@ -6,7 +6,7 @@ class RunError(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """The loss became NaN or infinite."""
+    """Training made the model worse than it was at the start, or its numbers are no longer finite."""
 
 
 class CheckpointError(OSError):

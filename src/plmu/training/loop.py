@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -30,6 +29,7 @@ from plmu.training.config import TrainingConfig
 from plmu.training.errors import CheckpointError, Diverged, RunError
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
+from plmu.training.state import restore, snapshot
 from plmu.training.task import Batch, Task
 
 History = list[dict[str, float]]
@@ -71,6 +71,7 @@ class Trainer:
         progress: Progress | None = None,
         on_epoch: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
+        task.check()
         self.config, self.processes, self.seed = config, processes, seed
         self.checkpoints, self.progress, self.on_epoch = checkpoints, progress, on_epoch
         self.device = processes.device
@@ -110,6 +111,9 @@ class Trainer:
 
     def run(self) -> Outcome:
         """Train to the last epoch, then score the best model on test."""
+        at_start = self._sample_loss()
+        if not math.isfinite(at_start):
+            raise RunError(f"the loss of the untrained model is {at_start}: change the model's settings")
         self._resume()
         start = saved = time.monotonic()
         before = self.seconds
@@ -119,7 +123,7 @@ class Trainer:
             while self.step < self.steps_per_epoch:
                 self.index.copy_(order[self.step])
                 self._set_learning_rate()
-                self._step()
+                self._guarded_step()
                 self.step += 1
                 if self._due(saved) and self.step < self.steps_per_epoch:
                     self.seconds = before + time.monotonic() - start
@@ -132,10 +136,16 @@ class Trainer:
             if self._due(saved) or self.epoch == self.config.epochs:
                 self._save()
                 saved = time.monotonic()
-        if self.checkpoints is not None and self.processes.writes:
-            self.checkpoints.drop_best()
         assert self.best is not None
         self.model.load_state_dict(self.best["model"])
+        at_best = self._sample_loss()
+        if not at_best <= at_start:
+            raise self._diverged(
+                f"the best model is worse than the untrained one: on training examples its loss is {at_best:.3g},"
+                f" at the start it was {at_start:.3g}"
+            )
+        if self.checkpoints is not None and self.processes.writes:
+            self.checkpoints.drop_best()
         test = self.evaluate(self.task.test)
         return Outcome(self.best["epoch"], self.best["scores"], test, self.history, self.seconds)
 
@@ -155,12 +165,27 @@ class Trainer:
         assert total is not None
         return self.task.finish(total.cpu())
 
+    def _sample_loss(self) -> float:
+        """The loss of the model as it is on the first training examples, without dropout and noise."""
+        self.model.eval()
+        batch = tuple(t[: self.task.evaluation_batch] for t in self.task.train)
+        with torch.no_grad(), self._autocast():
+            return float(self.task.loss(self.model, batch))
+
     def _order(self) -> Tensor:
         """Which examples each step of this epoch takes, this process's share: (steps, share)."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.examples, generator=generator)[: self.steps_per_epoch * self.batch]
         share = self.processes.share(self.batch)
         return order.reshape(self.steps_per_epoch, self.batch)[:, share].to(self.device)
+
+    def _guarded_step(self) -> None:
+        try:
+            self._step()
+        except RuntimeError as error:  # the optimiser computes its step size in Python and hands it over as a float32
+            if "overflow" not in str(error):
+                raise
+            raise self._diverged(f"the optimiser's step is too large for float32 in epoch {self.epoch + 1}") from error
 
     def _eager(self) -> None:
         """One step on the examples in `self.index`."""
@@ -206,12 +231,7 @@ class Trainer:
 
     def _set_learning_rate(self) -> None:
         done = self.epoch * self.steps_per_epoch + self.step
-        warmup = self.config.warmup * self.total_steps
-        rate = self.config.learning_rate
-        if done < warmup:
-            rate *= (done + 1) / warmup
-        elif self.config.schedule == "cosine":
-            rate *= 0.5 * (1 + math.cos(math.pi * (done - warmup) / max(1.0, self.total_steps - warmup)))
+        rate = self.config.learning_rate_at(done, self.total_steps)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -310,25 +330,8 @@ class Trainer:
         if self.checkpoints is None:
             return
         self._check_finite()
-        generators: list[Any] = [None] * self.processes.count
-        own = [torch.get_rng_state(), torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None]
-        if self.processes.count > 1:
-            dist.all_gather_object(generators, own)
-        else:
-            generators = [own]
+        content = snapshot(self)
         if self.processes.writes:
-            content = {
-                "epoch": self.epoch,
-                "step": self.step,
-                "model": self.model.state_dict(),
-                "average": self.average,
-                "optimizer": self.optimizer.state_dict()["state"],
-                "generators": generators,
-                "loss_sum": self.loss_sum,
-                "history": self.history,
-                "best": self.best,
-                "seconds": self.seconds,
-            }
             self.checkpoints.save(self.epoch * self.steps_per_epoch + self.step, content)
         self.processes.wait()
 
@@ -336,28 +339,13 @@ class Trainer:
         found = None if self.checkpoints is None else self.checkpoints.newest(self.device)
         if found is None:
             return
-        self.model.load_state_dict(found["model"])
-        if self.average is not None:
-            for mean, value in zip(self.average, found["average"], strict=True):
-                mean.copy_(value)
-        self._load_optimizer(found["optimizer"])
-        cpu, cuda = found["generators"][self.processes.rank % len(found["generators"])]
-        torch.set_rng_state(cpu.cpu())
-        if cuda is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(cuda.cpu(), self.device)
-        self.loss_sum.copy_(found["loss_sum"])
-        self.epoch, self.step = found["epoch"], found["step"]
-        self.history, self.best, self.seconds = found["history"], found["best"], found["seconds"]
+        try:
+            restore(self, found)
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            assert self.checkpoints is not None
+            raise RunError(
+                f"the newest checkpoint in {self.checkpoints.folder} is not of this run"
+                f" ({' '.join(str(error).split())}): remove it, or choose another --name"
+            ) from error
         if self.progress is not None:
             self.progress.at(self.epoch + self.step / self.steps_per_epoch)
-
-    def _load_optimizer(self, saved: dict[int, dict[str, Tensor]]) -> None:
-        """In place where a captured graph already has the addresses."""
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        for number, values in saved.items():
-            state = self.optimizer.state[parameters[number]]
-            for name, value in values.items():
-                if name in state:
-                    state[name].copy_(value)
-                else:
-                    state[name] = value.clone()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from plmu.training.errors import RunError
 
 Batch = tuple[Tensor, ...]
 
@@ -32,6 +35,11 @@ class Task:
     evaluation_batch: int = 512
     notes: dict[str, object] = field(default_factory=dict)  # completeness of the data and the like, for the result
 
+    def check(self) -> None:
+        """See that all data are finite: a loss that is not a number should not be put down to the training."""
+        for name in ("train", "valid", "test"):
+            check_finite(name, getattr(self, name))
+
     def to(self, device: torch.device) -> Task:
         """The same task with its data on a device."""
         moved: dict[str, Any] = {
@@ -41,5 +49,17 @@ class Task:
 
     def better(self, score: float, than: float | None) -> bool:
         if than is None:
-            return score == score  # not NaN
+            return math.isfinite(score)
         return score > than if self.higher_is_better else score < than
+
+
+def check_finite(name: str, data: Batch) -> None:
+    """See that a split's tensors are finite; the error says where the first value is that is not."""
+    for number, values in enumerate(data):
+        wrong = ~values.isfinite() if values.is_floating_point() else torch.zeros(0, dtype=torch.bool)
+        if wrong.any():
+            first = tuple(wrong.nonzero()[0].tolist())
+            raise RunError(
+                f"the {name} data hold {int(wrong.sum())} values that are not finite: the first is"
+                f" {float(values[first])}, in tensor {number} at index {first}. Mend the data, or leave the example out"
+            )

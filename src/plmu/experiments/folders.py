@@ -1,0 +1,209 @@
+"""The files of a run's folder: what is run (config.json), where its data was (paths.json), what came out (result.json).
+
+What is published is made of result.json alone, so that no path of this machine gets there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from plmu.data.files import DataConfig, DataError
+from plmu.experiments.base import Config, Experiment
+from plmu.training.errors import RunError
+from plmu.training.results import read_json, write_json
+
+# Of each seed alone; and where it ran and from what, which seeds share unless they were run apart.
+OWN = ("seed", "best_epoch", "valid", "test", "seconds_training", "seconds_in_all")
+ORIGIN = ("processes", "command", "hardware", "torch", "python", "plmu", "source")
+# What other fields of result.json are, besides text.
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "seed": int,
+    "best_epoch": int,
+    "valid": dict,
+    "test": dict,
+    "seconds_training": (int, float),
+    "seconds_in_all": (int, float),
+    "processes": int,
+    "parameters": int,
+    "config": dict,
+    "notes": dict,
+}
+
+
+def described(experiment: Experiment, model: str, config: Config[Any]) -> dict[str, Any]:
+    """What determines the result, as JSON gives it back."""
+    fields = dataclasses.asdict(config)
+    fields.pop("data")  # where the data lies does not change the result
+    content = {"experiment": experiment.name, "model": model, "seed": config.seed, "config": fields}
+    read_back: dict[str, Any] = json.loads(json.dumps(content, default=str))
+    return read_back
+
+
+def of_name(stem: Path) -> list[Path]:
+    """The run folders of this name, by seed."""
+    if not stem.parent.is_dir():
+        return []
+    named = ((re.fullmatch(rf"{re.escape(stem.name)}-seed(\d+)", one.name), one) for one in stem.parent.iterdir())
+    return [path for _, path in sorted((int(match[1]), path) for match, path in named if match)]
+
+
+def begun(folder: Path) -> bool:
+    """Whether there is anything in it that another configuration must not be mixed with."""
+    return (folder / "result.json").is_file() or has_checkpoint(folder)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("*.ckpt"))
+
+
+def make(folder: Path) -> None:
+    """Make the folder, and see that it can be written to: now rather than after an hour."""
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
+
+
+def describe(folder: Path, content: dict[str, Any], data: DataConfig) -> None:
+    """Write config.json into the folder of a new run, and where the data is."""
+    if not begun(folder):
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
+        write_json(folder / "config.json", content)
+    try:
+        root = data.folder()
+    except DataError:  # will be said by what needs the data
+        return
+    if root is not None:
+        write_json(folder / "paths.json", {"data.root": str(root.absolute())})
+
+
+def remembered_data(folder: Path) -> DataConfig:
+    """Where the data of the run was. Raises if it is no longer there and nothing says where it is now."""
+    path = folder / "paths.json"
+    if not path.is_file():
+        return DataConfig()
+    try:
+        root = Path(read_json(path)["data.root"])
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{path} is damaged: give --data.root, or remove it") from None
+    if root.is_dir():
+        return DataConfig(root)
+    if os.environ.get("PLMU_DATA"):
+        return DataConfig()
+    raise RunError(f"the data of {folder} was in {root}, which is not there: give --data.root, or set PLMU_DATA")
+
+
+def check_same(folder: Path, wanted: dict[str, Any], usual: dict[str, Any]) -> None:
+    """See that the run in this folder, of whichever seed, is of this configuration."""
+    if not begun(folder):
+        return
+    known = folder / "config.json"
+    try:
+        found = differing(read_json(known), wanted, usual)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{known} is missing or damaged: remove {folder}, or choose another --name") from None
+    if found:
+        raise RunError(
+            f"{folder} holds a run of another configuration ({', '.join(found)}): choose another --name, or remove it"
+        )
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The content of result.json, whose fields are there and of their types."""
+    path = folder / "result.json"
+    try:
+        result: dict[str, Any] = read_json(path)
+        names = ("experiment", "model", "metric", "config", "parameters", "notes", *OWN, *ORIGIN)
+        wrong = [name for name in names if name not in result or not isinstance(result[name], KINDS.get(name, str))]
+        wrong += [name for name in ("valid", "test") if name not in wrong and not _numbers(result[name])]
+    except (ValueError, TypeError):
+        raise RunError(f"{path} is damaged: remove it, and the same command makes it again") from None
+    if wrong:
+        raise RunError(f"{path} has no right {', '.join(wrong)}: remove it, and the same command makes it again")
+    return result
+
+
+def _numbers(scores: dict[str, Any]) -> bool:
+    return all(isinstance(value, int | float) for value in scores.values())
+
+
+def differing(a: dict[str, Any], b: dict[str, Any], usual: dict[str, Any]) -> list[str]:
+    """What differs between a run that is there and one that is asked for, seeds aside. The former may be of a version
+    that did not have all fields yet: these had what is usual now."""
+    for key in ("experiment", "model"):
+        if a[key] != b[key]:
+            return [f"{key} was {a[key]}, now {b[key]}"]
+    return _differences({**_filled(a["config"], usual), "seed": None}, {**b["config"], "seed": None})
+
+
+def _filled(values: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    """With the usual values of fields that are missing."""
+    nested = {key: _filled(values[key], usual[key]) for key in usual if isinstance(values.get(key), dict)}
+    return {**usual, **values, **nested}
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key in sorted({*a, *b}):
+        x, y = a.get(key), b.get(key)
+        if isinstance(x, dict) and isinstance(y, dict):
+            found += _differences(x, y, f"{prefix}{key}.")
+        elif x != y:
+            found.append(f"{prefix}{key} was {x}, now {y}")
+    return found
+
+
+def read_config(folder: Path, experiments: dict[str, Experiment]) -> tuple[Experiment, Config[Any]]:
+    """The experiment and the configuration that config.json says."""
+    known = folder / "config.json"
+    if not known.is_file():
+        raise RunError(f"{folder} is not a run: it has no config.json. Runs are folders that `plmu train` writes")
+    try:
+        content = read_json(known)
+        experiment = experiments[content["experiment"]]
+        config = experiment.defaults(content["model"])
+        _fill(config, content["config"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{known} is damaged or not of this version ({type(error).__name__}: {error})") from None
+    return experiment, config
+
+
+def _fill(config: Any, values: dict[str, Any], prefix: str = "") -> None:
+    """Set the fields of nested dataclasses from their JSON form."""
+    hints = typing.get_type_hints(type(config))
+    for name, value in values.items():
+        known = getattr(config, name)
+        if dataclasses.is_dataclass(known):
+            _fill(known, value, f"{prefix}{name}.")
+            continue
+        converted = tuple(value) if isinstance(value, list) else value
+        if not _fits(converted, hints[name]):
+            raise ValueError(f"{prefix}{name} cannot be {value!r}")
+        setattr(config, name, converted)
+    if hasattr(config, "__post_init__"):
+        config.__post_init__()  # the ranges
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type."""
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if kind is typing.Literal:
+        return value in inner
+    if kind in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if kind is tuple:
+        whole = inner[-1] is ... or (isinstance(value, tuple) and len(value) == len(inner))
+        return whole and isinstance(value, tuple) and all(_fits(one, inner[0]) for one in value)
+    if isinstance(value, bool) or not isinstance(hint, type):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)

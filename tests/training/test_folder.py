@@ -1,0 +1,89 @@
+"""One run a folder: a second one is refused and told whose it is; a killed one leaves neither lock nor files."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from plmu.training import folder as module
+from plmu.training.errors import RunError
+from plmu.training.folder import clear, held
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from plmu.training.folder import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_holder_is_refused_and_told_who_the_first_is(tmp_path):
+    path = tmp_path / ".lock"
+    with held(path):
+        with pytest.raises(RunError) as raised, held(path):
+            pytest.fail("held twice")
+        said = f"{tmp_path} is in use by process {os.getpid()} on {socket.gethostname()}: wait until it has finished"
+        assert str(raised.value).startswith(said)
+    with held(path):  # free again
+        pass
+    assert path.read_text() == ""
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    path = tmp_path / ".lock"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=f"in use by process {process.pid} on "), held(path):
+            pytest.fail("held twice")
+        process.send_signal(signal.SIGKILL)
+    assert str(process.pid) in path.read_text()  # what the killed one wrote
+    with held(path):
+        assert str(os.getpid()) in path.read_text()
+
+
+def test_one_may_wait_for_it(tmp_path):
+    path = tmp_path / ".lock"
+    shortly = [sys.executable, "-c", HOLD.replace("60", "0.5"), str(path)]
+    with subprocess.Popen(shortly, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with held(path, wait=True):
+            assert str(os.getpid()) in path.read_text()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"process": "x", "host": "h"}', '{"process": 3}'])
+def test_a_holder_that_says_nothing_is_another_process(content, tmp_path):
+    path = tmp_path / ".lock"
+    with held(path):
+        path.write_text(content)
+        with pytest.raises(RunError, match="in use by another process"), held(path):
+            pytest.fail("held twice")
+
+
+def test_where_files_cannot_be_locked_it_is_said(tmp_path, monkeypatch):
+    def unsupported(file, wait):
+        raise OSError(number, "not here")
+
+    monkeypatch.setattr(module, "_lock", unsupported)
+    number = errno.ENOLCK
+    said = r"cannot be locked here \(not here\): start no second run in"
+    with pytest.warns(UserWarning, match=said), held(tmp_path / ".lock"):
+        assert str(os.getpid()) in (tmp_path / ".lock").read_text()
+    number = errno.EIO
+    with pytest.raises(OSError, match="not here"), held(tmp_path / ".lock"):
+        pytest.fail("held")
+
+
+def test_only_temporary_files_are_cleared(tmp_path):
+    for name in (".step-00000001.ckpt.4711.1.tmp", ".a.tmp", "mine.tmp", ".lock", "config.json"):
+        (tmp_path / name).write_text("")
+    clear(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json", "mine.tmp"]
