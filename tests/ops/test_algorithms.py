@@ -28,6 +28,7 @@ from functools import lru_cache
 
 import pytest
 import torch
+from closeness import within
 from pairwise import pairwise, product
 from reference import at_end, masked, recurrence
 from torch import Tensor
@@ -186,7 +187,7 @@ class Comparison:
         squarings = math.ceil(math.log2(self.case.time))
         faded = squarings * eps * source if _norm(exact) < FADED * source else 0.0
         bound = ((1 + R) * chance * plain + floor) * _norm(exact) + faded
-        assert error <= bound, f"{name}: error {error:.2e}, allowed {bound:.2e} of {_norm(exact):.2e}"
+        within(error, bound, name)
 
     def _without_padding(self, problem: Problem, results: Results) -> Results:
         """What lies in the padding is exactly zero."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from closeness import within
 from torch import Tensor
 
 import plmu
@@ -79,8 +80,8 @@ def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, mon
     ours = results("fused", *(None if one is None else one.to(DEVICE) for one in (u, weight, state)))
     plain = results("recurrent", *(None if one is None else one.float() for one in (u, weight, state)))
     for value, right, float32 in zip(ours, exact, plain, strict=True):
-        assert error(value, right) <= ERROR[dtype] + 2 * error(float32, right)
-    assert error(ours[1], exact[1]) <= ERROR[torch.float32] + 2 * error(plain[1], exact[1])  # carried in float32
+        within(error(value, right), ERROR[dtype] + 2 * error(float32, right))
+    within(error(ours[1], exact[1]), ERROR[torch.float32] + 2 * error(plain[1], exact[1]))  # carried in float32
 
 
 def problem() -> tuple[Tensor, plmu.LinearSystem, Tensor]:
@@ -117,7 +118,7 @@ def test_the_kernels_for_hopper_agree_with_their_twins_and_repeat(
         pytest.skip("not a Hopper GPU")
     monkeypatch.setattr(hopper, "runs", lambda *_: False)
     for value, twin in zip(ours, results(), strict=True):
-        assert error(value, twin.cpu().double()) < 2.0**-9  # sums in another order, rounded once
+        within(error(value, twin.cpu().double()), 2.0**-9)  # sums in another order, rounded once
 
 
 def test_only_what_is_needed_is_computed() -> None:
@@ -141,7 +142,7 @@ def test_gradients_of_the_state_and_the_weight_alone() -> None:
         )
         found[-1] += (only,)
     for right, value in zip(*found, strict=True):
-        assert error(value, right.cpu().double()) < 2e-6  # of two results in float32
+        within(error(value, right.cpu().double()), 2e-6)  # of two results in float32
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
@@ -217,7 +218,7 @@ def test_the_final_state_of_a_very_long_memory(dtype: torch.dtype) -> None:
     u = torch.ones(1, 300, 2, dtype=dtype)
     exact = plmu.final_state(u.double(), system)
     weight = torch.ones(1, 1, 2, dtype=dtype, device=DEVICE)
-    assert error(plmu.project(u.to(DEVICE), system, weight, algorithm="fused")[1], exact) < 1e-6
+    within(error(plmu.project(u.to(DEVICE), system, weight, algorithm="fused")[1], exact), 1e-6)
 
 
 def test_a_second_derivative_raises() -> None:
