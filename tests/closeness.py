@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from numbers import Complex
 from typing import Any, NamedTuple
 
 import pytest
@@ -100,7 +101,7 @@ def _noting_tensors(compare: Callable) -> Callable:
 def _noting_numbers(equals: Callable) -> Callable:
     @wraps(equals)
     def noting(self: Any, actual: Any) -> bool:
-        if isinstance(actual, float | complex) and isinstance(self.expected, float | complex):
+        if isinstance(actual, Complex) and isinstance(self.expected, Complex):
             _closest.note(abs(actual - self.expected), self.tolerance)
         return equals(self, actual)
 

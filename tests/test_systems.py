@@ -120,12 +120,14 @@ def test_delays_of_the_wrong_shape() -> None:
     ],
 )
 def test_discretisation_equals_scipy(method: str, order: int, theta: float, dt: float) -> None:
-    """To a few roundings of A dt, which is what an exponential or a solution can keep."""
+    """Both sides round: 2 · 2^s · √order · eps, relative to the result. The exponential is made by s squarings, each of
+    which doubles what was rounded before, until 2^s exceeds ‖A dt‖: at most 2 (1 + ‖A dt‖) in all. The bilinear form is
+    a solution whose condition is less than that. Each number sums `order` products, whose roundings add by chance."""
     dn = plmu.DelayNetwork(order, theta)
     system = dn.discretize(dt, method)
     A, B = dn.A.numpy(), dn.B[:, None].numpy()
     discrete_A, discrete_B, *_ = scipy.signal.cont2discrete((A, B, A[:1], B[:1]), dt, method=method)
-    tolerance = 4 * EPS * (1 + np.abs(A * dt).sum(0).max())
+    tolerance = 2 * 2 * (1 + np.abs(A * dt).sum(0).max()) * math.sqrt(order) * EPS
     within(np.linalg.norm(system.A.numpy() - discrete_A), tolerance * np.linalg.norm(discrete_A))
     within(np.linalg.norm(system.B.numpy() - discrete_B[:, 0]), tolerance * np.linalg.norm(discrete_B))
 
