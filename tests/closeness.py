@@ -1,7 +1,7 @@
 """How close numerical comparisons come to their bounds: `pytest --closest 10` lists the ten closest.
 
 With that option `torch.testing.assert_close`, `pytest.approx` and `within` note the error and the bound of every
-comparison. Without it they do nothing more. Comparisons that demand equality have no bound and are left out.
+comparison that holds. Without it they do nothing more. Comparisons that demand equality have no bound and are left out.
 """
 
 import math
@@ -64,10 +64,10 @@ _closest: Closest | None = None
 
 def within(error: float | Tensor, bound: float | Tensor, what: str = "the") -> None:
     """Demand error ≤ bound, of numbers."""
-    error, bound = float(error), float(bound)
+    error, bound = (value.item() if isinstance(value, Tensor) else value for value in (error, bound))
+    assert error <= bound, f"{what} error is {error:.2e}, allowed are {bound:.2e}"
     if _closest is not None:
         _closest.note(error, bound)
-    assert error <= bound, f"{what} error is {error:.2e}, allowed are {bound:.2e}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,12 +88,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def _noting_tensors(compare: Callable) -> Callable:
     @wraps(compare)
     def noting(self: TensorLikePair, actual: Tensor, expected: Tensor, **options: Any) -> None:
+        compare(self, actual, expected, **options)
         if actual.numel() and not actual.is_meta:
             one, other = (value.detach().to(torch.float64).flatten() for value in (actual, expected))
             error, bound = (one - other).abs(), options["atol"] + options["rtol"] * other.abs()
             worst = (error / bound).nan_to_num(0.0).argmax()
             _closest.note(error[worst].item(), bound[worst].item())
-        compare(self, actual, expected, **options)
 
     return noting
 
@@ -101,9 +101,10 @@ def _noting_tensors(compare: Callable) -> Callable:
 def _noting_numbers(equals: Callable) -> Callable:
     @wraps(equals)
     def noting(self: Any, actual: Any) -> bool:
-        if isinstance(actual, Complex) and isinstance(self.expected, Complex):
+        equal = equals(self, actual)
+        if equal and isinstance(actual, Complex) and isinstance(self.expected, Complex):
             _closest.note(abs(actual - self.expected), self.tolerance)
-        return equals(self, actual)
+        return equal
 
     return noting
 
