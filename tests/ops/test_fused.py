@@ -10,8 +10,10 @@ from closeness import within
 from torch import Tensor
 
 import plmu
+from ops import needs_kernels
 from plmu.ops import chunk_tables, fused, hopper, launch
 
+pytestmark = needs_kernels
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Relative error against float64. In half precision the constants, the states between chunks, every tile of m and the
 # result are rounded once, each by at most eps / 2; sums are float32. To it comes twice the error of the plain method in

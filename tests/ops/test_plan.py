@@ -153,7 +153,7 @@ def peak_of_project(algorithm: str, order: int, channels: int, out: int, time: i
     weight = torch.randn(out, order, channels, requires_grad=True)
     before = torch.randn(batch, order, channels, requires_grad=True) if state else None
     plmu.project(u[:, :128], system, weight, before, algorithm=algorithm)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         o, last = plmu.project(u, system, weight, before, algorithm=algorithm)
         torch.autograd.grad([o, last], [u, weight], [torch.ones_like(o), torch.ones_like(last)])
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -5,9 +5,11 @@ import pytest
 import torch
 from closeness import within
 
+from ops import needs_kernels
 from plmu.nn import coupled
 from plmu.ops import triton_coupled as kernels
 
+pytestmark = needs_kernels
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = torch.finfo(torch.float32).eps
 
