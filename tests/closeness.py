@@ -35,6 +35,7 @@ class Closest:
         self.found: dict[str, Comparison] = {}
 
     def note(self, error: float, bound: float) -> None:
+        error, bound = float(error), float(bound)  # NumPy's do not travel between processes
         ratio = error / bound if bound > 0 else math.nan
         where = _where()
         if ratio > (self.found[where].ratio if where in self.found else 0.0):
