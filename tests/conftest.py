@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from closeness import pytest_addoption, pytest_configure  # noqa: F401
 from hypothesis import settings
 
 if not torch.cuda.is_available():

@@ -1,9 +1,11 @@
 """The specification: equation 19 in float64, one step after another, written without anything from plmu.ops."""
 
+import cmath
+
 import torch
 from torch import Tensor
 
-from plmu import LinearSystem
+from plmu import DelayNetwork, LinearSystem
 
 
 def recurrence(
@@ -22,6 +24,16 @@ def recurrence(
         m = A @ m + drive
         collected.append(m)
     return torch.stack(collected, dim=1)
+
+
+def sine_error(network: DelayNetwork, frequency: float, delay: float, after: int) -> tuple[float, float]:
+    """The relative error with which a sine (cycles per step) is decoded `delay` steps ago, by the transfer function:
+    |C (1 − Ā/z)⁻¹ B̄ − z^(½ − delay)|. And what is left of the start `after` so many steps, at the slowest decay."""
+    system, z = network.discretize(), cmath.exp(2j * cmath.pi * frequency)
+    matrix = torch.eye(system.order) - system.A / z
+    response = network.decoder(delay).to(matrix.dtype) @ torch.linalg.solve(matrix, system.B.to(matrix.dtype))
+    left = torch.linalg.eigvals(system.A).abs().max().item() ** after
+    return abs(response.item() - z ** (0.5 - delay)), left
 
 
 def masked(values: Tensor, lengths: Tensor | None) -> Tensor:

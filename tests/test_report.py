@@ -47,14 +47,14 @@ def test_a_report_is_written(tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     report([ROOT / "results"], tmp_path / "report", readme)
-    page = (tmp_path / "report" / "report.html").read_text()
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert "mackey-glass" in page
     assert "qqp (partial data)" in page
     assert (tmp_path / "report" / "results.png").stat().st_size > 10_000
-    assert readme.read_text().startswith(f"before\n{BEGIN}\n| experiment")
-    assert "old" not in readme.read_text()
+    assert readme.read_text(encoding="utf-8").startswith(f"before\n{BEGIN}\n| experiment")
+    assert "old" not in readme.read_text(encoding="utf-8")
     write_readme(readme, load(ROOT / "results"))
-    assert readme.read_text().endswith(f"{END}\nafter\n")
+    assert readme.read_text(encoding="utf-8").endswith(f"{END}\nafter\n")
 
 
 def test_results_and_runs_are_shown_and_the_first_folder_comes_first(tmp_path, monkeypatch, capsys):
@@ -62,7 +62,7 @@ def test_results_and_runs_are_shown_and_the_first_folder_comes_first(tmp_path, m
     for folder in ("results", "runs"):
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / "results" / "mackey-glass-plmu.json", "results")
-    one = json.loads((ROOT / "results" / "mackey-glass-plmu.json").read_text())
+    one = json.loads((ROOT / "results" / "mackey-glass-plmu.json").read_text(encoding="utf-8"))
     Path("runs/mackey-glass-plmu.json").write_text(json.dumps({**one, "parameters": 123_456}))
     Path("runs/mine.json").write_text(json.dumps({**one, "parameters": 7_654}))
 
@@ -77,7 +77,7 @@ def test_results_and_runs_are_shown_and_the_first_folder_comes_first(tmp_path, m
 
     Path("README.md").write_text(f"{BEGIN}\n{END}\n")
     main(["report", "--readme", "README.md"])
-    assert Path("README.md").read_text() == f"{BEGIN}\n{markdown(load(Path('results')))}\n{END}\n"
+    assert Path("README.md").read_text(encoding="utf-8") == f"{BEGIN}\n{markdown(load(Path('results')))}\n{END}\n"
 
     shutil.rmtree("results")
     main(["report"])

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,7 +250,8 @@ def test_a_compiled_layer_takes_new_weights_states_and_lengths() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 @pytest.mark.usefixtures("_fresh_compiler")
-def test_compiled_by_inductor() -> None:
+def test_compiled_by_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # the common one may hold another processor's code
     layer = build("plain", torch.float32)
     compiled = torch.compile(layer, fullgraph=True)
     x = torch.randn(2, 8, INPUTS, requires_grad=True)

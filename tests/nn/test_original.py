@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from closeness import within
 from torch import Tensor, nn
 
 import plmu
@@ -122,7 +123,7 @@ def test_initial_values_of_the_memory_kind() -> None:
     # is certain; and 4.6 % of a normal distribution lie beyond two deviations.
     deviation = (2 / 300) ** 0.5
     assert cell.memory_weight.std().item() == pytest.approx(deviation, rel=0.025)
-    assert abs(cell.memory_weight.mean().item()) < 5 * deviation / 20_000**0.5
+    within(abs(cell.memory_weight.mean().item()), 5 * deviation / 20_000**0.5)
     assert (cell.memory_weight.abs() > 2 * deviation).double().mean().item() == pytest.approx(0.0455, abs=0.0075)
 
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib.metadata import version
+from importlib.util import find_spec
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,6 +15,19 @@ from plmu import Plan
 
 ALGORITHMS = ("recurrent", "toeplitz", "fft", "chunked", "auto")
 RESETTING = ("recurrent", "chunked", "auto")  # the algorithms that take resets
+
+
+def _why_no_kernels() -> str:
+    """Why no kernel runs here, neither on a GPU nor interpreted; nothing if one does."""
+    if torch.cuda.is_available():
+        return ""
+    if find_spec("triton") is None:
+        return "no Triton"
+    triton, numpy = ([int(part) for part in version(name).split(".")[:2]] for name in ("triton", "numpy"))
+    return "Triton 3.6 interprets with NumPy below 2.4 alone" if triton < [3, 7] and numpy >= [2, 4] else ""
+
+
+needs_kernels = pytest.mark.skipif(_why_no_kernels() != "", reason=_why_no_kernels())
 
 
 def in_chunks(chunk: int, fold: bool = False, tile: int = 1) -> AbstractContextManager:

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from closeness import within
 from reference import at_end, masked, recurrence
 
 import plmu
@@ -42,13 +43,13 @@ def test_all_algorithms(dtype, algorithm, order, theta, time, channels, padded):
     (ours.double() * mixture.cuda()).sum().add((ours_last.double() ** 2).sum()).backward()
     assert ours.dtype == dtype
     assert ours_last.dtype == wide
-    assert _error(ours, o) < ERROR[dtype]
-    assert _error(ours_last, last) < max(ERROR[wide], 0)
+    within(_error(ours, o), ERROR[dtype])
+    within(_error(ours_last, last), ERROR[wide])
     for one, other in zip(given, exact, strict=True):
-        assert _error(one.grad, other.grad) < 2 * ERROR[dtype]
+        within(_error(one.grad, other.grad), 2 * ERROR[dtype])
 
     states, _ = plmu.states(given[0], system, given[2], on_device, algorithm=algorithm)
-    assert _error(states, m) < ERROR[dtype]
+    within(_error(states, m), ERROR[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -58,9 +59,9 @@ def test_resets_and_final_state(dtype):
     u, resets = torch.randn(2, 150, 5, dtype=dtype), torch.rand(2, 150) < 0.05
     expected = recurrence(u, system, resets=resets)
     m, last = plmu.states(u.cuda(), system, resets=resets.cuda())
-    assert _error(m, expected) < ERROR[dtype]
-    assert _error(plmu.final_state(u.cuda(), system, resets=resets.cuda()), expected[:, -1]) < ERROR[torch.float32]
-    assert _error(last, expected[:, -1]) < ERROR[torch.float32]
+    within(_error(m, expected), ERROR[dtype])
+    within(_error(plmu.final_state(u.cuda(), system, resets=resets.cuda()), expected[:, -1]), ERROR[torch.float32])
+    within(_error(last, expected[:, -1]), ERROR[torch.float32])
 
 
 def test_a_thread_that_has_not_called_cuda_yet():
@@ -112,8 +113,8 @@ def test_the_final_state_is_made_beside_the_projection(order: int, theta: float,
         values = [value.clone() for value in found]
         first = first or values
         torch.testing.assert_close(values, first, rtol=0, atol=0)
-    assert _error(first[2], exact[0][:, -1].cpu()) < ERROR[torch.bfloat16]
-    assert _error(first[3], exact[1].cpu()) < ERROR[torch.float32]
+    within(_error(first[2], exact[0][:, -1].cpu()), ERROR[torch.bfloat16])
+    within(_error(first[3], exact[1].cpu()), ERROR[torch.float32])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")  # torch's own use of it
@@ -128,7 +129,7 @@ def test_layers_compiled_captured_and_autocast():
         half, half_state = layer(x)
     assert half.dtype == torch.bfloat16
     assert half_state.dtype == torch.float32
-    assert _error(half, out) < 2e-2
+    within(_error(half, out), 2e-2)
     graph, still = torch.cuda.CUDAGraph(), x.clone()
     with torch.no_grad():
         layer(still)
@@ -141,8 +142,8 @@ def test_layers_compiled_captured_and_autocast():
     stepped = None
     for t in range(200):
         y, stepped = layer.step(x[:, t], stepped)
-    assert _error(y, out[:, -1]) < 1e-4
-    assert _error(stepped, state) < 1e-4
+    within(_error(y, out[:, -1]), 1e-4)
+    within(_error(stepped, state), 1e-4)
 
 
 def _error(value, exact):
@@ -158,7 +159,7 @@ def test_the_original_lmu(order: int, hidden: int, theta: float) -> None:
     exact = [*_lmu_results(layer.double(), x.double())]
     ours = [*_lmu_results(layer.float().cuda(), x.cuda())]
     for a, b in zip(ours, exact, strict=True):
-        assert _error(a, b) < 4 * ERROR[torch.float32]  # gradients sum over all steps
+        within(_error(a, b), 4 * ERROR[torch.float32])  # gradients sum over all steps
 
 
 def _lmu_results(layer: plmu.LMU, x: torch.Tensor) -> list[torch.Tensor]:

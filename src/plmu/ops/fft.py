@@ -30,7 +30,7 @@ def span(system: LinearSystem, time: int, dtype: torch.dtype) -> int:
     rounding step, which a transform adds to every state anyway."""
     if not system.constant:
         return time
-    return int(system.numbers(spans, time)[dtype == torch.float64])
+    return int(system.numbers(spans, time)[int(dtype == torch.float64)])
 
 
 def spans(system: LinearSystem, time: int) -> Tensor:
