@@ -14,10 +14,11 @@ chance  1 + 4 / √N for a result of N numbers. The norm of N independent roundi
         ratio of two such norms by 1 / √N: four deviations, for the thousands of comparisons here.
 floor   4 eps, for what the plain method happens to hit exactly. In float64 5e-14, measured for impulse
         responses built by doubling: at lower precision they are exact, here they are as rounded as the rest.
-sums    √(K / 24) · eps, for gradients. Where the recurrence sums over one step, a product over many steps sums K
-        products one after another: those of all steps and orders, or of all steps, sequences and channels. A partial
-        sum rounds by eps / √12 of itself, and partial sums grow as the root of their number of terms. By how much less
-        depends on the processor, which sums in several lanes. Sums are float32 or wider, whatever the result is.
+sums    √(K / 24) · eps, for K products that are summed one after another: a partial sum rounds by eps / √12 of itself,
+        and partial sums grow as the root of their number of terms. A processor that sums in several lanes makes less of
+        it, in one method or in both. A state sums over all steps and the orders of the first; the gradient of an input
+        or a state over all steps and the orders of each, that of a weight over all steps, sequences and channels. Sums
+        are float32 or wider, whatever the result is.
 faded   for what has decayed to less than 1 % of its source, the inputs or the gradients that flow in: one
         eps · ‖source‖ for each of the log₂ n squarings by which a power of Ā is made. They round relative to what
         they multiply, and what decays later does not take that away again, as it does in the recurrence.
@@ -188,9 +189,10 @@ class Comparison:
         source = math.hypot(*[_norm(p.of_last if "gradient" in name else p.u) for p in self.problems])
         error = (value - exact).double().norm().item()
         chance = 1 + 4 / math.sqrt(exact.numel())
-        terms = self.case.time * max(self.case.order, self.case.batch * self.case.channels)
-        sums = math.sqrt(terms / 24) * torch.finfo(self.case.wide).eps if "gradient" in name else 0.0
-        squarings = math.ceil(math.log2(self.case.time))
+        time, order = self.case.time, self.case.order
+        terms = time * max(order, self.case.batch * self.case.channels) if "gradient" in name else time + order
+        sums = math.sqrt(terms / 24) * torch.finfo(self.case.wide).eps
+        squarings = math.ceil(math.log2(time))
         faded = squarings * eps * source if _norm(exact) < FADED * source else 0.0
         bound = chance * ((1 + R) * plain + floor + sums) * _norm(exact) + faded
         within(error, bound, name)
