@@ -46,11 +46,11 @@ def test_every_result_says_what_it_is():
 def test_a_report_is_written(tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    report([ROOT / "results"], tmp_path / "report", readme)
-    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    report([ROOT / "results"], tmp_path / "new" / "report", readme)
+    page = (tmp_path / "new" / "report" / "report.html").read_text(encoding="utf-8")
     assert "mackey-glass" in page
     assert "qqp (partial data)" in page
-    assert (tmp_path / "report" / "results.png").stat().st_size > 10_000
+    assert (tmp_path / "new" / "report" / "results.png").stat().st_size > 10_000
     assert readme.read_text(encoding="utf-8").startswith(f"before\n{BEGIN}\n| experiment")
     assert "old" not in readme.read_text(encoding="utf-8")
     write_readme(readme, load(ROOT / "results"))
