@@ -91,7 +91,8 @@ def _noting_tensors(compare: Callable) -> Callable:
     def noting(self: TensorLikePair, actual: Tensor, expected: Tensor, **options: Any) -> None:
         compare(self, actual, expected, **options)
         if actual.numel() and not actual.is_meta:
-            one, other = (value.detach().to(torch.float64).flatten() for value in (actual, expected))
+            wide = torch.complex128 if actual.is_complex() else torch.float64
+            one, other = (value.detach().to(wide).flatten() for value in (actual, expected))
             error, bound = (one - other).abs(), options["atol"] + options["rtol"] * other.abs()
             worst = (error / bound).nan_to_num(0.0).argmax()
             _closest.note(error[worst].item(), bound[worst].item())

@@ -33,7 +33,6 @@ SetLimit = Callable[[int], int]
 
 def held() -> int:
     """Bytes of all cached constants."""
-    gc.collect()
     return sum(value.nbytes for one in list(cache._of_systems.values()) for *_, value in one.entries())
 
 

@@ -28,6 +28,7 @@ def test_tensors():
         torch.testing.assert_close(torch.tensor([0.0, 100 + error, 100]), expected, rtol=0.09, atol=1)
     torch.testing.assert_close(torch.ones(3), torch.ones(3), rtol=0, atol=0)
     torch.testing.assert_close(torch.ones(0), torch.ones(0))
+    torch.testing.assert_close(torch.tensor([1j]), torch.tensor([1j + 0.01]), rtol=0, atol=1)
 """
 
 

@@ -117,6 +117,8 @@ def _drop_oldest(but: Tensor | None = None) -> None:
     """Hold the limit, but keep one tensor, which is about to be used."""
     found = [(used, one, key, value) for one in list(_of_systems.values()) for used, key, value in one.entries()]
     total = sum(value.nbytes for *_, value in found)
+    if total <= _limit:
+        return
     for _, one, key, value in sorted(found, key=lambda entry: entry[0]):
         if total <= _limit:
             return
