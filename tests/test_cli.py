@@ -375,3 +375,11 @@ def test_every_option_is_completed(capsys):
     of_parsers = {flag for parser in parsers for flag in parser.known if flag in PATHS}
     assert {"--data.root", "--results", "--out", "--readme"} == of_parsers
     assert {"--runs", "--data.root"} <= set(PATHS)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "psmnist", "--help"]], ids=" ".join)
+def test_a_terminal_without_greek_letters(words: list[str]) -> None:
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*PLMU, *words], env=plain, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "?" in done.stdout

@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that `plmu --version` and `-
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -39,6 +40,9 @@ PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE has ended
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Errors that a user can mend are one message and exit status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may not have θ; that must not be an error
     shows_traceback = "--traceback" in words
     words = [word for word in words if word != "--traceback"]
     done = False
