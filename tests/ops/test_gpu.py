@@ -117,7 +117,7 @@ def test_the_final_state_is_made_beside_the_projection(order: int, theta: float,
     within(_error(first[3], exact[1].cpu()), ERROR[torch.float32])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")  # torch's own use of it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated", "ignore:TensorFloat32 tensor cores")
 def test_layers_compiled_captured_and_autocast():
     torch.manual_seed(0)
     layer = plmu.ParallelLMU(3, 16, order=8, theta=30.0, memory_size=4).cuda()
