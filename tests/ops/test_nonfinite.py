@@ -18,6 +18,7 @@ from ops import ALGORITHMS, RESETTING, in_chunks
 BATCH, TIME, CHANNELS, ORDER, OUT = 3, 150, 2, 4, 3
 BAD_STEP, RESET = 70, 90  # inside blocks of every size that a plan takes
 BAD = (math.nan, math.inf, -math.inf)
+FUSED = () if torch.cuda.is_available() else ("fused",)  # interpreted on a CPU; for a GPU there is test_gpu.py
 SYSTEMS = {
     "delay network": plmu.DelayNetwork(ORDER, 9.0).discretize(),
     "several inputs": plmu.LinearSystem(0.3 * torch.eye(3), torch.ones(3, CHANNELS)),
@@ -85,7 +86,7 @@ def test_chunks_of_every_size(chunk: int, fold: bool) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("algorithm", [*RESETTING, "fused"])
+@pytest.mark.parametrize("algorithm", [*RESETTING, *FUSED])
 def test_a_reset_ends_it(algorithm: str, bad: float) -> None:
     system = SYSTEMS["delay network"]
     u, clean = inputs(bad)
@@ -209,7 +210,7 @@ def test_torch_func_and_compiled_graphs() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # in Triton's interpreter
-@pytest.mark.parametrize("algorithm", [*RESETTING, "fused"])
+@pytest.mark.parametrize("algorithm", [*RESETTING, *FUSED])
 def test_a_state_that_overflowed_ends_at_a_reset(algorithm: str) -> None:
     """Finite inputs to a system that grows: after the reset, in the middle of a block, all is as in the recurrence."""
     system = plmu.LinearSystem([[5.0]], [1.0])
@@ -250,7 +251,7 @@ def everything(algorithm: str, dtype: torch.dtype, lengths: list[int] | None, re
     [
         ("auto", 0, False),
         ("toeplitz", 0, False),
-        ("fused", 0, False),
+        *[(fused, 0, False) for fused in FUSED],
         *[("chunked", chunk, fold) for chunk in (5, 16, 64, TIME) for fold in (False, True)],
     ],
 )
