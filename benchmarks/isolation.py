@@ -61,7 +61,7 @@ def main() -> None:
             for shape in GPU_SHAPES:
                 rows.append(cost(shape, dtype, given.rounds))
                 print(json.dumps(rows[-1]), flush=True)
-    command = f"python -m benchmarks.isolation --json {given.json} --rounds {given.rounds}"
+    command = f"python -m benchmarks.isolation --json results/{given.json.name} --rounds {given.rounds}"
     report = {"benchmark": "isolation", "command": command, "machine": provenance(torch.device("cuda")), "rows": rows}
     given.json.write_text(json.dumps(report, indent=2) + "\n")
 
