@@ -146,10 +146,17 @@ def test_the_rows_of_a_result():
     assert shown(0.04567, True) == "4.57 %"
 
 
+def test_a_run_of_the_usual_name_needs_none():
+    assert rows(_summary(name="psmnist-plmu"))[0][2] == ""
+    assert rows(_summary())[0][2] == "mine"
+
+
 def test_shortened_runs_are_marked():
     assert (epochs(_summary()), shortened(_summary())) == ("120", False)
     short = _summary(config={"training": {"epochs": 2}})
     assert (epochs(short), shortened(short)) == ("2 of 120", True)
+    refit = _summary(config={"training": {"epochs": 2, "refit": True}})  # which has a number of its own
+    assert (epochs(refit), shortened(refit)) == ("2", False)
     longer = _summary(config={"training": {"epochs": 1000}})
     assert (epochs(longer), shortened(longer)) == ("1,000", False)
     for unknown in ({"experiment": "another"}, {"model": "another"}):
@@ -159,8 +166,8 @@ def test_shortened_runs_are_marked():
 def test_runs_of_one_model_are_told_apart_in_the_plot():
     assert labelled(_summary(name="psmnist-plmu")) == "plmu"
     assert labelled(_summary()) == "plmu\nmine"
-    short = _summary(config={"training": {"epochs": 2, "refit": True}})
-    assert labelled(short) == "plmu, refit\nmine\n2 of 120 epochs"
+    assert labelled(_summary(config={"training": {"epochs": 2}})) == "plmu\nmine\n2 of 120 epochs"
+    assert labelled(_summary(config={"training": {"epochs": 2, "refit": True}})) == "plmu, refit\nmine"
 
 
 def test_the_table_says_what_shortened_means(capsys, monkeypatch):

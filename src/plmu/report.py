@@ -40,7 +40,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
             (
                 titled(summary),
                 named(summary),
-                summary["name"],
+                run_name(summary),
                 epochs(summary),
                 f"{summary['parameters']:,}",
                 name.replace("_", " "),
@@ -73,9 +73,9 @@ def epochs(summary: dict[str, Any]) -> str:
 
 
 def shortened(summary: dict[str, Any]) -> bool:
-    """Whether it had fewer epochs than the experiment gives this model by default."""
-    usual = _usual_epochs(summary)
-    return usual is not None and bool(summary["config"]["training"]["epochs"] < usual)
+    """Whether it had fewer epochs than the experiment gives this model by default. A refit has epochs of its own."""
+    training, usual = summary["config"]["training"], _usual_epochs(summary)
+    return usual is not None and not training.get("refit", False) and bool(training["epochs"] < usual)
 
 
 def _usual_epochs(summary: dict[str, Any]) -> int | None:
@@ -86,11 +86,16 @@ def _usual_epochs(summary: dict[str, Any]) -> int | None:
     return experiment.defaults(summary["model"]).training.epochs
 
 
+def run_name(summary: dict[str, Any]) -> str:
+    """The name of a run where it has one of its own, else nothing."""
+    usual = f"{summary['experiment']}-{summary['model']}"
+    return "" if summary["name"] == usual else str(summary["name"])
+
+
 def labelled(summary: dict[str, Any]) -> str:
     """The model in a plot, and what sets the run apart."""
-    own = summary["name"] if summary["name"] != f"{summary['experiment']}-{summary['model']}" else ""
     short = f"{epochs(summary)} epochs" if shortened(summary) else ""
-    return "\n".join(part for part in (named(summary), own, short) if part)
+    return "\n".join(part for part in (named(summary), run_name(summary), short) if part)
 
 
 def shown(value: float, percent: bool, std: float | None = None) -> str:
