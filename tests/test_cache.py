@@ -251,3 +251,26 @@ def test_what_a_cuda_graph_captures_is_kept(monkeypatch: pytest.MonkeyPatch, cac
     for exponent in range(4, 9):
         system.derive(matrices.power, exponent, dtype=torch.float32, device=torch.device("cpu"))
     assert system.derive(matrices.power, 2, **gpu) is captured
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch's own doing
+def test_what_a_compiled_graph_reads_is_not_dropped(cache_limit: SetLimit) -> None:
+    cache_limit(0)
+    system = plmu.DelayNetwork(8, 300.0).discretize()
+    compiled = torch.compile(lambda u: plmu.states(u, system, algorithm="chunked")[0], backend="eager", fullgraph=True)
+    u = torch.randn(1, 700, 1)
+    first = compiled(u)
+    plmu.states(u[:, :300], system)  # other constants, which are dropped
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert torch.equal(compiled(u), first)
+
+
+def test_the_bytes_are_counted(cache_limit: SetLimit) -> None:
+    system = plmu.DelayNetwork(8, 10.0).discretize()
+    before = held()
+    for exponent in (1, 2, 3, 2):
+        system.derive(matrices.power, exponent, **CPU)
+    assert held() == cache._held == before + 3 * 256
+    del system
+    gc.collect()
+    assert held() == cache._held == before

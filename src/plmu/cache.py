@@ -20,6 +20,7 @@ MOST_NUMBERS = 4096  # results of `LinearSystem.numbers` that one system keeps
 _lock = threading.RLock()
 _uses = itertools.count()
 _limit = 1 << 30
+_held = 0  # bytes that count
 _of_systems: WeakValueDictionary[bytes, Constants] = WeakValueDictionary()
 
 
@@ -27,8 +28,8 @@ def set_cache_limit(size: int) -> int:
     """Set how many bytes the cached constants of all systems may take together; returns the limit before.
 
     The default is 1 GiB. Beyond it the constants that were not used for longest are dropped and, when needed again,
-    built again. Not counted is what a captured CUDA graph or a compiled model on a GPU uses: it stays while its system
-    lives. Raises ValueError unless `size` is a whole number of at least 0.
+    built again. Not counted is what a captured CUDA graph or a compiled model uses: it stays while its system lives.
+    Raises ValueError unless `size` is a whole number of at least 0.
 
     >>> before = plmu.set_cache_limit(256 << 20)  # doctest: +SKIP
     """
@@ -59,7 +60,7 @@ class Constants:
     """Derived tensors of one system.
 
     Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it. What is to be
-    kept, since a CUDA graph has its address, stays and does not count.
+    kept, since a compiled or captured graph needs it, stays and does not count.
     """
 
     def __init__(self) -> None:
@@ -67,6 +68,10 @@ class Constants:
         self._used: dict[Key, int] = {}  # when each entry was last used
         self._kept: dict[Key, Tensor] = {}
         self.numbers: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}
+
+    def __del__(self) -> None:
+        for key in list(self._entries):
+            self.drop(key)
 
     @staticmethod
     def name(key: Key) -> str:
@@ -87,6 +92,7 @@ class Constants:
                 self._kept[key] = value
             else:
                 self._entries[key], self._used[key] = value, next(_uses)
+                _count(value.nbytes)
                 _drop_oldest(but=value)
             return value
 
@@ -98,7 +104,8 @@ class Constants:
 
     def drop(self, key: Key) -> None:
         delattr(self, self.name(key))
-        del self._entries[key], self._used[key]
+        del self._used[key]
+        _count(-self._entries.pop(key).nbytes)
 
     def entries(self) -> Iterator[tuple[int, Key, Tensor]]:
         """When each was last used, its key, and the tensor; without those that are kept."""
@@ -110,18 +117,23 @@ class Constants:
             if keep:
                 self._kept[key] = self._entries.pop(key)
                 del self._used[key]
+                _count(-self._kept[key].nbytes)
         return self._kept.get(key, self._entries.get(key))
+
+
+def _count(change: int) -> None:
+    global _held
+    with _lock:
+        _held += change
 
 
 def _drop_oldest(but: Tensor | None = None) -> None:
     """Hold the limit, but keep one tensor, which is about to be used."""
-    found = [(used, one, key, value) for one in list(_of_systems.values()) for used, key, value in one.entries()]
-    total = sum(value.nbytes for *_, value in found)
-    if total <= _limit:
+    if _held <= _limit:
         return
+    found = [(used, one, key, value) for one in list(_of_systems.values()) for used, key, value in one.entries()]
     for _, one, key, value in sorted(found, key=lambda entry: entry[0]):
-        if total <= _limit:
+        if _held <= _limit:
             return
         if value is not but:
             one.drop(key)
-            total -= value.nbytes

@@ -247,9 +247,9 @@ class LinearSystem:
         return known
 
     def _cached_name(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> str:
-        """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph. It stays, since
-        what is compiled may be captured as a CUDA graph later."""
-        self._cached(build, *sizes, dtype=dtype, device=device, keep=device.type == "cuda")
+        """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph. It stays: the
+        graph would be compiled again without it, and may be captured as a CUDA graph later."""
+        self._cached(build, *sizes, dtype=dtype, device=device, keep=True)
         return Constants.name((build.__name__, sizes, dtype, device))
 
     # What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
@@ -323,12 +323,13 @@ def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if value.is_complex() and not dtype.is_complex:
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
     elif dtype in _FLUSHED:
-        # Taps and powers that have decayed to nothing would become subnormal numbers, which a CPU multiplies many
-        # times slower (measured: 10 times at order 4, θ 6, 512 steps).
-        value = torch.where(value.abs() < _FLUSHED[dtype], 0.0, value)
-        # And what a growing system makes too large stays finite, so that it gives zero for a zero input.
+        # What a growing system makes too large stays finite, so that it gives zero for a zero input.
         largest = torch.finfo(dtype).max
         value = value.clamp(-largest, largest)
+        # Taps and powers that have decayed to nothing would become subnormal numbers, which a CPU multiplies many times
+        # slower (measured: 10 times at order 4, θ 6, 512 steps). Their gradients stay: an entry of 0 can be trained.
+        flushed = torch.where(value.abs() < _FLUSHED[dtype], 0.0, value)
+        value = value + (flushed - value).detach()
     return value.to(dtype).to(device)  # first the type: a device may have no float64
 
 

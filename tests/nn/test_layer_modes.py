@@ -414,3 +414,18 @@ def test_a_bad_state_is_named(way: str, name: str, wrong: str) -> None:
         message = re.escape(f"state must have shape {tuple(good.shape)}")
     with pytest.raises(error, match=message):
         layer.step(x[:, 0], spoil(good)) if way == "step" else layer(x, spoil(good))
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_layers_of_several_classes_and_lengths_are_compiled_in_one_process() -> None:
+    """torch compiles each function a limited number of times: no class may count for another."""
+    layers = (
+        plmu.ParallelLMU(2, 3, 4, 5.0),
+        plmu.DelayLayer(2, 4, 5.0),
+        plmu.Sequential(nn.Linear(2, 3), plmu.ParallelLMU(3, 3, 4, 5.0)),
+    )
+    for layer in layers:
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        for time in (5, 9, 17, 23):
+            x = torch.randn(1, time, 2)
+            torch.testing.assert_close(compiled(x)[0], layer(x)[0])

@@ -206,6 +206,7 @@ def test_a_layer_behind_others_fills_what_reaches_it() -> None:
     later = plmu.Sequential(nn.Sigmoid(), plmu.DelayLayer(2, 3, 4.0, missing="zero"))
     assert plmu.Stream(first).missing == "zero"
     assert plmu.Stream(later).missing == "raise"
+    assert plmu.Stream(plmu.Sequential(nn.Dropout(0.1), first)).missing == "zero"
     assert not later(torch.full((1, 5, 2), NAN))[0].any()
 
 
@@ -217,3 +218,35 @@ def test_a_subclass_with_a_step_of_its_own() -> None:
 
     layer = Doubled(1, 3, 4.0, missing="hold")
     assert torch.equal(plmu.Stream(layer).push([1.0]), layer.step(torch.ones(1, 1))[0][0])
+
+
+def test_a_subclass_with_an_initial_state_of_its_own() -> None:
+    class Started(plmu.DelayLayer):
+        def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+            return super().initial_state(batch, dtype, device) + 1
+
+    layer = Started(1, 3, 4.0)
+    x = torch.zeros(2, 1)
+    assert torch.equal(layer.step(x)[0], layer.step(x, torch.ones(2, 3, 1))[0])
+
+
+def test_last_values_are_states_under_autocast_too() -> None:
+    layer = plmu.Sequential(nn.Linear(FEATURES, 3), plmu.ParallelLMU(3, 4, 6, 9.0, missing="hold"))
+    x = gaps().nan_to_num()
+    with torch.autocast("cpu", torch.bfloat16):
+        _, state = layer(x)
+        _, stepped = layer.step(x[:, 0])
+    for one in (state, stepped):
+        assert one[1][1].dtype == torch.float32
+        layer(x, one)
+        layer.step(x[:, 0], one)
+
+
+def test_where_it_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"Residual would add NaN .* give missing= to the plmu\.Sequential around it"):
+        plmu.Residual(plmu.ParallelLMU(2, 2, 3, 4.0, missing="hold"))
+    with pytest.raises(ValueError, match="missing must be None for a model that takes tokens, got 'zero'"):
+        plmu.Sequential(nn.Embedding(5, 2), plmu.DelayLayer(2, 3, 4.0), missing="zero")
+    nested = torch.nested.nested_tensor([torch.randn(3, 2), torch.randn(5, 2)], layout=torch.jagged)
+    with pytest.raises(TypeError, match="nested"):
+        plmu.DelayLayer(2, 3, 4.0, missing="zero")(nested)

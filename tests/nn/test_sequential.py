@@ -376,3 +376,14 @@ def test_both_directions_of_time() -> None:
             alone = x[i : i + 1, :length]
             expected = torch.cat([forwards(alone)[0], backwards(alone.flip(1))[0].flip(1)], dim=2)
             assert_same(both[i : i + 1, :length], expected)
+
+
+def test_what_nn_linear_would_say_in_its_own_words() -> None:
+    for model in (plmu.Sequential(nn.Linear(3, 3)), plmu.Residual(nn.Linear(3, 3))):
+        with pytest.raises(TypeError, match=r"x is torch\.float64 and nn\.Linear torch\.float32: convert one of them"):
+            model(torch.randn(1, 4, 3, dtype=torch.float64))
+        with pytest.raises(ValueError, match=r"x must have shape \(batch, time, 3\), got \(1, 4, 2\)"):
+            model(torch.randn(1, 4, 2))
+    inside = plmu.Sequential(nn.Sequential(nn.Embedding(5, 2), nn.ReLU()))
+    with pytest.raises(IndexError, match=r"x must be token numbers from 0 to 4 for nn\.Embedding, got 7"):
+        inside(torch.tensor([[1, 7]]))

@@ -254,3 +254,8 @@ def test_arguments_are_not_changed(kind: str) -> None:
     copies = u.clone(), state.clone(), lengths.clone()
     call(kind, u=u, state=state, lengths=lengths)
     assert all(torch.equal(*pair) for pair in zip((u, state, lengths), copies, strict=True))
+
+
+def test_an_unknown_device_is_named() -> None:
+    with pytest.raises(ValueError, match=r"device must be a torch\.device or a name .*, got 'gpu'"):
+        plmu.plan("states", batch=1, time=5, channels=1, system=plmu.LinearSystem([[0.5]], [1.0]), device="gpu")

@@ -140,3 +140,30 @@ def test_states_are_carried_into_memory_of_their_own(linked: bool) -> None:
     also_carried = chunked.carry(values, links, plain, 1)
     torch.testing.assert_close(carried, also_carried)
     torch.testing.assert_close(found, torch.autograd.grad(also_carried, values, given)[0])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entries_of_zero_can_be_trained(algorithm: str, dtype: torch.dtype) -> None:
+    """Derived values that round to zero are dropped, but not their gradients."""
+    A = torch.tensor([[0.5, 0.1], [0.0, 0.3]], dtype=torch.float64, requires_grad=True)
+    B = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    u, weight = torch.rand(2, 12, 1, dtype=dtype), torch.rand(3, 2, 1, dtype=dtype)
+
+    def loss(m: Tensor) -> Tensor:
+        return torch.einsum("odc,btdc->bto", weight.double(), m.double()).square().sum()
+
+    m = []
+    state = torch.zeros(2, 2, 1, dtype=torch.float64)
+    for t in range(12):
+        state = A @ state + B[:, None] * u[:, t, None].double()
+        m.append(state)
+    expected = torch.autograd.grad(loss(torch.stack(m, dim=1)), (A, B))
+    system = plmu.LinearSystem(A, B)
+    bound = 12 * 2 * torch.finfo(dtype).eps  # a rounding for each product of each step
+    for found in (
+        loss(plmu.states(u, system, algorithm=algorithm)[0]),
+        plmu.project(u, system, weight, algorithm=algorithm)[0].double().square().sum(),
+    ):
+        for value, right in zip(torch.autograd.grad(found, (A, B)), expected, strict=True):
+            torch.testing.assert_close(value, right, rtol=0, atol=bound * right.abs().max().item())

@@ -18,6 +18,7 @@ from ops import ALGORITHMS, RESETTING, in_chunks
 BATCH, TIME, CHANNELS, ORDER, OUT = 3, 150, 2, 4, 3
 BAD_STEP, RESET = 70, 90  # inside blocks of every size that a plan takes
 BAD = (math.nan, math.inf, -math.inf)
+EPS = torch.finfo(torch.float32).eps
 FUSED = () if torch.cuda.is_available() else ("fused",)  # interpreted on a CPU; for a GPU there is test_gpu.py
 SYSTEMS = {
     "delay network": plmu.DelayNetwork(ORDER, 9.0).discretize(),
@@ -46,9 +47,7 @@ def results(u: Tensor, system: plmu.LinearSystem, algorithm: str = "auto", **opt
 
 def assert_spoilt(found: tuple[Tensor, ...], clean: tuple[Tensor, ...], steps: Tensor, end: Tensor) -> None:
     """NaN in m (batch, time, order, channels) where `steps` (batch, time, channels) says, in o where it does for any
-    channel, in final states where `end` (batch, channels) does, NaN or infinity in that of `final_state`; all else as
-    without the bad value."""
-    found = (*found[:-1], found[-1].masked_fill(found[-1].isinf(), math.nan))
+    channel, in final states where `end` (batch, channels) does; all else as without the bad value."""
     m, o, *ends = zip(found, clean, strict=True)
     marks = [steps[:, :, None].expand_as(m[0]), steps.any(2)[:, :, None].expand_as(o[0])]
     marks += [end[:, None].expand_as(last) for last, _ in ends]
@@ -133,7 +132,8 @@ def test_a_bad_state_spoils_its_channel_until_a_reset(algorithm: str) -> None:
         assert_spoilt(found, results(clean, system, algorithm, state=zeros, **options), steps, end)
     found = results(u, system, algorithm, state=state, lengths=[TIME, 0, TIME])
     assert not found[0][1].any()
-    assert all(last[1, :, 1].isnan().any() and last[1, :, 0].isfinite().all() for last in found[2:])
+    for last in found[2:]:  # without steps, the initial state
+        torch.testing.assert_close(last[1], state[1], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -172,9 +172,10 @@ LAYERS: dict[str, Callable[[], plmu.nn.Steppable]] = {
 }
 
 
+@pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_same_steps_are_bad_three_ways(name: str) -> None:
-    layer, (x, _) = LAYERS[name](), inputs(math.nan)
+def test_the_same_steps_are_bad_three_ways(name: str, bad: float) -> None:
+    layer, (x, _) = LAYERS[name](), inputs(bad)
     with torch.no_grad():
         whole, _ = layer(x)
         first, state = layer(x[:, : BAD_STEP + 5])
@@ -187,6 +188,20 @@ def test_the_same_steps_are_bad_three_ways(name: str) -> None:
     expected[1, BAD_STEP:] = False
     for out in (whole, torch.cat([first, second], dim=1), torch.stack(stepped, dim=1)):
         assert torch.equal(out.isfinite().all(2), expected)
+        assert torch.equal(out.isnan().any(2), ~expected)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_the_last_output_alone(bad: float) -> None:
+    x, _ = inputs(bad)
+    for layer in (
+        plmu.ParallelLMU(CHANNELS, 5, ORDER, 9.0, return_sequences=False),
+        plmu.DelayLayer(CHANNELS, ORDER, 9.0, return_sequences=False),
+        plmu.LMU(CHANNELS, 5, ORDER, 9.0, return_sequences=False),
+    ):
+        out, _ = layer(x)
+        assert torch.equal(out.isnan().any(1), torch.tensor([False, True, False]))
+        assert not out.isinf().any()
 
 
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch's own doing
@@ -224,6 +239,17 @@ def test_a_state_that_overflowed_ends_at_a_reset(algorithm: str) -> None:
         torch.testing.assert_close(value[finite], expected[finite], rtol=20 * torch.finfo(value.dtype).eps, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch's own doing
+def test_a_compiled_graph_does_not_depend_on_how_often_isolation_was_entered() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(lambda u: plmu.states(u, SYSTEMS["delay network"])[0], backend="eager", fullgraph=True)
+    u, _ = inputs(math.nan)
+    with torch.compiler.set_stance("default"), plmu.isolate_nonfinite():
+        compiled(u)
+        with torch.compiler.set_stance("fail_on_recompile"), plmu.isolate_nonfinite(), plmu.isolate_nonfinite():
+            assert compiled(u)[1, :BAD_STEP].isfinite().all()
+
+
 # A system that grows: what it would have become behind a reset or in the padding overflows, and must not show.
 
 GROWING = plmu.LinearSystem([[5.0, 1.0], [0.0, 3.0]], [1.0, 2.0])
@@ -241,6 +267,29 @@ def everything(algorithm: str, dtype: torch.dtype, lengths: list[int] | None, re
     final = plmu.final_state(u, GROWING, state, **options)
     total = o.sum() + m.sum() + last.sum() + same.sum() + final.sum()
     return [o, m, last, same, final, *torch.autograd.grad(total, (u, weight, state))]
+
+
+@pytest.mark.parametrize("algorithm", RESETTING)
+def test_gradients_of_a_trained_system_that_grows(algorithm: str) -> None:
+    """With lengths and resets: what the first state would have become behind a reset overflows."""
+
+    def gradients(algorithm: str, dtype: torch.dtype) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(3)
+        A, B = (torch.nn.Parameter(one.clone()) for one in (GROWING.A, GROWING.B))
+        shapes = ((2, 100, 2), (4, 2, 2), (2, 2, 2))
+        u, weight, state = (torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes)
+        resets = torch.zeros(2, 100, dtype=torch.bool)
+        resets[:, 10::10] = True
+        options = {"lengths": [90, 60], "resets": resets}
+        system = plmu.LinearSystem(A, B)
+        o, last = plmu.project(u, system, weight, state, algorithm=algorithm, **options)
+        final = plmu.final_state(u, system, state, **options)
+        return list(torch.autograd.grad(o.sum() + last.sum() + final.sum(), (A, B, u, weight, state)))
+
+    exact, plain = (gradients("recurrent", dtype) for dtype in (torch.float64, torch.float32))
+    for value, right, float32 in zip(gradients(algorithm, torch.float32), exact, plain, strict=True):
+        # Twice the plain method's error, or a rounding for each of the 10 steps of a segment, forward and backward.
+        within((value - right).norm(), max(2 * (float32 - right).norm(), 20 * 2 * EPS * right.norm()))
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # in Triton's interpreter
@@ -275,5 +324,5 @@ def test_what_overflows_behind_a_reset_or_in_the_padding_does_not_show(
         found = everything(algorithm, torch.float32, lengths, resets)
     # Twice the plain method's error, or one rounding for each of the at most 20 steps that a result sums over.
     for value, right, float32 in zip(found, exact, plain, strict=True):
-        allowed = max(2 * (float32 - right).norm(), 20 * 2 * torch.finfo(torch.float32).eps * right.norm())
+        allowed = max(2 * (float32 - right).norm(), 20 * 2 * EPS * right.norm())
         within((value - right).norm(), allowed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
+from plmu.ops.nonfinite import infinity_as_nan
 from plmu.systems import LinearSystem
 
 
@@ -52,6 +54,11 @@ class DelayLayer(Filling):
         self.output_size = self.memory.order * self.memory.channels
         self.returns_sequences = return_sequences
 
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        return self._filled_forward(x, state, lengths, resets)
+
     def _forward(
         self, x: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -66,11 +73,11 @@ class DelayLayer(Filling):
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size)
-        before = self._initial_state(x.shape[0], x.dtype, x.device)
+        before = self._start(x)
         if state is not None:
             check_state(state, tuple(before.shape), before.dtype, before.device)
             before = state
-        m = self.memory.stepper(before.dtype, x.device)(x.to(before.dtype), before)
+        m = self.memory.stepper(before.dtype, x.device)(infinity_as_nan(x).to(before.dtype), before)
         out = m.to(result_dtype(x)).flatten(1)
         return (out.clone() if out.dtype == m.dtype else out), m  # what becomes of the output must not reach the state
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plmu.nn.steppable import Step, Steppable
-from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets
+from plmu.ops.check import Lengths, check_padded, check_state, checked_lengths, checked_resets
 
 FILLS = ("hold", "zero")
 
@@ -19,15 +19,14 @@ class Filling(Steppable):
 
     "hold" repeats the last value of that feature, and takes zero where there is none yet, at the start and after a
     reset. Its state is a pair, the layer's own and the last values (batch, features), so that a gap may span two calls.
-    Subclasses have `_forward`, `_step`, `_frozen_step` and `_initial_state` for the input without gaps.
+    Subclasses have `_forward`, `_step`, `_frozen_step` and `_initial_state` for the input without gaps. Their `forward`
+    is a line of their own that calls `_filled_forward`: torch.compile counts its graphs by function.
     """
 
     missing: str | None = None
     input_size: int | None
 
-    def forward(
-        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+    def _filled_forward(self, x: Tensor, state: Any, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, Any]:
         if self.missing is None:
             return self._forward(x, state, lengths, resets)
         self._check_fillable(x, 3)
@@ -36,9 +35,9 @@ class Filling(Steppable):
         if self.missing == "zero":
             return self._forward(_known_or(x, 0.0), state, known, resets)
         inner, held = self._parts(state, x)
-        filled, held = hold(x, held, known, resets)
+        filled, last = hold(x, held, known, resets)
         out, inner = self._forward(filled, inner, known, resets)
-        return out, (inner, held)
+        return out, (inner, last.to(_wide(x)))
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         if self.missing is None:
@@ -57,7 +56,8 @@ class Filling(Steppable):
         if self.missing != "hold":
             return inner
         assert self.input_size is not None
-        return inner, torch.zeros(batch, self.input_size, dtype=dtype, device=device)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return inner, torch.zeros(batch, self.input_size, dtype=wide, device=device)
 
     @abstractmethod
     def _forward(self, x: Tensor, state: Any, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, Any]: ...
@@ -78,11 +78,16 @@ class Filling(Steppable):
             if self.missing == "zero":
                 return step(_known_or(x, 0.0), state)
             inner, held = self._parts(state, x)
-            filled = _known_or(x, 0.0 if held is None else held)
+            filled = _known_or(x, 0.0 if held is None else held.to(x.dtype))
             out, inner = step(filled, inner)
-            return out, (inner, filled.clone())  # the caller may write the next sample into the same memory
+            return out, (inner, filled.to(_wide(x), copy=True))  # the caller may write the next sample into its memory
 
         return filled_step
+
+    def _start(self, x: Tensor) -> Any:
+        """The layer's own initial state for an input, as `initial_state` gives it."""
+        start = self.initial_state(x.shape[0], x.dtype, x.device)
+        return start[0] if self.missing == "hold" else start
 
     def _parts(self, state: Any, x: Tensor) -> tuple[Any, Tensor | None]:
         """The layer's own state, and the last values."""
@@ -93,10 +98,11 @@ class Filling(Steppable):
                 f"with missing='hold' state must be a pair (state, last values), got {type(state).__name__}"
             )
         inner, held = state
-        check_state(held, (x.shape[0], x.shape[-1]), x.dtype, x.device, "last values of state")
+        check_state(held, (x.shape[0], x.shape[-1]), _wide(x), x.device, "last values of state")
         return inner, held
 
     def _check_fillable(self, x: Tensor, dims: int) -> None:
+        check_padded(x, "x")
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"x must be a floating-point tensor for missing={self.missing!r}, got {kind}")
@@ -116,7 +122,7 @@ def hold(x: Tensor, held: Tensor | None, lengths: Tensor | None, resets: Tensor 
     """x (batch, time, features) with the last value before it in place of each NaN, and the last values of each
     sequence (batch, features). `held` are the values before the first step, None for zeros."""
     batch, time, features = x.shape
-    before = x.new_zeros(batch, 1, features) if held is None else held[:, None]
+    before = x.new_zeros(batch, 1, features) if held is None else held[:, None].to(x.dtype)
     values = torch.cat([before, _known_or(x, 0.0)], dim=1)
     number = torch.arange(1, time + 1, device=x.device)[:, None]
     latest = torch.where(torch.isnan(x), 0, number).cummax(1).values  # the last known value, 0 for the one before
@@ -128,6 +134,11 @@ def hold(x: Tensor, held: Tensor | None, lengths: Tensor | None, resets: Tensor 
         return filled, filled[:, -1].clone()
     index = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, features)
     return filled, torch.where((lengths > 0)[:, None], filled.gather(1, index)[:, 0], before[:, 0])
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """The precision of states."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _known_or(x: Tensor, other: Tensor | float) -> Tensor:

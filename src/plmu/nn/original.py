@@ -6,6 +6,7 @@ It cannot be parallelised over time: here for comparison, and for models trained
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 from plmu.ops.modes import is_open, watched
+from plmu.ops.nonfinite import infinity_as_nan
 from plmu.systems import LinearSystem, _values_unknown
 
 State = tuple[Tensor, Tensor]
@@ -114,6 +116,7 @@ class LMUCell(nn.Module):
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         check_features(x, 2, self.input_size, self.memory_weight)
         h, m = self._checked_state(state, x)
+        x = infinity_as_nan(x)  # which tanh would make 1
         h, m = _Loop(self, x, m.dtype).advance(*self._from_input(x), h.to(result_dtype(x)), m)
         return h, (h.to(m.dtype, copy=True), m)  # what becomes of the output must not reach the state
 
@@ -233,6 +236,11 @@ class LMU(Filling):
         self.hidden_size = self.output_size = hidden_size
         self.returns_sequences = return_sequences
 
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        return self._filled_forward(x, state, lengths, resets)
+
     def _forward(self, x: Tensor, state: State | None, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, State]:
         cell = self.cell
         check_features(x, 3, self.input_size, cell.memory_weight)
@@ -241,7 +249,7 @@ class LMU(Filling):
             raise ValueError("LMU runs one step after another: torch.export needs a fixed number of time steps for it")
         known = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
-        x = keep_valid(x, known)
+        x = infinity_as_nan(keep_valid(x, known))  # infinity would be 1 behind a tanh
         h, m = cell._checked_state(state, x)
         if resets is None and cell._multiplies_out(x, h, m):
             return self._coupled(x, h, m, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, Step, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.modes import autocasts, is_open
+from plmu.ops.nonfinite import infinity_as_nan
 from plmu.ops.plan import may_store
 from plmu.systems import LinearSystem
 
@@ -122,6 +124,11 @@ class ParallelLMU(Filling):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        return self._filled_forward(x, state, lengths, resets)
+
     def _forward(
         self, x: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -146,11 +153,11 @@ class ParallelLMU(Filling):
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size, self.memory_weight)
         if state is None:
-            state = self._initial_state(x.shape[0], x.dtype, x.device)
+            state = self._start(x)
         else:
             wide = torch.float64 if x.dtype == torch.float64 else torch.float32
             check_state(state, (x.shape[0], self.memory.order, self.memory_size), wide, x.device)
-        u = self._encode(x)
+        u = infinity_as_nan(self._encode(x))
         m = self.memory.stepper(state.dtype, x.device)(_as(u, state.dtype), state)
         return self._output_of_state(m, x), m
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Step, Steppable
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
+from plmu.ops.modes import autocasts
 
 # Modules of torch that act on each time step alone, on the last axis or on single elements.
 PER_STEP: tuple[type[nn.Module], ...] = (
@@ -66,9 +67,17 @@ class Sequential(Filling):
             if isinstance(module, Steppable) and not module.returns_sequences:
                 self.returns_sequences = False
         self.missing = checked_missing(missing)
-        self.input_size = features_of(entrance(self))
+        first = entrance(self)
+        self.input_size = features_of(first)
+        if missing is not None and isinstance(first, nn.Embedding):
+            raise ValueError(f"missing must be None for a model that takes tokens, got {missing!r}")
         if missing == "hold" and self.input_size is None:
             raise ValueError("missing='hold' needs a first module with a known number of features")
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        return self._filled_forward(x, state, lengths, resets)
 
     def _forward(
         self, x: Tensor, state: tuple[Any, ...] | None, lengths: Lengths, resets: Tensor | None
@@ -131,24 +140,29 @@ class Residual(Steppable):
         check_module(module, "the module")
         if isinstance(module, Steppable) and not module.returns_sequences:
             raise ValueError(f"Residual needs a sequence, but {_name(module)} has return_sequences=False")
+        if fills(module) is not None:
+            raise ValueError(f"Residual would add NaN to what {_name(module)} makes of missing={fills(module)!r}: give"
+                             " missing= to the plmu.Sequential around it")  # fmt: skip
         self.module = module
 
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         known, resets = _checked(x, lengths, resets)
+        _check_features(x, entrance(self))
         x = keep_valid(x, known)
         if isinstance(self.module, Steppable):
             out, state = self.module(x, state, known, resets=resets)
         else:
-            out, state = self.module(x), None
+            out, state = _each_step(self.module, x), None
         return keep_valid(self._sum(x, out), known), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         if isinstance(self.module, Steppable):
             out, state = self.module.step(x, state)
             return self._sum(x, out), state
-        return self._sum(x, self.module(x)), None
+        _check_features(x, entrance(self))
+        return self._sum(x, _each_step(self.module, x)), None
 
     def frozen_step(self) -> Step:
         inner = self.module.frozen_step() if isinstance(self.module, Steppable) else _stateless(self.module)
@@ -229,7 +243,10 @@ def fills(module: nn.Module) -> str | None:
     """How a model fills missing values of its input, if it does."""
     if isinstance(module, Filling) and module.missing is not None:
         return module.missing
-    return fills(module.layers[0]) if isinstance(module, Sequential) else None
+    if not isinstance(module, Sequential):
+        return None
+    seen = (inner for inner in module.layers if not isinstance(inner, nn.Identity | nn.Dropout | nn.AlphaDropout))
+    return next(map(fills, seen), None)
 
 
 def _takes_time(module: nn.Module) -> bool:
@@ -251,28 +268,34 @@ def _checked(x: Tensor, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor
 
 
 def _check_features(x: Tensor, first: nn.Module | None) -> None:
-    features = features_of(first) if isinstance(first, nn.Linear) else None  # other modules name what they expect
-    if features is not None and x.shape[-1] != features:
-        shape = f"({'batch, time, ' if x.dim() > 2 else 'batch, '}{features})"
+    if not isinstance(first, nn.Linear):  # other modules name what they expect
+        return
+    if x.shape[-1] != first.in_features:
+        shape = f"({'batch, time, ' if x.dim() > 2 else 'batch, '}{first.in_features})"
         raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
+    if x.dtype != first.weight.dtype and not autocasts(x.device):
+        raise TypeError(
+            f"x is {x.dtype} and nn.Linear {first.weight.dtype}: convert one of them, for example x.to(...)"
+        )
 
 
 def _stateless(module: nn.Module) -> Step:
-    if isinstance(module, nn.Embedding):
+    if isinstance(entrance(module), nn.Embedding):
         return lambda x, state: (_each_step(module, x), None)
     return lambda x, state: (module(x), None)
 
 
 def _each_step(module: nn.Module, x: Tensor) -> Any:
     """module(x), with a bad token named where torch itself finds it: not while compiling, and not on a GPU."""
-    if not isinstance(module, nn.Embedding) or torch.compiler.is_compiling():
+    first = entrance(module)
+    if not isinstance(first, nn.Embedding) or torch.compiler.is_compiling():
         return module(x)
     if x.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"x must be token numbers for nn.Embedding, got {x.dtype}: convert it, for example x.long()")
     try:
         return module(x)
     except IndexError:
-        size = module.num_embeddings
+        size = first.num_embeddings
         bad = x[(x < 0) | (x >= size)][0].item()
         raise IndexError(f"x must be token numbers from 0 to {size - 1} for nn.Embedding, got {bad}") from None
 

@@ -18,7 +18,7 @@ from plmu.ops import chunked, exported, fft, final, fused, recurrent, toeplitz
 from plmu.ops.check import Lengths, Problem, checked
 from plmu.ops.matrices import apply, input_matrix, may_grow
 from plmu.ops.modes import autocasts, is_open, transformed
-from plmu.ops.nonfinite import isolate_nonfinite, isolated
+from plmu.ops.nonfinite import infinity_as_nan, isolate_nonfinite, isolated
 from plmu.ops.plan import Plan, for_graphs, plan
 from plmu.systems import LinearSystem
 
@@ -59,7 +59,7 @@ def final_state(
     """The state after each sequence's last step (batch, order, channels), as one product (equation 25)."""
     problem = _driven(checked(u, system, state, lengths, resets))
     with _no_autocast(u.device):
-        return _final_state(problem)
+        return infinity_as_nan(_final_state(problem))
 
 
 def project(
@@ -163,7 +163,7 @@ def _final_state(problem: Problem) -> Tensor:
 
 def _plan(kind: str, problem: Problem, algorithm: str, out: int | None = None) -> Plan:
     batch, time, inputs, channels = problem.u.shape
-    if is_open(time) or (is_open(batch) and algorithm in ("auto", "chunked", "fused")):
+    if is_open(batch, time):
         return Plan(kind, "exported")
     ask = functools.partial(
         plan,

@@ -17,7 +17,7 @@ def final_state(
     u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None
 ) -> Tensor:
     """The state (batch, order, channels) after each sequence's own last step. Inputs past a length must be zero."""
-    time = u.shape[1]
+    time, decay = u.shape[1], lengths  # over how many steps the first state decays
     if resets is not None:
         segment = resets.cumsum(dim=1)  # (batch, time)
         end = segment[:, -1:] if lengths is None else segment.gather(1, (lengths - 1).clamp(min=0)[:, None])
@@ -25,6 +25,8 @@ def final_state(
         if state is not None:
             kept = end == 0 if lengths is None else (end == 0) | (lengths == 0)[:, None]
             state = torch.where(kept[:, :, None], state, 0.0)
+            if lengths is not None:  # powers that overflow would make the gradient of zero NaN
+                decay = torch.where(kept[:, 0], lengths, 0)
     if lengths is not None:
         # Turn each sequence to the right, so that all end at the last step; the zeros past its end come first.
         turned = (torch.arange(time, device=u.device) + lengths[:, None]) % time
@@ -33,7 +35,7 @@ def final_state(
     if state is None:
         return last
     decayed = exported.decayed if is_open(time) else _decayed
-    return last + decayed(state, system, time, lengths)
+    return last + decayed(state, system, time, decay)
 
 
 def block_length(time: int, order: int, inputs: int) -> int:

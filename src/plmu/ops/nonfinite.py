@@ -4,10 +4,10 @@ A non-finite value at step t makes the states of its channel NaN, and every outp
 end of its sequence or to the next reset. A non-finite initial state does the same from the first step. Nothing before
 step t, behind a reset or in another sequence changes.
 
-The recurrence behaves so by itself, and so does the final state alone. A product for many steps does not: zero times
-NaN is NaN. So the algorithms get an input without such values, and their results are marked afterwards. On a CPU that
-is always done, at the price of one sum over the input. On a GPU, and in a graph that is compiled, exported or traced,
-it is done within `isolate_nonfinite()`: it would cost a pass over the input and one over the output.
+The recurrence behaves so by itself, and so does the final state alone, but for infinity. A product for many steps does
+not: zero times NaN is NaN. So the algorithms get an input without such values, and their results are marked afterwards.
+On a CPU that is always done, at the price of one sum over the input. On a GPU, and in a graph that is compiled,
+exported or traced, it is done within `isolate_nonfinite()`: it costs a pass over the input and one over the output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from plmu.ops.check import Problem
 from plmu.ops.modes import transformed, watched
 from plmu.systems import _values_unknown
 
-_isolating = 0  # how many times entered, by all threads: autograd's own must do as the forward pass did
+_entered = 0  # how many times, by all threads: autograd's own must do as the forward pass did
+_isolating = False  # torch.compile makes a graph for each value that it reads: this has two
 _isolating_lock = threading.Lock()
 
 
@@ -34,8 +35,8 @@ def isolate_nonfinite() -> Iterator[None]:
     """Within it NaN and infinity stay where they are on a GPU and in compiled graphs too, as they always do on a CPU.
 
     Outputs before a bad value, behind a reset or in other sequences are then as if it were not there. Without it a bad
-    value may also spoil the steps before it in its own sequence: the block that it lies in with "chunked" and "fused",
-    all steps with "toeplitz" and "fft". It holds for all threads of the process.
+    value may spoil steps before it and behind a reset, in its own sequence: those of its block with "chunked" and
+    "fused", all with "toeplitz" and "fft". It holds for all threads of the process.
 
     >>> with plmu.isolate_nonfinite():  # doctest: +SKIP
     ...     out, state = layer(x)
@@ -48,9 +49,10 @@ def isolate_nonfinite() -> Iterator[None]:
 
 
 def _count(change: int) -> None:
-    global _isolating
+    global _entered, _isolating
     with _isolating_lock:
-        _isolating += change
+        _entered += change
+        _isolating = _entered > 0
 
 
 @dataclass
@@ -59,6 +61,8 @@ class Spoilt:
 
     steps: Tensor  # (batch, time, channels)
     end: Tensor  # (batch, channels)
+    started: Tensor | None  # which sequences have any steps (batch,), None for all
+    state: Tensor | None  # the initial state as it was given
 
     def mark_states(self, m: Tensor) -> Tensor:
         """m (batch, time, order, channels) with NaN in it."""
@@ -69,8 +73,11 @@ class Spoilt:
         return o.masked_fill(self.steps.any(2)[:, :, None], math.nan)
 
     def mark_final(self, last: Tensor) -> Tensor:
-        """The final state (batch, order, channels)."""
-        return last.masked_fill(self.end[:, None], math.nan)
+        """The final state (batch, order, channels); of a sequence without steps the initial one as it is."""
+        last = last.masked_fill(self.end[:, None], math.nan)
+        if self.started is None or self.state is None:
+            return last
+        return torch.where(self.started[:, None, None], last, self.state)
 
 
 def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
@@ -89,7 +96,9 @@ def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
         bad_state = ~torch.isfinite(state).all(1)  # (batch, channels)
         state = torch.where(bad_state[:, None], 0.0, state)
     steps, end = _reached(steps, bad_state, problem)
-    return replace(problem, u=torch.where(bad, 0.0, problem.u), state=state), Spoilt(steps, end)
+    started = None if problem.lengths is None else problem.lengths > 0
+    spoilt = Spoilt(steps, end, started, problem.state)
+    return replace(problem, u=torch.where(bad, 0.0, problem.u), state=state), spoilt
 
 
 def _surely_finite(values: Tensor) -> bool:
@@ -114,6 +123,9 @@ def _reached(bad: Tensor, bad_state: Tensor | None, problem: Problem) -> tuple[T
     if problem.lengths is None:
         return reached, reached[:, -1]
     index = (problem.lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, bad.shape[2])
-    end = reached.gather(1, index)[:, 0]
-    untouched = torch.zeros_like(end) if bad_state is None else bad_state
-    return reached, torch.where((problem.lengths > 0)[:, None], end, untouched)
+    return reached, reached.gather(1, index)[:, 0] & (problem.lengths > 0)[:, None]
+
+
+def infinity_as_nan(x: Tensor) -> Tensor:
+    """x with NaN in place of infinity, in one fast call: zero times infinity is NaN."""
+    return torch.add(x, x, alpha=0)

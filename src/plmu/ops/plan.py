@@ -141,7 +141,10 @@ def plan(
         raise ValueError(f"channels must be the system's {system.inputs} inputs, got {channels}")
     if resets and algorithm in ("toeplitz", "fft"):
         raise ValueError(f"algorithm={algorithm!r} cannot reset inside a sequence: use chunked, recurrent or auto")
-    kind_of_device = torch.device(device).type
+    try:
+        kind_of_device = torch.device(device).type
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be a torch.device or a name such as 'cpu' or 'cuda', got {device!r}") from None
     trouble = _trouble_with_fused(system, dtype, kind_of_device)
     if algorithm == "fused" and trouble is not None:
         raise ValueError(f"algorithm='fused' {trouble}: use chunked or auto")
