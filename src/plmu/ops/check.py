@@ -114,7 +114,7 @@ def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.devic
     if tuple(values.shape) != (batch,):
         raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(values.shape)}")
     values = values.to(torch.int64)
-    known = _looked_at(values)
+    known = _visible(values)
     if known is None:
         return _held_within(values.to(device), time)
     if known.numel():
@@ -147,7 +147,7 @@ def keep_valid(values: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.where(valid.reshape(*valid.shape, *(1,) * (values.dim() - 2)), values, torch.zeros_like(values))
 
 
-def _looked_at(values: Tensor) -> Tensor | None:
+def _visible(values: Tensor) -> Tensor | None:
     """What can be read of a tensor: under torch.func, the values of all that it maps over. None while compiling or
     capturing a CUDA graph, and for a tensor without values."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]

@@ -181,30 +181,30 @@ def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: in
     while shift < values.shape[1] and not system.vanishes(stride * shift, values.dtype):
         advances.append(system.derive(power, stride * shift, dtype=values.dtype, device=values.device))
         shift *= 2
-    return _carried(values, links, advances, backwards=False, plainly=not system.constant)
+    return _carried(values, links, advances, backwards=False, differentiable=not system.constant)
 
 
 def _carried(
-    values: Tensor, links: Tensor | None, advances: list[Tensor], *, backwards: bool, plainly: bool = False
+    values: Tensor, links: Tensor | None, advances: list[Tensor], *, backwards: bool, differentiable: bool = False
 ) -> Tensor:
     """`carry` with the powers of Ā for 1, 2, 4, … chunks; `backwards`, of their transposes in backward time.
 
-    `plainly`: in operations that torch takes gradients of, of the powers too. So wherever it looks at them.
+    `differentiable`: in operations that torch takes gradients of, of the powers too. So wherever it looks at them.
     """
-    if advances and not (plainly or watched()):
+    if advances and not (differentiable or watched()):
         carried: Tensor = _Carry.apply(values, links, backwards, *advances)
         return carried
     for k, advance in enumerate(advances):
         shift = 1 << k
         earlier, later = values[:, :-shift], values[:, shift:]
-        told = apply(advance.mT, later) if backwards else apply(advance, earlier)
+        passed = apply(advance.mT, later) if backwards else apply(advance, earlier)
         if links is not None:
-            told = torch.where(links[:, :, None, None], told, 0.0)
+            passed = torch.where(links[:, :, None, None], passed, 0.0)
             links = links[:, shift:] & links[:, :-shift]
         if backwards:
-            values = torch.cat([earlier + told, values[:, -shift:]], dim=1)
+            values = torch.cat([earlier + passed, values[:, -shift:]], dim=1)
         else:
-            values = torch.cat([values[:, :shift], later + told], dim=1)
+            values = torch.cat([values[:, :shift], later + passed], dim=1)
     return values
 
 
@@ -223,11 +223,11 @@ class _Carry(torch.autograd.Function):
             shift = 1 << k
             earlier, later = by_chunk[:-shift], by_chunk[shift:]
             source, target = (later, earlier) if backwards else (earlier, later)
-            told = apply(advance.mT if backwards else advance, source)
+            passed = apply(advance.mT if backwards else advance, source)
             if links is not None:
-                told = torch.where(links[:, :, None, None], told, 0.0)
+                passed = torch.where(links[:, :, None, None], passed, 0.0)
                 links = links[shift:] & links[:-shift]
-            target += told
+            target += passed
         return by_chunk.transpose(0, 1)
 
     @staticmethod

@@ -187,10 +187,10 @@ def _states_backward(
     reach, back = 1, advance.mT
     before = None if segments is None else torch.nn.functional.pad(segments, (1, 0))[:, :time:CHUNK]  # each chunk
     while reach < chunks:  # s_k ← Aᵀ s_{k+1} + s_k from the last chunk on, by doubling
-        told = back @ of_states[:, reach:]
+        passed = back @ of_states[:, reach:]
         if before is not None:
-            told = torch.where((before[:, :-reach] == before[:, reach:])[:, :, None, None], told, 0.0)
-        of_states[:, :-reach] += told
+            passed = torch.where((before[:, :-reach] == before[:, reach:])[:, :, None, None], passed, 0.0)
+        of_states[:, :-reach] += passed
         back, reach = finite(back @ back), 2 * reach
     if chunks > 1:
         with torch.cuda.device_of(of_m):
@@ -217,11 +217,11 @@ def _of_first(of_o: Tensor, weight: Tensor, powers: Tensor) -> Tensor:
 
 def _through_last(of_last: Tensor, chunks: int, advance: Tensor, last_advance: Tensor) -> Tensor:
     """The gradients of the states before all chunks from that of the final one: (batch, chunks, order, channels)."""
-    told, back = (last_advance.mT @ of_last)[:, None], advance.mT
-    while told.shape[1] < chunks:
-        told = torch.cat([back @ told, told], dim=1)[:, -chunks:]
+    passed, back = (last_advance.mT @ of_last)[:, None], advance.mT
+    while passed.shape[1] < chunks:
+        passed = torch.cat([back @ passed, passed], dim=1)[:, -chunks:]
         back = finite(back @ back)
-    return told
+    return passed
 
 
 @_project.register_fake
@@ -257,17 +257,17 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Te
             of_first = _of_first(reached, weight, powers)
     if of_last is not None and segments is None and (need_u or need_first):
         taps, advance = tables[3:5]
-        told = None
+        passed = None
         if not ctx.steps:
-            told = _through_last(of_last, tiles(u.shape[1], CHUNK), advance, last_advance)
+            passed = _through_last(of_last, tiles(u.shape[1], CHUNK), advance, last_advance)
         if need_u:  # what the final state says to the last inputs, and through earlier states to the others
             added = _summed(last_taps).mT @ of_last
-            if told is not None:
-                added = torch.cat([(_summed(taps).mT @ told[:, 1:]).flatten(1, 2), added], dim=1)
+            if passed is not None:
+                added = torch.cat([(_summed(taps).mT @ passed[:, 1:]).flatten(1, 2), added], dim=1)
             added = torch.nn.functional.pad(added, (0, 0, u.shape[1] - added.shape[1], 0)).to(u.dtype)
             of_u = added if of_u is None else of_u + added
-        if need_first and told is not None:
-            of_first = told[:, 0] if of_first is None else of_first + told[:, 0]
+        if need_first and passed is not None:
+            of_first = passed[:, 0] if of_first is None else of_first + passed[:, 0]
     return (
         of_u if need_u else None,
         of_weight if need_weight else None,

@@ -27,6 +27,7 @@ from plmu.systems import _values_unknown
 
 _entered = 0  # how many times, by all threads: autograd's own must do as the forward pass did
 _isolating = False  # torch.compile makes a graph for each value that it reads: this has two
+_HALVES = (torch.float16, torch.bfloat16)  # whose sums overflow early
 _isolating_lock = threading.Lock()
 
 
@@ -82,30 +83,31 @@ class Spoilt:
 
 def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
     """The problem with zeros in place of non-finite values, and where its results must be marked, if anywhere."""
-    given = [problem.u] if problem.state is None else [problem.u, problem.state]
-    readable = problem.u.device.type == "cpu" and not watched() and not any(map(_values_unknown, given))
-    if readable:
-        if all(map(_surely_finite, given)):
+    u, state = problem.u, problem.state
+    on_cpu = u.device.type == "cpu"
+    if on_cpu and not watched() and not (type(u) is not Tensor and _values_unknown(u)):
+        if _surely_finite(u) and (state is None or _surely_finite(state)):
             return problem, None
-    elif not (_isolating or (problem.u.device.type == "cpu" and transformed())):
+    elif not (_isolating or (on_cpu and transformed())):
         return problem, None
-    bad = ~torch.isfinite(problem.u)
+    bad = ~torch.isfinite(u)
     steps = bad.any(2)  # (batch, time, channels)
-    state, bad_state = problem.state, None
+    bad_state = None
     if state is not None:
         bad_state = ~torch.isfinite(state).all(1)  # (batch, channels)
         state = torch.where(bad_state[:, None], 0.0, state)
     steps, end = _reached(steps, bad_state, problem)
     started = None if problem.lengths is None else problem.lengths > 0
     spoilt = Spoilt(steps, end, started, problem.state)
-    return replace(problem, u=torch.where(bad, 0.0, problem.u), state=state), spoilt
+    return replace(problem, u=torch.where(bad, 0.0, u), state=state), spoilt
 
 
 def _surely_finite(values: Tensor) -> bool:
     """Whether all values are finite, by their sum, which is one fast pass. A sum may overflow: then the answer is no,
     and looking at each value tells."""
-    values = values.detach()
-    total = values.sum() if values.dtype in (torch.float32, torch.float64) else values.sum(dtype=torch.float32)
+    if values.requires_grad:
+        values = values.detach()
+    total = values.sum(dtype=torch.float32) if values.dtype in _HALVES else values.sum()
     return math.isfinite(total.item())
 
 

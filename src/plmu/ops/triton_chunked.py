@@ -353,9 +353,9 @@ def add_through_ends(
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     response = tl.load(taps + row[None, :] * CHUNK + step[:, None], mask=row[None, :] < ORDER, other=0.0)
     place = ((sequence * chunks + at + 1).to(tl.int64) * ORDER + row[:, None]) * channels + column
-    told = tl.load(of_states + place, mask=(row[:, None] < ORDER) & (column < channels), other=0.0)
+    of_end = tl.load(of_states + place, mask=(row[:, None] < ORDER) & (column < channels), other=0.0)
     place = of_u + (sequence.to(tl.int64) * time + at * CHUNK + step[:, None]) * channels + column
-    added = tl.dot(response, told, input_precision=PRECISION)
+    added = tl.dot(response, of_end, input_precision=PRECISION)
     if SEGMENTED:
         own = _segment(segments, sequence, at * CHUNK + step[:, None], time)
         added = tl.where(own == _segment(segments, sequence, at * CHUNK + CHUNK - 1, time), added, 0.0)
