@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_files import LAYERS, SMALL, assert_twins, outputs
+from test_files import LAYERS, SMALL, SYSTEM, assert_twins, outputs
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -47,6 +47,7 @@ def inner(model: nn.Module, name: str, **attributes: object) -> nn.Module:
     return model
 
 
+OTHER = plmu.LinearSystem(SYSTEM.A, 2 * SYSTEM.B)
 CHANGED = {
     "a parametrised encoder": (parametrised, r"model\.encoder is a ParametrizedLinear"),
     "a parametrised layer": (parametrised_itself, "is a ParametrizedParallelLMU"),
@@ -79,6 +80,25 @@ CHANGED = {
     "f2 of a tensor": (lambda: having(ParallelLMU(3, 4, **SMALL), f2=torch.ones(2)), "model.f2 was changed to tensor"),
     "last output": (lambda: having(DelayLayer(3, **SMALL), returns_sequences=False), "returns_sequences was changed"),
     "algorithm": (lambda: inner(DelayLayer(3, **SMALL), "memory", algorithm="fft"), "memory.algorithm was changed"),
+    "a memory of another theta": (
+        lambda: having(DelayLayer(3, **SMALL), memory=DelayLayer(3, order=4, theta=70.0).memory),
+        r"model\.memory has theta \[70\.0\], where load would build \[7\.0\]",
+    ),
+    "a cell's memory of another theta": (
+        lambda: inner(LMU(3, 4, **SMALL), "cell", memory=DelayLayer(1, order=4, theta=70.0).memory),
+        r"model\.cell\.memory has theta",
+    ),
+    "a memory of a system": (
+        lambda: having(DelayLayer(3, order=2, theta=7.0), memory=DelayLayer(3, system=SYSTEM).memory),
+        r"memory has theta \[\], where load would build \[7\.0\]",
+    ),
+    "a memory of another system": (
+        lambda: having(DelayLayer(3, system=SYSTEM), memory=DelayLayer(3, system=OTHER).memory),
+        "memory has a system with other matrices",
+    ),
+    "a memory with other matrices": (
+        lambda: inner(DelayLayer(3, order=2, theta=7.0), "memory", _fixed=[SYSTEM]), "has a system with other matrices",
+    ),
     "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "weight is torch.complex64"),
     "no numbers": (lambda: nn.Linear(3, 3).to("meta"), "weight cannot be saved: it is on the meta device"),
     "no JSON": (lambda: nn.Sequential(having(nn.Dropout(), p=torch.tensor(0.5))), "Tensor is not JSON serializable"),

@@ -21,13 +21,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from plmu.atomic import replacing as replacing  # for those who write other files
-from plmu.blueprint import SYSTEMS, Description, build, describe, difference
+from plmu.blueprint import SYSTEMS, Description, TooLarge, build, describe
 from plmu.blueprint import FileFormatError as FileFormatError  # and for those who read them
+from plmu.compare import difference
 
 FORMAT = 1
 # Precisions of weights, as safetensors calls them.
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PRECISIONS = tuple(_NAMES.values())
+_WEIGHTS_ONLY = "use save(model, path, weights_only=True), and load_into(model, path) to read it back"
 Shapes = dict[str, tuple[tuple[int, ...], str]]  # of tensors by name, with the types' names in safetensors
 
 
@@ -51,15 +53,16 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
         try:
             description["model"], systems = describe(model)
             # As `load` will see it.
-            size = sum(value.nbytes for value in (*tensors.values(), *systems.values()))
+            size = sum(value.numel() * value.element_size() for value in (*tensors.values(), *systems.values()))
             rebuilt = build(json.loads(json.dumps(description["model"])), systems.__getitem__, size)
             problem = difference(model, rebuilt)
             if problem is not None:
                 raise ValueError(problem)
             _check_fit(rebuilt, {name: _shape(tensors[tied.get(name, name)]) for name in (*tensors, *tied)}, "the file")
+        except TooLarge as error:
+            raise ValueError(f"load would refuse the file, since {error}: {_WEIGHTS_ONLY}") from None
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{error}: use save(model, path, weights_only=True), and load_into(model, path) to read it"
-                             " back") from error  # fmt: skip
+            raise ValueError(f"{error}: {_WEIGHTS_ONLY}") from error
         description["frozen"] = [name for name, value in tensors.items() if not value.requires_grad]
         tensors |= systems
     write(path, tensors, description)
@@ -74,15 +77,17 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn
 
     Raises:
         FileFormatError: the file is broken, or is no file of a model; or to build what it describes would take longer
-            than about a second, and one more for each megabyte, as a memory of order 2,000 does. Then build the model
-            yourself and call `load_into`.
+            than one or two seconds, and half a second more for each megabyte of tensors, as a memory of order 2,000
+            does. Then build the model yourself and call `load_into`.
     """
     place = _checked_device(device)
     with reading(path, ("model", "weights")) as file:
         if file.description["kind"] == "weights":
             raise FileFormatError(f"{path} holds weights alone: build the model and call plmu.load_into(model, path)")
         try:
-            model = build(file.description["model"], file.system_tensor, os.path.getsize(path))
+            model = build(file.description["model"], file.system_tensor, file.size)
+        except TooLarge as error:
+            raise FileFormatError(f"{path}: {error}: build it yourself and call plmu.load_into(model, path)") from None
         except Exception as error:  # whatever constructors raise for what a file gives them
             raise FileFormatError(f"{path} has a description that cannot be built: {_short(error)}") from error
         tied = file.tied()
@@ -144,6 +149,13 @@ class Contents:
     description: Description
     shapes: Shapes
     opened: Any  # safetensors' own
+
+    @property
+    def size(self) -> int:
+        """Of all tensors, in bytes."""
+        with open(self.path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        return os.path.getsize(self.path) - 8 - header
 
     def tensors(self, names: list[str], device: torch.device | str) -> dict[str, Tensor]:
         """Copies: what safetensors gives is a view of the file, which a write to it would change or crash."""

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from plmu.blueprint import FileFormatError, fingerprint
+from plmu.blueprint import FileFormatError
+from plmu.compare import fingerprint
 from plmu.files import Contents, reading, unwrapped, write
 from plmu.nn.memory import Memory
 from plmu.nn.sequential import entrance, features_of, fills
