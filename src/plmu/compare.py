@@ -131,7 +131,7 @@ def _hashable(value: Any) -> Any:
         return {str(key): made for key, one in value.items() if (made := _hashable(one)) is not ...}
     if isinstance(value, LinearSystem):
         return [_hashed(value.A), _hashed(value.B)]
-    if isinstance(value, Tensor) and not value.is_meta and value.layout is torch.strided:
+    if isinstance(value, Tensor) and not value.is_meta and not value.is_nested:
         return [str(value.dtype), list(value.shape), _hashed(value)]
     if callable(value):
         name = next((name for name, function in ACTIVATIONS.items() if function is value), None)
@@ -140,6 +140,6 @@ def _hashable(value: Any) -> Any:
 
 
 def _hashed(tensor: Tensor) -> str:
-    values = tensor.detach().cpu().contiguous()
+    values = (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach().cpu().contiguous()
     content = (ctypes.c_char * values.nbytes).from_address(values.data_ptr()) if values.nbytes else b""
     return hashlib.sha256(content).hexdigest()
