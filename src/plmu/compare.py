@@ -113,7 +113,7 @@ def _own_options(layer: nn.Module) -> dict[str, Any]:
 def _memory_options(memory: Memory) -> dict[str, Any]:
     """What a memory computes; the weights tell it where it is trained."""
     if memory.trainable != "none":
-        return {"trainable": memory.trainable, "order": memory.order, "theta": None, "system": None}
+        return {"trainable": memory.trainable, "theta": None, "system": None}
     thetas = memory.thetas()
     if not thetas:
         return {"trainable": "none", "order": None, "theta": None, "system": memory.systems()[0]}
