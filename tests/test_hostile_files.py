@@ -40,7 +40,7 @@ LMU = {"input_size": 1, "hidden_size": 1}
 LINEAR = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}
 SYSTEM = {".systems.0.A": torch.eye(2), ".systems.0.B": torch.ones(2)}
 
-TOO_LONG = "take too long to build"
+TOO_LONG = "to build this model takes too long for one with 0 bytes of tensors"
 
 # Each with words of its error. Old versions took gigabytes or minutes for the first ones.
 HOSTILE = {
@@ -57,7 +57,7 @@ HOSTILE = {
     "a tiny theta": (leaf("DelayLayer", channels=1, order=400, theta=1e-300), TOO_LONG),
     "many theta": (leaf("DelayLayer", channels=1 << 16, order=1, theta=[9.0] * (1 << 16)), TOO_LONG),
     "many memories": (stack(*[leaf("DelayLayer", channels=1, order=300, theta=9.0)] * 99), TOO_LONG),
-    "many modules": (stack(*[leaf("ReLU")] * 4000), TOO_LONG),
+    "many modules": (stack(*[leaf("ReLU")] * 9000), TOO_LONG),
     "deep": (nested(70), "nested more than 64 deep"),
     "deeper": (nested(300), "nested more than 64 deep|broken description"),
     "device": (leaf("Linear", in_features=1, out_features=2, device="cpu"), "option 'device'"),
@@ -196,11 +196,11 @@ def test_what_is_within_the_limit_is_built(path: Path) -> None:
 
 
 def test_a_larger_file_may_take_longer_to_build(path: Path) -> None:
-    """As a memory of order 1,024 does; here with its limits made smaller, since it takes seconds."""
-    cost = 40**3 * (8 + 2 * math.log2(40) - math.log2(9.0))
-    layer = ParallelLMU(1, 50, order=40, theta=9.0)
+    """As a memory of order 2,000 does; here with its limits made smaller, since it takes seconds."""
+    cost = 40**3 * (8 + 2 * math.log2(40) + 8)
+    layer = ParallelLMU(1, 50, order=40, theta=2.0**-8)
     size = sum(value.nbytes for value in layer.parameters())
-    small = 2 * 10**7  # what any layer and system may take
+    small = 45 * 10**6  # what any layer and system may take
     for limit, per_byte, fits in ((small + cost * 1.01, 0, True), (small + cost * 0.99, 0, False),
                                   (small, 1.01 * cost / size, True), (small, 0.99 * cost / size, False)):  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
@@ -211,11 +211,26 @@ def test_a_larger_file_may_take_longer_to_build(path: Path) -> None:
                 plmu.save(layer, path)
                 plmu.load(path)
                 continue
-            with pytest.raises(ValueError, match=TOO_LONG):
+            with pytest.raises(
+                ValueError, match=rf"load would refuse.* with {size:,} bytes.*weights_only=True"
+            ) as caught:
                 plmu.save(layer, path)
-            if per_byte == 0:  # the whole file is larger than its tensors
-                with pytest.raises(FileFormatError, match=TOO_LONG):
-                    plmu.load(path)
+            assert "yourself" not in str(caught.value)
+            with pytest.raises(
+                FileFormatError, match=rf" with {size:,} bytes.*yourself and call plmu.load_into"
+            ) as caught:
+                plmu.load(path)
+            assert "weights_only" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("order", "theta", "fits"),
+    [(1024, 1024.0, True), (1024, 60.0, True), (1024, 1e9, True), (900, 1.0, True), (1100, 1e9, False)],
+)
+def test_a_memory_of_order_1024_needs_no_tensors(order: int, theta: float, fits: bool) -> None:
+    """Its cost alone: to build it takes a second."""
+    cost = plmu.blueprint._cost(leaf("DelayLayer", channels=1, order=order, theta=theta), "model", 0)
+    assert (cost <= plmu.blueprint.LIMIT) == fits
 
 
 def test_what_load_would_refuse_is_not_saved(path: Path) -> None:

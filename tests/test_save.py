@@ -1,12 +1,13 @@
 """Saving: what `load` could not rebuild, or would rebuild otherwise, is refused; what comes back is the same model."""
 
 import os
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_files import LAYERS, SMALL, assert_twins, outputs
+from test_files import LAYERS, SMALL, SYSTEM, assert_twins, outputs
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -47,6 +48,7 @@ def inner(model: nn.Module, name: str, **attributes: object) -> nn.Module:
     return model
 
 
+OTHER = plmu.LinearSystem(SYSTEM.A, 2 * SYSTEM.B)
 CHANGED = {
     "a parametrised encoder": (parametrised, r"model\.encoder is a ParametrizedLinear"),
     "a parametrised layer": (parametrised_itself, "is a ParametrizedParallelLMU"),
@@ -79,6 +81,25 @@ CHANGED = {
     "f2 of a tensor": (lambda: having(ParallelLMU(3, 4, **SMALL), f2=torch.ones(2)), "model.f2 was changed to tensor"),
     "last output": (lambda: having(DelayLayer(3, **SMALL), returns_sequences=False), "returns_sequences was changed"),
     "algorithm": (lambda: inner(DelayLayer(3, **SMALL), "memory", algorithm="fft"), "memory.algorithm was changed"),
+    "a memory of another theta": (
+        lambda: having(DelayLayer(3, **SMALL), memory=DelayLayer(3, order=4, theta=70.0).memory),
+        r"model\.memory has theta \[70\.0\], where load would build \[7\.0\]",
+    ),
+    "a cell's memory of another theta": (
+        lambda: inner(LMU(3, 4, **SMALL), "cell", memory=DelayLayer(1, order=4, theta=70.0).memory),
+        r"model\.cell\.memory has theta",
+    ),
+    "a memory of a system": (
+        lambda: having(DelayLayer(3, order=2, theta=7.0), memory=DelayLayer(3, system=SYSTEM).memory),
+        r"memory has theta \[\], where load would build \[7\.0\]",
+    ),
+    "a memory of another system": (
+        lambda: having(DelayLayer(3, system=SYSTEM), memory=DelayLayer(3, system=OTHER).memory),
+        "memory has a system with other matrices",
+    ),
+    "a memory with other matrices": (
+        lambda: inner(DelayLayer(3, order=2, theta=7.0), "memory", _fixed=[SYSTEM]), "has a system with other matrices",
+    ),
     "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "weight is torch.complex64"),
     "no numbers": (lambda: nn.Linear(3, 3).to("meta"), "weight cannot be saved: it is on the meta device"),
     "no JSON": (lambda: nn.Sequential(having(nn.Dropout(), p=torch.tensor(0.5))), "Tensor is not JSON serializable"),
@@ -198,6 +219,68 @@ def test_what_is_no_model_is_named(path: Path) -> None:
 
     with pytest.raises(ValueError, match="_extra_state cannot be saved: it is a dict"):
         plmu.save(Extra(1, 2), path, weights_only=True)
+
+
+class Holding(nn.Module):
+    """With one buffer."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("value", value)
+
+
+def holding_itself() -> nn.Module:
+    model = nn.Sequential(nn.Linear(1, 2))
+    return model.append(model)
+
+
+UNWRITABLE = {
+    "lazy": (lambda: nn.LazyLinear(3), "weight cannot be saved: it has no shape yet: run the model once"),
+    "sparse": (
+        lambda: Holding(torch.ones(3).to_sparse()),
+        r"value cannot be saved: it is torch\.sparse_coo, not a dense",
+    ),
+    "compressed": (lambda: Holding(torch.eye(3).to_sparse_csr()), r"it is torch\.sparse_csr, not a dense tensor"),
+    "nested": (
+        lambda: Holding(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)),
+        "value cannot be saved: it is nested, not a dense tensor",
+    ),
+    "complex128": (lambda: Holding(torch.ones(3, dtype=torch.complex128)), r"value .* has no torch\.complex128"),
+    "a name": (lambda: nn.Sequential(OrderedDict({"\ud800": nn.Linear(1, 2)})), "a name in the model cannot be saved"),
+    "itself": (holding_itself, "nested too deep, or holds itself"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("what", UNWRITABLE)
+def test_what_cannot_be_written_is_named(what: str, path: Path) -> None:
+    build, words = UNWRITABLE[what]
+    with pytest.raises(ValueError, match=words):
+        plmu.save(build(), path, weights_only=True)
+    assert not os.listdir(path.parent)
+
+
+def test_conjugates_are_written_as_they_are(path: Path) -> None:
+    value = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64)
+    for one in (value.conj(), value.conj().imag):
+        plmu.save(Holding(one), path, weights_only=True)
+        assert torch.equal(load_file(path)["value"], one.resolve_conj().resolve_neg())
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"model"], ids=str)
+def test_what_is_no_path_is_named(wrong: object, path: Path) -> None:
+    stream = plmu.Stream(DelayLayer(3, **SMALL))
+    for call in (
+        lambda one: plmu.save(nn.Linear(1, 2), one),
+        plmu.load,
+        lambda one: plmu.load_into(nn.Linear(1, 2), one),
+        stream.save,
+        lambda one: plmu.Stream.restore(DelayLayer(3, **SMALL), one),
+    ):
+        with pytest.raises(TypeError, match=f"path must be a string or a path, got {type(wrong).__name__}"):
+            call(wrong)
+        with pytest.raises(ValueError, match="path must not have a null character"):
+            call("a\0b")
 
 
 def test_an_old_file_keeps_its_permissions_and_a_link_its_target(path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import plmu
 from plmu import LMU, DelayLayer, FileFormatError, ParallelLMU, Sequential, Stream
+from plmu.nn.memory import Memory
 
 
 def without_fingerprint(path: Path) -> None:
@@ -123,6 +124,35 @@ def test_the_state_of_another_model(saved: Path, other, old: bool) -> None:
 SYSTEM = plmu.LinearSystem([[0.9, 0.3], [-0.3, 0.9]], [0.1, 0.5])
 
 
+class Scaled(plmu.nn.Steppable):
+    """With an option that no weight tells; it is not used here."""
+
+    input_size = 3
+
+    def __init__(self, by: object) -> None:
+        super().__init__()
+        self.by, self.memory = by, Memory(3, 4, 7.0)
+
+    def forward(self, x: Tensor, state=None, lengths=None, *, resets=None) -> tuple[Tensor, Tensor]:
+        return x, self.memory.final_state(x, state, lengths, resets)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return x, self.forward(x[:, None], state)[1]
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.memory.initial_state(batch, dtype, device)
+
+
+class Derived(ParallelLMU):
+    scale = 1.0
+
+
+def having(model: nn.Module, **attributes: object) -> nn.Module:
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
+
+
 class Doubling(nn.Module):
     per_step = True
 
@@ -164,6 +194,29 @@ SIMILAR = {
     "an option of torch's": (
         lambda: Sequential(nn.LeakyReLU(0.1), DelayLayer(3, **SMALL)),
         lambda: Sequential(nn.LeakyReLU(0.2), DelayLayer(3, **SMALL)),
+    ),
+    "a replaced memory": (
+        lambda: DelayLayer(3, **SMALL),
+        lambda: having(DelayLayer(3, **SMALL), memory=DelayLayer(3, order=4, theta=70.0).memory),
+    ),
+    "a replaced system": (
+        lambda: DelayLayer(3, system=SYSTEM),
+        lambda: having(DelayLayer(3, system=SYSTEM), memory=DelayLayer(3, order=2, theta=7.0).memory),
+    ),
+    "f2": (lambda: ParallelLMU(3, 4, **SMALL), lambda: having(ParallelLMU(3, 4, **SMALL), f2=torch.tanh)),
+    "f of a cell": (
+        lambda: LMU(3, 4, **SMALL),
+        lambda: (model := LMU(3, 4, **SMALL), having(model.cell, f=torch.relu))[0],
+    ),
+    "a number of a class of one's own": (lambda: Scaled(1.0), lambda: Scaled(2.0)),
+    "a function of a class of one's own": (lambda: Scaled(torch.sin), lambda: Scaled(torch.cos)),
+    "a tensor of a class of one's own": (lambda: Scaled(torch.ones(3)), lambda: Scaled(torch.zeros(3))),
+    "options of a class of one's own": (lambda: Scaled({"by": [1]}), lambda: Scaled({"by": [2]})),
+    "a memory of a class of one's own": (lambda: Scaled(1.0), lambda: having(Scaled(1.0), memory=Memory(3, 4, 9.0))),
+    "a derived class": (lambda: Derived(3, 4, **SMALL), lambda: Derived(3, 4, order=4, theta=9.0)),
+    "an option of a derived class": (
+        lambda: Derived(3, 4, **SMALL),
+        lambda: having(Derived(3, 4, **SMALL), scale=2.0),
     ),
     "a module without weights": (
         lambda: Sequential(nn.Tanh(), DelayLayer(3, **SMALL)),
@@ -295,6 +348,33 @@ def test_a_failed_restore_does_not_touch_the_model(saved: Path) -> None:
     with pytest.raises(FileFormatError):
         Stream.restore(model, saved)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_large_batch_without_a_state_does_not_run_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 2 MB could take gigabytes."""
+    sizes = []
+
+    class Counting(ParallelLMU):
+        def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            sizes.append(x.shape[0])
+            return super().step(x, state)
+
+    model = Sequential(nn.Embedding(9, 3), Counting(3, 4, **SMALL))
+    last = torch.zeros(1000, dtype=torch.int64)
+    description = {**GOOD, "single": False}
+    for state in ({}, {"state.0": torch.zeros(1, 4, 1)}):
+        plmu.files.write(tmp_path / "state", {"last": last, **state}, description)
+        with pytest.raises(FileFormatError, match="another model: it has"):
+            Stream.restore(model, tmp_path / "state")
+    assert sizes == []
+    plmu.files.write(tmp_path / "state", {"last": last, "state.0": torch.zeros(1000, 4, 1)}, description)
+    with pytest.warns(UserWarning, match="no fingerprint"):
+        Stream.restore(model, tmp_path / "state")
+    assert sizes == [1]
+    last[-1] = 9
+    plmu.files.write(tmp_path / "state", {"last": last, "state.0": torch.zeros(1000, 4, 1)}, description)
+    with pytest.raises(FileFormatError, match="token numbers must be between 0 and 8, got 9"):
+        Stream.restore(model, tmp_path / "state")
 
 
 def test_the_last_token_must_be_in_range(tmp_path: Path) -> None:

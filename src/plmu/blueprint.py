@@ -6,10 +6,7 @@ device, where they take no memory; and what building costs is bounded: see `LIMI
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import inspect
-import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,16 +21,21 @@ from plmu.systems import LinearSystem
 
 Description = dict[str, Any]
 
-# The most that building a description may cost, in multiplications: about a second, and one more for each megabyte of
-# tensors in the file. Without any, one memory of order 800 and θ of 800 fits, or 500 of order 4.
-LIMIT = 10_000_000_000
+# The most that building a description may cost, in multiplications: one or two seconds and less than 200 MiB, and half
+# a second more for each megabyte of tensors. Without any tensors one memory of order 1,024 fits, or 500 of order 4.
+LIMIT = 24_000_000_000
 LIMIT_PER_BYTE = 10_000
-_MODULE, _LAYER, _SYSTEM = 3_000_000, 10_000_000, 10_000_000  # what small ones cost: torch's, plmu's, a θ
+_MODULE, _LAYER, _SYSTEM = 3_000_000, 20_000_000, 25_000_000  # what small ones cost: torch's, plmu's, a θ
+_MATRICES = 20  # of order², that discretising holds at a time; counted as products, so that a limit bounds memory too
 _DEEPEST = 64  # stacks within stacks
 
 
 class FileFormatError(ValueError):
     """A file that is broken, foreign, of a newer version, or of another model."""
+
+
+class TooLarge(FileFormatError):
+    """A description whose model costs more to build than `LIMIT`."""
 
 
 # What may be built: each class with the constructor arguments that it keeps as attributes of the same name.
@@ -79,9 +81,9 @@ _PLAIN = (
     nn.Tanhshrink,
 )
 TORCH.update(dict.fromkeys(_PLAIN, ()))
-_OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, LMU, LMUCell)
+OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, LMU, LMUCell)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
-_LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*_OWN, *TORCH)}
+_LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *TORCH)}
 _STACKS: dict[str, Callable[..., nn.Module]] = {
     "Sequential": Sequential,
     "Residual": Residual,
@@ -112,7 +114,7 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
         return description
     if isinstance(module, Residual) and kind is Residual:
         return {"class": "Residual", "modules": [_describe(module.module, tensors, f"{where}.module")]}
-    if kind in _OWN:
+    if kind in OWN:
         config = dict(module.config)  # type: ignore[arg-type]
         for key, value in config.items():
             if isinstance(value, LinearSystem):
@@ -134,7 +136,7 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
 def build(description: Description, tensor: Callable[[str], Tensor], size: int) -> nn.Module:
     """The model of a description, its parameters on the `meta` device.
 
-    Raises `FileFormatError`, or what a constructor raises, for a description that cannot be built.
+    Raises `TooLarge`, another `FileFormatError`, or what a constructor raises, for a description that cannot be built.
 
     Args:
         description: of `describe`.
@@ -142,8 +144,7 @@ def build(description: Description, tensor: Callable[[str], Tensor], size: int) 
         size: of the model's tensors in bytes.
     """
     if _cost(description, "model", 0) > LIMIT + LIMIT_PER_BYTE * size:
-        raise FileFormatError(f"it declares memories that take too long to build for {size} bytes of tensors: build the"
-                              " model yourself and call plmu.load_into(model, path)")  # fmt: skip
+        raise TooLarge(f"to build this model takes too long for one with {size:,} bytes of tensors")
     # One for each name: a small file must not ask for many copies of a large system.
     system = cache(lambda place: LinearSystem(tensor(f"{place}.A"), tensor(f"{place}.B")))
     with torch.device("meta"):
@@ -183,20 +184,20 @@ def _cost(description: Description, where: str, depth: int) -> float:
         if not fits(value):
             raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
     order, theta = config.get("order"), config.get("theta")
-    cost: float = _LAYER if kind in _OWN else _MODULE
+    cost: float = _LAYER if kind in OWN else _MODULE
     if order is None or order < 1:  # a given system, or what the constructor refuses
         return cost
     for one in theta if isinstance(theta, list) else [theta]:
         if one is not None and one > 0:
             # Discretising takes some products of matrices, and one more whenever order² / θ doubles.
-            products = 8 + max(0.0, 2 * math.log2(order) - math.log2(one))
-            cost += _SYSTEM + order**3 * products
+            products = 8 + 2 * math.log2(order) - math.log2(one)
+            cost += _SYSTEM + order**3 * max(products, _MATRICES)
     return cost
 
 
 def _options(kind: type[nn.Module]) -> set[str]:
     """What a description may give to a constructor: of torch's, never `device` or `dtype`."""
-    if kind in _OWN:
+    if kind in OWN:
         return set(inspect.signature(kind).parameters)
     return {*TORCH[kind], *(("bias",) if kind in _WITH_BIAS else ())}
 
@@ -246,66 +247,3 @@ _MEANINGS: dict[str, _Meaning] = {
         lambda value: value is None or (isinstance(value, dict) and str(value.get("system")).startswith(SYSTEMS)),
     ),
 }
-
-
-def difference(model: nn.Module, rebuilt: nn.Module) -> str | None:
-    """In words, the first thing in which a rebuilt model is not the one that was described; weights apart."""
-    mine, theirs = (dict(one.named_modules(remove_duplicate=False)) for one in (model, rebuilt))
-    for name in {**theirs, **mine}:
-        one, other = mine.get(name), theirs.get(name)
-        where = f"model.{name}" if name else "model"
-        if one is None or other is None or type(one) is not type(other):
-            found, made = ("nothing" if each is None else f"a {type(each).__name__}" for each in (one, other))
-            return f"{where} is {found} where load would build {made}"
-        for key, value in vars(other).items():
-            if key.startswith("_") or key in ("training", "inplace", "config"):
-                continue
-            if key not in vars(one) or not _equal(vars(one)[key], value):
-                return f"{where}.{key} was changed to {vars(one).get(key)!r}, where load would give {value!r}"
-    return None
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
-
-
-# Options that change neither what a step computes nor its state, or that the shapes of weights tell.
-_UNSEEN = {"algorithm", "return_sequences", "init", "p", "sparse", "scale_grad_by_freq", "padding_idx", "memory_size"}
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A hash of a model's classes, options and weights: of what one step computes.
-
-    Options that have their default value are left out, so that new ones change nothing.
-    """
-    digest = hashlib.sha256()
-    for name, module in model.named_modules(remove_duplicate=False):
-        kind = type(module)
-        if kind in _OWN:
-            config: dict[str, Any] = module.config
-            defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items()}
-            trained = config["trainable"] != "none"  # then weights tell θ and the system
-            options = {
-                key: value
-                for key, value in config.items()
-                if value != defaults[key] and not (trained and key in ("theta", "system"))
-            }
-        else:
-            options = {key: getattr(module, key) for key in TORCH.get(kind, ())}
-        kept = {key: value for key, value in options.items() if key not in _UNSEEN}
-        for key, value in kept.items():
-            if isinstance(value, LinearSystem):
-                kept[key] = [_hashed(value.A), _hashed(value.B)]
-            elif callable(value):
-                kept[key] = getattr(value, "__qualname__", type(value).__qualname__)
-        digest.update(json.dumps([name, kind.__name__, kept], sort_keys=True, default=str).encode())
-    for name, tensor in model.state_dict().items():
-        if isinstance(tensor, Tensor):
-            digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape), _hashed(tensor)]).encode())
-    return digest.hexdigest()
-
-
-def _hashed(tensor: Tensor) -> str:
-    values = tensor.detach().cpu().contiguous()
-    content = (ctypes.c_char * values.nbytes).from_address(values.data_ptr()) if values.nbytes else b""
-    return hashlib.sha256(content).hexdigest()

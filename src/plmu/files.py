@@ -19,15 +19,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from plmu.atomic import replacing as replacing  # for those who write other files
-from plmu.blueprint import SYSTEMS, Description, build, describe, difference
+from plmu.blueprint import SYSTEMS, Description, TooLarge, build, describe
 from plmu.blueprint import FileFormatError as FileFormatError  # and for those who read them
+from plmu.compare import difference
+from plmu.systems import _values_unknown
 
 FORMAT = 1
 # Precisions of weights, as safetensors calls them.
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PRECISIONS = tuple(_NAMES.values())
+_WEIGHTS_ONLY = "use save(model, path, weights_only=True), and load_into(model, path) to read it back"
 Shapes = dict[str, tuple[tuple[int, ...], str]]  # of tensors by name, with the types' names in safetensors
 
 
@@ -51,15 +55,16 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
         try:
             description["model"], systems = describe(model)
             # As `load` will see it.
-            size = sum(value.nbytes for value in (*tensors.values(), *systems.values()))
+            size = sum(value.numel() * value.element_size() for value in (*tensors.values(), *systems.values()))
             rebuilt = build(json.loads(json.dumps(description["model"])), systems.__getitem__, size)
             problem = difference(model, rebuilt)
             if problem is not None:
                 raise ValueError(problem)
             _check_fit(rebuilt, {name: _shape(tensors[tied.get(name, name)]) for name in (*tensors, *tied)}, "the file")
+        except TooLarge as error:
+            raise ValueError(f"load would refuse the file, since {error}: {_WEIGHTS_ONLY}") from None
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{error}: use save(model, path, weights_only=True), and load_into(model, path) to read it"
-                             " back") from error  # fmt: skip
+            raise ValueError(f"{error}: {_WEIGHTS_ONLY}") from error
         description["frozen"] = [name for name, value in tensors.items() if not value.requires_grad]
         tensors |= systems
     write(path, tensors, description)
@@ -74,15 +79,17 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn
 
     Raises:
         FileFormatError: the file is broken, or is no file of a model; or to build what it describes would take longer
-            than about a second, and one more for each megabyte, as a memory of order 2,000 does. Then build the model
-            yourself and call `load_into`.
+            than one or two seconds, and half a second more for each megabyte of tensors, as a memory of order 2,000
+            does. Then build the model yourself and call `load_into`.
     """
     place = _checked_device(device)
     with reading(path, ("model", "weights")) as file:
         if file.description["kind"] == "weights":
             raise FileFormatError(f"{path} holds weights alone: build the model and call plmu.load_into(model, path)")
         try:
-            model = build(file.description["model"], file.system_tensor, os.path.getsize(path))
+            model = build(file.description["model"], file.system_tensor, file.size)
+        except TooLarge as error:
+            raise FileFormatError(f"{path}: {error}: build it yourself and call plmu.load_into(model, path)") from None
         except Exception as error:  # whatever constructors raise for what a file gives them
             raise FileFormatError(f"{path} has a description that cannot be built: {_short(error)}") from error
         tied = file.tied()
@@ -129,11 +136,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], description: Description) -> None:
     """Write tensors and a description to a temporary file beside `path`, then rename it to `path`."""
     metadata = {"plmu": json.dumps({"format": FORMAT, **description})}
-    with replacing(path) as temporary:
+    with replacing(_checked_path(path)) as temporary:
         try:
             save_file(_separate(tensors), temporary, metadata)
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from error
+        except KeyError as error:  # how safetensors names a type that it does not know
+            name = next((name for name, value in tensors.items() if value.dtype == error.args[0]), "a tensor")
+            raise ValueError(f"{name} cannot be saved: safetensors has no {error}") from None
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a name in the model cannot be saved: {error}") from None
 
 
 @dataclass
@@ -144,6 +156,13 @@ class Contents:
     description: Description
     shapes: Shapes
     opened: Any  # safetensors' own
+
+    @property
+    def size(self) -> int:
+        """Of all tensors, in bytes."""
+        with open(self.path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        return os.path.getsize(self.path) - 8 - header
 
     def tensors(self, names: list[str], device: torch.device | str) -> dict[str, Tensor]:
         """Copies: what safetensors gives is a view of the file, which a write to it would change or crash."""
@@ -183,7 +202,7 @@ class Contents:
 @contextmanager
 def reading(path: str | os.PathLike[str], kinds: tuple[str | None, ...]) -> Iterator[Contents]:
     """A file of one of these kinds; None stands for one without a description."""
-    if not Path(path).is_file():
+    if not Path(_checked_path(path)).is_file():
         raise FileNotFoundError(f"no such file: {path}")
     try:
         opened = safe_open(path, framework="pt", device="cpu")
@@ -221,6 +240,14 @@ def _short(given: object) -> str:
     return text if len(text) <= 300 else text[:300] + "…"
 
 
+def _checked_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise TypeError(f"path must be a string or a path, got {type(path).__name__}")
+    if "\0" in os.fspath(path):
+        raise ValueError(f"path must not have a null character, got {path!r}")
+    return path
+
+
 def _checked_device(device: torch.device | str) -> torch.device:
     try:
         place = torch.device(device)
@@ -236,10 +263,14 @@ def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first_name: dict[int, str] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor) or value.is_meta:
-            kind = "on the meta device and has no values" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise ValueError(f"{name} cannot be saved: it is {kind}")
+    try:
+        found = model.state_dict(keep_vars=True)
+    except RecursionError:
+        raise ValueError("model cannot be saved: it is nested too deep, or holds itself") from None
+    for name, value in found.items():
+        problem = _problem(value)
+        if problem is not None:
+            raise ValueError(f"{name} cannot be saved: it {problem}")
         if id(value) in first_name:
             tied[name] = first_name[id(value)]
         else:
@@ -248,12 +279,25 @@ def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]
     return kept, tied
 
 
+def _problem(value: object) -> str | None:
+    """Why a value of a state_dict cannot be written."""
+    if not isinstance(value, Tensor):
+        return f"is a {type(value).__name__}"
+    if is_lazy(value):
+        return "has no shape yet: run the model once"
+    if value.is_nested or value.layout is not torch.strided:
+        return f"is {'nested' if value.is_nested else value.layout}, not a dense tensor"
+    if value.is_meta:
+        return "is on the meta device and has no values"
+    return "has no values" if _values_unknown(value) else None
+
+
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, each in memory of its own, which safetensors asks for."""
     separate: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, value in tensors.items():
-        own = value.detach().cpu().contiguous()
+        own = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if own.untyped_storage().data_ptr() in places:
             own = own.clone()
         places.add(own.untyped_storage().data_ptr())

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import cmath
 import copy
 import os
 import warnings
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from plmu.blueprint import FileFormatError, fingerprint
+from plmu.blueprint import FileFormatError
+from plmu.compare import fingerprint
 from plmu.files import Contents, reading, unwrapped, write
 from plmu.nn.memory import Memory
 from plmu.nn.sequential import entrance, features_of, fills
 from plmu.nn.steppable import Steppable
+from plmu.state_tree import check_kind, finite, finite_state, leaves, map_state, spoiled, without_subnormal
 
 MISSING = ("raise", "hold", "zero")
 _FLUSH_EVERY = 256
-_SUBNORMAL = 1e-30
-_FEW = 64
 
 
 class Stream:
@@ -50,6 +48,8 @@ class Stream:
                 f"model must be steppable (a layer of plmu, plmu.Sequential or a plmu.nn.Steppable),"
                 f" got {type(inner).__name__}"
             )
+        if any(value.is_meta for value in inner.parameters()):
+            raise ValueError("model is on the meta device: its weights have no values")
         missing = missing or fills(inner) or "raise"
         if missing not in MISSING:
             raise ValueError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
@@ -75,6 +75,7 @@ class Stream:
 
         Args:
             x: (features,) or (batch, features), or token numbers () or (batch,); numbers, lists, arrays or tensors.
+                What is masked in a masked array of numpy counts as NaN.
 
         Returns:
             The model's output for this sample, (features,) or (batch, features).
@@ -89,12 +90,14 @@ class Stream:
                 out, state = self._step(sample, self._state)
             except IndexError as error:
                 raise ValueError(f"a token number is out of range: {error}") from error
-            if not _finite_state(state):
-                _refuse(state, sample)
+            if self._state is None:
+                check_kind(state)
+            if not finite_state(state):
+                self._check_transition(state, sample)
             steps = self.steps + 1
             if steps % _FLUSH_EVERY == 0:
                 # In silence a state decays into subnormal numbers, where it stays and a CPU is many times slower.
-                state = _map(state, lambda value: torch.where(value.abs() < _SUBNORMAL, 0.0, value))
+                state = map_state(state, without_subnormal)
             if self.missing == "hold":
                 sample = sample.clone()  # the caller may write the next one into the same memory
         self.steps, self._state, self._last, self._single = steps, state, sample, single
@@ -103,9 +106,11 @@ class Stream:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state, so that `Stream.restore(model, path)` goes on from here, in any process.
 
-        The file holds a fingerprint of the model, a hash of its options and weights, but not the model.
+        The file holds a fingerprint of the model, a hash of its options and weights, but not the model. Functions count
+        by their names. Of a class of your own the hash covers its weights and its public attributes that are numbers,
+        names, tensors or functions, and lists or dictionaries of those; its step must not change them.
         """
-        tensors = {f"state.{i}": value for i, value in enumerate(_leaves(self._state))}
+        tensors = {f"state.{i}": value for i, value in enumerate(leaves(self._state))}
         if self._last is not None:
             tensors["last"] = self._last
         description = {
@@ -149,42 +154,77 @@ class Stream:
             last = tensors.pop("last", None)
             if last is None:
                 raise FileFormatError(f"{path} has a state without the last sample")
-            self._check_last(last, single, path)
-            self._state, self._last = self._checked_state(last, tensors, path), last
+            self._state = self._checked_state(last, single, tensors, path)
+            self._last = self._token(last) if self._tokens else last
         self.missing, self.steps, self._single = str(missing), steps, single
         if "fingerprint" not in description:
             warnings.warn(f"{path} has no fingerprint of its model: only shapes were compared", stacklevel=3)
 
-    def _check_last(self, last: Tensor, single: bool, path: str | os.PathLike[str]) -> None:
+    def _checked_state(
+        self, last: Tensor, single: bool, tensors: dict[str, Tensor], path: str | os.PathLike[str]
+    ) -> Any:
+        """The state of a file. Shapes are compared first, and the model runs on one sequence only: a file of a few
+        megabytes may declare a batch for which the model needs gigabytes."""
         fits = last.dim() == (1 if self._tokens else 2) and last.numel() > 0 and (last.shape[0] == 1 or not single)
         if self._tokens:
             fits = fits and not last.is_floating_point() and not last.is_complex()
         else:
-            fits = fits and last.is_floating_point() and _finite(last)
+            fits = fits and last.is_floating_point() and finite(last)
         if not fits or (self._weight is not None and not self._tokens and last.dtype != self._weight.dtype):
             shown = f"{last.dtype} {tuple(last.shape)}"
             raise FileFormatError(f"{path} is the state of another model or broken: its last sample is {shown}")
-        try:
-            with torch.inference_mode():
-                self._step(last, None)  # as a first sample would be
-        except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            other = "another model, whose samples this one cannot take"
-            raise FileFormatError(f"{path} is the state of {other}: {error}") from None
-
-    def _checked_state(self, last: Tensor, tensors: dict[str, Tensor], path: str | os.PathLike[str]) -> Any:
-        dtype = last.dtype if self._weight is None else self._weight.dtype
-        # On the meta device: a file may declare a batch of any size.
-        expected = self._model.initial_state(last.shape[0], dtype, torch.device("meta"))
-        wanted = [(tuple(value.shape), value.dtype) for value in _leaves(expected)]
+        expected = self._initial_state(last, torch.device("meta"))
+        wanted = [(tuple(value.shape), value.dtype) for value in leaves(expected)]
         found = [tensors[name] for i in range(len(tensors)) if (name := f"state.{i}") in tensors]
         given = [(tuple(value.shape), value.dtype) for value in found]
         if given != wanted or len(found) != len(tensors):
-            raise FileFormatError(f"{path} is the state of another model: it has {given}, this model {wanted}")
+            differ = f"it has {str(given)[:300]}, this model {str(wanted)[:300]}"
+            raise FileFormatError(f"{path} is the state of another model: {differ}")
+        try:
+            with torch.inference_mode():
+                if self._tokens:
+                    self._token(last)
+                self._step(last[:1], None)  # as a first sample would be
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            other = "another model, whose samples this one cannot take"
+            raise FileFormatError(f"{path} is the state of {other}: {error}") from None
         values = iter(found)
-        state = _map(expected, lambda _: next(values))
-        if not _finite_state(state):
+        state = map_state(expected, lambda _: next(values))
+        if not finite_state(state) and any(
+            bool(spoiled(value, start).any())
+            for value, start in zip(found, leaves(self._initial_state(last, last.device)), strict=True)
+        ):
             raise FileFormatError(f"{path} is broken: its state has infinite or NaN values")
         return state
+
+    def _initial_state(self, sample: Tensor, device: torch.device) -> Any:
+        dtype = sample.dtype if self._weight is None else self._weight.dtype
+        with device:  # also for a class that does not pass it on
+            return self._model.initial_state(sample.shape[0], dtype, device)
+
+    def _check_transition(self, state: Any, sample: Tensor) -> None:
+        """Raise if a number of the state became infinite or NaN. One that was before may stay: a running maximum begins
+        at minus infinity."""
+        before = leaves(self._initial_state(sample, sample.device) if self._state is None else self._state)
+        after = leaves(state)
+        pairs: list[tuple[Tensor, Tensor | None]] = list(zip(after, before, strict=False))
+        pairs += [(value, None) for value in after[len(before) :]]
+        found = [bad for value, old in pairs if bool((bad := spoiled(value, old)).any())]
+        if not found:
+            return
+        batch, rows = sample.shape[0], set[int]()
+        for bad in found:
+            if bad.dim() and bad.shape[0] == batch:
+                rows.update(bad.reshape(batch, -1).any(dim=1).nonzero().flatten().tolist())
+        where = f" in rows {', '.join(map(str, sorted(rows)[:10]))} of the batch" if rows and batch > 1 else ""
+        broken = [name for name, value in self._model.state_dict().items() if not _is_finite(value)]
+        advice = (
+            f"The model's weights are not finite: {broken[0]}" if broken else "Push smaller numbers, or call reset()"
+        )
+        raise ValueError(
+            f"this sample would make the state infinite or NaN{where}: it was not taken and the state is as before."
+            f" {advice}"
+        )
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -194,10 +234,16 @@ class Stream:
         """The sample with a batch axis, checked and with missing values filled, and whether it came without one."""
         if x is None:
             return self._filled(None), self._single
-        try:
-            sample = x if isinstance(x, Tensor) else torch.as_tensor(x)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise TypeError(f"a sample must be a tensor or numbers: {error}") from None
+        if isinstance(x, Tensor):
+            sample = x
+            if x.is_nested or x.layout is not torch.strided:
+                kind = "nested" if x.is_nested else str(x.layout)
+                raise TypeError(f"a sample must be a dense tensor, got a tensor that is {kind}")
+        else:
+            try:
+                sample = torch.as_tensor(self._unmasked(x) if hasattr(x, "filled") else x)
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise TypeError(f"a sample must be a tensor or numbers: {error}") from None
         place = self._last if self._weight is None else self._weight
         if self._tokens:
             sample = self._token(sample)
@@ -208,7 +254,7 @@ class Stream:
         if dims != features and dims != features + 1:
             expected = "() or (batch,)" if self._tokens else "(features,) or (batch, features)"
             raise ValueError(f"a sample must have shape {expected}, got {tuple(sample.shape)}")
-        missing = features == 1 and not _finite(sample)
+        missing = features == 1 and not finite(sample)
         single = dims == features
         if single:
             sample = sample.unsqueeze(0)
@@ -222,6 +268,14 @@ class Stream:
                 f" {tuple(sample.shape)}: call reset() to begin another one"
             )
         return self._filled(sample) if missing else sample, single
+
+    def _unmasked(self, x: Any) -> Any:
+        """A masked array of numpy with NaN where it is masked."""
+        if not x.mask.any():
+            return x.filled()
+        if self._tokens:
+            raise TypeError("it has masked token numbers")
+        return (x if x.dtype.kind == "f" else x.astype(float)).filled(float("nan"))
 
     def _token(self, sample: Tensor) -> Tensor:
         assert self._weight is not None
@@ -278,6 +332,8 @@ def _first_weight(model: nn.Module) -> tuple[Tensor | None, nn.Module]:
 
 def _converted(sample: Tensor, place: Tensor | None) -> Tensor:
     """Numbers in the precision and on the device of `place`, or of their own."""
+    if sample.is_meta:
+        raise TypeError("a sample must have values, got a tensor on the meta device")
     if sample.is_complex():
         raise TypeError(f"a sample must be real numbers, got {sample.dtype}: push its real and imaginary parts")
     if place is not None:
@@ -285,43 +341,5 @@ def _converted(sample: Tensor, place: Tensor | None) -> Tensor:
     return sample if sample.is_floating_point() else sample.to(torch.get_default_dtype())
 
 
-def _finite(values: Tensor) -> bool:
-    """Whether all are finite; by their sum, since a push is short of time for calls of torch."""
-    few = values.numel() <= _FEW and values.is_cpu
-    total = sum(values.flatten().tolist()) if few else values.sum().item()
-    return cmath.isfinite(total) or bool(torch.isfinite(values).all())  # a sum may overflow
-
-
-def _finite_state(state: Any) -> bool:
-    if isinstance(state, Tensor):
-        return _finite(state)
-    if state is not None:
-        for part in state:  # no all(): a generator costs as much as what it goes over
-            if part is not None and not _finite_state(part):
-                return False
-    return True
-
-
-def _refuse(state: Any, sample: Tensor) -> NoReturn:
-    rows: set[int] = set()
-    for value in _leaves(state):
-        if value.dim() and value.shape[0] == sample.shape[0]:
-            bad = ~torch.isfinite(value.reshape(value.shape[0], -1)).all(dim=1)
-            rows.update(bad.nonzero().flatten().tolist())
-    where = f" in rows {', '.join(map(str, sorted(rows)[:10]))} of the batch" if rows and sample.shape[0] > 1 else ""
-    raise ValueError(
-        f"this sample would make the state infinite or NaN{where}: it was not taken and the state is as before."
-        " Push smaller numbers, or call reset()"
-    )
-
-
-def _leaves(state: Any) -> list[Tensor]:
-    if state is None:
-        return []
-    return [state] if isinstance(state, Tensor) else [leaf for part in state for leaf in _leaves(part)]
-
-
-def _map(state: Any, function: Callable[[Tensor], Any]) -> Any:
-    if state is None:
-        return None
-    return function(state) if isinstance(state, Tensor) else tuple(_map(part, function) for part in state)
+def _is_finite(weight: Any) -> bool:
+    return not isinstance(weight, Tensor) or not weight.is_floating_point() or finite(weight.float())

@@ -1,0 +1,69 @@
+"""States of streams: a tensor, None, or nested tuples or lists of them."""
+
+from __future__ import annotations
+
+import cmath
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SUBNORMAL = 1e-30
+_FEW = 64
+
+
+def finite(values: Tensor) -> bool:
+    """Whether all are finite; by their sum, since a push is short of time for calls of torch."""
+    few = values.numel() <= _FEW and values.is_cpu
+    total = sum(values.flatten().tolist()) if few else values.sum().item()
+    return cmath.isfinite(total) or bool(torch.isfinite(values).all())  # a sum may overflow
+
+
+def finite_state(state: Any) -> bool:
+    if isinstance(state, Tensor):
+        return finite(state)
+    if state is not None:
+        for part in state:  # no all(): a generator costs as much as what it goes over
+            if part is not None and not finite_state(part):
+                return False
+    return True
+
+
+def spoiled(value: Tensor, before: Tensor | None) -> Tensor:
+    """Which numbers are infinite or NaN and were not the same before."""
+    bad = ~torch.isfinite(value)
+    if before is None or before.shape != value.shape:
+        return bad
+    return bad & (value != before) & ~(torch.isnan(value) & torch.isnan(before))
+
+
+def without_subnormal(value: Tensor) -> Tensor:
+    return torch.where(value.abs() < _SUBNORMAL, 0.0, value) if value.is_floating_point() else value
+
+
+def check_kind(state: Any) -> None:
+    """Raise unless a state is one that a stream can keep and save."""
+    if state is None or isinstance(state, Tensor):
+        return
+    if not isinstance(state, tuple | list):
+        raise TypeError(
+            f"the model's state must be a tensor, None or nested tuples of them, got {type(state).__name__} in it"
+        )
+    for part in state:
+        check_kind(part)
+
+
+def leaves(state: Any) -> list[Tensor]:
+    if state is None:
+        return []
+    return [state] if isinstance(state, Tensor) else [leaf for part in state for leaf in leaves(part)]
+
+
+def map_state(state: Any, function: Callable[[Tensor], Any]) -> Any:
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return function(state)
+    parts = [map_state(part, function) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)  # a named tuple stays one
