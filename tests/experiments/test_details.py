@@ -33,6 +33,11 @@ def test_psmnist_trains_through_the_command(tmp_path, monkeypatch):
     }
 
 
+def test_accuracies_are_shown_in_percent():
+    for experiment in EXPERIMENTS.values():
+        assert experiment.percent == (experiment.metric == "accuracy")
+
+
 def test_the_adding_problem_is_chosen_on_longer_sequences_and_tested_on_the_trained_length():
     experiment = EXPERIMENTS["addition"]
     config = experiment.defaults("plmu")
