@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pty
 import re
 import shutil
 import subprocess
@@ -171,7 +172,7 @@ def test_help_of_an_experiment_says_what_it_and_its_models_are(capsys):
     assert "Model: lstm. With --model NAME another one: plmu, lstm, lmu." in shown
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["train --help"], ["evaluate", "--help"], ["trian"]])
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["evaluate", "--help"], ["trian"]])
 def test_what_needs_no_torch_does_not_import_it(words):
     script = (
         "import sys, plmu.cli\n"
@@ -295,6 +296,10 @@ COMPLETED = [
     (("bench", "l"), ["layers"]),
     (("completion", "z"), ["zsh"]),
     (("nothing", ""), []),
+    (("--traceback", "tr"), ["train"]),
+    (("--traceback", "train", "p"), ["psmnist"]),
+    (("train", "--traceback", "psmnist", "--model", "l"), ["lstm", "lmu"]),
+    (("evaluate", "folder", "--device", "c"), ["cpu", "cuda"]),
 ]
 
 
@@ -308,6 +313,33 @@ def test_bash_completes(tmp_path, capsys):
         call = f'{script}\nCOMP_WORDS=("$@")\nCOMP_CWORD=$(($# - 1))\n_plmu 2>&-\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
         done = subprocess.run(["bash", "-c", call, "x", *given], capture_output=True, text=True, check=True)
         assert sorted(done.stdout.split()) == sorted(expected), words
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("typed", "last"),
+    [
+        ("evaluate tw", "two words"),
+        (r"evaluate two\ w", "two words"),
+        ("train psmnist --runs tw", "two words"),
+        ("train psmnist --model=ls", "--model=lstm"),
+        ("train psmnist --training.schedule=", "--training.schedule=co"),
+        ("--traceback train psmnist --model ls", "lstm"),
+    ],
+)
+def test_bash_completes_a_line_that_is_typed(typed, last, capsys):
+    """In a terminal: the tab key is pressed, and a program in place of plmu tells its last word."""
+    Path("two words").write_text("")
+    Path("rc").write_text(_script("bash", capsys) + "plmu() { printf '%s' \"${!#}\" > last; }\n")
+    leader, follower = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--noprofile", "--rcfile", "rc", "-i"], stdin=follower, stdout=follower, stderr=follower
+    )
+    os.close(follower)
+    os.write(leader, f"plmu {typed}\t\nexit\n".encode())
+    shell.wait(30)
+    os.close(leader)
+    assert Path("last").read_text() == last
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")

@@ -229,6 +229,12 @@ def test_the_plot_shows_means_spreads_and_the_papers_figures(tmp_path, monkeypat
     pyplot.close(figure)
 
 
+@pytest.mark.parametrize(("runs", "length"), [(1, 240), (12, 100)])
+def test_a_plot_has_room_for_many_runs_and_long_names(runs, length, tmp_path):
+    """matplotlib warns where there is none, and warnings are errors here."""
+    plot([_summary(name=f"{'a-name-' * length}"[:length] + str(run)) for run in range(runs)], tmp_path / "a.png")
+
+
 def test_the_page_says_what_was_run():
     page = _page([_summary()])
     assert "<h2>mine: psmnist, plmu</h2>" in page

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from plmu.data import imdb, mnist
+from plmu.data.files import DataConfig
+from plmu.data.overview import overview
 from plmu.report import load, summary_table
 from plmu.terminal import Console, show_table
 
@@ -77,3 +80,16 @@ def test_a_reader_that_has_gone_is_left_to_the_program():
 
     with pytest.raises(BrokenPipeError):
         show_table(COLUMNS, ROWS, console=Console(file=Closed()))
+
+
+@pytest.mark.parametrize("width", [40, 80, 300])
+def test_addresses_of_data_can_be_copied(width, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("PLMU_CACHE", str(tmp_path))
+    monkeypatch.delenv("PLMU_DATA", raising=False)
+    overview(DataConfig())
+    shown = capsys.readouterr().out
+    assert {word for word in shown.split() if word.startswith("http")} >= {mnist.HOME, imdb.HOME.split()[0]}
+    assert str(tmp_path) in shown

@@ -18,6 +18,7 @@ from plmu.experiments.run import Options
 # What may come at a place, which is the command and, after `train`, the experiment; or after an option there.
 Words = dict[str, list[str]]
 Flags = dict[str, Sequence[str]]  # options, each with the values it takes if they are few
+DEVICES = ("auto", "cpu", "cuda")  # the usual values of --device
 PATHS = ("--runs", "--data.root", "--results", "--out", "--readme")  # options that take a file or folder
 
 
@@ -40,6 +41,7 @@ def _words(commands: Mapping[str, Parser | None], options: Sequence[str]) -> tup
     for place, flags in known.items():
         words[place] = list(flags)
         values |= {f"{place} {flag}": list(taken) for flag, taken in flags.items() if taken}
+        values |= {f"{place} --device": list(DEVICES)} if "--device" in flags else {}
     return words, values
 
 
@@ -73,13 +75,20 @@ def _case(words: Words, values: Words, files: list[str]) -> str:
 
 def _bash(words: Words, values: Words, files: list[str]) -> str:
     return f"""_plmu() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} place= found= files=
-    [ "$COMP_CWORD" -gt 1 ] && place=${{COMP_WORDS[1]}}
-    [ "$COMP_CWORD" -gt 2 ] && [ "$place" = train ] && place="train ${{COMP_WORDS[2]}}"
+    local word=${{COMP_WORDS[COMP_CWORD]}} given=() before= place= found= files= i
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${{COMP_WORDS[i]}} in
+            = | --traceback) ;;  # bash takes --option=value for three words
+            *) before=${{COMP_WORDS[i]}} given+=("$before") ;;
+        esac
+    done
+    [ "$word" = "=" ] && word=
+    place=${{given[0]}}
+    [ "${{#given[@]}}" -gt 1 ] && [ "$place" = train ] && place="train ${{given[1]}}"
 {_case(words, values, files)}
-    COMPREPLY=($(compgen -W "$found" -- "$word"))
+    mapfile -t COMPREPLY < <(compgen -W "$found" -- "$word")
     if [ -n "$files" ] && [[ $word != -* ]]; then
-        COMPREPLY+=($(compgen -f -- "$word"))
+        mapfile -t -O "${{#COMPREPLY[@]}}" COMPREPLY < <(compgen -f -- "$word")
         compopt -o filenames
     fi
 }}
@@ -90,9 +99,10 @@ complete -F _plmu plmu
 def _zsh(words: Words, values: Words, files: list[str]) -> str:
     return f"""#compdef plmu
 _plmu() {{
-    local before=${{words[CURRENT-1]}} place= found= files=
-    (( CURRENT > 2 )) && place=${{words[2]}}
-    (( CURRENT > 3 )) && [[ $place == train ]] && place="train ${{words[3]}}"
+    local -a given
+    given=(${{words[2,CURRENT-1]:#--traceback}})
+    local before=${{given[-1]}} place=${{given[1]}} found= files=
+    (( $#given > 1 )) && [[ $place == train ]] && place="train ${{given[2]}}"
 {_case(words, values, files)}
     compadd -- ${{=found}}
     [[ -n $files ]] && _files
@@ -116,7 +126,7 @@ def _fish(words: Words, values: Words, files: list[str]) -> str:
     after.append(case(" ".join(f"'* {path}'" for path in PATHS), [], True))
     usual = [case(shlex.quote(place), some, place in files) for place, some in words.items()]
     return f"""function __plmu_complete
-    set -l given (commandline -opc)
+    set -l given (string match -v -- --traceback (commandline -opc))
     set -l place
     set -q given[2]; and set place $given[2]
     set -q given[3]; and test "$place" = train; and set place "train $given[3]"

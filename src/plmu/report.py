@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,11 @@ def _points(one: dict[str, Any]) -> tuple[float, float, float | None]:
     return factor * float(score["mean"]), factor * float(score["std"]), None if paper is None else factor * float(paper)
 
 
+def _wrapped(label: str) -> str:
+    """In lines so short that labels fit under the plot, however long the name of a run is."""
+    return "\n".join(textwrap.fill(line, 20) for line in label.splitlines())
+
+
 def plot(summaries: list[dict[str, Any]], path: Path) -> None:
     """One panel an experiment: each model's test score with its spread, and the paper's."""
     import matplotlib
@@ -211,7 +218,9 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
     experiments = sorted({one["experiment"] for one in summaries})
     across = min(3, len(experiments))
     down = -(-len(experiments) // across)
-    figure, axes = pyplot.subplots(down, across, figsize=(4.2 * across, 3.4 * down), squeeze=False)
+    most = max(Counter(one["experiment"] for one in summaries).values())
+    size = (max(4.2, 0.9 * most) * across, 3.4 * down)  # a name takes 0.9 inches
+    figure, axes = pyplot.subplots(down, across, figsize=size, squeeze=False)
     for axis in axes.flat[len(experiments) :]:
         axis.remove()
     for axis, experiment in zip(axes.flat, experiments, strict=False):
@@ -221,7 +230,7 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
             axis.errorbar(i, mean, std, fmt="o", color="tab:blue", capsize=4)
             if paper is not None:
                 axis.plot(i, paper, "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
-        axis.set_xticks(range(len(own)), [labelled(one) for one in own], fontsize="small", rotation=15)
+        axis.set_xticks(range(len(own)), [_wrapped(labelled(one)) for one in own], fontsize="small", rotation=15)
         axis.set_xlim(-0.6, len(own) - 0.4)
         axis.set_title(titled(own[0]))
         axis.set_ylabel(own[0]["metric"] + (", %" if own[0]["percent"] else ""))

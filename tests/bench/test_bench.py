@@ -66,11 +66,21 @@ def test_complexity_checks_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for experiment, model, algorithm in (("psmnist", "plmu", "recurrent"), ("mackey-glass", "plmu", "auto")):
-        assert training_time.step_times(experiment, model, algorithm, 130, 2, "cpu", 1)["eager"] > 0
+        (kind, seconds) = training_time.step_times(experiment, model, algorithm, 130, 2, "cpu", 1).popitem()
+        assert kind == "eager"  # there are no graphs on a CPU
+        assert seconds > 0
     monkeypatch.setattr(plmu.ops.recurrent, "states", lambda *given: torch.zeros(2, 160, 468, 1))
     monkeypatch.setitem(plmu.ops._PLAIN, "recurrent", plmu.ops.recurrent.states)
     with pytest.raises(RuntimeError, match="psmnist: step by step the loss is"):
         training_time.check("psmnist", "plmu", "recurrent")
+
+
+def test_streamed_models_have_the_outputs_of_their_experiments() -> None:
+    outputs = [
+        plmu.Stream(model).push(torch.zeros(300 if "300 channels" in name else 1)).numel()
+        for name, model in streaming.models().items()
+    ]
+    assert outputs == [346, 1, 2, 212]
 
 
 def test_the_command_writes_figures_and_a_picture(

@@ -141,9 +141,13 @@ def mutated_file(rng: random.Random, name: str, raw: bytes) -> bytes:
         out = io.BytesIO()
         with zipfile.ZipFile(io.BytesIO(raw)) as archive, zipfile.ZipFile(out, "w") as other:
             chosen = rng.choice(archive.namelist())
+            if grows := rng.randrange(4) == 0:
+                other.writestr("first", rng.randbytes(2**19))
             for each in archive.namelist():
                 inside = archive.read(each)
-                other.writestr(each, mutate(rng, inside) if each == chosen else inside)
+                if each == chosen:
+                    inside = _grown(rng, inside) if grows else mutate(rng, inside)
+                other.writestr(each, inside, zipfile.ZIP_DEFLATED if grows else zipfile.ZIP_STORED)
         return out.getvalue()
     if name.endswith(".tar") and rng.randrange(2):
         return _other_header(rng, raw)
@@ -152,6 +156,13 @@ def mutated_file(rng: random.Random, name: str, raw: bytes) -> bytes:
             inside = module.decompress(raw)
             return module.compress(_other_header(rng, inside) if ".tar" in name else mutate(rng, inside))
     return mutate(rng, raw)
+
+
+def _grown(rng: random.Random, raw: bytes) -> bytes:
+    """A few bytes of it repeated up to 16 MiB, which a packer makes small again."""
+    at, length = rng.randrange(len(raw) + 1), rng.choice((2, 4, 64))
+    part = rng.choice((b"]a", b"\x85", raw[at : at + length]))
+    return raw[:at] + part * (2**24 // max(1, len(part))) + raw[at:]
 
 
 def _other_header(rng: random.Random, raw: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -35,8 +36,8 @@ def _pickled(reviews: list[object], protocol: int = 3) -> bytes:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_lists_of_ranks_are_read_without_pickle(protocol):
-    reviews = [[1, 255, 256, 65_535, 65_536, 2**31 - 1], [7], list(range(2_500)), []]
-    assert [list(each) for each in keras.ranks(_pickled(reviews, protocol), 4)] == reviews
+    reviews = [[1, 255, 256, 65_535, 65_536, 2**31 - 1], [7], list(range(2_500))]
+    assert [list(each) for each in keras.ranks(_pickled(reviews, protocol), 3)] == reviews
     many = [[number, 300] for number in range(2_100)]
     assert [list(each) for each in keras.ranks(_pickled(many, protocol), 2_100)] == many
 
@@ -74,6 +75,9 @@ def _pointers() -> bytes:
         _pickled([[1.5], [1]]),
         _pickled([[1], [2], [3]]),
         _pickled([(1,), [1]]),
+        _pickled([[1], []]),
+        _pickled([[1], [[], 2]]),
+        _pickled([[1, None], [2]]),
         _pickled([[1], [2]], 0),
         _pickled([[1], [2]])[:-1],
         pickle.dumps([[1], [2]], 3),
@@ -109,6 +113,29 @@ def test_what_is_no_list_of_ranks_is_refused_and_never_executed(raw, tmp_path, m
     assert not Path("executed").exists()
 
 
+@pytest.mark.parametrize("start", [b"", b"]"], ids=["", "list"])
+@pytest.mark.parametrize(
+    "unit", [b"]a", b"]K\1aa", b"]K\1a", b"Na", b")\x85a", b"\x85", b"q\1", b"N\x86", b"(K\1K\1te", b"(]e", b"K\1a"]
+)
+def test_a_small_pickle_takes_little_memory(unit, start):
+    """Whatever is repeated, and however many reviews are claimed."""
+    raw = b"])" + start + unit * (2**18 // len(unit)) + b"\x85."
+    for count in (1, 1_000):
+        tracemalloc.start()
+        with pytest.raises(ValueError, match=r"not |it "):
+            keras.ranks(raw, count)
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(raw)
+        tracemalloc.stop()
+
+
+def test_bytes_before_a_member_do_not_let_it_grow_more(tmp_path):
+    bomb = b"]" + b"]a" * 2**23 + b"\x85."
+    given = {"junk": os.urandom(2**19), "x_train.npy": npy("|O", "(8388608,)", bomb), "y_train.npy": GOOD["y_train"]}
+    path = _zip(tmp_path / "imdb.npz", given, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(DataError, match="unpacks to more than 50 times its size"):
+        keras.split(path, "train")
+
+
 GOOD = {"x_train": npy("|O", "(2,)", _pickled([[1], [2]])), "y_train": npy("<i8", "(2,)", bytes(8) + b"\1" + bytes(7))}
 
 
@@ -120,9 +147,10 @@ GOOD = {"x_train": npy("|O", "(2,)", _pickled([[1], [2]])), "y_train": npy("<i8"
         ({"y_train": npy("<f8", "(2,)", bytes(16))}, "x_train and y_train are not lists of ranks and labels"),
         ({"y_train": npy("<i8", "(3,)", bytes(24))}, "2 reviews and 3 labels in train"),
         ({"y_train": npy("<i8", "(2,)", bytes(15))}, "is truncated or damaged in train"),
-        ({"y_train": npy("<i8", "(2,)", b"\2" + bytes(15))}, "review 0 of train is empty or its label is not 0 or 1"),
-        ({"y_train": npy("|i1", "(2,)", b"\0\xff")}, "review 1 of train is empty or its label is not 0 or 1"),
-        ({"x_train": npy("|O", "(2,)", _pickled([[1], []]))}, "review 1 of train is empty"),
+        ({"y_train": npy("<i8", "(2,)", b"\2" + bytes(15))}, "the label of review 0 of train is not 0 or 1"),
+        ({"y_train": npy("|i1", "(2,)", b"\0\xff")}, "the label of review 1 of train is not 0 or 1"),
+        ({"x_train": npy("|O", "(2,)", _pickled([[1], []]))}, "is truncated or damaged in train"),
+        ({"x_train": npy("|O", "(100001,)", _pickled([[1], [2]]))}, "100,001 reviews in train, where there may be"),
         ({"x_train": npy("|O", "(2, 1)", _pickled([[1], [2]]))}, "x_train.npy is not an array of one axis"),
         ({"x_train": npy("|O", "(99999999999,)", b"")}, "x_train.npy is not an array of one axis"),
         ({"x_train": b""}, "x_train.npy is not an array of one axis"),

@@ -19,7 +19,9 @@ from plmu.data.reading import Damaged, content
 
 HOME = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/imdb.npz"
 MOST = 2**25  # bytes of one array: twice what the original has
+REVIEWS = 100_000  # in one array: four times what the original has
 DEEPEST = 5_000  # values at once on the stack; pickle hands lists over in parts of 1,000
+INSTRUCTIONS = 10  # of a review, apart from its numbers; pickle needs about 5. The array itself takes up to 1,000.
 
 _HEAD = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([<|]\w+)', 'fortran_order': False, 'shape': \((\d{1,9})L?,\), \} *\n", re.S
@@ -39,6 +41,8 @@ def split(path: Path, name: str) -> tuple[list[array[int]], Array]:
     (kind, count, raw), (own, labelled, labels) = (_array(path, f"{letter}_{name}.npy") for letter in "xy")
     if kind != b"|O" or own not in _LABELS:
         raise DataError(f"{path} is not Keras' imdb.npz: x_{name} and y_{name} are not lists of ranks and labels")
+    if count > REVIEWS:
+        raise DataError(f"{path}: {count:,} reviews in {name}, where there may be {REVIEWS:,} at most: get it again")
     if count != labelled:
         raise DataError(f"{path}: {count:,} reviews and {labelled:,} labels in {name}")
     try:
@@ -46,26 +50,30 @@ def split(path: Path, name: str) -> tuple[list[array[int]], Array]:
         reviews = ranks(raw, count)
     except ValueError as error:
         raise Damaged(path, error, f" in {name}") from None
-    for number, (review, label) in enumerate(zip(reviews, numbers, strict=True)):
-        if label not in (0, 1) or not review:
-            raise DataError(f"{path}: review {number} of {name} is empty or its label is not 0 or 1")
+    for number, label in enumerate(numbers):
+        if label not in (0, 1):
+            raise DataError(f"{path}: the label of review {number} of {name} is not 0 or 1")
     return reviews, numbers
 
 
 def ranks(raw: bytes, count: int) -> list[array[int]]:
-    """The lists of numbers in the pickle of an array of `count` of them. Anything else raises ValueError."""
+    """The lists of numbers, none empty, in the pickle of an array of `count` of them. Else it raises ValueError."""
     try:
-        state = _followed(raw)
+        state = _followed(raw, 1_000 + INSTRUCTIONS * count)
     except (IndexError, TypeError, OverflowError, UnicodeDecodeError) as error:
         raise ValueError(f"not lists of ranks: {error}") from None
     lists = state[-1] if isinstance(state, tuple) and state else None
-    if not isinstance(lists, list) or len(lists) != count or not all(isinstance(each, array) for each in lists):
+    if not isinstance(lists, list) or len(lists) != count:
         raise ValueError(f"not {count:,} lists of ranks")
     return lists
 
 
-def _followed(raw: bytes) -> Any:
-    """What is left on the stack at the end, an object being its state. A list within a list becomes an array."""
+def _followed(raw: bytes, most: int) -> Any:
+    """What is left on the stack at the end, an object being its state. Instructions other than numbers: at most `most`.
+
+    A list of numbers becomes an array, of 4 bytes each; every other value takes an instruction. So `most` and the size
+    of `raw` bound the memory.
+    """
     stack: list[Any] = []
     marks: list[int] = []
     at = 0
@@ -77,6 +85,9 @@ def _followed(raw: bytes) -> Any:
             stack.append(int.from_bytes(raw[at : at + size], "little", signed=size == 4))
             at += size
             continue
+        most -= 1
+        if most < 0:
+            raise ValueError("it has more instructions than its number of reviews takes")
         name = raw[at - 1 : at]
         if name == b".":
             return stack.pop()
@@ -100,11 +111,9 @@ def _followed(raw: bytes) -> Any:
             stack.append([])
         elif name in (b"a", b"e"):
             mark = len(stack) - 1 if name == b"a" else marks.pop()
-            given = [array("I", each) if isinstance(each, list) else each for each in stack[mark:]]
+            given = stack[mark:]
             del stack[mark:]
-            if not isinstance(stack[-1], list):
-                raise TypeError("something is added to what is no list")
-            stack[-1].extend(given)
+            stack[-1] = _extended(stack[-1], given)
         elif name == b"t" or name in _TUPLES:
             mark = marks.pop() if name == b"t" else len(stack) - _TUPLES[name]
             parts = tuple(stack[mark:])
@@ -115,6 +124,18 @@ def _followed(raw: bytes) -> Any:
         else:
             raise ValueError(f"it holds the instruction {name!r}")
     raise ValueError("it is nested too deeply")
+
+
+def _extended(target: Any, given: list[Any]) -> list[array[int]] | array[int]:
+    """A list with more in it: of numbers, which becomes an array, or of such arrays."""
+    if isinstance(target, list) and given and all(isinstance(each, array) for each in given):
+        target.extend(given)
+        return target
+    if not given or not (target == [] or isinstance(target, array)):
+        raise TypeError("something is added to what is no list of it")
+    numbers = target if isinstance(target, array) else array("I")
+    numbers.extend(array("I", given))
+    return numbers
 
 
 def _array(path: Path, name: str) -> tuple[bytes, int, bytes]:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.table import Column, Table
-
 from plmu.data import imdb, mnist, qqp, snli, vectors
 from plmu.data.files import DataConfig, DataError, cache_folder, is_file, unreadable
 from plmu.data.text import TextData
-from plmu.terminal import Console
+from plmu.terminal import show_table
 
 
 def overview(config: DataConfig) -> None:
     """A table of all sources."""
     folder = config.folder()
-    columns = (Column(name, overflow="fold") for name in ("data", "for", "here", "from"))
-    table = Table(*columns, title=f"data folder: {folder or 'none set; downloads go to the cache'}")
-    table.add_row("Mackey-Glass series", "mackey-glass", "generated when needed", "an equation")
-    table.add_row("adding problem", "addition", "generated when needed", "a generator")
-    table.add_row("MNIST, 4 files", "psmnist", _mnist(config), mnist.HOME)
-    table.add_row("IMDB", "imdb", _text(config, imdb.FOLDER, imdb.load), imdb.HOME)
-    table.add_row("Quora question pairs", "qqp", _text(config, qqp.FOLDER, qqp.load), qqp.HOME)
-    table.add_row("SNLI 1.0", "snli", _text(config, snli.FOLDER, snli.load), snli.HOME)
-    table.add_row("word vectors", "imdb, qqp, snli", _vectors(config), vectors.HOME)
-    console = Console()
-    console.print(table)
-    console.print(f"cache: {cache_folder()} (set PLMU_CACHE to move it); data folder: set PLMU_DATA or --data.root")
+    rows = [
+        ("Mackey-Glass series", "mackey-glass", "generated when needed", "an equation"),
+        ("adding problem", "addition", "generated when needed", "a generator"),
+        ("MNIST, 4 files", "psmnist", _mnist(config), mnist.HOME),
+        ("IMDB", "imdb", _text(config, imdb.FOLDER, imdb.load), imdb.HOME),
+        ("Quora question pairs", "qqp", _text(config, qqp.FOLDER, qqp.load), qqp.HOME),
+        ("SNLI 1.0", "snli", _text(config, snli.FOLDER, snli.load), snli.HOME),
+        ("word vectors", "imdb, qqp, snli", _vectors(config), vectors.HOME),
+    ]
+    title = f"data folder: {folder or 'none set; downloads go to the cache'}"
+    show_table(("data", "for", "here", "from"), rows, title)
+    print(f"cache: {cache_folder()} (set PLMU_CACHE to move it); data folder: set PLMU_DATA or --data.root")
 
 
 def _mnist(config: DataConfig) -> str:

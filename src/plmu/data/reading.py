@@ -17,6 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,8 +58,9 @@ def opened(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
             pieces = _member_pieces(path, packed, member)
         else:
             make = next((make for magic, make in _UNPACKERS.items() if start.startswith(magic)), None)
-            pieces = _unpacked(packed, make) if make else iter(lambda: packed.read(PIECE), b"")
-        with io.BufferedReader(_Bounded(path, packed, pieces), PIECE) as file:
+            unpacked = _unpacked(packed, make) if make else iter(lambda: packed.read(PIECE), b"")
+            pieces = _bounded(path, packed, unpacked)
+        with io.BufferedReader(_Stream(path, pieces), PIECE) as file:
             yield file
 
 
@@ -160,11 +162,11 @@ class _Header(tarfile.TarInfo):
         return header
 
 
-class _Bounded(io.RawIOBase):
-    """Pieces as a stream that ends in an error when they grow too much, or when one cannot be unpacked."""
+class _Stream(io.RawIOBase):
+    """Pieces as a stream that ends in an error when one cannot be unpacked."""
 
-    def __init__(self, path: Path, packed: IO[bytes], pieces: Iterator[bytes]) -> None:
-        self.path, self.packed, self.pieces, self.count = path, packed, pieces, 0
+    def __init__(self, path: Path, pieces: Iterator[bytes]) -> None:
+        self.path, self.pieces = path, pieces
         self.rest = memoryview(b"")
 
     def readable(self) -> bool:
@@ -178,13 +180,20 @@ class _Bounded(io.RawIOBase):
                 raise
             except Exception as error:  # whatever an unpacker meets in a damaged file
                 raise Damaged(self.path, error) from None
-            self.count += len(self.rest)
-            if self.count > RATIO * self.packed.tell() + ALLOWANCE:
-                reason = f"unpacks to more than {RATIO} times its size"
-                raise DataError(f"{self.path} {reason}: it is not the data it should be, get it again")
         size = min(len(buffer), len(self.rest))
         buffer[:size], self.rest = self.rest[:size], self.rest[size:]
         return size
+
+
+def _bounded(path: Path, packed: IO[bytes], pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same pieces, up to RATIO times what was read for them: of an archive, only the member's own bytes count."""
+    start, count = packed.tell(), 0
+    for piece in pieces:
+        count += len(piece)
+        if count > RATIO * (packed.tell() - start) + ALLOWANCE:
+            reason = f"unpacks to more than {RATIO} times its size"
+            raise DataError(f"{path} {reason}: it is not the data it should be, get it again")
+        yield piece
 
 
 def _unpacked(packed: IO[bytes], make: Callable[[], Any]) -> Iterator[bytes]:
@@ -214,7 +223,6 @@ def _member_pieces(path: Path, packed: IO[bytes], member: str | None) -> Iterato
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise DataError(f"{path}, {info.filename}: pack it with deflate, the usual method of zip")
             with archive.open(info) as file:
-                while piece := file.read(PIECE):
-                    yield piece
+                yield from _bounded(path, packed, iter(partial(file.read, PIECE), b""))
             return
     raise DataError(f"{path} has no {member or 'file'} in it")

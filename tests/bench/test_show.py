@@ -1,0 +1,118 @@
+"""What a benchmark found is shown: the rows of its tables, and the bars and lines of its figures."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plmu.bench import show
+
+LAYERS = {
+    "against the limit and peers": [
+        {"shape": "a", "dtype": "f32", "milliseconds forward and backward": {"product": 2.0, "auto": 3.0}},
+        {"shape": "b", "dtype": "f16", "milliseconds forward and backward": {"product": 4.0}},
+    ],
+    "length": [{"time": 10, "tokens per second": 2e6}, {"time": 100, "tokens per second": 4e6}],
+}
+TRAINING = {
+    "training step": [
+        {"task": "t", "model": "m", "milliseconds": {"eager": 5.0, "graph": 1.0}},
+        {"task": "t", "model": "n", "milliseconds": {"eager": 7.0}},
+    ],
+    "over the length": [
+        {"steps": 8, "milliseconds, LTI": 6.0, "milliseconds, parallel": 2.0},
+        {"steps": 16, "milliseconds, parallel": 3.0},
+    ],
+}
+GROWTH = {"growth": [{"layer": "l", "size": "n", "growth": 1.1, "expected": 1}]}
+STEPS = {
+    "steps": [
+        {"model": "x", "microseconds": 9.0, "microseconds of the bare products": 4.0},
+        {"model": "y", "microseconds": 8.0},
+    ]
+}
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The axes of a figure that was written."""
+    from matplotlib import pyplot
+
+    def axes(kind: str, found: dict[str, Any]) -> list[Any]:
+        kept: list[Any] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(pyplot, "close", kept.append)
+            show.figure(kind, found, tmp_path / "new" / "a.png")
+        pyplot.close(kept[0])
+        assert (tmp_path / "new" / "a.png").stat().st_size > 1000
+        return list(kept[0].axes)
+
+    return axes
+
+
+def _places(axis: Any, way: str) -> list[float]:
+    return [place for bars in _bars(axis, way) for place in bars]
+
+
+def _bars(axis: Any, way: str) -> list[list[float]]:
+    return [[float(getattr(bar, f"get_{way}")()) for bar in bars] for bars in axis.containers]
+
+
+def _lines(axis: Any) -> list[tuple[list[float], list[float]]]:
+    return [(list(map(float, line.get_xdata())), list(map(float, line.get_ydata()))) for line in axis.lines]
+
+
+def _names(axis: Any, way: str) -> list[str]:
+    return [label.get_text() for label in getattr(axis, f"get_{way}ticklabels")()]
+
+
+def test_layers_are_drawn_over_the_product(drawn) -> None:
+    times, length = drawn("layers", LAYERS)
+    product, auto = _bars(times, "height")
+    assert product == [1.0, 1.0]
+    assert auto[0] == 1.5
+    assert math.isnan(auto[1])
+    assert _places(times, "x") == pytest.approx([-0.2, 0.8, 0.2, 1.2])
+    assert _names(times, "x") == ["a\nf32", "b\nf16"]
+    assert _lines(length) == [([10.0, 100.0], [2.0, 4.0])]
+    assert length.get_ylim() == pytest.approx((0, 4.4))
+
+
+def test_training_times_are_drawn(drawn) -> None:
+    times, length = drawn("training-time", TRAINING)
+    eager, graph = _bars(times, "width")
+    assert eager == [5.0, 7.0]
+    assert graph[0] == 1.0
+    assert math.isnan(graph[1])
+    assert _places(times, "y") == pytest.approx([-0.4, 0.6, 0.0, 1.0])
+    assert (_names(times, "y"), times.get_xscale(), times.yaxis_inverted()) == (["t: m", "t: n"], "log", True)
+    assert times.get_xlabel() == "milliseconds a training step"
+    assert _lines(length) == [([8.0], [6.0]), ([8.0, 16.0], [2.0, 3.0])]
+    assert [text.get_text() for text in length.get_legend().get_texts()] == ["LTI", "parallel"]
+
+
+def test_growth_and_steps_are_drawn(drawn) -> None:
+    (growth,) = drawn("complexity", GROWTH)
+    assert (_bars(growth, "width"), _lines(growth), _names(growth, "y")) == ([[1.1]], [([1.0], [0.0])], ["l, in n"])
+    assert (growth.yaxis_inverted(), growth.get_xlabel()) == (True, "growth: the exponent of that size")
+    (steps,) = drawn("streaming", STEPS)
+    assert (_bars(steps, "width"), _names(steps, "y")) == ([[9.0, 8.0]], ["x", "y"])
+    assert (steps.yaxis_inverted(), steps.get_xlabel()) == (True, "microseconds")
+    ((products, places),) = _lines(steps)
+    assert (products[0], places) == (4.0, [0.0, 1.0])
+    assert math.isnan(products[1])
+
+
+def test_tables_hold_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mapping of up to five entries as columns; longer ones and lists are left to the file."""
+    five, six = ({str(number): number / 3 for number in range(count)} for count in (5, 6))
+    show.tables({"one": [{"a": 1.23456, "b": five, "c": six, "d": [1]}, {"e": "text"}], "none": [], "device": "cpu"})
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]] for line in lines]
+    assert [row for row in cells if row] == [
+        ["a", *(f"b: {number}" for number in range(5)), "e"],
+        ["1.23", "0", "0.333", "0.667", "1", "1.33", ""],
+        ["", "", "", "", "", "", "text"],
+    ]
+    assert "none" not in " ".join(lines)
