@@ -30,7 +30,7 @@ def test_a_run_that_makes_the_model_worse_has_diverged(tmp_path):
         trainer = Trainer(task(), seeded_model(), settings, ONE, 3, kept)
         with pytest.raises(Diverged, match=r"worse than the untrained one: on training examples its loss is \d.*, at"):
             trainer.run()
-    assert Checkpoints(tmp_path).best(torch.device("cpu"))["epoch"] >= 1
+    assert Checkpoints(tmp_path).best()["epoch"] >= 1
     again = Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path))
     with pytest.raises(Diverged, match="worse than the untrained one"):  # resumed at its end
         again.run()
@@ -133,7 +133,7 @@ def test_checkpoints_come_as_often_as_asked_and_at_the_end(seconds, kept, tmp_pa
     outcome = Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path)).run()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["step-00000023.ckpt", "step-00000024.ckpt"][-kept:]
-    assert Checkpoints(tmp_path).newest(torch.device("cpu"))["seconds"] == outcome.seconds > 0
+    assert Checkpoints(tmp_path).newest()["seconds"] == outcome.seconds > 0
 
 
 def test_a_batch_larger_than_the_data_is_the_data():

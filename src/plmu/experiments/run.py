@@ -172,7 +172,7 @@ def _write_model(experiment: Experiment, network: nn.Module, folder: Path) -> No
 
 def _write_missing_model(experiment: Experiment, config: Config[Any], folder: Path) -> None:
     """For a finished run that has lost it, from its checkpoint."""
-    found = best_model(experiment, config, folder, torch.device("cpu"))
+    found = best_model(experiment, config, folder)
     if found is None:
         print(f"{folder} has no model.plmu and no checkpoint to make it from: remove its result.json to train again")
         return
@@ -180,11 +180,9 @@ def _write_missing_model(experiment: Experiment, config: Config[Any], folder: Pa
     print(f"{folder / 'model.plmu'} was missing: made it again from the checkpoint")
 
 
-def best_model(
-    experiment: Experiment, config: Config[Any], folder: Path, device: torch.device
-) -> tuple[int, Task, nn.Module] | None:
+def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:
     """The epoch of the best model of the run in this folder, its task, and the model; None if there is none yet."""
-    best = Checkpoints(folder / "checkpoints").best(device)
+    best = Checkpoints(folder / "checkpoints").best()
     if best is None:
         return None
     torch.manual_seed(config.seed)

@@ -336,11 +336,13 @@ class Trainer:
         self.processes.wait()
 
     def _resume(self) -> None:
-        found = None if self.checkpoints is None else self.checkpoints.newest(self.device)
+        found = None if self.checkpoints is None else self.checkpoints.newest()
         if found is None:
             return
         try:
             restore(self, found)
+        except torch.OutOfMemoryError as error:
+            raise RunError(f"{self.device} has too little memory to resume: {str(error).splitlines()[0]}") from error
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             assert self.checkpoints is not None
             raise RunError(
