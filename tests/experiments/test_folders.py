@@ -287,7 +287,7 @@ def test_a_damaged_checkpoint_through_the_command(short, capsys):
 
 def test_a_run_that_diverges_is_not_finished(short, capsys):
     for rate, said in (
-        ("1e3", "the best model is worse than the untrained one: on training examples its loss is"),
+        ("1e3", "the best model is far worse than the untrained one: on training examples its loss is"),
         ("1e38", "the optimiser's step is too large for float32 in epoch 1: there is no good model yet"),
     ):
         words = [*short, "--training.learning-rate", rate, "--name", rate]
@@ -299,6 +299,21 @@ def test_a_run_that_diverges_is_not_finished(short, capsys):
         assert said in refused(words, capsys)  # as often as it is asked
     main(["evaluate", "runs/1e3-seed0"])  # what it came to can be looked at
     assert float(dict(line.split() for line in capsys.readouterr().out.splitlines())["nrmse"]) > 1
+
+
+def test_a_run_that_ends_a_little_worse_is_finished_with_a_note(short, capsys, monkeypatch):
+    main(short)
+    losses = iter([1.0, 1.5])
+    monkeypatch.setattr(Trainer, "_sample_loss", lambda _: next(losses))
+    capsys.readouterr()
+    main([*short, "--seed", "1"])
+    losses_said = "on training examples its loss is 1.5, at the start it was 1"
+    said = f"the best model's loss is above the untrained one's: {losses_said}"
+    assert capsys.readouterr().err == f"plmu: warning: {said}\n"
+    assert json.loads(Path("runs/mackey-glass-plmu-seed1/result.json").read_text())["notes"]["training"] == said
+    notes = json.loads(Path("runs/mackey-glass-plmu.json").read_text())["notes"]
+    assert notes["training"] == f"seed 1: {said}"
+    assert notes.items() >= json.loads((FOLDER / "result.json").read_text())["notes"].items()
 
 
 def test_data_that_is_not_finite_is_not_put_down_to_the_learning_rate(short, capsys, monkeypatch):

@@ -22,18 +22,36 @@ from plmu.training.results import provenance
 ONE = Processes(0, 1, torch.device("cpu"))
 
 
-def test_a_run_that_makes_the_model_worse_has_diverged(tmp_path):
-    """Every number stays finite, and yet the best epoch is worse than the start."""
+def test_a_run_that_makes_the_model_far_worse_has_diverged(tmp_path):
+    """Every number stays finite, and yet the best epoch is far worse than the start."""
     settings = dataclasses.replace(config(3), learning_rate=30.0, schedule="constant", clip=None, average=None)
     for folder in (tmp_path, None):
         kept = None if folder is None else Checkpoints(folder)
         trainer = Trainer(task(), seeded_model(), settings, ONE, 3, kept)
-        with pytest.raises(Diverged, match=r"worse than the untrained one: on training examples its loss is \d.*, at"):
+        with pytest.raises(
+            Diverged, match=r"far worse than the untrained one: on training examples its loss is \d.*, at"
+        ):
             trainer.run()
     assert Checkpoints(tmp_path).best()["epoch"] >= 1
     again = Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path))
-    with pytest.raises(Diverged, match="worse than the untrained one"):  # resumed at its end
+    with pytest.raises(Diverged, match="far worse than the untrained one"):  # resumed at its end
         again.run()
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.5, 9.9, 10.1, math.nan])
+def test_a_loss_that_rises_a_little_is_a_warning(factor, monkeypatch):
+    """As of a short run whose best epoch was chosen by its validation score."""
+    trainer = Trainer(task(), seeded_model(), config(1), ONE, 3)
+    losses = iter([2.0, 2.0 * factor])
+    monkeypatch.setattr(trainer, "_sample_loss", lambda: next(losses))
+    if not factor < 10:
+        with pytest.raises(Diverged, match="far worse than the untrained one"):
+            trainer.run()
+        return
+    warning = trainer.run().warning
+    assert (warning is not None) == (factor > 1)
+    if warning is not None:
+        assert warning.startswith("the best model's loss is above the untrained one's: on training examples its loss")
 
 
 def test_a_step_too_large_for_a_float_has_diverged(tmp_path):

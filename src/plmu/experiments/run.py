@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -142,6 +143,10 @@ def _run_seed(
             on_epoch=None if log is None else log.add,
         )
         outcome = trainer.run()
+    if outcome.warning is not None:
+        task.notes["training"] = outcome.warning
+        if processes.writes:
+            print(f"plmu: warning: {outcome.warning}", file=sys.stderr)
     test = {**outcome.test, **more_scores(experiment, config, trainer)}
     result = {
         **folders.described(experiment, model, config),
@@ -252,6 +257,7 @@ def _summary(experiment: Experiment, model: str, results: list[dict[str, Any]]) 
         if len(values) > 1:
             own.append(key)
             shared[key] = "; ".join(str(value) for value in values)
+    shared["notes"] = _shared_notes(results)
     scores = {name: spread([one["test"][name] for one in results]) for name in results[0]["test"]}
     return {
         **shared,
@@ -261,3 +267,13 @@ def _summary(experiment: Experiment, model: str, results: list[dict[str, Any]]) 
         "test": scores,
         "seeds": [{key: one[key] for key in own} for one in results],
     }
+
+
+def _shared_notes(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The notes of all seeds; one that is not the same for all says of which seeds it is."""
+    notes: dict[str, Any] = {}
+    for key in dict.fromkeys(key for one in results for key in one["notes"]):
+        held = [(one["seed"], one["notes"][key]) for one in results if key in one["notes"]]
+        same = len(held) == len(results) and all(value == held[0][1] for _, value in held)
+        notes[key] = held[0][1] if same else "; ".join(f"seed {seed}: {value}" for seed, value in held)
+    return notes
