@@ -111,7 +111,16 @@ def test_what_killed_runs_left_is_cleared(short):
     main(short)
     assert not list(FOLDER.rglob("*.tmp"))
     assert (FOLDER / "notes.txt").is_file()
-    names = {"config.json", "result.json", "model.plmu", "metrics.jsonl", "checkpoints", ".lock", "notes.txt"}
+    names = {
+        "config.json",
+        "data.json",
+        "result.json",
+        "model.plmu",
+        "metrics.jsonl",
+        "checkpoints",
+        ".lock",
+        "notes.txt",
+    }
     assert {path.name for path in FOLDER.iterdir()} == names
 
 

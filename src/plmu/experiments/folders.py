@@ -1,4 +1,5 @@
-"""The files of a run's folder: what is run (config.json), where its data was (paths.json), what came out (result.json).
+"""The files of a run's folder: config.json is what is run, data.json a hash of its data, paths.json where that was,
+result.json what came out.
 
 What is published is made of result.json alone, so that no path of this machine gets there.
 """
@@ -6,18 +7,23 @@ What is published is made of result.json alone, so that no path of this machine 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from plmu.data.files import DataConfig, DataError
+from torch import Tensor
+
+from plmu.data.files import DataConfig, DataError, cache_folder
 from plmu.experiments.base import Config, Experiment
 from plmu.training.errors import RunError
 from plmu.training.results import read_json, write_json
+from plmu.training.task import Batch
 
 # Of each seed alone; and where it ran and from what, which seeds share unless they were run apart.
 OWN = ("seed", "best_epoch", "valid", "test", "seconds_training", "seconds_in_all")
@@ -74,17 +80,55 @@ def make(folder: Path) -> None:
         raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
-def describe(folder: Path, content: dict[str, Any], data: DataConfig) -> None:
-    """Write config.json into the folder of a new run, and where the data is."""
+def describe(folder: Path, content: dict[str, Any]) -> None:
+    """Write config.json into the folder of a new run."""
     if not begun(folder):
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
+        for name in ("metrics.jsonl", "data.json", "paths.json"):
+            (folder / name).unlink(missing_ok=True)
         write_json(folder / "config.json", content)
-    try:
-        root = data.folder()
-    except DataError:  # will be said by what needs the data
+
+
+def fingerprint(companions: dict[str, str], splits: Iterable[Batch], frozen: Iterable[Tensor]) -> str:
+    """A hash of a run's data: its texts, the shapes of all tensors, tokens and labels, and weights that stay as given.
+
+    Other values may differ by rounding between machines.
+    """
+    digest = hashlib.sha256(json.dumps(companions, sort_keys=True).encode())
+    tensors = [(values, not values.is_floating_point()) for split in splits for values in split]
+    for values, exact in [*tensors, *((values, True) for values in frozen)]:
+        digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
+        if exact:
+            digest.update(values.cpu().flatten().numpy().data)
+    return digest.hexdigest()
+
+
+def check_data(folder: Path, found: str, data: DataConfig) -> None:
+    """See that the data of this fingerprint is what the run in this folder was trained on."""
+    path = folder / "data.json"
+    if not path.is_file():  # a run of a version that did not write it
         return
+    try:
+        known = read_json(path)["sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{path} is damaged: remove it if the data is the run's") from None
+    if known != found:
+        where = _root(data) or cache_folder()
+        raise RunError(f"the data in {where} is not what {folder} was trained on: give that run's --data.root")
+
+
+def remember_data(folder: Path, found: str, data: DataConfig) -> None:
+    """Write what the data of a run is, and where."""
+    write_json(folder / "data.json", {"sha256": found})
+    root = _root(data)
     if root is not None:
         write_json(folder / "paths.json", {"data.root": str(root.absolute())})
+
+
+def _root(data: DataConfig) -> Path | None:
+    try:
+        return data.folder()
+    except DataError:  # an experiment that makes its data needs no folder
+        return None
 
 
 def remembered_data(folder: Path) -> DataConfig:

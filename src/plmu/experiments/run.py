@@ -74,7 +74,7 @@ def run(
         with _held(folder, processes):
             if processes.writes:
                 folders.check_same(folder, described, usual)
-                folders.describe(folder, folders.described(experiment, model, one), one.data)
+                folders.describe(folder, folders.described(experiment, model, one))
             processes.wait()
             _run_seed(experiment, model, one, options, processes, folder, words)
     if not processes.writes:
@@ -121,14 +121,15 @@ def _run_seed(
                 _write_missing_model(experiment, config, folder)
         return
     start = time.monotonic()
-    torch.manual_seed(config.seed)
-    task = experiment.task(config)
-    network = experiment.build(config, task)
+    task, network, data = _prepared(experiment, config)
     if config.training.refit:
         task.notes["validation"] = "its data were trained on too, and the last epoch was taken"
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     log = _Log(folder, options.tensorboard) if processes.writes else None
     if processes.writes:
+        if folders.has_checkpoint(folder):
+            folders.check_data(folder, data, config.data)
+        folders.remember_data(folder, data, config.data)
         for name, content in experiment.companions(task).items():
             (folder / name).write_text(content, encoding="utf-8")
     with Progress(f"{experiment.name} {model}", config.training.epochs, options.quiet or not processes.writes) as bar:
@@ -169,6 +170,16 @@ def _run_seed(
     processes.wait()
 
 
+def _prepared(experiment: Experiment, config: Config[Any]) -> tuple[Task, nn.Module, str]:
+    """Data, the untrained model, and the fingerprint of the data."""
+    torch.manual_seed(config.seed)
+    task = experiment.task(config)
+    splits = (task.train, task.valid, task.test)  # `build` may put what it computes from them in their place
+    network = experiment.build(config, task)
+    frozen = [one.detach() for one in network.parameters() if not one.requires_grad]
+    return task, network, folders.fingerprint(experiment.companions(task), splits, frozen)
+
+
 def _write_model(experiment: Experiment, network: nn.Module, folder: Path) -> None:
     deployable = experiment.deployable(network.cpu())
     if deployable is not None:
@@ -190,9 +201,8 @@ def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tup
     best = Checkpoints(folder / "checkpoints").best()
     if best is None:
         return None
-    torch.manual_seed(config.seed)
-    task = experiment.task(config)
-    network = experiment.build(config, task)
+    task, network, data = _prepared(experiment, config)
+    folders.check_data(folder, data, config.data)
     try:
         network.load_state_dict(best["model"])
     except RuntimeError as error:
