@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import errno
+import io
 import math
 import re
 import sys
@@ -216,6 +218,51 @@ def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
     with Progress("a name", 3, quiet=True) as progress:
         assert progress.bar is None
     capsys.readouterr()
+
+
+def test_without_an_output_there_is_no_progress(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with Progress("a name", 1) as progress:
+        progress.at(1, {"loss": 1.0})
+
+
+class _Gone(io.StringIO):
+    """The output of a program whose reader has gone."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal, self.tried = terminal, 0
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        self.tried += 1
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_goes_on_when_its_output_has_gone(terminal, tmp_path, monkeypatch):
+    gone = _Gone(terminal)
+    monkeypatch.setattr(sys, "stdout", gone)
+    settings = dataclasses.replace(config(3), checkpoint_seconds=math.inf)
+    with Progress("a name", 3) as progress:
+        outcome = Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path), progress).run()
+    monkeypatch.undo()
+    assert len(outcome.history) == 3
+    assert gone.tried > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000024.ckpt"]
+
+
+def test_the_checkpoint_of_an_epoch_comes_before_its_line(tmp_path):
+    class Failing(Progress):
+        def at(self, epoch: float, scores: dict[str, float] | None = None) -> None:
+            raise KeyboardInterrupt
+
+    trainer = Trainer(task(), seeded_model(), config(1), ONE, 3, Checkpoints(tmp_path), Failing("", 1, quiet=True))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert Checkpoints(tmp_path).newest()["epoch"] == 1
 
 
 def test_the_source_of_a_result_is_named(monkeypatch):

@@ -138,6 +138,8 @@ class Trainer:
             if self._due(saved) or self.epoch == self.config.epochs:
                 self._save()
                 saved = time.monotonic()
+            if self.progress is not None:
+                self.progress.at(self.epoch, self.history[-1])
         assert self.best is not None
         self.model.load_state_dict(self.best["model"])
         at_best = self._sample_loss()
@@ -259,8 +261,6 @@ class Trainer:
         self.history.append(entry)
         if self.processes.writes and self.on_epoch is not None:
             self.on_epoch(entry)
-        if self.progress is not None:
-            self.progress.at(self.epoch, entry)
         if self.best is None and last:
             raise self._diverged("no validation score was a number")
 
