@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -276,10 +277,43 @@ def test_a_damaged_result_is_named(short, capsys):
     for name in ("valid", "test"):
         path.write_text(json.dumps({**whole, name: {"nrmse": "x"}}))
         assert f"has no right {name}" in refused(short, capsys)
+    for name, value in (("test", {}), ("valid", {}), ("metric", "x"), ("seed", 1), ("seconds_training", math.nan)):
+        path.write_text(json.dumps({**whole, name: value}))
+        assert f"has no right {name}: remove" in refused(short, capsys), name
+    for name in ("valid", "test"):
+        for value in (math.nan, math.inf, 10**400, True, None):
+            path.write_text(json.dumps({**whole, name: {"nrmse": value}}))
+            assert f"has no right {name}: remove" in refused(short, capsys), value
     path.unlink()
     main(short)
     again = json.loads(path.read_text())
     assert {**again, "seconds_in_all": 0} == {**whole, "seconds_in_all": 0}
+
+
+def test_a_result_that_is_not_of_its_run_is_named(short, capsys):
+    """Before anything is trained; and the summary that is there stays."""
+    main([*short, "--seeds", "2"])
+    summary = Path("runs/mackey-glass-plmu.json")
+    before = summary.read_text()
+    path = Path("runs/mackey-glass-plmu-seed1/result.json")
+    whole = json.loads(path.read_text())
+    more = [*short, "--seed", "7"]
+    for config in ({}, {**whole["config"], "training": {"epochs": 3}}, {"training": 3}):
+        path.write_text(json.dumps({**whole, "config": config}))
+        assert f"{path} is of another configuration (" in refused(more, capsys)
+    for changed in ({"test": {**whole["test"], "more": 1.0}}, {"valid": {**whole["valid"], "more": 1.0}}):
+        path.write_text(json.dumps({**whole, **changed}))
+        assert f"{path} has other scores than seed 0: remove it" in refused(more, capsys)
+    assert not Path("runs/mackey-glass-plmu-seed7").exists()
+    path.write_text(json.dumps({**whole, "test": {**whole["test"], "nrmse": 1e200}}))
+    assert "cannot be made of these results (OverflowError" in refused([*short, "--seeds", "2"], capsys)
+    assert summary.read_text() == before
+
+
+def test_test_scores_that_are_not_finite_are_no_result(short, capsys, monkeypatch):
+    monkeypatch.setattr(run_module, "more_scores", lambda *_: {"far": math.inf})
+    assert "the best model's test scores are not finite: far is inf" in refused(short, capsys)
+    assert not (FOLDER / "result.json").exists()
 
 
 def test_a_damaged_checkpoint_through_the_command(short, capsys):

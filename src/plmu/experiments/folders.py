@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ from plmu.training.task import Batch
 # Of each seed alone; and where it ran and from what, which seeds share unless they were run apart.
 OWN = ("seed", "best_epoch", "valid", "test", "seconds_training", "seconds_in_all")
 ORIGIN = ("processes", "command", "hardware", "torch", "python", "plmu", "source")
+AGAIN = "remove it, and the same command makes it again"
 # What other fields of result.json are, besides text.
 KINDS: dict[str, type | tuple[type, ...]] = {
     "seed": int,
@@ -162,23 +164,48 @@ def check_same(folder: Path, wanted: dict[str, Any], usual: dict[str, Any]) -> N
         )
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """The content of result.json, whose fields are there and of their types."""
+def read_results(stem: Path, metric: str, wanted: dict[str, Any], usual: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results of this name by seed, all of this configuration and with the same scores."""
+    found: list[dict[str, Any]] = []
+    for folder in of_name(stem):
+        path = folder / "result.json"
+        if not path.is_file():
+            continue
+        one = read_result(folder, metric, refit=wanted["config"]["training"]["refit"])
+        different = differing(one, wanted, usual)
+        if different:
+            raise RunError(f"{path} is of another configuration ({', '.join(different)}): {AGAIN}")
+        if found and any(one[key].keys() != found[0][key].keys() for key in ("valid", "test")):
+            raise RunError(f"{path} has other scores than seed {found[0]['seed']}: {AGAIN}")
+        found.append(one)
+    return found
+
+
+def read_result(folder: Path, metric: str, refit: bool = False) -> dict[str, Any]:
+    """The content of result.json, whose fields are there and of their types; a refit has no validation score."""
     path = folder / "result.json"
     try:
         result: dict[str, Any] = read_json(path)
         names = ("experiment", "model", "metric", "config", "parameters", "notes", *OWN, *ORIGIN)
-        wrong = [name for name in names if name not in result or not isinstance(result[name], KINDS.get(name, str))]
-        wrong += [name for name in ("valid", "test") if name not in wrong and not _numbers(result[name])]
+        right = {name: name in result and _is(result[name], KINDS.get(name, str)) for name in names}
+        right["metric"] = right["metric"] and result["metric"] == metric
+        right["seed"] = right["seed"] and folder.name.endswith(f"-seed{result['seed']}")
+        for name in ("valid", "test"):
+            right[name] = right[name] and all(_is(value, (int, float)) for value in result[name].values())
+            right[name] = right[name] and (metric in result[name] or (refit and name == "valid"))
     except (ValueError, TypeError):
-        raise RunError(f"{path} is damaged: remove it, and the same command makes it again") from None
+        raise RunError(f"{path} is damaged: {AGAIN}") from None
+    wrong = [name for name in names if not right[name]]
     if wrong:
-        raise RunError(f"{path} has no right {', '.join(wrong)}: remove it, and the same command makes it again")
+        raise RunError(f"{path} has no right {', '.join(wrong)}: {AGAIN}")
     return result
 
 
-def _numbers(scores: dict[str, Any]) -> bool:
-    return all(isinstance(value, int | float) for value in scores.values())
+def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Whether a value is of a field's kind, and finite if it is a number."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    return not isinstance(value, int | float) or abs(value) <= sys.float_info.max
 
 
 def differing(a: dict[str, Any], b: dict[str, Any], usual: dict[str, Any]) -> list[str]:

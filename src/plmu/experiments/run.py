@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 import sys
 import time
@@ -19,6 +20,7 @@ from torch import nn
 import plmu
 from plmu.experiments import folders
 from plmu.experiments.base import Config, Experiment
+from plmu.report import rows
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.errors import RunError
 from plmu.training.folder import clear, held
@@ -68,6 +70,7 @@ def run(
     if processes.writes:
         for folder in folders.of_name(stem):
             folders.check_same(folder, described, usual)
+        folders.read_results(stem, experiment.metric, described, usual)  # what is damaged is said before training
     processes.wait()
     for one in seeds:
         folder = stem.with_name(f"{stem.name}-seed{one.seed}")
@@ -80,10 +83,14 @@ def run(
     if not processes.writes:
         return {}
     with held(stem.with_name(f".{stem.name}.lock"), wait=True):  # seeds may have been run side by side
-        results = [folders.read_result(one) for one in folders.of_name(stem) if (one / "result.json").is_file()]
-        results = [one for one in results if not folders.differing(one, described, usual)]
-        summary = _summary(experiment, model, results)
-        write_json(stem.with_name(f"{stem.name}.json"), summary)
+        results = folders.read_results(stem, experiment.metric, described, usual)
+        path = stem.with_name(f"{stem.name}.json")
+        try:
+            summary = _summary(experiment, model, described["config"], results)
+            rows({**summary, "name": stem.name})  # to see that they can be made
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise RunError(f"{path} cannot be made of these results ({type(error).__name__}: {error})") from error
+        write_json(path, summary)
     return {**summary, "name": stem.name}
 
 
@@ -149,6 +156,9 @@ def _run_seed(
         if processes.writes:
             print(f"plmu: warning: {outcome.warning}", file=sys.stderr)
     test = {**outcome.test, **more_scores(experiment, config, trainer)}
+    wrong = [f"{name} is {value}" for name, value in test.items() if not math.isfinite(value)]
+    if wrong:
+        raise RunError(f"the best model's test scores are not finite: {', '.join(wrong)}")
     result = {
         **folders.described(experiment, model, config),
         "metric": task.metric,
@@ -258,7 +268,9 @@ class _Log:
             self.writer.close()
 
 
-def _summary(experiment: Experiment, model: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(
+    experiment: Experiment, model: str, config: dict[str, Any], results: list[dict[str, Any]]
+) -> dict[str, Any]:
     """One result for all seeds: what they share once, what differs for each, mean and spread of each test score."""
     shared = {key: value for key, value in results[0].items() if key not in folders.OWN}
     own = list(folders.OWN)
@@ -271,7 +283,7 @@ def _summary(experiment: Experiment, model: str, results: list[dict[str, Any]]) 
     scores = {name: spread([one["test"][name] for one in results]) for name in results[0]["test"]}
     return {
         **shared,
-        "config": {**shared["config"], "seed": [one["seed"] for one in results]},
+        "config": {**config, "seed": [one["seed"] for one in results]},
         "paper": experiment.paper.get(model),
         "percent": experiment.percent,
         "test": scores,
