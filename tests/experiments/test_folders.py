@@ -407,6 +407,19 @@ def test_the_folders_of_a_name_come_by_seed(tmp_path):
     assert folders.of_name(tmp_path / "nowhere" / "a") == []
 
 
+def test_two_processes_may_make_a_folder_at_once(tmp_path, monkeypatch):
+    """As if the other one had removed every file first."""
+    monkeypatch.setattr(Path, "unlink", raising(FileNotFoundError(errno.ENOENT, "No such file or directory")))
+    folders.make(tmp_path / "a")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {".lock", "checkpoints"}
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", ".a", "a\\b", "a|b", "a\nb", "a\x1b[31m", "a\udcff"])
+def test_a_name_is_plain(name, short, capsys):
+    assert "--name must be a plain name" in refused([*short, "--name", name], capsys)
+    assert not Path("runs").exists()
+
+
 def test_a_run_is_begun_when_there_is_anything_to_lose(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     assert not folders.begun(tmp_path)

@@ -182,10 +182,28 @@ def _as_rank(trainer: Trainer, rank: int) -> Trainer:
 def test_a_device_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="device 'nonsense' is not there"), processes("nonsense"):
         pytest.fail("started")
+    with pytest.raises(ValueError, match="device 'meta' holds no values"), processes("meta"):
+        pytest.fail("started")
     with processes("cpu") as group:
         assert group == ONE
     with processes() as group:
         assert group.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(("rank", "raised"), [(0, Diverged), (1, SystemExit)])
+def test_of_several_processes_one_says_that_they_diverged(rank, raised, monkeypatch):
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", str(rank))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda _: iter([(torch.distributed.HashStore(), rank, 2)]))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    ended = []
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: ended.append(1))
+    with pytest.raises(raised) as found, processes("cpu"):
+        raise Diverged("the loss is nan")
+    assert ended == [1]
+    assert rank == 0 or found.value.code == 2
+    with pytest.raises(RunError, match="of one alone"), processes("cpu"):
+        raise RunError("of one alone")
 
 
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):

@@ -75,9 +75,8 @@ def make(folder: Path) -> None:
     """Make the folder, and see that it can be written to: now rather than after an hour."""
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.write_text("")
-        probe.unlink()
+        with open(folder / ".lock", "a"):
+            pass
     except OSError as error:
         raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
 

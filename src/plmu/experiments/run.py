@@ -23,7 +23,7 @@ from plmu.experiments.base import Config, Experiment
 from plmu.report import rows
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.errors import RunError
-from plmu.training.folder import clear, held
+from plmu.training.folder import clear, held, naming
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
@@ -47,6 +47,13 @@ class Options:
     """Write TensorBoard files into the run's folder too."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; by default a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if name is not None and (not name.isprintable() or not name or name[0] == "." or set(name) & set("/\\|")):
+            raise ValueError(
+                f"--name must be a plain name: printable, without / \\ and |, and without a dot in front; got {name!r}"
+            )
 
 
 def run(
@@ -138,7 +145,8 @@ def _run_seed(
             folders.check_data(folder, data, config.data)
         folders.remember_data(folder, data, config.data)
         for name, content in experiment.companions(task).items():
-            (folder / name).write_text(content, encoding="utf-8")
+            with naming(folder / name):
+                (folder / name).write_text(content, encoding="utf-8")
     with Progress(f"{experiment.name} {model}", config.training.epochs, options.quiet or not processes.writes) as bar:
         trainer = Trainer(
             task,
@@ -253,7 +261,7 @@ class _Log:
             self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def add(self, entry: dict[str, float]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
+        with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self.writer is not None:
             for name, value in entry.items():
@@ -262,7 +270,7 @@ class _Log:
 
     def finish(self, history: list[dict[str, float]]) -> None:
         """Each epoch once, also those that a killed run had logged after its last checkpoint."""
-        with open(self.path, "w", encoding="utf-8") as file:
+        with naming(self.path), open(self.path, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in history)
         if self.writer is not None:
             self.writer.close()
