@@ -166,6 +166,7 @@ def test_shortened_runs_are_marked():
 def test_runs_of_one_model_are_told_apart_in_the_plot():
     assert labelled(_summary(name="psmnist-plmu")) == "plmu"
     assert labelled(_summary()) == "plmu\nmine"
+    assert labelled(_summary(name="a$^$b")) == "plmu\na\\$^\\$b"
     assert labelled(_summary(config={"training": {"epochs": 2}})) == "plmu\nmine\n2 of 120 epochs"
     assert labelled(_summary(config={"training": {"epochs": 2, "refit": True}})) == "plmu, refit\nmine"
 
@@ -197,7 +198,7 @@ def test_the_plot_shows_means_spreads_and_the_papers_figures(tmp_path, monkeypat
     plain = {"experiment": "mackey-glass", "metric": "other", "percent": False, "paper": None}
     summaries = [
         _summary(),
-        _summary(name="more", paper=0.5),
+        _summary(name="mo$^$re", paper=0.5),
         _summary(**plain, seeds=[]),
         _summary(experiment="c"),
         _summary(experiment="d", notes={"data": "partial"}),
@@ -219,7 +220,7 @@ def test_the_plot_shows_means_spreads_and_the_papers_figures(tmp_path, monkeypat
     bars = [container.lines[2][0].get_segments()[0][:, 1] for container in last.containers]
     assert [float(bar[1] - bar[0]) for bar in bars] == pytest.approx([0.252, 0.252])
     assert last.get_xlim() == pytest.approx((-0.6, 1.6))
-    assert [label.get_text() for label in last.get_xticklabels()] == ["plmu\nmine", "plmu\nmore"]
+    assert [label.get_text() for label in last.get_xticklabels()] == ["plmu\nmine", "plmu\nmo\\$^\\$re"]
     mean = axes[2].lines[0].get_ydata()[0]
     assert float(mean) == pytest.approx(0.123456)
     assert [line.get_marker() for line in axes[2].lines].count("_") == 2  # the caps of the error bar alone

@@ -97,7 +97,12 @@ def run_name(summary: dict[str, Any]) -> str:
 def labelled(summary: dict[str, Any]) -> str:
     """The model in a plot, and what sets the run apart."""
     short = f"{epochs(summary)} epochs" if shortened(summary) else ""
-    return "\n".join(part for part in (named(summary), run_name(summary), short) if part)
+    return _literal("\n".join(part for part in (named(summary), run_name(summary), short) if part))
+
+
+def _literal(text: str) -> str:
+    """For a plot, where dollars would begin a formula."""
+    return text.replace("$", r"\$")
 
 
 def shown(value: float, percent: bool, std: float | None = None) -> str:
@@ -232,8 +237,8 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
                 axis.plot(i, paper, "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
         axis.set_xticks(range(len(own)), [_wrapped(labelled(one)) for one in own], fontsize="small", rotation=15)
         axis.set_xlim(-0.6, len(own) - 0.4)
-        axis.set_title(titled(own[0]))
-        axis.set_ylabel(own[0]["metric"] + (", %" if own[0]["percent"] else ""))
+        axis.set_title(_literal(titled(own[0])))
+        axis.set_ylabel(_literal(own[0]["metric"]) + (", %" if own[0]["percent"] else ""))
         axis.grid(axis="y", alpha=0.3)
         if not own[0]["percent"]:
             axis.set_yscale("log")

@@ -3,10 +3,13 @@
 import dataclasses
 import io
 import json
+import lzma
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from program import refused
 from texts import imdb_archive, keras_file, qqp_official, qqp_partition, snli_folder, vector_file
 from torch import nn
 
@@ -180,6 +183,38 @@ def test_the_commands_from_raw_files_to_a_result(name, model, data, capsys):
     main(["evaluate", str(folder)])
     printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert float(printed["accuracy"]) == pytest.approx(result["test"]["accuracy"], rel=1e-5)
+
+
+def test_other_data_than_the_runs_is_refused(data, tmp_path, capsys):
+    """Another review; and other vectors where they stay as given. The words are the same."""
+    usual = ["train", "imdb", "--model", "frozen", "--training.epochs", "1", "--model.vectors", "auto", "--quiet"]
+    main(usual)
+    folder = Path("runs/imdb-frozen-seed0")
+    known = (folder / "paths.json").read_text()
+    review, vectors = tmp_path / "review", tmp_path / "vectors"
+    imdb_archive(review / "aclImdb" / "aclImdb_v1.tar.xz", changed={"aclImdb/test/pos/3_9.txt": b"the film was bad"})
+    vector_file(review / "glove" / "small.txt.xz")
+    imdb_archive(vectors / "aclImdb" / "aclImdb_v1.tar.xz")
+    vector_file(vectors / "glove" / "small.txt.xz")
+    plain = lzma.decompress((vectors / "glove" / "small.txt.xz").read_bytes())
+    (vectors / "glove" / "small.txt.xz").write_bytes(lzma.compress(plain.replace(b" 0.", b" 0.1")))
+    copy = shutil.copytree(data, tmp_path / "copy")
+    main(["evaluate", str(folder), "--data.root", str(copy)])
+    for other in (review, vectors):
+        said = f"the data in {other} is not what {folder} was trained on"
+        assert said in refused(["evaluate", str(folder), "--data.root", str(other)], capsys)
+        main([*usual, "--data.root", str(other)])  # it is finished
+        result = (folder / "result.json").rename(tmp_path / "result.json")
+        assert said in refused([*usual, "--data.root", str(other)], capsys)
+        result.rename(folder / "result.json")
+        assert (folder / "paths.json").read_text() == known
+    (folder / "result.json").unlink()
+    main([*usual, "--data.root", str(copy)])  # the same data in another place
+    assert json.loads((folder / "paths.json").read_text()) == {"data.root": str(copy)}
+    (folder / "data.json").write_text("{}")
+    assert "data.json is damaged" in refused(["evaluate", str(folder)], capsys)
+    (folder / "data.json").unlink()
+    main(["evaluate", str(folder)])
 
 
 def test_the_other_formats_train_too(data):

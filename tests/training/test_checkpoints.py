@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from program import raising
 from worker import config, model, task
 
 from plmu.training.checkpoints import BEST, MAGIC, STATE, Checkpoints, pack, unpack
@@ -17,8 +18,7 @@ from plmu.training.errors import CheckpointError, RunError
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 
-CPU = torch.device("cpu")
-ONE = Processes(0, 1, CPU)
+ONE = Processes(0, 1, torch.device("cpu"))
 
 
 def _content(epoch: int = 1) -> dict:
@@ -40,16 +40,16 @@ def test_what_was_saved_comes_back(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(12, {**_content(3), "model": {"w": torch.arange(3.0)}, "seconds": 1.5})
     assert path == tmp_path / "step-00000012.ckpt"
-    found = checkpoints.newest(CPU)
+    found = checkpoints.newest()
     assert (found["epoch"], found["seconds"], found["model"]["w"].tolist()) == (3, 1.5, [0.0, 1.0, 2.0])
-    assert checkpoints.best(CPU) is None
+    assert checkpoints.best() is None
     checkpoints.keep_best({"epoch": 2, "scores": {}, "model": {}})
-    assert checkpoints.best(CPU)["epoch"] == 2
+    assert checkpoints.best()["epoch"] == 2
     checkpoints.drop_best()
     checkpoints.drop_best()
     assert not checkpoints.best_path.exists()
     checkpoints.save(13, {**_content(4), "best": {"epoch": 1, "scores": {}, "model": {}}})
-    assert checkpoints.best(CPU)["epoch"] == 1
+    assert checkpoints.best()["epoch"] == 1
 
 
 def test_a_disk_that_fills_keeps_the_checkpoint_before(tmp_path, monkeypatch):
@@ -63,8 +63,52 @@ def test_a_disk_that_fills_keeps_the_checkpoint_before(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="No space left"):
         checkpoints.save(2, _content(2))
     monkeypatch.undo()
-    assert checkpoints.newest(CPU)["epoch"] == 1
+    assert checkpoints.newest()["epoch"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.ckpt"]
+
+
+def test_a_checkpoint_that_cannot_be_written_says_what_comes_next(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", raising(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(CheckpointError, match="The same command starts again: there is no earlier one"):
+        checkpoints.save(1, _content(1))
+    monkeypatch.undo()
+    checkpoints.save(1, _content(1))
+    monkeypatch.setattr(Path, "write_bytes", raising(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(CheckpointError, match="The same command resumes from the one before"):
+        checkpoints.save(2, _content(2))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (Path, "read_bytes", OSError(errno.EIO, "Input/output error")),
+        (Path, "read_bytes", MemoryError()),
+        (torch, "load", torch.OutOfMemoryError("CUDA out of memory")),
+        (torch, "load", MemoryError("no more")),
+        (torch, "load", RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")),
+    ],
+)
+def test_what_passes_harms_no_checkpoint(owner, name, error, tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, {**_content(step), "best": {"epoch": 1, "scores": {}, "model": {}}})
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, raising(error))
+        for read in (checkpoints.newest, checkpoints.best):
+            with pytest.raises(RunError, match=r"00002\.ckpt could not be read \(.+\) and was left as it is"):
+                read()
+    assert sorted(tmp_path.iterdir()) == before
+    assert checkpoints.newest()["epoch"] == 2
+
+
+def test_looking_for_the_best_model_renames_nothing(tmp_path):
+    for name in ("step-00000001.ckpt", "best.ckpt"):
+        (tmp_path / name).write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match=r"not a checkpoint of plmu\): (there is no|taking the)"):
+        assert Checkpoints(tmp_path).best() is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "step-00000001.ckpt"]
 
 
 def test_foreign_files_among_the_checkpoints(tmp_path):
@@ -73,7 +117,7 @@ def test_foreign_files_among_the_checkpoints(tmp_path):
     with pytest.warns(
         UserWarning, match=r"not a checkpoint of plmu\): renamed it to .*broken; there is no earlier one"
     ):
-        assert Checkpoints(tmp_path).newest(CPU) is None
+        assert Checkpoints(tmp_path).newest() is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000009.ckpt.broken", "step-mine.ckpt"]
 
 
@@ -84,13 +128,13 @@ def test_damaged_checkpoints_of_later_steps_do_not_push_out_new_ones(tmp_path):
         (tmp_path / f"step-{step:08d}.ckpt").write_bytes(b"damaged")
     assert checkpoints.save(2, _content(2)).is_file()  # even before anyone has tried to read the others
     with pytest.warns(UserWarning, match="cannot be read") as warned:
-        assert checkpoints.newest(CPU)["epoch"] == 2
+        assert checkpoints.newest()["epoch"] == 2
     said = [str(one.message) for one in warned]
     assert ["taking step-00000008.ckpt" in said[0], "taking step-00000002.ckpt" in said[1]] == [True, True]
     for step in (3, 4):
         checkpoints.save(step, _content(step))
     assert [path.name for path in sorted(tmp_path.glob("*.ckpt"))] == ["step-00000003.ckpt", "step-00000004.ckpt"]
-    assert checkpoints.newest(CPU)["epoch"] == 4
+    assert checkpoints.newest()["epoch"] == 4
 
 
 class _Harmful:
@@ -110,12 +154,12 @@ def test_a_pickled_object_is_refused_and_never_run(where, tmp_path):
     assert (tmp_path / "proof").is_dir()
     content = harmful if where == "the whole" else {**_content(), where: {"epoch": harmful}}
     with pytest.raises(ValueError, match="it holds more than tensors and plain values"):
-        unpack(_packed(content), CPU)
+        unpack(_packed(content))
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "step-00000001.ckpt").write_bytes(_packed(content))
     with pytest.warns(UserWarning, match=r"more than tensors .*: renamed it to step-00000001\.ckpt\.broken"):
-        assert Checkpoints(folder).newest(CPU) is None
+        assert Checkpoints(folder).newest() is None
     assert not (tmp_path / "executed").exists()
 
 
@@ -136,7 +180,7 @@ def test_a_right_checksum_over_a_wrong_structure_is_set_aside(content, message, 
     (tmp_path / "step-00000001.ckpt").write_bytes(pack(_content(7)))
     (tmp_path / "step-00000002.ckpt").write_bytes(_packed(content))
     with pytest.warns(UserWarning, match="cannot be read") as warned:
-        assert Checkpoints(tmp_path).newest(CPU)["epoch"] == 7
+        assert Checkpoints(tmp_path).newest()["epoch"] == 7
     assert message in str(warned[0].message)
     assert "taking step-00000001.ckpt" in str(warned[0].message)
 
@@ -147,20 +191,20 @@ def test_a_damaged_best_model_is_passed_over(left, tmp_path):
     Checkpoints(tmp_path).save(1, {**_content(), "best": {**whole, "epoch": 4}})
     (tmp_path / "best.ckpt").write_bytes(pack({name: value for name, value in whole.items() if name != left}))
     with pytest.warns(UserWarning, match=f"it has no '{left}'.*taking the newest checkpoint's"):
-        assert Checkpoints(tmp_path).best(CPU)["epoch"] == 4
+        assert Checkpoints(tmp_path).best()["epoch"] == 4
 
 
 @pytest.mark.parametrize("cut", [0, 5, len(MAGIC), len(MAGIC) + 31, len(MAGIC) + 32, 400, -1])
 def test_a_truncated_checkpoint_is_damaged(cut):
     with pytest.raises(ValueError, match=r"not a checkpoint|checksum"):
-        unpack(pack(_content())[:cut], CPU)
+        unpack(pack(_content())[:cut])
 
 
 def _trained(folder: Path) -> dict:
     """The content of the newest checkpoint of a short run."""
     folder.mkdir(exist_ok=True)
     Trainer(task(), model(0.0), config(2), ONE, 3, Checkpoints(folder)).run()
-    return Checkpoints(folder).newest(CPU)
+    return Checkpoints(folder).newest()
 
 
 WRONG = {
@@ -211,3 +255,10 @@ def test_an_unchanged_checkpoint_fits(tmp_path):
     assert outcome.history == content["history"]
     assert outcome.seconds == content["seconds"]
     assert math.isfinite(outcome.test["mse"])
+
+
+def test_too_little_memory_to_resume_is_not_put_down_to_the_checkpoint(tmp_path, monkeypatch):
+    _trained(tmp_path)
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(RunError, match="cpu has too little memory to resume: CUDA out of memory"):
+        Trainer(task(), model(0.0), config(2), ONE, 3, Checkpoints(tmp_path)).run()

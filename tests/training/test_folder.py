@@ -2,16 +2,20 @@
 
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
+from plmu.experiments.run import _Log
 from plmu.training import folder as module
 from plmu.training.errors import RunError
-from plmu.training.folder import clear, held
+from plmu.training.folder import clear, held, naming
+from plmu.training.results import write_json
 
 HOLD = """
 import sys, time
@@ -80,6 +84,44 @@ def test_where_files_cannot_be_locked_it_is_said(tmp_path, monkeypatch):
     number = errno.EIO
     with pytest.raises(OSError, match="not here"), held(tmp_path / ".lock"):
         pytest.fail("held")
+
+
+@contextmanager
+def _no_space():
+    """No file of this process may grow, as on a full disk; the error names no file."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+def _write_lock(path):
+    with held(path):
+        pytest.fail("held")
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        (".lock", _write_lock),
+        ("config.json", lambda path: write_json(path, {"a": 1})),
+        ("metrics.jsonl", lambda path: _Log(path.parent, False).add({"epoch": 1})),
+        ("metrics.jsonl", lambda path: _Log(path.parent, False).finish([{"epoch": 1}])),
+    ],
+)
+def test_a_full_disk_is_told_with_the_file(name, write, tmp_path):
+    with _no_space(), pytest.raises(OSError, match="File too large") as raised:
+        write(tmp_path / name)
+    assert raised.value.filename == str(tmp_path / name)
+
+
+def test_other_errors_stay_as_they_are(tmp_path):
+    for error in (OSError("in words"), OSError(errno.ENOSPC, "full", "another")):
+        with pytest.raises(OSError) as raised, naming(tmp_path):  # noqa: PT011
+            raise error
+        assert raised.value is error
 
 
 def test_only_temporary_files_are_cleared(tmp_path):

@@ -103,7 +103,7 @@ def test_a_loss_that_is_not_a_number_stops_with_what_was_good_on_disk(tmp_path, 
     with pytest.raises(Diverged, match=r"loss is nan in epoch 3: the best model so far is of epoch 2 .*best\.ckpt"):
         trainer.run()
     assert (len(list(tmp_path.glob("step-*"))) > 0) == (seconds == 0)
-    best = checkpoints.best(torch.device("cpu"))
+    best = checkpoints.best()
     assert best["epoch"] == 2
     assert all(value.isfinite().all() for value in best["model"].values())
 
@@ -128,7 +128,7 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path):
     trainer._step = step
     with pytest.raises(Diverged, match="the weights are not finite in epoch 2: the best model so far is of epoch 1"):
         trainer.run()
-    kept = Checkpoints(tmp_path).newest(torch.device("cpu"))
+    kept = Checkpoints(tmp_path).newest()
     assert (kept["epoch"], kept["step"]) == (1, 2)
     assert all(value.isfinite().all() for value in kept["model"].values())
 
@@ -157,7 +157,7 @@ def test_refitting_trains_on_validation_data_too_and_takes_the_last_epoch(tmp_pa
     assert (outcome.best_epoch, outcome.valid) == (3, {})
     assert not any("valid_mse" in entry for entry in outcome.history)
     assert outcome.test == trainer.evaluate(task().test)
-    best = Checkpoints(tmp_path).best(torch.device("cpu"))
+    best = Checkpoints(tmp_path).best()
     assert best is not None
     assert best["epoch"] == 3
 

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import errno
+import io
 import math
 import re
 import sys
@@ -22,18 +24,36 @@ from plmu.training.results import provenance
 ONE = Processes(0, 1, torch.device("cpu"))
 
 
-def test_a_run_that_makes_the_model_worse_has_diverged(tmp_path):
-    """Every number stays finite, and yet the best epoch is worse than the start."""
+def test_a_run_that_makes_the_model_far_worse_has_diverged(tmp_path):
+    """Every number stays finite, and yet the best epoch is far worse than the start."""
     settings = dataclasses.replace(config(3), learning_rate=30.0, schedule="constant", clip=None, average=None)
     for folder in (tmp_path, None):
         kept = None if folder is None else Checkpoints(folder)
         trainer = Trainer(task(), seeded_model(), settings, ONE, 3, kept)
-        with pytest.raises(Diverged, match=r"worse than the untrained one: on training examples its loss is \d.*, at"):
+        with pytest.raises(
+            Diverged, match=r"far worse than the untrained one: on training examples its loss is \d.*, at"
+        ):
             trainer.run()
-    assert Checkpoints(tmp_path).best(torch.device("cpu"))["epoch"] >= 1
+    assert Checkpoints(tmp_path).best()["epoch"] >= 1
     again = Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path))
-    with pytest.raises(Diverged, match="worse than the untrained one"):  # resumed at its end
+    with pytest.raises(Diverged, match="far worse than the untrained one"):  # resumed at its end
         again.run()
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.5, 9.9, 10.1, math.nan])
+def test_a_loss_that_rises_a_little_is_a_warning(factor, monkeypatch):
+    """As of a short run whose best epoch was chosen by its validation score."""
+    trainer = Trainer(task(), seeded_model(), config(1), ONE, 3)
+    losses = iter([2.0, 2.0 * factor])
+    monkeypatch.setattr(trainer, "_sample_loss", lambda: next(losses))
+    if not factor < 10:
+        with pytest.raises(Diverged, match="far worse than the untrained one"):
+            trainer.run()
+        return
+    warning = trainer.run().warning
+    assert (warning is not None) == (factor > 1)
+    if warning is not None:
+        assert warning.startswith("the best model's loss is above the untrained one's: on training examples its loss")
 
 
 def test_a_step_too_large_for_a_float_has_diverged(tmp_path):
@@ -133,7 +153,7 @@ def test_checkpoints_come_as_often_as_asked_and_at_the_end(seconds, kept, tmp_pa
     outcome = Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path)).run()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["step-00000023.ckpt", "step-00000024.ckpt"][-kept:]
-    assert Checkpoints(tmp_path).newest(torch.device("cpu"))["seconds"] == outcome.seconds > 0
+    assert Checkpoints(tmp_path).newest()["seconds"] == outcome.seconds > 0
 
 
 def test_a_batch_larger_than_the_data_is_the_data():
@@ -162,10 +182,28 @@ def _as_rank(trainer: Trainer, rank: int) -> Trainer:
 def test_a_device_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="device 'nonsense' is not there"), processes("nonsense"):
         pytest.fail("started")
+    with pytest.raises(ValueError, match="device 'meta' holds no values"), processes("meta"):
+        pytest.fail("started")
     with processes("cpu") as group:
         assert group == ONE
     with processes() as group:
         assert group.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(("rank", "raised"), [(0, Diverged), (1, SystemExit)])
+def test_of_several_processes_one_says_that_they_diverged(rank, raised, monkeypatch):
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", str(rank))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda _: iter([(torch.distributed.HashStore(), rank, 2)]))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    ended = []
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: ended.append(1))
+    with pytest.raises(raised) as found, processes("cpu"):
+        raise Diverged("the loss is nan")
+    assert ended == [1]
+    assert rank == 0 or found.value.code == 2
+    with pytest.raises(RunError, match="of one alone"), processes("cpu"):
+        raise RunError("of one alone")
 
 
 def test_progress_is_a_line_now_and_then(capsys, monkeypatch):
@@ -198,6 +236,51 @@ def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
     with Progress("a name", 3, quiet=True) as progress:
         assert progress.bar is None
     capsys.readouterr()
+
+
+def test_without_an_output_there_is_no_progress(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with Progress("a name", 1) as progress:
+        progress.at(1, {"loss": 1.0})
+
+
+class _Gone(io.StringIO):
+    """The output of a program whose reader has gone."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal, self.tried = terminal, 0
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        self.tried += 1
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_goes_on_when_its_output_has_gone(terminal, tmp_path, monkeypatch):
+    gone = _Gone(terminal)
+    monkeypatch.setattr(sys, "stdout", gone)
+    settings = dataclasses.replace(config(3), checkpoint_seconds=math.inf)
+    with Progress("a name", 3) as progress:
+        outcome = Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path), progress).run()
+    monkeypatch.undo()
+    assert len(outcome.history) == 3
+    assert gone.tried > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000024.ckpt"]
+
+
+def test_the_checkpoint_of_an_epoch_comes_before_its_line(tmp_path):
+    class Failing(Progress):
+        def at(self, epoch: float, scores: dict[str, float] | None = None) -> None:
+            raise KeyboardInterrupt
+
+    trainer = Trainer(task(), seeded_model(), config(1), ONE, 3, Checkpoints(tmp_path), Failing("", 1, quiet=True))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert Checkpoints(tmp_path).newest()["epoch"] == 1
 
 
 def test_the_source_of_a_result_is_named(monkeypatch):

@@ -20,7 +20,7 @@ def evaluate(folder: Path, data: DataConfig, processes: Processes) -> tuple[int,
     experiment, config = folders.read_config(folder, EXPERIMENTS)
     config.data = folders.remembered_data(folder) if data.root is None else data
     config.training.graph = False
-    found = best_model(experiment, config, folder, processes.device)
+    found = best_model(experiment, config, folder)
     if found is None:
         raise RunError(f"{folder} has no trained model yet: `plmu train` goes on with it")
     epoch, task, network = found

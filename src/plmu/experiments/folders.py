@@ -1,4 +1,5 @@
-"""The files of a run's folder: what is run (config.json), where its data was (paths.json), what came out (result.json).
+"""The files of a run's folder: config.json is what is run, data.json a hash of its data, paths.json where that was,
+result.json what came out.
 
 What is published is made of result.json alone, so that no path of this machine gets there.
 """
@@ -6,22 +7,29 @@ What is published is made of result.json alone, so that no path of this machine 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
+import sys
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from plmu.data.files import DataConfig, DataError
+from torch import Tensor
+
+from plmu.data.files import DataConfig, DataError, cache_folder
 from plmu.experiments.base import Config, Experiment
 from plmu.training.errors import RunError
 from plmu.training.results import read_json, write_json
+from plmu.training.task import Batch
 
 # Of each seed alone; and where it ran and from what, which seeds share unless they were run apart.
 OWN = ("seed", "best_epoch", "valid", "test", "seconds_training", "seconds_in_all")
 ORIGIN = ("processes", "command", "hardware", "torch", "python", "plmu", "source")
+AGAIN = "remove it, and the same command makes it again"
 # What other fields of result.json are, besides text.
 KINDS: dict[str, type | tuple[type, ...]] = {
     "seed": int,
@@ -67,24 +75,61 @@ def make(folder: Path) -> None:
     """Make the folder, and see that it can be written to: now rather than after an hour."""
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.write_text("")
-        probe.unlink()
+        with open(folder / ".lock", "a"):
+            pass
     except OSError as error:
         raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
-def describe(folder: Path, content: dict[str, Any], data: DataConfig) -> None:
-    """Write config.json into the folder of a new run, and where the data is."""
+def describe(folder: Path, content: dict[str, Any]) -> None:
+    """Write config.json into the folder of a new run."""
     if not begun(folder):
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
+        for name in ("metrics.jsonl", "data.json", "paths.json"):
+            (folder / name).unlink(missing_ok=True)
         write_json(folder / "config.json", content)
-    try:
-        root = data.folder()
-    except DataError:  # will be said by what needs the data
+
+
+def fingerprint(companions: dict[str, str], splits: Iterable[Batch], frozen: Iterable[Tensor]) -> str:
+    """A hash of a run's data: its texts, the shapes of all tensors, tokens and labels, and weights that stay as given.
+
+    Other values may differ by rounding between machines.
+    """
+    digest = hashlib.sha256(json.dumps(companions, sort_keys=True).encode())
+    tensors = [(values, not values.is_floating_point()) for split in splits for values in split]
+    for values, exact in [*tensors, *((values, True) for values in frozen)]:
+        digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
+        if exact:
+            digest.update(values.cpu().flatten().numpy().data)
+    return digest.hexdigest()
+
+
+def check_data(folder: Path, found: str, data: DataConfig) -> None:
+    """See that the data of this fingerprint is what the run in this folder was trained on."""
+    path = folder / "data.json"
+    if not path.is_file():  # a run of a version that did not write it
         return
+    try:
+        known = read_json(path)["sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{path} is damaged: remove it if the data is the run's") from None
+    if known != found:
+        where = _root(data) or cache_folder()
+        raise RunError(f"the data in {where} is not what {folder} was trained on: give that run's --data.root")
+
+
+def remember_data(folder: Path, found: str, data: DataConfig) -> None:
+    """Write what the data of a run is, and where."""
+    write_json(folder / "data.json", {"sha256": found})
+    root = _root(data)
     if root is not None:
         write_json(folder / "paths.json", {"data.root": str(root.absolute())})
+
+
+def _root(data: DataConfig) -> Path | None:
+    try:
+        return data.folder()
+    except DataError:  # an experiment that makes its data needs no folder
+        return None
 
 
 def remembered_data(folder: Path) -> DataConfig:
@@ -118,23 +163,48 @@ def check_same(folder: Path, wanted: dict[str, Any], usual: dict[str, Any]) -> N
         )
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """The content of result.json, whose fields are there and of their types."""
+def read_results(stem: Path, metric: str, wanted: dict[str, Any], usual: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results of this name by seed, all of this configuration and with the same scores."""
+    found: list[dict[str, Any]] = []
+    for folder in of_name(stem):
+        path = folder / "result.json"
+        if not path.is_file():
+            continue
+        one = read_result(folder, metric, refit=wanted["config"]["training"]["refit"])
+        different = differing(one, wanted, usual)
+        if different:
+            raise RunError(f"{path} is of another configuration ({', '.join(different)}): {AGAIN}")
+        if found and any(one[key].keys() != found[0][key].keys() for key in ("valid", "test")):
+            raise RunError(f"{path} has other scores than seed {found[0]['seed']}: {AGAIN}")
+        found.append(one)
+    return found
+
+
+def read_result(folder: Path, metric: str, refit: bool = False) -> dict[str, Any]:
+    """The content of result.json, whose fields are there and of their types; a refit has no validation score."""
     path = folder / "result.json"
     try:
         result: dict[str, Any] = read_json(path)
         names = ("experiment", "model", "metric", "config", "parameters", "notes", *OWN, *ORIGIN)
-        wrong = [name for name in names if name not in result or not isinstance(result[name], KINDS.get(name, str))]
-        wrong += [name for name in ("valid", "test") if name not in wrong and not _numbers(result[name])]
+        right = {name: name in result and _is(result[name], KINDS.get(name, str)) for name in names}
+        right["metric"] = right["metric"] and result["metric"] == metric
+        right["seed"] = right["seed"] and folder.name.endswith(f"-seed{result['seed']}")
+        for name in ("valid", "test"):
+            right[name] = right[name] and all(_is(value, (int, float)) for value in result[name].values())
+            right[name] = right[name] and (metric in result[name] or (refit and name == "valid"))
     except (ValueError, TypeError):
-        raise RunError(f"{path} is damaged: remove it, and the same command makes it again") from None
+        raise RunError(f"{path} is damaged: {AGAIN}") from None
+    wrong = [name for name in names if not right[name]]
     if wrong:
-        raise RunError(f"{path} has no right {', '.join(wrong)}: remove it, and the same command makes it again")
+        raise RunError(f"{path} has no right {', '.join(wrong)}: {AGAIN}")
     return result
 
 
-def _numbers(scores: dict[str, Any]) -> bool:
-    return all(isinstance(value, int | float) for value in scores.values())
+def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Whether a value is of a field's kind, and finite if it is a number."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    return not isinstance(value, int | float) or abs(value) <= sys.float_info.max
 
 
 def differing(a: dict[str, Any], b: dict[str, Any], usual: dict[str, Any]) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +20,10 @@ from torch import nn
 import plmu
 from plmu.experiments import folders
 from plmu.experiments.base import Config, Experiment
+from plmu.report import rows
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.errors import RunError
-from plmu.training.folder import clear, held
+from plmu.training.folder import clear, held, naming
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
@@ -45,6 +48,13 @@ class Options:
     device: str = "auto"
     """cpu, cuda, cuda:1, …; by default a GPU if there is one."""
 
+    def __post_init__(self) -> None:
+        name = self.name
+        if name is not None and (not name.isprintable() or not name or name[0] == "." or set(name) & set("/\\|")):
+            raise ValueError(
+                f"--name must be a plain name: printable, without / \\ and |, and without a dot in front; got {name!r}"
+            )
+
 
 def run(
     experiment: Experiment,
@@ -67,22 +77,27 @@ def run(
     if processes.writes:
         for folder in folders.of_name(stem):
             folders.check_same(folder, described, usual)
+        folders.read_results(stem, experiment.metric, described, usual)  # what is damaged is said before training
     processes.wait()
     for one in seeds:
         folder = stem.with_name(f"{stem.name}-seed{one.seed}")
         with _held(folder, processes):
             if processes.writes:
                 folders.check_same(folder, described, usual)
-                folders.describe(folder, folders.described(experiment, model, one), one.data)
+                folders.describe(folder, folders.described(experiment, model, one))
             processes.wait()
             _run_seed(experiment, model, one, options, processes, folder, words)
     if not processes.writes:
         return {}
     with held(stem.with_name(f".{stem.name}.lock"), wait=True):  # seeds may have been run side by side
-        results = [folders.read_result(one) for one in folders.of_name(stem) if (one / "result.json").is_file()]
-        results = [one for one in results if not folders.differing(one, described, usual)]
-        summary = _summary(experiment, model, results)
-        write_json(stem.with_name(f"{stem.name}.json"), summary)
+        results = folders.read_results(stem, experiment.metric, described, usual)
+        path = stem.with_name(f"{stem.name}.json")
+        try:
+            summary = _summary(experiment, model, described["config"], results)
+            rows({**summary, "name": stem.name})  # to see that they can be made
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise RunError(f"{path} cannot be made of these results ({type(error).__name__}: {error})") from error
+        write_json(path, summary)
     return {**summary, "name": stem.name}
 
 
@@ -120,16 +135,18 @@ def _run_seed(
                 _write_missing_model(experiment, config, folder)
         return
     start = time.monotonic()
-    torch.manual_seed(config.seed)
-    task = experiment.task(config)
-    network = experiment.build(config, task)
+    task, network, data = _prepared(experiment, config)
     if config.training.refit:
         task.notes["validation"] = "its data were trained on too, and the last epoch was taken"
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     log = _Log(folder, options.tensorboard) if processes.writes else None
     if processes.writes:
+        if folders.has_checkpoint(folder):
+            folders.check_data(folder, data, config.data)
+        folders.remember_data(folder, data, config.data)
         for name, content in experiment.companions(task).items():
-            (folder / name).write_text(content, encoding="utf-8")
+            with naming(folder / name):
+                (folder / name).write_text(content, encoding="utf-8")
     with Progress(f"{experiment.name} {model}", config.training.epochs, options.quiet or not processes.writes) as bar:
         trainer = Trainer(
             task,
@@ -142,7 +159,14 @@ def _run_seed(
             on_epoch=None if log is None else log.add,
         )
         outcome = trainer.run()
+    if outcome.warning is not None:
+        task.notes["training"] = outcome.warning
+        if processes.writes:
+            print(f"plmu: warning: {outcome.warning}", file=sys.stderr)
     test = {**outcome.test, **more_scores(experiment, config, trainer)}
+    wrong = [f"{name} is {value}" for name, value in test.items() if not math.isfinite(value)]
+    if wrong:
+        raise RunError(f"the best model's test scores are not finite: {', '.join(wrong)}")
     result = {
         **folders.described(experiment, model, config),
         "metric": task.metric,
@@ -164,6 +188,16 @@ def _run_seed(
     processes.wait()
 
 
+def _prepared(experiment: Experiment, config: Config[Any]) -> tuple[Task, nn.Module, str]:
+    """Data, the untrained model, and the fingerprint of the data."""
+    torch.manual_seed(config.seed)
+    task = experiment.task(config)
+    splits = (task.train, task.valid, task.test)  # `build` may put what it computes from them in their place
+    network = experiment.build(config, task)
+    frozen = [one.detach() for one in network.parameters() if not one.requires_grad]
+    return task, network, folders.fingerprint(experiment.companions(task), splits, frozen)
+
+
 def _write_model(experiment: Experiment, network: nn.Module, folder: Path) -> None:
     deployable = experiment.deployable(network.cpu())
     if deployable is not None:
@@ -172,7 +206,7 @@ def _write_model(experiment: Experiment, network: nn.Module, folder: Path) -> No
 
 def _write_missing_model(experiment: Experiment, config: Config[Any], folder: Path) -> None:
     """For a finished run that has lost it, from its checkpoint."""
-    found = best_model(experiment, config, folder, torch.device("cpu"))
+    found = best_model(experiment, config, folder)
     if found is None:
         print(f"{folder} has no model.plmu and no checkpoint to make it from: remove its result.json to train again")
         return
@@ -180,16 +214,13 @@ def _write_missing_model(experiment: Experiment, config: Config[Any], folder: Pa
     print(f"{folder / 'model.plmu'} was missing: made it again from the checkpoint")
 
 
-def best_model(
-    experiment: Experiment, config: Config[Any], folder: Path, device: torch.device
-) -> tuple[int, Task, nn.Module] | None:
+def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:
     """The epoch of the best model of the run in this folder, its task, and the model; None if there is none yet."""
-    best = Checkpoints(folder / "checkpoints").best(device)
+    best = Checkpoints(folder / "checkpoints").best()
     if best is None:
         return None
-    torch.manual_seed(config.seed)
-    task = experiment.task(config)
-    network = experiment.build(config, task)
+    task, network, data = _prepared(experiment, config)
+    folders.check_data(folder, data, config.data)
     try:
         network.load_state_dict(best["model"])
     except RuntimeError as error:
@@ -230,7 +261,7 @@ class _Log:
             self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def add(self, entry: dict[str, float]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
+        with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self.writer is not None:
             for name, value in entry.items():
@@ -239,13 +270,15 @@ class _Log:
 
     def finish(self, history: list[dict[str, float]]) -> None:
         """Each epoch once, also those that a killed run had logged after its last checkpoint."""
-        with open(self.path, "w", encoding="utf-8") as file:
+        with naming(self.path), open(self.path, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in history)
         if self.writer is not None:
             self.writer.close()
 
 
-def _summary(experiment: Experiment, model: str, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(
+    experiment: Experiment, model: str, config: dict[str, Any], results: list[dict[str, Any]]
+) -> dict[str, Any]:
     """One result for all seeds: what they share once, what differs for each, mean and spread of each test score."""
     shared = {key: value for key, value in results[0].items() if key not in folders.OWN}
     own = list(folders.OWN)
@@ -254,12 +287,23 @@ def _summary(experiment: Experiment, model: str, results: list[dict[str, Any]]) 
         if len(values) > 1:
             own.append(key)
             shared[key] = "; ".join(str(value) for value in values)
+    shared["notes"] = _shared_notes(results)
     scores = {name: spread([one["test"][name] for one in results]) for name in results[0]["test"]}
     return {
         **shared,
-        "config": {**shared["config"], "seed": [one["seed"] for one in results]},
+        "config": {**config, "seed": [one["seed"] for one in results]},
         "paper": experiment.paper.get(model),
         "percent": experiment.percent,
         "test": scores,
         "seeds": [{key: one[key] for key in own} for one in results],
     }
+
+
+def _shared_notes(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The notes of all seeds; one that is not the same for all says of which seeds it is."""
+    notes: dict[str, Any] = {}
+    for key in dict.fromkeys(key for one in results for key in one["notes"]):
+        held = [(one["seed"], one["notes"][key]) for one in results if key in one["notes"]]
+        same = len(held) == len(results) and all(value == held[0][1] for _, value in held)
+        notes[key] = held[0][1] if same else "; ".join(f"seed {seed}: {value}" for seed, value in held)
+    return notes

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from plmu.files import replacing
-from plmu.training.errors import CheckpointError
+from plmu.training.errors import CheckpointError, RunError
 
 Fields = dict[str, type | tuple[type, ...]]
 MAGIC = b"plmu checkpoint 1\n"
@@ -59,13 +59,15 @@ class Checkpoints:
             old.unlink(missing_ok=True)
         return path
 
-    def newest(self, device: torch.device) -> dict[str, Any] | None:
-        """The newest that can be read; one that cannot is renamed to `….broken`, with a warning."""
+    def newest(self, rename: bool = True) -> dict[str, Any] | None:
+        """The newest that is whole, on the CPU. A damaged one is passed over with a warning, and renamed to `….broken`
+        if asked. Raises RunError, and renames nothing, where the system cannot read one or there is too little memory.
+        """
         paths = [path for _, path in self._numbered()]
         while paths:
             path = paths.pop()
             then = f"taking {paths[-1].name}" if paths else "there is no earlier one"
-            found = self._read(path, device, STATE, then)
+            found = self._read(path, STATE, then, rename)
             if found is not None:
                 return found
         return None
@@ -78,13 +80,13 @@ class Checkpoints:
         """A run that came to its end has its best model in the newest checkpoint."""
         self.best_path.unlink(missing_ok=True)
 
-    def best(self, device: torch.device) -> dict[str, Any] | None:
-        """The best model that is here: that of a run that diverged, else the newest checkpoint's."""
+    def best(self) -> dict[str, Any] | None:
+        """The best model that is here: that of a run that diverged, else the newest checkpoint's. Renames nothing."""
         if self.best_path.is_file():
-            kept = self._read(self.best_path, device, BEST, "taking the newest checkpoint's")
+            kept = self._read(self.best_path, BEST, "taking the newest checkpoint's", rename=False)
             if kept is not None:
                 return kept
-        found = self.newest(device)
+        found = self.newest(rename=False)
         return None if found is None else found["best"]
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
@@ -92,34 +94,44 @@ class Checkpoints:
             with replacing(path) as temporary:
                 temporary.write_bytes(pack(content))
         except OSError as error:
+            after = "resumes from the one before" if self._numbered() else "starts again: there is no earlier one"
             raise CheckpointError(
-                f"cannot write the checkpoint {path}: {error.strerror or error}. The earlier ones are whole: the same"
-                " command goes on from there"
+                f"cannot write the checkpoint {path}: {error.strerror or error}. The same command {after}"
             ) from error
 
-    def _read(self, path: Path, device: torch.device, fields: Fields, then: str) -> dict[str, Any] | None:
+    def _read(self, path: Path, fields: Fields, then: str, rename: bool) -> dict[str, Any] | None:
         try:
-            content = unpack(path.read_bytes(), device)
+            content = unpack(path.read_bytes())
             check(content, fields)
             if content.get("best") is not None:
                 check(content["best"], BEST)
             return content
         except FileNotFoundError:  # another process has just moved it aside
             return None
-        except (OSError, ValueError) as error:
-            aside = path.with_name(f"{path.name}.broken")
-            try:
-                path.replace(aside)
-                moved = f"renamed it to {aside.name}"
-            except OSError:
-                moved = "left it there"
-            warnings.warn(f"checkpoint {path} cannot be read ({error}): {moved}; {then}", stacklevel=3)
+        except (OSError, MemoryError, torch.OutOfMemoryError) as error:  # it may well be whole
+            reason = getattr(error, "strerror", None) or str(error).split("\n")[0] or "out of memory"
+            raise RunError(
+                f"checkpoint {path} could not be read ({reason}) and was left as it is: try again, or remove it"
+            ) from error
+        except ValueError as error:
+            moved = f"{_set_aside(path)}; " if rename else ""
+            warnings.warn(f"checkpoint {path} cannot be read ({error}): {moved}{then}", stacklevel=3)
             return None
 
     def _numbered(self) -> list[tuple[int, Path]]:
         """Each step that has a checkpoint, in order."""
         named = ((re.fullmatch(r"step-(\d+)\.ckpt", path.name), path) for path in self.folder.glob("step-*.ckpt"))
         return sorted((int(match[1]), path) for match, path in named if match)
+
+
+def _set_aside(path: Path) -> str:
+    """Rename a damaged checkpoint; what was done, in words."""
+    aside = path.with_name(f"{path.name}.broken")
+    try:
+        path.replace(aside)
+    except OSError:
+        return "left it there"
+    return f"renamed it to {aside.name}"
 
 
 def pack(content: dict[str, Any]) -> bytes:
@@ -129,15 +141,20 @@ def pack(content: dict[str, Any]) -> bytes:
     return MAGIC + hashlib.sha256(data).digest() + data
 
 
-def unpack(data: bytes, device: torch.device) -> dict[str, Any]:
+def unpack(data: bytes) -> dict[str, Any]:
+    """The content, on the CPU. Raises ValueError if it is damaged or of another kind."""
     if not data.startswith(MAGIC):
         raise ValueError("it is not a checkpoint of plmu")
     digest, body = data[len(MAGIC) : len(MAGIC) + 32], data[len(MAGIC) + 32 :]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("its checksum does not match: it is truncated or damaged")
     try:
-        content = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+        content = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:  # torch raises many kinds
+        if "allocate memory" in str(error):  # a RuntimeError on the CPU
+            raise MemoryError(str(error)) from error
         raise ValueError(f"it holds more than tensors and plain values ({type(error).__name__})") from error
     if not isinstance(content, dict):
         raise ValueError(f"it holds a {type(content).__name__} instead of a dictionary")

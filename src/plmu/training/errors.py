@@ -6,7 +6,7 @@ class RunError(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """Training made the model worse than it was at the start, or its numbers are no longer finite."""
+    """Training made the model far worse than it was at the start, or its numbers are no longer finite."""
 
 
 class CheckpointError(OSError):

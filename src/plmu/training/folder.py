@@ -44,13 +44,24 @@ def held(path: Path, wait: bool = False) -> Iterator[None]:
             warnings.warn(
                 f"{path} cannot be locked here ({error.strerror}): start no second run in {path.parent}", stacklevel=3
             )
-        file.truncate(0)
-        file.write(json.dumps({"process": os.getpid(), "host": socket.gethostname()}))
-        file.flush()
+        with naming(path):
+            file.truncate(0)
+            os.write(file.fileno(), json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode())
         try:
             yield
         finally:
             file.truncate(0)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name this file in errors of writing to it: the system's, as that of a full disk, do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def clear(folder: Path) -> None:

@@ -33,6 +33,7 @@ from plmu.training.state import restore, snapshot
 from plmu.training.task import Batch, Task
 
 History = list[dict[str, float]]
+FAR = 10  # times the untrained model's loss: training that ends above it has diverged
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Outcome:
     test: dict[str, float]
     history: History
     seconds: float  # in the loop, over all resumes
+    warning: str | None = None  # where the best model fits the training data worse than the untrained one
 
 
 def _together(train: Batch, valid: Batch) -> Batch:
@@ -136,18 +138,19 @@ class Trainer:
             if self._due(saved) or self.epoch == self.config.epochs:
                 self._save()
                 saved = time.monotonic()
+            if self.progress is not None:
+                self.progress.at(self.epoch, self.history[-1])
         assert self.best is not None
         self.model.load_state_dict(self.best["model"])
         at_best = self._sample_loss()
-        if not at_best <= at_start:
-            raise self._diverged(
-                f"the best model is worse than the untrained one: on training examples its loss is {at_best:.3g},"
-                f" at the start it was {at_start:.3g}"
-            )
+        losses = f"on training examples its loss is {at_best:.3g}, at the start it was {at_start:.3g}"
+        if not at_best <= FAR * at_start:
+            raise self._diverged(f"the best model is far worse than the untrained one: {losses}")
+        warning = f"the best model's loss is above the untrained one's: {losses}" if at_best > at_start else None
         if self.checkpoints is not None and self.processes.writes:
             self.checkpoints.drop_best()
         test = self.evaluate(self.task.test)
-        return Outcome(self.best["epoch"], self.best["scores"], test, self.history, self.seconds)
+        return Outcome(self.best["epoch"], self.best["scores"], test, self.history, self.seconds, warning)
 
     def evaluate(self, data: Batch) -> dict[str, float]:
         """The scores of the model as it is, over all processes."""
@@ -258,8 +261,6 @@ class Trainer:
         self.history.append(entry)
         if self.processes.writes and self.on_epoch is not None:
             self.on_epoch(entry)
-        if self.progress is not None:
-            self.progress.at(self.epoch, entry)
         if self.best is None and last:
             raise self._diverged("no validation score was a number")
 
@@ -336,11 +337,13 @@ class Trainer:
         self.processes.wait()
 
     def _resume(self) -> None:
-        found = None if self.checkpoints is None else self.checkpoints.newest(self.device)
+        found = None if self.checkpoints is None else self.checkpoints.newest()
         if found is None:
             return
         try:
             restore(self, found)
+        except torch.OutOfMemoryError as error:
+            raise RunError(f"{self.device} has too little memory to resume: {str(error).splitlines()[0]}") from error
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             assert self.checkpoints is not None
             raise RunError(

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from plmu.training.errors import Diverged
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -59,6 +61,10 @@ def processes(device: str = "auto") -> Iterator[Processes]:
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo", store=own, rank=rank, world_size=count)
     try:
         yield Processes(rank, count, place)
+    except Diverged:  # which every process finds, and the first one says
+        if rank == 0:
+            raise
+        raise SystemExit(2) from None
     finally:
         dist.destroy_process_group()
 
@@ -71,6 +77,10 @@ def _device(name: str, local_rank: int) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {name!r} is not there: {str(error).splitlines()[0]}") from None
+    if device.type == "meta":
+        raise ValueError(
+            "device 'meta' holds no values, so that nothing can be trained or scored there: take cpu or cuda"
+        )
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", local_rank)
     return device

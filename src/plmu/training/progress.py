@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,13 +15,16 @@ from plmu.terminal import Console
 
 
 class Progress:
-    """`with Progress("psmnist", epochs, quiet=False) as progress: … progress.at(3.5)`."""
+    """`with Progress("psmnist", epochs, quiet=False) as progress: … progress.at(3.5)`.
+
+    Where the output cannot be written, the run goes on without it.
+    """
 
     def __init__(self, name: str, epochs: int, quiet: bool = False) -> None:
         self.name, self.epochs, self.quiet = name, epochs, quiet
         self.started = self.spoken = time.monotonic()
         self.bar: Bar | None = None
-        if not quiet and sys.stdout.isatty():
+        if not quiet and sys.stdout is not None and sys.stdout.isatty():
             self.bar = Bar(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -34,17 +39,23 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self.bar is not None:
-            self.bar.start()
+            with self._or_quiet():
+                self.bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.bar is not None:
-            self.bar.stop()
+            with suppress(OSError):
+                self.bar.stop()
 
     def at(self, epoch: float, scores: dict[str, float] | None = None) -> None:
         """Tell how far it is, and the newest scores at the end of an epoch."""
+        with self._or_quiet():
+            self._show(epoch, scores)
+
+    def _show(self, epoch: float, scores: dict[str, float] | None) -> None:
         shown = "" if scores is None else "  ".join(f"{k} {v:.5g}" for k, v in scores.items() if k != "epoch")
         if self.bar is not None:
             self.bar.update(self.row, completed=epoch)
@@ -53,3 +64,14 @@ class Progress:
         elif not self.quiet and scores is not None and (time.monotonic() - self.spoken > 10 or epoch >= self.epochs):
             self.spoken = time.monotonic()
             print(f"{self.name}  epoch {int(epoch)}/{self.epochs}  {shown}", flush=True)
+
+    @contextmanager
+    def _or_quiet(self) -> Iterator[None]:
+        """Say no more where this fails: what reads the output has gone, or its disk is full."""
+        try:
+            yield
+        except OSError:
+            bar, self.bar, self.quiet = self.bar, None, True
+            with suppress(OSError):
+                if bar is not None:
+                    bar.stop()

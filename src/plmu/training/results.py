@@ -14,10 +14,11 @@ import torch
 
 import plmu
 from plmu.files import replacing
+from plmu.training.folder import naming
 
 
 def write_json(path: Path, content: Any) -> None:
-    with replacing(path) as temporary:
+    with naming(path), replacing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1, default=str, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

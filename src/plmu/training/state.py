@@ -73,4 +73,4 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str,
             if name in state:
                 state[name].copy_(value)
             else:
-                state[name] = value.clone()
+                state[name] = value.to(parameters[number].device, copy=True)
