@@ -23,7 +23,7 @@ class Largest(plmu.nn.Steppable):
         self.start, self.limit, self.beyond = start, limit, beyond
 
     def forward(self, x: Tensor, state: Any = None, lengths: Any = None, *, resets: Any = None) -> tuple[Tensor, Any]:
-        raise NotImplementedError
+        raise AssertionError("a stream takes steps alone")
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         if state is None:
@@ -86,7 +86,7 @@ class Mean(plmu.nn.Steppable):
         self._pack = pack
 
     def forward(self, x: Tensor, state: Any = None, lengths: Any = None, *, resets: Any = None) -> tuple[Tensor, Any]:
-        raise NotImplementedError
+        raise AssertionError("a stream takes steps alone")
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         if state is None:

@@ -45,9 +45,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _same_systems(one: Memory, other: Memory) -> bool:
-    same = (
-        torch.allclose if one.thetas() else torch.equal
-    )  # made from one θ on two machines they may differ by rounding
+    # Matrices made from one θ on two machines may differ by rounding.
+    same = torch.allclose if one.thetas() else torch.equal
     pairs = zip(one.systems(), other.systems(), strict=True)
     return all(same(a.cpu(), b.cpu()) for x, y in pairs for a, b in ((x.A, y.A), (x.B, y.B)))
 

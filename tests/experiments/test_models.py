@@ -9,8 +9,8 @@ import plmu
 from plmu.bench.training_time import random_task
 from plmu.experiments import EXPERIMENTS, encoder_last
 from plmu.experiments.base import Config
+from plmu.experiments.baselines import lstm
 from plmu.experiments.mackey_glass import _Dense
-from plmu.experiments.rivals import lstm
 from plmu.experiments.text_models import TextExperiment
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes

@@ -1,4 +1,4 @@
-"""The paper's experiments, one module each: configuration, data, model, rivals and score."""
+"""The paper's experiments, one module each: configuration, data, model, baselines and score."""
 
 from plmu.experiments.addition import Addition
 from plmu.experiments.base import Config, Experiment

@@ -33,7 +33,7 @@ class Config(Generic[ModelConfig]):
 
 
 class Experiment(ABC):
-    """One of the paper's experiments, with its rivals."""
+    """One of the paper's experiments, with its baselines."""
 
     name: str
     metric: str  # what is reported, and by which the best epoch is chosen on validation data

@@ -1,7 +1,7 @@
 """IMDB (the paper's section 4.3): is a film review positive? From its last 500 words.
 
 Ours: a Delay Network of order 1 and θ = 500 on word vectors, and one output: 301 parameters besides the embeddings
-(`plmu`, embeddings trained; `frozen`, as they come). Rivals: an LSTM of 50k parameters, and `deep`, of no more: a
+(`plmu`, embeddings trained; `frozen`, as they come). Baselines: an LSTM of 50k parameters, and `deep`, of no more: a
 parallel LMU of short windows before the Delay Network and a hidden layer after it. The paper does not say whether its
 embeddings were trained, for how long, or how. Here trained ones start at random (`--model.vectors auto` starts them
 from word vectors). Nothing nonlinear comes before the output, so a review's score is a sum over its words, each by its

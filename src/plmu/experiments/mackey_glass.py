@@ -18,8 +18,8 @@ import plmu
 from plmu.data import mackey_glass
 from plmu.experiments import encoder_last
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.baselines import lstm
 from plmu.experiments.fields import Checked
-from plmu.experiments.rivals import lstm
 from plmu.nn.steppable import ACTIVATIONS, Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
@@ -111,15 +111,15 @@ class MackeyGlass(Experiment):
 
     def defaults(self, model: str) -> Config[Any]:
         ours = TrainingConfig(epochs=500, batch_size=2, learning_rate=5e-3, schedule="cosine", evaluate_every=5)
-        rival = replace(ours, batch_size=8)
+        baseline = replace(ours, batch_size=8)
         choices: dict[str, tuple[Any, TrainingConfig]] = {
             "plmu": (PlmuModel(), ours),
-            "lstm": (LSTMModel(), rival),
-            "lmu": (LMUModel(), replace(rival, learning_rate=2e-3, clip=1.0)),
-            "hybrid": (HybridModel(), rival),
+            "lstm": (LSTMModel(), baseline),
+            "lmu": (LMUModel(), replace(baseline, learning_rate=2e-3, clip=1.0)),
+            "hybrid": (HybridModel(), baseline),
             "lmu-single": (
                 LMUModel(order=40, theta=50.0, hidden=111, layers=1),
-                replace(rival, learning_rate=1e-3, clip=1.0),
+                replace(baseline, learning_rate=1e-3, clip=1.0),
             ),
         }
         chosen, training = choices[self.check(model)]

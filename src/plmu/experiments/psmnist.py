@@ -18,8 +18,8 @@ import plmu
 from plmu.data import mnist
 from plmu.experiments import encoder_last
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.baselines import lstm
 from plmu.experiments.fields import Checked
-from plmu.experiments.rivals import lstm
 from plmu.nn.steppable import Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task

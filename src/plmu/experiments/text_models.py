@@ -24,8 +24,8 @@ import plmu
 from plmu.data import vectors
 from plmu.data.text import FIRST, TextData
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.baselines import lstm
 from plmu.experiments.fields import Checked
-from plmu.experiments.rivals import lstm
 from plmu.nn.steppable import Steppable, last_valid
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task

@@ -1,4 +1,4 @@
-"""What experiments share about their rivals."""
+"""What experiments share about their baselines."""
 
 from __future__ import annotations
 
