@@ -2,8 +2,8 @@
 
 Ours: a Delay Network of order 1 and θ = 25 on word vectors, both states, their distance and their product, and one
 output: 1,201 parameters besides the embeddings (`plmu`, embeddings trained; `frozen`, as they come). Baselines: an
-LSTM of 220k parameters, and `deep`, of no more: a parallel LMU of short windows before the Delay Network and a hidden layer
-after it. The first 25 words of a question are read. `--model.split` chooses one of the paper's two splits of the
+LSTM of 220k parameters, and `deep`, of no more: a parallel LMU of short windows before the Delay Network and a hidden
+layer after it. The first 25 words of a question are read. `--model.split` chooses one of the paper's two splits of the
 official file, 390k/8k/8k or 280k/80k/40k, both drawn with a fixed seed, or the partition of Wang et al.
 """
 
