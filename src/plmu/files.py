@@ -25,7 +25,7 @@ from plmu.atomic import replacing as replacing  # for those who write other file
 from plmu.blueprint import SYSTEMS, Description, TooLarge, build, describe
 from plmu.blueprint import FileFormatError as FileFormatError  # and for those who read them
 from plmu.compare import difference
-from plmu.systems import _values_unknown
+from plmu.modes import values_unknown
 
 FORMAT = 1
 # Precisions of weights, as safetensors calls them.
@@ -289,7 +289,7 @@ def _problem(value: object) -> str | None:
         return f"is {'nested' if value.is_nested else value.layout}, not a dense tensor"
     if value.is_meta:
         return "is on the meta device and has no values"
-    return "has no values" if _values_unknown(value) else None
+    return "has no values" if values_unknown(value) else None
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from plmu.cache import Constants, constants_of
+from plmu.modes import among_fakes, values_unknown, without_modes
 
 if TYPE_CHECKING:
     from plmu.describe import Description
@@ -79,7 +79,7 @@ class DelayNetwork:
             raise TypeError(f"delays must be a number or a list of numbers, got {delays!r}") from None
         if values.dim() > 1:
             raise ValueError(f"delays must be a number or a list of numbers, got {values.dim()} dimensions")
-        if not _values_unknown(values) and not _values_unknown(self.theta):
+        if not values_unknown(values) and not values_unknown(self.theta):
             theta = self.theta.item()
             slack = 1e-6 * theta  # a delay that was float32 may round past the end
             outside = ~((values.detach() >= -slack) & (values.detach() <= theta + slack))
@@ -119,7 +119,7 @@ class DelayNetwork:
         else:
             discrete_A, discrete_B = identity + A * dt, B * dt
         # Zero-order hold of a stable A is stable; and it is what a layer with a trained θ calls at every step.
-        if method != "zoh" and not _values_unknown(discrete_A) and not is_stable(discrete_A.detach()):
+        if method != "zoh" and not values_unknown(discrete_A) and not is_stable(discrete_A.detach()):
             raise ValueError(
                 f"method={method!r} is unstable for order {self.order}, theta {self.theta.item():g} and dt {dt:g}:"
                 f" use method='zoh', which is exact for a held input, or a smaller dt"
@@ -133,7 +133,7 @@ class DelayNetwork:
         return describe(self, dt=dt, channels=channels, tolerance=tolerance)
 
     def __repr__(self) -> str:
-        theta = "unknown" if _values_unknown(self.theta) else f"{self.theta.item():g}"
+        theta = "unknown" if values_unknown(self.theta) else f"{self.theta.item():g}"
         return f"DelayNetwork(order={self.order}, theta={theta})"
 
 
@@ -160,7 +160,7 @@ class LinearSystem:
             raise ValueError(f"A and B must be on one device, got {A.device} and {B.device}")
         self.order: int = A.shape[0]
         self.inputs: int | None = B.shape[1] if B.dim() == 2 else None
-        unknown = _values_unknown(A) or _values_unknown(B)
+        unknown = values_unknown(A) or values_unknown(B)
         if not unknown:
             for name, value in (("A", A), ("B", B)):
                 if not bool(torch.isfinite(value.detach()).all()):
@@ -242,7 +242,7 @@ class LinearSystem:
         key = (build.__name__, sizes)
         known = self._cache.numbers.get(key)
         if known is None:
-            known = tuple(_without_modes(lambda: build(self, *sizes).double().cpu()).tolist())
+            known = tuple(without_modes(lambda: build(self, *sizes).double().cpu()).tolist())
             self._cache.put_numbers(key, known)
         return known
 
@@ -263,7 +263,7 @@ class LinearSystem:
         key = (build.__name__, sizes, dtype, device)
         found = self._cache.get(key, keep)
         if found is None:
-            made = _without_modes(lambda: _cast(build(self, *sizes), dtype, device))
+            made = without_modes(lambda: _cast(build(self, *sizes), dtype, device))
             found = self._cache.put(key, made, keep)
         return found
 
@@ -286,39 +286,6 @@ def _largest_of_power(system: LinearSystem, exponent: int) -> Tensor:
     return system.power(exponent).abs().max()[None]
 
 
-def _without_modes(build: Callable[[], Tensor]) -> Tensor:
-    """Run `build` in a fresh thread, where none of the caller's modes holds.
-
-    Inference mode, autocast, a default device, torch.func transforms and fake tensors all belong to a thread.
-    A tensor that outlives the call must not be made under them.
-    """
-    result: list[Tensor] = []
-    failure: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            with torch.no_grad():
-                result.append(build())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
-
-
-def among_fakes(value: Tensor) -> Tensor:
-    """A tensor with values as a fake one, under a FakeTensorMode that takes no others."""
-    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    if mode is None or mode.allow_non_fake_inputs or hasattr(value, "fake_mode"):
-        return value
-    fake: Tensor = mode.from_tensor(value)
-    return fake
-
-
 def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if value.is_complex() and not dtype.is_complex:
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
@@ -331,15 +298,6 @@ def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         flushed = torch.where(value.abs() < _FLUSHED[dtype], 0.0, value)
         value = value + (flushed - value).detach()
     return value.to(dtype).to(device)  # first the type: a device may have no float64
-
-
-def _values_unknown(value: Tensor) -> bool:
-    """Whether a tensor's values cannot be looked at: under torch.compile, make_fx or torch.func, or without any."""
-    if torch.compiler.is_compiling() or value.is_meta or hasattr(value, "fake_mode"):
-        return True
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
-        return True
-    return torch.func.debug_unwrap(value) is not value
 
 
 def _own(value: Any, name: str) -> Tensor:
@@ -382,7 +340,7 @@ def _checked_theta(theta: float | Tensor) -> Tensor:
     if tensor.numel() != 1:
         raise ValueError(f"theta must be one number, got a tensor of shape {tuple(tensor.shape)}")
     tensor = tensor.reshape(())
-    if not _values_unknown(tensor) and not (math.isfinite(tensor.item()) and tensor.item() > 0):
+    if not values_unknown(tensor) and not (math.isfinite(tensor.item()) and tensor.item() > 0):
         raise ValueError(f"theta must be a positive finite number, got {tensor.item()!r}")
     return tensor
 

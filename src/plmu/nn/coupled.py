@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from plmu.modes import is_batched, watched
 from plmu.ops.matrices import step_matrix
-from plmu.ops.modes import is_batched, watched
 from plmu.systems import LinearSystem
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from plmu import ops
+from plmu.modes import among_fakes, autocasts, values_unknown
 from plmu.ops.check import Lengths, check_state, result_dtype
-from plmu.ops.modes import autocasts
 from plmu.ops.plan import ALGORITHMS
 from plmu.ops.recurrent import Stepper
-from plmu.systems import DelayNetwork, LinearSystem, _values_unknown, among_fakes
+from plmu.systems import DelayNetwork, LinearSystem
 
 TRAINABLE = ("none", "theta", "system")
 _NARROW = (torch.float16, torch.bfloat16)
@@ -84,7 +84,7 @@ class Memory(nn.Module):
         if self.trainable == "none":
             return self._fixed
         values = list(self.parameters())
-        if torch.is_grad_enabled() or any(_values_unknown(value) for value in values):
+        if torch.is_grad_enabled() or any(values_unknown(value) for value in values):
             return self._build()
         if self._snapshot is None or not all(map(_same, values, self._snapshot[0])):
             self._snapshot = ([value.detach().clone() for value in values], self._build())
@@ -100,7 +100,7 @@ class Memory(nn.Module):
         """The θ of each group as it is now; empty if it is not known: for a system
         that was given as matrices or has been trained, and on the meta device."""
         if self.trainable == "theta":
-            known = not _values_unknown(self.log_theta)
+            known = not values_unknown(self.log_theta)
             return [math.exp(value) for value in self.log_theta.tolist()] if known else []
         return self._thetas if self.trainable == "none" else []
 

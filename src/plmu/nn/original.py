@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from plmu.modes import is_open, values_unknown, watched
 from plmu.nn import coupled
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
-from plmu.ops.modes import is_open, watched
 from plmu.ops.nonfinite import infinity_as_nan
-from plmu.systems import LinearSystem, _values_unknown
+from plmu.systems import LinearSystem
 
 State = tuple[Tensor, Tensor]
 INITS = ("general", "memory")
@@ -148,7 +148,7 @@ class LMUCell(nn.Module):
         memory = self.memory
         simple = memory.groups == memory.channels == 1 and memory.width == 1 and self.f is torch.tanh
         wide = x.dtype == result_dtype(x) and x.dtype in (torch.float32, torch.float64)
-        known = not any(_values_unknown(one) for one in (x, *state, *self.parameters()))
+        known = not any(values_unknown(one) for one in (x, *state, *self.parameters()))
         return simple and wide and known and not watched()
 
     def extra_repr(self) -> str:

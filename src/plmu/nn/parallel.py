@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from plmu.modes import autocasts, is_open
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, Step, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
-from plmu.ops.modes import autocasts, is_open
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.ops.plan import may_store
 from plmu.systems import LinearSystem

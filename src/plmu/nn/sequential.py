@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plmu.modes import autocasts
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Step, Steppable
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
-from plmu.ops.modes import autocasts
 
 # Modules of torch that act on each time step alone, on the last axis or on single elements.
 PER_STEP: tuple[type[nn.Module], ...] = (

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plmu.modes import autocasts
 from plmu.ops.check import Lengths, check_padded, checked_lengths
-from plmu.ops.modes import autocasts
 
 Activation = str | Callable[[Tensor], Tensor] | None
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]

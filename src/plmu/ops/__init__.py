@@ -14,10 +14,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from plmu.modes import autocasts, is_open, transformed
 from plmu.ops import chunked, exported, fft, final, fused, recurrent, toeplitz
 from plmu.ops.check import Lengths, Problem, checked
 from plmu.ops.matrices import apply, input_matrix, may_grow
-from plmu.ops.modes import autocasts, is_open, transformed
 from plmu.ops.nonfinite import infinity_as_nan, isolate_nonfinite, isolated
 from plmu.ops.plan import Plan, for_graphs, plan
 from plmu.systems import LinearSystem

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from plmu.ops.modes import autocasts
-from plmu.systems import LinearSystem, _values_unknown
+from plmu.modes import autocasts, values_unknown
+from plmu.systems import LinearSystem
 
 Lengths = Tensor | Sequence[int] | None
 
@@ -153,7 +153,7 @@ def _visible(values: Tensor) -> Tensor | None:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return None
     values = torch.func.debug_unwrap(values, recurse=True)
-    if _values_unknown(values) or (values.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if values_unknown(values) or (values.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     return values
 

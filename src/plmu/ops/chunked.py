@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.modes import forward_mode, watched
 from plmu.ops.final import final_state
 from plmu.ops.matrices import (
     apply,
@@ -27,7 +28,6 @@ from plmu.ops.matrices import (
     power,
     reversed_response,
 )
-from plmu.ops.modes import forward_mode, watched
 from plmu.systems import LinearSystem
 
 # Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from plmu.modes import surely
 from plmu.ops.matrices import apply, block_matrix, input_matrix, power, reversed_response
-from plmu.ops.modes import surely
 from plmu.systems import LinearSystem
 
 LONGEST = 1 << 31  # steps, where the export sets no end

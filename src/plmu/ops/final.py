@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from plmu.modes import is_open
 from plmu.ops import exported
 from plmu.ops.matrices import apply, power, reversed_response
-from plmu.ops.modes import is_open
 from plmu.systems import LinearSystem
 
 LARGEST_PRODUCT = 1 << 22  # elements of the reversed impulse response; beyond it the sequence is taken in blocks

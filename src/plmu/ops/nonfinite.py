@@ -21,9 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from plmu.modes import transformed, values_unknown, watched
 from plmu.ops.check import Problem
-from plmu.ops.modes import transformed, watched
-from plmu.systems import _values_unknown
 
 _entered = 0  # how many times, by all threads: autograd's own must do as the forward pass did
 _isolating = False  # torch.compile makes a graph for each value that it reads: this has two
@@ -85,7 +84,7 @@ def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
     """The problem with zeros in place of non-finite values, and where its results must be marked, if anywhere."""
     u, state = problem.u, problem.state
     on_cpu = u.device.type == "cpu"
-    if on_cpu and not watched() and not (type(u) is not Tensor and _values_unknown(u)):
+    if on_cpu and not watched() and not (type(u) is not Tensor and values_unknown(u)):
         if _surely_finite(u) and (state is None or _surely_finite(state)):
             return problem, None
     elif not (_isolating or (on_cpu and transformed())):

@@ -1,8 +1,12 @@
-"""What torch does with a call besides running it."""
+"""What torch does with a call besides running it, and what can be known of values meanwhile."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 
 def autocasts(device: torch.device) -> bool:
@@ -43,6 +47,48 @@ def watched() -> bool:
     return transformed() or torch._C._len_torch_dispatch_stack() > 0
 
 
-def is_batched(gradient: torch.Tensor) -> bool:
+def is_batched(gradient: Tensor) -> bool:
     """Whether a gradient is many, as `torch.autograd.grad(is_grads_batched=True)` passes them."""
     return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
+def values_unknown(value: Tensor) -> bool:
+    """Whether a tensor's values cannot be looked at: under torch.compile, make_fx or torch.func, or without any."""
+    if torch.compiler.is_compiling() or value.is_meta or hasattr(value, "fake_mode"):
+        return True
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        return True
+    return torch.func.debug_unwrap(value) is not value
+
+
+def among_fakes(value: Tensor) -> Tensor:
+    """A tensor with values as a fake one, under a FakeTensorMode that takes no others."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None or mode.allow_non_fake_inputs or hasattr(value, "fake_mode"):
+        return value
+    fake: Tensor = mode.from_tensor(value)
+    return fake
+
+
+def without_modes(build: Callable[[], Tensor]) -> Tensor:
+    """Run `build` in a fresh thread, where none of the caller's modes holds.
+
+    Inference mode, autocast, a default device, torch.func transforms and fake tensors all belong to a thread.
+    A tensor that outlives the call must not be made under them.
+    """
+    result: list[Tensor] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad():
+                result.append(build())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
