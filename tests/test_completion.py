@@ -5,7 +5,6 @@ import pty
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from plmu.cli import COMMANDS, main
 from plmu.completion import PATHS, _flags, _words
 from plmu.experiments import EXPERIMENTS
 from plmu.experiments.run import Options
-
-PLMU = [sys.executable, "-m", "plmu"]
 
 
 @pytest.fixture(autouse=True)

@@ -132,3 +132,11 @@ def vector_file(path: Path, dimension: int = 300) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("glove.840B.300d.txt", content)
     return path
+
+
+def zip_file(path: Path, members: dict[str, bytes], **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path

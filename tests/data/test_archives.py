@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from texts import PACK, pack, snli_folder, snli_lines
+from texts import PACK, pack, snli_folder, snli_lines, zip_file
 
 from plmu.data import imdb, qqp, reading, snli, vectors
 from plmu.data.files import DataConfig, DataError
@@ -40,14 +40,6 @@ def traced():
 
     yield most
     tracemalloc.stop()
-
-
-def _zip(path: Path, members: dict[str, bytes], **options) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", **options) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
 
 
 ZEROS = {  # 128 MiB of zeros, in 64 parts
@@ -80,7 +72,9 @@ def test_a_file_that_grows_too_much_is_left(end, tmp_path, traced):
 
 
 def test_a_member_of_a_zip_that_grows_too_much_is_left(tmp_path):
-    path = _zip(tmp_path / "v.zip", {"v.txt": (b"b " + b"1" * 1021 + b"\n") * 2**15}, compression=zipfile.ZIP_DEFLATED)
+    path = zip_file(
+        tmp_path / "v.zip", {"v.txt": (b"b " + b"1" * 1021 + b"\n") * 2**15}, compression=zipfile.ZIP_DEFLATED
+    )
     assert path.stat().st_size < 2**17
     with pytest.raises(DataError, match=r"v\.zip unpacks to more than 50 times its size"):
         vectors.read(path, ["a"], 1)
@@ -218,7 +212,7 @@ def test_an_archive_does_not_keep_its_headers(tmp_path, traced):
 def _snli_zip(folder: Path, **options) -> Path:
     text = "\n".join(snli_lines(30)).encode()
     members = {"snli_1.0/": b""} | {f"snli_1.0/snli_1.0_{part}.jsonl": text for part in ("train", "dev", "test")}
-    return _zip(folder / "snli" / "snli_1.0.zip", members, **options)
+    return zip_file(folder / "snli" / "snli_1.0.zip", members, **options)
 
 
 def test_a_broken_zip_archive_is_named(tmp_path):
@@ -243,10 +237,10 @@ def test_a_broken_zip_archive_is_named(tmp_path):
         _snli_zip(tmp_path, compression=method)
         with pytest.raises(DataError, match=r"snli_1\.0\.zip, snli_1\.0/snli_1\.0_train\.jsonl: pack it with deflate"):
             snli.load(DataConfig(tmp_path))
-    _zip(path, {"snli_1.0/": b"", "__MACOSX/snli_1.0_train.jsonl": b"x"})
+    zip_file(path, {"snli_1.0/": b"", "__MACOSX/snli_1.0_train.jsonl": b"x"})
     with pytest.raises(DataError, match=r"snli_1\.0\.zip has no snli_1\.0_train\.jsonl in it"):
         snli.load(DataConfig(tmp_path))
-    _zip(path, {})
+    zip_file(path, {})
     with pytest.raises(DataError, match=r"snli_1\.0\.zip has no file in it"):
         list(reading.lines(path))
     _snli_zip(tmp_path, compression=zipfile.ZIP_DEFLATED)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from texts import keras_file, npy
+from texts import keras_file, npy, zip_file
 
 from plmu.data import imdb, keras
 from plmu.data.files import DataConfig, DataError
@@ -18,14 +18,6 @@ from plmu.data.files import DataConfig, DataError
 def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PLMU_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("PLMU_DATA", raising=False)
-
-
-def _zip(path: Path, members: dict[str, bytes], **options) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", **options) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
 
 
 def _pickled(reviews: list[object], protocol: int = 3) -> bytes:
@@ -107,7 +99,7 @@ def test_what_is_no_list_of_ranks_is_refused_and_never_executed(raw, tmp_path, m
     labels = np.array([0, 1])
     members = {f"{name}.npy": npy("|O", "(2,)", raw) for name in ("x_train", "x_test")}
     members |= {f"{name}.npy": npy("<i8", "(2,)", labels.tobytes()) for name in ("y_train", "y_test")}
-    _zip(tmp_path / "aclImdb" / "imdb.npz", members)
+    zip_file(tmp_path / "aclImdb" / "imdb.npz", members)
     with pytest.raises(DataError, match=r"imdb\.npz is truncated or damaged in train \((not|it)"):
         imdb.load(DataConfig(tmp_path))
     assert not Path("executed").exists()
@@ -131,7 +123,7 @@ def test_a_small_pickle_takes_little_memory(unit, start):
 def test_bytes_before_a_member_do_not_let_it_grow_more(tmp_path):
     bomb = b"]" + b"]a" * 2**23 + b"\x85."
     given = {"junk": os.urandom(2**19), "x_train.npy": npy("|O", "(8388608,)", bomb), "y_train.npy": GOOD["y_train"]}
-    path = _zip(tmp_path / "imdb.npz", given, compression=zipfile.ZIP_DEFLATED)
+    path = zip_file(tmp_path / "imdb.npz", given, compression=zipfile.ZIP_DEFLATED)
     with pytest.raises(DataError, match="unpacks to more than 50 times its size"):
         keras.split(path, "train")
 
@@ -160,7 +152,7 @@ GOOD = {"x_train": npy("|O", "(2,)", _pickled([[1], [2]])), "y_train": npy("<i8"
 )
 def test_a_broken_keras_file_is_named(changed, message, tmp_path):
     given = {f"{name}.npy": raw for name, raw in (GOOD | changed).items() if raw is not None}
-    _zip(tmp_path / "aclImdb" / "imdb.npz", given)
+    zip_file(tmp_path / "aclImdb" / "imdb.npz", given)
     with pytest.raises(DataError, match=message):
         imdb.load(DataConfig(tmp_path))
 
@@ -168,7 +160,9 @@ def test_a_broken_keras_file_is_named(changed, message, tmp_path):
 @pytest.mark.parametrize("kind", ["|b1", "|u1", "|i1", "<i2", "<i4", "<i8", "<u8"])
 def test_labels_of_every_type(kind, tmp_path):
     labels = np.array([0, 1], kind)
-    path = _zip(tmp_path / "a.npz", {"x_test.npy": GOOD["x_train"], "y_test.npy": npy(kind, "(2L,)", labels.tobytes())})
+    path = zip_file(
+        tmp_path / "a.npz", {"x_test.npy": GOOD["x_train"], "y_test.npy": npy(kind, "(2L,)", labels.tobytes())}
+    )
     assert keras.split(path, "test")[1].tolist() == [0, 1]
 
 
