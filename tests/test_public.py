@@ -26,7 +26,9 @@ PLMU = [
     "Plan",
     "Residual",
     "Sequential",
+    "Standardize",
     "Stream",
+    "TokenDelayLayer",
     "__version__",
     "final_state",
     "for_graphs",
@@ -38,6 +40,7 @@ PLMU = [
     "project",
     "save",
     "set_cache_limit",
+    "standardize",
     "states",
 ]
 PLMU_NN = [
@@ -48,9 +51,13 @@ PLMU_NN = [
     "ParallelLMU",
     "Residual",
     "Sequential",
+    "Standardize",
     "Steppable",
+    "TokenDelayLayer",
     "detached",
+    "last_valid",
     "reverse",
+    "standardize",
 ]
 OPTIONAL = ["matplotlib", "onnx", "pooch", "rich", "sacrebleu", "scipy", "tensorboard", "triton", "tyro"]
 

@@ -7,7 +7,17 @@ if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
     from plmu.files import FileFormatError, load, load_into, save
-    from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential
+    from plmu.nn import (
+        LMU,
+        DelayLayer,
+        LMUCell,
+        ParallelLMU,
+        Residual,
+        Sequential,
+        Standardize,
+        TokenDelayLayer,
+        standardize,
+    )
     from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
     from plmu.stream import Stream
     from plmu.systems import DelayNetwork, LinearSystem
@@ -25,7 +35,9 @@ __all__ = [
     "Plan",
     "Residual",
     "Sequential",
+    "Standardize",
     "Stream",
+    "TokenDelayLayer",
     "__version__",
     "final_state",
     "for_graphs",
@@ -37,6 +49,7 @@ __all__ = [
     "project",
     "save",
     "set_cache_limit",
+    "standardize",
     "states",
 ]
 
@@ -45,7 +58,17 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
     "describe": (),
     "files": ("FileFormatError", "load", "load_into", "save"),
-    "nn": ("LMU", "DelayLayer", "LMUCell", "ParallelLMU", "Residual", "Sequential"),
+    "nn": (
+        "LMU",
+        "DelayLayer",
+        "LMUCell",
+        "ParallelLMU",
+        "Residual",
+        "Sequential",
+        "Standardize",
+        "TokenDelayLayer",
+        "standardize",
+    ),
     "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),
     "stream": ("Stream",),
     "systems": ("DelayNetwork", "LinearSystem"),

@@ -52,7 +52,8 @@ def _same_systems(one: Memory, other: Memory) -> bool:
 
 
 # Options that change neither what a step computes nor its state, or that the shapes of weights tell.
-_UNSEEN = {"algorithm", "return_sequences", "init", "p", "sparse", "scale_grad_by_freq", "padding_idx", "memory_size"}
+_UNSEEN = {"algorithm", "return_sequences", "init", "sparse", "scale_grad_by_freq", "padding_idx", "memory_size"}
+_UNSEEN |= {"p", "memory_noise", "memory_dropout", "token_dropout"}  # of training alone
 _FUNCTIONS = {"input_activation": "f1", "output_activation": "f2", "hidden_activation": "f"}  # where options are kept
 
 

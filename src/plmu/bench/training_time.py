@@ -113,7 +113,7 @@ def random_task(experiment: str, steps: int, batch: int) -> Task:
 
 def _classify(data: Batch) -> Task:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return nn.functional.cross_entropy(model(batch[0][:, :, None])[0], batch[1])
 
     return _task(data, loss)
 

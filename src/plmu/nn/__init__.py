@@ -4,7 +4,9 @@ from plmu.nn.delay import DelayLayer
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.sequential import Residual, Sequential
-from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, reverse
+from plmu.nn.standardization import Standardize, standardize
+from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, last_valid, reverse
+from plmu.nn.tokens import TokenDelayLayer
 
 __all__ = [
     "ACTIVATIONS",
@@ -14,7 +16,11 @@ __all__ = [
     "ParallelLMU",
     "Residual",
     "Sequential",
+    "Standardize",
     "Steppable",
+    "TokenDelayLayer",
     "detached",
+    "last_valid",
     "reverse",
+    "standardize",
 ]
