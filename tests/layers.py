@@ -23,7 +23,8 @@ def _stack(**last: bool) -> Sequential:
 def _standardised(layer: ParallelLMU) -> ParallelLMU:
     """With constants that are not those of a new layer."""
     assert layer.standardize is not None
-    layer.standardize.set(0.3, 0.5 + torch.rand(layer.memory.order, layer.memory_size))
+    layer.standardize.mean.fill_(0.3)  # as a fake or meta tensor may be filled too
+    layer.standardize.std.uniform_(0.5, 1.5)
     return layer
 
 

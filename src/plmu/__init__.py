@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from plmu.stream import Stream
     from plmu.systems import DelayNetwork, LinearSystem
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LMU",

@@ -21,7 +21,7 @@ import plmu
 from plmu.experiments import folders
 from plmu.experiments.base import Config, Experiment
 from plmu.report import rows
-from plmu.training.checkpoints import Checkpoints
+from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.errors import RunError
 from plmu.training.folder import clear, held, naming
 from plmu.training.loop import Trainer
@@ -224,7 +224,8 @@ def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tup
     try:
         network.load_state_dict(best["model"])
     except RuntimeError as error:
-        raise RunError(f"{folder}: its config.json is not of its checkpoints: {' '.join(str(error).split())}") from None
+        differ = " ".join(str(error).split())
+        raise RunError(f"{folder}: its config.json is not of its checkpoints: {differ}{other_version(best)}") from None
     return best["epoch"], task, network
 
 

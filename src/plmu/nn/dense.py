@@ -14,11 +14,13 @@ FEW = 16  # outputs, up to which a GPU adds the bias faster after the product th
 
 def dense(linear: nn.Linear, x: Tensor) -> Tensor:
     """linear(x), for x (..., features)."""
-    if not _suits(linear, x):
-        out: Tensor = linear(x)
-        return out
-    flat: Tensor = _Dense.apply(x.reshape(-1, x.shape[-1]), linear.weight, linear.bias)
-    return flat.unflatten(0, x.shape[:-1])
+    out: Tensor
+    if _suits(linear, x):
+        flat = _Dense.apply(x.reshape(-1, x.shape[-1]), linear.weight, linear.bias)
+        out = flat.unflatten(0, x.shape[:-1])
+    else:
+        out = linear(x)
+    return out
 
 
 def _suits(linear: nn.Linear, x: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from plmu.modes import autocasts, is_open
+from plmu.modes import autocasts, is_open, values_unknown
 from plmu.nn import encoder_after
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
@@ -139,7 +139,7 @@ class ParallelLMU(Filling):
             nn.init.xavier_uniform_(self.input_weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-        if self.standardize is not None and not self.standardize.std.is_meta:
+        if self.standardize is not None and not values_unknown(self.standardize.std):
             self.standardize.set(0.0, self.memory.noise_std())
 
     def forward(

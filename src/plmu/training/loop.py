@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from plmu.ops import for_graphs
-from plmu.training.checkpoints import Checkpoints
+import plmu
+from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.config import TrainingConfig
 from plmu.training.errors import CheckpointError, Diverged, RunError
 from plmu.training.processes import Processes
@@ -213,7 +213,7 @@ class Trainer:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with for_graphs():
+        with plmu.for_graphs():
             with torch.cuda.stream(stream):
                 for _ in range(3):
                     self._eager()
@@ -278,7 +278,7 @@ class Trainer:
                 kept += f" and is in {self.checkpoints.best_path}; `plmu evaluate` scores it"
                 try:
                     if self.processes.writes:
-                        self.checkpoints.keep_best(self.best)
+                        self.checkpoints.keep_best({**self.best, "plmu": plmu.__version__})
                 except CheckpointError as error:
                     kept = f"the best model so far is of epoch {self.best['epoch']} and is lost: {error}"
                 self.processes.wait()
@@ -348,7 +348,7 @@ class Trainer:
             assert self.checkpoints is not None
             raise RunError(
                 f"the newest checkpoint in {self.checkpoints.folder} is not of this run"
-                f" ({' '.join(str(error).split())}): remove it, or choose another --name"
+                f" ({' '.join(str(error).split())}): remove it, or choose another --name{other_version(found)}"
             ) from error
         if self.progress is not None:
             self.progress.at(self.epoch + self.step / self.steps_per_epoch)
