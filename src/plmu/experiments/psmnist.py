@@ -117,14 +117,13 @@ class PermutedMNIST(Experiment):
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         model = config.model
-        out = nn.Linear(model.hidden, 10)
         if isinstance(model, LSTMModel):
-            return LastOutput(lstm(1, model.hidden, forget_bias=model.forget_bias), out)
+            return LastOutput(lstm(1, model.hidden, forget_bias=model.forget_bias), nn.Linear(model.hidden, 10))
         if isinstance(model, LMUModel):
             layer = plmu.LMU(
                 1, model.hidden, order=model.order, theta=model.theta, init="memory", return_sequences=False
             )
-            return plmu.Sequential(layer, out)
+            return plmu.Sequential(layer, nn.Linear(model.hidden, 10))
         network = plmu.Sequential(
             plmu.ParallelLMU(
                 1,
@@ -138,7 +137,7 @@ class PermutedMNIST(Experiment):
                 return_sequences=False,
             ),
             nn.Dropout(model.dropout),
-            out,
+            nn.Linear(model.hidden, 10),
         )
         plmu.standardize(network, task.train[0][:, :, None])
         return network
