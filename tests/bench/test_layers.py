@@ -110,6 +110,33 @@ def test_memory_is_what_is_worked_with_beyond_the_results(
     assert row["times faster, both"].keys() == {"FFT", "LSTM", "LSTM as a graph", "attention"}
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "installed", "there"),
+    [
+        ("meta", torch.bfloat16, True, True),
+        ("meta", torch.bfloat16, False, False),
+        ("meta", torch.float32, True, False),
+        ("cpu", torch.bfloat16, True, False),
+    ],
+    ids=str,
+)
+def test_linear_attention_is_a_peer_where_it_is_installed_and_runs(
+    device: str,
+    dtype: torch.dtype,
+    installed: bool,
+    there: bool,
+    timed: list[dict[str, Callable[[], Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layers.Problem, "errors", lambda self, calls: {})
+    monkeypatch.setattr(layers.Problem, "linear_attention", layers.Problem.attention)
+    monkeypatch.setattr(layers, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(layers, "graphed", lambda call: call)
+    monkeypatch.setattr(layers, "peak_memory", lambda call: 0)
+    row = layers.against(TINY, dtype, device, 1)
+    assert ("linear attention" in row["times faster, both"]) == there
+
+
 def test_all_but_the_lstm_run_as_graphs_on_a_gpu(
     timed: list[dict[str, Callable[[], Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
