@@ -13,6 +13,7 @@ from plmu.training import loop
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
+from plmu.training.state import restore, snapshot
 
 ONE = Processes(0, 1, torch.device("cpu"))
 
@@ -91,6 +92,23 @@ def test_a_step_after_a_capture_is_the_first():
         trainer._eager()
     for one, two in zip(*(trainer.model.parameters() for trainer in trainers), strict=True):
         assert torch.equal(one, two)
+
+
+def test_the_generator_of_a_gpu_is_kept_and_used_on_a_gpu_alone(monkeypatch):
+    state, used = torch.arange(4, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *given: used.append(given))
+    trainer = Trainer(task(), seeded_model(), config(2), ONE, 3)
+    without = snapshot(trainer)
+    assert without["generators"][0][1] is None
+    trainer.device = torch.device("cuda", 0)
+    found = snapshot(trainer)
+    assert found["generators"][0][1] is state
+    restore(trainer, found)
+    restore(trainer, without)
+    trainer.device = torch.device("cpu")
+    restore(trainer, found)
+    assert used == [(state, torch.device("cuda", 0))]
 
 
 class Steps:
