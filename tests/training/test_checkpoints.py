@@ -116,8 +116,9 @@ def test_foreign_files_among_the_checkpoints(tmp_path):
     (tmp_path / "step-mine.ckpt").write_bytes(b"of the user")
     with pytest.warns(
         UserWarning, match=r"not a checkpoint of plmu\): renamed it to .*broken; there is no earlier one"
-    ):
+    ) as warned:
         assert Checkpoints(tmp_path).newest() is None
+    assert warned[0].filename == __file__, "where it is asked for"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000009.ckpt.broken", "step-mine.ckpt"]
 
 

@@ -81,8 +81,9 @@ def test_where_files_cannot_be_locked_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_lock", unsupported)
     number = errno.ENOLCK
     said = r"cannot be locked here \(not here\): start no second run in"
-    with pytest.warns(UserWarning, match=said), held(tmp_path / ".lock"):
+    with pytest.warns(UserWarning, match=said) as warned, held(tmp_path / ".lock"):
         assert str(os.getpid()) in (tmp_path / ".lock").read_text()
+    assert warned[0].filename == __file__, "where it is held"
     number = errno.EIO
     with pytest.raises(OSError, match="not here"), held(tmp_path / ".lock"):
         pytest.fail("held")
