@@ -8,7 +8,7 @@ import pytest
 from texts import keras_file, npy, zip_file
 
 from plmu.data import imdb, keras, mackey_glass, mnist, qqp, snli, vectors
-from plmu.data.files import DataConfig, DataError
+from plmu.data.files import DataConfig, DataError, unreadable
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +102,10 @@ def test_a_word_index_of_eight_mebibytes_is_the_largest(more, tmp_path):
             imdb.load(DataConfig(tmp_path))
     else:
         assert "a" in imdb.load(DataConfig(tmp_path)).words
+
+
+def test_what_cannot_be_read_is_named_with_the_reason(tmp_path):
+    full = OSError(28, "No space left on device", "a file")
+    assert str(unreadable(full)) == "a file cannot be read (No space left on device)"
+    assert str(unreadable(full, tmp_path)) == f"{tmp_path} cannot be read (No space left on device)"
+    assert str(unreadable(OSError("in words"), tmp_path)) == f"{tmp_path} cannot be read (in words)"

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from program import raising
 from torch import nn
 
 from plmu.bench.training_time import random_task
 from plmu.data.text import FIRST
-from plmu.experiments import EXPERIMENTS, psmnist
+from plmu.experiments import EXPERIMENTS, folders, psmnist
 from plmu.experiments.base import Config
 from plmu.experiments.fields import RANGES
 from plmu.experiments.text_models import TextTask
 from plmu.training.config import TrainingConfig
+from plmu.training.errors import RunError
 from plmu.training.task import Task
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -191,3 +193,14 @@ def test_noise_and_dropout_act_in_training_alone():
         assert torch.equal(network(pixels), network(pixels))
         network.train()
         assert not torch.equal(network(pixels), network(pixels))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError(28, "No space left on device"), "No space left on device"), (OSError("no"), "no")]
+)
+def test_a_folder_that_cannot_be_made_is_named_with_the_reason(error, reason, tmp_path, monkeypatch):
+    folders.make(tmp_path / "runs" / "a")
+    folders.make(tmp_path / "runs" / "a")
+    monkeypatch.setattr(Path, "mkdir", raising(error))
+    with pytest.raises(RunError, match=rf"cannot write to {tmp_path}: {reason}$"):
+        folders.make(tmp_path)
