@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -202,5 +203,5 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_reason(error, reason, tm
     folders.make(tmp_path / "runs" / "a")
     folders.make(tmp_path / "runs" / "a")
     monkeypatch.setattr(Path, "mkdir", raising(error))
-    with pytest.raises(RunError, match=rf"cannot write to {tmp_path}: {reason}$"):
+    with pytest.raises(RunError, match=rf"cannot write to {re.escape(str(tmp_path))}: {reason}$"):
         folders.make(tmp_path)
