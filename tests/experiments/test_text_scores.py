@@ -107,3 +107,12 @@ def test_a_stream_says_how_likely_a_text_is_positive():
     assert [None if one is None else one[0] for one in found] == ["good", "other", "best", None, "worst"]
     likely = [one[1] for one in found if one is not None]
     assert likely == pytest.approx([1 / (1 + math.exp(-1)), 0.5, 1 / (1 + math.exp(-50)), 1 / (1 + math.exp(50))])
+
+
+def test_texts_that_are_all_the_same_are_scored(task_of):
+    """Their features do not vary, and are divided by one."""
+    config, task = task_of("imdb", "plmu", vectors="random")
+    for split in ("train", "valid", "test"):
+        setattr(task, split, tuple(part[[3, 3, 3, 3]] for part in getattr(task, split)))
+    network = EXPERIMENTS["imdb"].build(config, task).eval()
+    assert network(*task.test[:-1]).isfinite().all()
