@@ -55,6 +55,8 @@ def test_complexity(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DN, final state (eq. 25)", "n"), ("DN, final state (eq. 25)", "d"), ("DN, final state (eq. 25)", "d_x"),
     ]  # fmt: skip
     assert all(len(row["points"]) == 3 for row in found["growth"])
+    assert found["base"] == {"batch": 2, "n": 256, "d": 8, "d_x": 64}
+    assert all(row["points"][0]["size"] == found["base"][row["size"]] for row in found["growth"])
     assert complexity.slope([(2, 1.0), (4, 3.9), (8, 16.0)]) == pytest.approx(2.0)
 
 

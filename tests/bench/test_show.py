@@ -43,9 +43,10 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         kept: list[Any] = []
         with monkeypatch.context() as patch:
             patch.setattr(pyplot, "close", kept.append)
-            show.figure(kind, found, tmp_path / "new" / "a.png")
+            show.figure(kind, found, tmp_path / "a.png")
         pyplot.close(kept[0])
-        assert (tmp_path / "new" / "a.png").stat().st_size > 1000
+        assert (tmp_path / "a.png").stat().st_size > 1000
+        assert pyplot.imread(tmp_path / "a.png").shape[:2] == (540, 1320)
         return list(kept[0].axes)
 
     return axes

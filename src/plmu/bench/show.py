@@ -40,7 +40,6 @@ def _shown(value: Any) -> str:
 
 
 def write(path: Path, report: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         Path(temporary).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
@@ -51,7 +50,6 @@ def figure(kind: str, found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     drawn, axes = pyplot.subplots(1, 2 if kind in ("layers", "training-time") else 1, figsize=(11, 4.5), squeeze=False)
     _DRAW[kind](axes[0], found)
     drawn.tight_layout()

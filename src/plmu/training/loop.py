@@ -201,7 +201,8 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.loss_sum += loss.detach()
-        if self.average is not None and self.config.average is not None:
+        if self.average is not None:
+            assert self.config.average is not None
             blend = get_ema_multi_avg_fn(self.config.average)
             blend(self.average, [p.detach() for p in self.model.parameters()], 0)
 
