@@ -241,7 +241,7 @@ class LSTM(Layer):
 
 
 OURS = "ours"
-# Each layer by its name in the results; where there are several, the first that is installed and right is timed.
+# Each layer by its name in the results. Where there are several implementations, the fastest that is right counts.
 LAYERS: dict[str, tuple[type[Layer], ...]] = {
     OURS: (Ours,),
     "linear attention": (LinearAttention,),
