@@ -35,6 +35,14 @@ def test_layers() -> None:
     assert chosen["best"] in ("fft", "chunked", "toeplitz", "recurrent")
 
 
+def test_there_is_one_set_of_shapes_and_one_fft_baseline() -> None:
+    root = Path(__file__).parents[2]
+    for path in [*(root / "benchmarks").glob("*.py"), *(root / "src" / "plmu" / "bench").glob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        for unique in ("class Shape", "torch.fft.", "Shape(8, 180,"):
+            assert (unique in text) == (path.name == "problems.py"), (path, unique)
+
+
 def test_every_row_is_kept_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "CPU_SHAPES", (TINY,))
     monkeypatch.setattr(layers, "CPU_CHOICES", (("project", TINY), ("states", TINY)))

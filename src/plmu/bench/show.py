@@ -65,7 +65,7 @@ def figure(kind: str, found: dict[str, Any], path: Path) -> None:
 def comparisons(found: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """The whole layers that were timed, ours first, in groups of parameter counts within 5 % of each other."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in found.get("whole layers", []):
+    for row in found["whole layers"]:
         if row.get("matched"):
             groups.setdefault((row["shape"], row["budget"]), []).append(row)
     return sorted(groups.values(), key=lambda rows: (rows[0]["order"], rows[0]["time"], rows[0]["budget"]))
