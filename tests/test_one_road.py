@@ -12,17 +12,18 @@ import pytest
 
 import plmu
 
-SOURCE = Path(plmu.__file__).parent
-FOLDERS = ["bench"]
+ROOT = Path(__file__).parents[1]
+FOLDERS = ["src/plmu/bench", "benchmarks"]
 
 
-def _modules() -> list[Path]:
-    return sorted(path for folder in FOLDERS for path in (SOURCE / folder).glob("**/*.py"))
+def _modules() -> list[str]:
+    found = (path for folder in FOLDERS for path in (ROOT / folder).glob("**/*.py"))
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
-@pytest.mark.parametrize("path", _modules(), ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_only_public_names_are_used(path: Path) -> None:
-    assert list(trespasses(path.read_text(encoding="utf-8"))) == []
+@pytest.mark.parametrize("path", _modules())
+def test_only_public_names_are_used(path: str) -> None:
+    assert list(trespasses((ROOT / path).read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize(

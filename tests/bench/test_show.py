@@ -20,7 +20,7 @@ LAYERS = {
         _whole("b", "ours", 1.0),
         _whole("b", "x", 3.0),
         _whole("b", "y", 9.0, matched=False),
-        {"shape": "b", "budget": 1, "layer": "z", "skipped": {"Z": "ImportError: no z"}},
+        {"shape": "b", "budget": 1, "layer": "z", "skipped": "Z: ImportError: no z"},
         _whole("a", "ours", 1.0),
         _whole("a", "x", 0.5),
         _whole("a", "y", 7.0),

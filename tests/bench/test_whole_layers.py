@@ -78,7 +78,7 @@ def test_parameters_match(shape: Shape, budget: int) -> None:
     all_channels = shape.order * shape.channels * shape.out
     assert (ours.parameter_count() == all_channels) == (budget == all_channels)
     assert attention.qkv.weight.numel() + attention.o.weight.numel() == attention.parameter_count()
-    assert f"{attention.inner // attention.head} heads of {attention.head}" == attention.width
+    assert attention.width == f"{attention.inner // attention.head} × {attention.head}"
     assert f"expand {mamba.inner / shape.channels:.3g}" in mamba.width
     units = lstm.lstm.hidden_size
     assert lstm.width == f"{units} units"
@@ -133,8 +133,7 @@ def test_every_layer_has_a_row() -> None:
 def test_what_is_not_installed_is_said() -> None:
     rows = {row["layer"]: row for row in whole_layers.compared(SHAPE, 256, torch.float32, "cpu", 1)}
     for name in ("linear attention", "Mamba-2"):
-        assert all(reason.startswith("ModuleNotFoundError: ") for reason in rows[name]["skipped"].values())
-        assert rows[name]["skipped"]
+        assert "ModuleNotFoundError: " in rows[name]["skipped"]
         assert "parameters" not in rows[name]
     assert rows["causal attention"]["times ours"] > 0
 
@@ -148,11 +147,11 @@ def test_a_wrong_or_failing_layer_is_not_timed_and_loses_no_other(monkeypatch: p
     right = peers.Attention.plain
     monkeypatch.setattr(peers.Attention, "plain", lambda self, x: 1.01 * right(self, x))
     rows = {row["layer"]: row for row in whole_layers.compared(SHAPE, 256, torch.float32, "cpu", 1)}
-    reason = rows["causal attention"]["skipped"]["Attention"]
-    assert reason.startswith("RuntimeError: wrong answer, relative error of output 9.9e-03")
+    reason = "Attention: RuntimeError: wrong answer, relative error of output 9.9e-03"
+    assert rows["causal attention"]["skipped"].startswith(reason)
     assert "milliseconds forward" not in rows["causal attention"]
     assert rows["Mamba-2"]["source"] == "fla 1.2", "the other kernels that there are"
-    assert rows["Mamba-2"]["skipped"] == {"Mamba2ByItsAuthors": "RuntimeError: out of shared memory"}
+    assert rows["Mamba-2"]["skipped"] == "Mamba2ByItsAuthors: RuntimeError: out of shared memory"
 
 
 def test_a_wrong_gradient_is_found() -> None:

@@ -25,7 +25,7 @@ CHUNK = 256  # steps of a chunk of Mamba-2's scan, its default
 
 
 class Layer(nn.Module):
-    """A whole layer. `width` says how wide it is made; `source` names what runs it."""
+    """A whole layer. `width` says how wide it is made, for example heads × features; `source` names what runs it."""
 
     width: str
     source: str
@@ -85,9 +85,9 @@ class Attention(Layer):
         super().__init__()
         self.source = f"torch {torch.__version__}"
         self.head = min(HEAD, shape.channels)
-        heads = round(budget / ((3 * shape.channels + shape.out) * self.head))
-        self.inner = max(1, heads) * self.head
-        self.width = f"{max(1, heads)} heads of {self.head}"
+        heads = _nearest(budget / ((3 * shape.channels + shape.out) * self.head), 1)
+        self.inner = heads * self.head
+        self.width = f"{heads} × {self.head}"
         self.qkv = nn.Linear(shape.channels, 3 * self.inner, bias=False)
         self.o = nn.Linear(self.inner, shape.out, bias=False)
 
@@ -139,9 +139,9 @@ class Mamba2(Layer):
         super().__init__()
         self.head = self.state = min(HEAD, shape.channels)
         each = 2 * self.head * shape.channels + shape.channels + self.head * shape.out + 3  # x, z, Δ; o; A, D, Δ's bias
-        self.heads = max(1, round((budget - 2 * self.state * shape.channels) / each))
+        self.heads = _nearest((budget - 2 * self.state * shape.channels) / each, 1)
         self.inner = self.heads * self.head
-        self.width = f"{self.heads} heads of {self.head}, expand {self.inner / shape.channels:.3g}, state {self.state}"
+        self.width = f"{self.heads} × {self.head}, expand {self.inner / shape.channels:.3g}, state {self.state}"
         self.sizes = [self.inner, self.inner, self.state, self.state, self.heads]  # z, x, B, C, Δ
         self.in_proj = nn.Linear(shape.channels, sum(self.sizes), bias=False)
         self.o = nn.Linear(self.inner, shape.out, bias=False)

@@ -18,6 +18,7 @@ from plmu.bench.problems import TOLERANCE, Shape
 
 CLOSE = 0.05  # parameter counts further apart than this are not compared
 Row = dict[str, Any]
+Timed = tuple[Row, Call, Call]  # a layer's row, forward alone, and forward with backward
 
 
 def budgets(shape: Shape) -> list[int]:
@@ -41,25 +42,33 @@ def compared(shape: Shape, budget: int, dtype: torch.dtype, device: str, rounds:
             "budget": budget,
             "layer": name,
         }
-        ready: dict[str, tuple[Row, Call, Call]] = {}
-        skipped: dict[str, str] = {}
+        ready: dict[str, Timed] = {}
+        skipped: list[str] = []
         for kind in kinds:
             try:
                 layer = kind(shape, budget).to(device, dtype)
                 ready[layer.source] = (_described(layer, x), *_calls(layer, x, device))
             except Exception as error:  # whatever another library's kernel may raise: the other layers are still timed
-                skipped[kind.__name__] = f"{type(error).__name__}: {error}"
+                skipped.append(f"{kind.__name__}: {type(error).__name__}: {error}")
         if ready:
-            taken = medians({source: call for source, (_, _, call) in ready.items()}, device=device, rounds=3)
-            made, forward[name], both[name] = ready[min(taken, key=lambda source: taken[source])]
-            rows[name] |= {**made, "milliseconds by source": {source: 1e3 * one for source, one in taken.items()}}
+            made, forward[name], both[name] = _fastest(ready, device)
+            rows[name] |= made
         if skipped:
-            rows[name]["skipped"] = skipped
+            rows[name]["skipped"] = "; ".join(skipped)
     forward_times = timed(forward, device=device, rounds=rounds)
     both_times = timed(both, device=device, rounds=rounds)
     for name in both:
         rows[name] |= _times(rows[name], rows[OURS], forward_times, both_times)
     return list(rows.values())
+
+
+def _fastest(ready: dict[str, Timed], device: str) -> Timed:
+    """Of several implementations of a layer the fastest; the row has the times of all."""
+    if len(ready) == 1:
+        return next(iter(ready.values()))
+    taken = medians({source: both for source, (_, _, both) in ready.items()}, device=device, rounds=3)
+    row, forward, both = ready[min(taken, key=lambda source: taken[source])]
+    return {**row, "milliseconds by source": {one: 1e3 * taken[one] for one in taken}}, forward, both
 
 
 def _described(layer: Layer, x: Tensor) -> Row:
