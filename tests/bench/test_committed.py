@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from plmu.bench import complexity, layers, training_time
+from plmu.bench import complexity, layers, peers, problems, training_time, whole_layers
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -18,16 +18,31 @@ def committed(name: str) -> dict[str, Any]:
 
 
 def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def row(shape: layers.Shape, dtype: torch.dtype, *given: object, **options: object) -> dict[str, str]:
+    """The same shapes in every table, and in *whole layers* the same widths and numbers of parameters."""
+
+    def row(shape: problems.Shape, dtype: torch.dtype, *given: object, **options: object) -> dict[str, str]:
         return {"shape": str(shape), "dtype": str(dtype).removeprefix("torch.")}
 
-    monkeypatch.setattr(layers, "against", row)
+    def whole(shape: problems.Shape, budget: int, dtype: torch.dtype, *given: object) -> list[dict[str, object]]:
+        return [{**row(shape, dtype), "budget": budget, "layer": name} for name in peers.LAYERS]
+
+    monkeypatch.setattr(layers, "over_the_gemm", row)
     monkeypatch.setattr(layers, "choice", row)
-    monkeypatch.setattr(layers, "lengths", lambda *given: [])
-    found, written = layers._run("cuda", 1), committed("layers")
-    for name in found.keys() - {"length"}:
-        kept = [{key: one[key].removeprefix("torch.") for key in ("shape", "dtype")} for one in written[name]]
-        assert found[name] == kept, name
+    monkeypatch.setattr(layers, "tokens_per_second", lambda time, *given: {"time": time})
+    monkeypatch.setattr(whole_layers, "compared", whole)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    found: dict[str, list[dict[str, object]]] = {}
+    for name, one in layers.measured("cuda", 1):
+        found.setdefault(name, []).append(one)
+    written = committed("layers")
+    for name, rows in found.items():
+        assert [{key: one[key] for key in rows[0]} for one in written[name]] == rows, name
+    assert not written.get("unfinished")
+    shapes = {str(shape): shape for shape in problems.GPU_SHAPES}
+    for one in written[layers.WHOLE]:
+        if one["layer"] in ("ours", "causal attention", "LSTM"):
+            layer = peers.LAYERS[one["layer"]][0](shapes[one["shape"]], one["budget"])
+            assert (one["parameters"], one["width"]) == (layer.parameter_count(), layer.width)
 
 
 def test_layers_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
