@@ -1,4 +1,4 @@
-"""Benchmarks are made of public names: what they measure is what a user can build.
+"""Benchmarks and experiments are made of public names: what they measure is what a user can build.
 
 No module of these folders touches a private name of another module, or imports from `plmu.ops` or from within
 `plmu.nn`.
@@ -13,7 +13,7 @@ import pytest
 import plmu
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ["src/plmu/bench", "benchmarks"]
+FOLDERS = ["src/plmu/bench", "src/plmu/experiments", "benchmarks"]
 
 
 def _modules() -> list[str]:
