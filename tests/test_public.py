@@ -29,6 +29,7 @@ PLMU = [
     "Stream",
     "__version__",
     "final_state",
+    "fold",
     "for_graphs",
     "isolate_nonfinite",
     "load",
@@ -50,6 +51,7 @@ PLMU_NN = [
     "Sequential",
     "Steppable",
     "detached",
+    "fold",
     "reverse",
 ]
 OPTIONAL = ["matplotlib", "onnx", "pooch", "rich", "sacrebleu", "scipy", "tensorboard", "triton", "tyro"]

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
     from plmu.files import FileFormatError, load, load_into, save
-    from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential
+    from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential, fold
     from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
     from plmu.stream import Stream
     from plmu.systems import DelayNetwork, LinearSystem
@@ -28,6 +28,7 @@ __all__ = [
     "Stream",
     "__version__",
     "final_state",
+    "fold",
     "for_graphs",
     "isolate_nonfinite",
     "load",
@@ -45,7 +46,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
     "describe": (),
     "files": ("FileFormatError", "load", "load_into", "save"),
-    "nn": ("LMU", "DelayLayer", "LMUCell", "ParallelLMU", "Residual", "Sequential"),
+    "folded": (),
+    "nn": ("LMU", "DelayLayer", "LMUCell", "ParallelLMU", "Residual", "Sequential", "fold"),
     "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),
     "stream": ("Stream",),
     "systems": ("DelayNetwork", "LinearSystem"),

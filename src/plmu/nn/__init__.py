@@ -1,6 +1,7 @@
 """Layers that train in parallel over time and run as RNNs, by the conventions of torch.nn."""
 
 from plmu.nn.delay import DelayLayer
+from plmu.nn.folding import fold
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.sequential import Residual, Sequential
@@ -16,5 +17,6 @@ __all__ = [
     "Sequential",
     "Steppable",
     "detached",
+    "fold",
     "reverse",
 ]

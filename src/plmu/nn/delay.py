@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.folded import Folded
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import check_features, positive
@@ -80,6 +81,9 @@ class DelayLayer(Filling):
         m = self.memory.stepper(before.dtype, x.device)(infinity_as_nan(x).to(before.dtype), before)
         out = m.to(result_dtype(x)).flatten(1)
         return (out.clone() if out.dtype == m.dtype else out), m  # what becomes of the output must not reach the state
+
+    def _fold(self) -> Folded:
+        return self.memory.fold()
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)

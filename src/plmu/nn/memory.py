@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from plmu import ops
+from plmu.folded import Delay
 from plmu.modes import among_fakes, autocasts, values_unknown
 from plmu.ops.check import Lengths, check_state, result_dtype
+from plmu.ops.matrices import step_matrix
 from plmu.ops.plan import ALGORITHMS
 from plmu.ops.recurrent import Stepper
 from plmu.systems import DelayNetwork, LinearSystem
@@ -148,6 +150,12 @@ class Memory(nn.Module):
                 return stepper
             self._stepper = stepper
         return self._stepper
+
+    def fold(self) -> Delay:
+        """The memory as arrays; see `plmu.fold`."""
+        systems = self.systems()
+        matrix = torch.stack([step_matrix(system).detach().cpu() for system in systems])
+        return Delay(matrix, tuple(system.near_identity for system in systems), self.channels)
 
     def _groups(self, u: Tensor, state: Tensor | None) -> list[tuple[LinearSystem, Tensor, Tensor | None]]:
         if self.groups == 1:

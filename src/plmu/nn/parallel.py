@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from plmu.folded import Folded, LinearMemory, ParallelMemory, Place, Stateless, Stepped, wide_dtype
 from plmu.modes import autocasts, is_open
+from plmu.nn.folding import fold_activation, fold_linear, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
-from plmu.nn.steppable import Activation, Step, activation, check_features, last_valid, positive
+from plmu.nn.steppable import Activation, activation, check_features, last_valid, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.ops.plan import may_store
@@ -161,8 +165,28 @@ class ParallelLMU(Filling):
         m = self.memory.stepper(state.dtype, x.device)(_as(u, state.dtype), state)
         return self._output_of_state(m, x), m
 
-    def _frozen_step(self) -> Step:
-        return _folded(self) if _is_linear(self) else self._step
+    def _fold(self) -> Folded:
+        if not all(one is None or is_plain(one, nn.Linear) for one in (self.encoder, self.gate)):
+            return Stepped.of(self)
+        weight = self.memory_weight
+        place = Place(dtype=wide_dtype(weight.dtype), device=weight.device)
+        exact = copy.deepcopy(self).cpu().double()
+        readout, bias = exact._readout()
+        one_channel = self.memory.groups == self.memory.channels == 1
+        if one_channel and self.f1 is None and self.gate is None:
+            return _multiplied_out(exact, readout.flatten(1), bias, fold_activation(self.f2), place)
+        return ParallelMemory(
+            encoder=None if self.encoder is None else fold_linear(self.encoder),
+            gate=None if self.gate is None else fold_linear(self.gate),
+            memory=replace(self.memory.fold(), **place),
+            readout=readout.flatten(1),
+            input_weight=exact.input_weight,
+            bias=bias,
+            input_activation=fold_activation(self.f1),
+            output_activation=fold_activation(self.f2),
+            dtype=weight.dtype,
+            device=weight.device,
+        )
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
@@ -182,6 +206,10 @@ class ParallelLMU(Filling):
     def _from_input(self, x: Tensor) -> Tensor | None:
         """W_x x + b_o, what of it there is."""
         return self.bias if self.input_weight is None else linear(x, self.input_weight, self.bias)
+
+    def _readout(self) -> tuple[Tensor, Tensor | None]:
+        """The weight (out, order, channels) and the bias that act on m."""
+        return self.memory_weight, self.bias
 
     def _stores_m(self, u: Tensor) -> bool:
         """Whether m is one channel, no larger than the output, small enough to be stored, and not rounded by it."""
@@ -217,53 +245,27 @@ class ParallelLMU(Filling):
         return text if self.returns_sequences else text + ", return_sequences=False"
 
 
-def _is_linear(layer: ParallelLMU) -> bool:
-    """Whether all of a step before f2 is one linear map of a single channel's state and x, in one precision."""
-    encoder = layer.encoder
-    plain = encoder is None or (
-        type(encoder) is nn.Linear and not encoder._forward_hooks and not encoder._forward_pre_hooks
-    )
-    one_channel = layer.memory.groups == layer.memory.channels == 1
-    wide = layer.memory_weight.dtype in (torch.float32, torch.float64)
-    return type(layer) is ParallelLMU and plain and one_channel and wide and layer.f1 is None and layer.gate is None
-
-
-def _folded(layer: ParallelLMU) -> Step:
-    """Equations 18 to 20 as one product: [m_t ; W_m m_t + W_x x_t + b_o] from [m_{t-1} ; x_t]. A step of a stream is
+def _multiplied_out(
+    layer: ParallelLMU, readout: Tensor, bias: Tensor | None, activation: Stateless | None, place: Place
+) -> LinearMemory:
+    """Equations 18 to 20 as one product, of a float64 layer with one memory channel and no f1. A step of a stream is
     short of time for calls, not for arithmetic."""
-    weight = layer.memory_weight.detach()
-    dtype, device, order = weight.dtype, weight.device, layer.memory.order
-    outputs, f2 = layer.hidden_size, layer.f2
-    with torch.no_grad():
-        system = layer.memory.systems()[0]
-        A, B = system.A.double().to(device), system.B.double().to(device).reshape(order, -1)
-        readout = weight.double().flatten(1)
-        offset = weight.new_zeros(order, dtype=torch.float64)
-        if layer.encoder is not None:
-            if layer.encoder.bias is not None:
-                offset = B @ layer.encoder.bias.double()
-            B = B @ layer.encoder.weight.double()
-        from_input, output_offset = readout @ B, readout @ offset
-        if layer.input_weight is not None:
-            from_input = from_input + layer.input_weight.double()
-        if layer.bias is not None:
-            output_offset = output_offset + layer.bias.double()
-        near_identity = system.near_identity
-        change = A - torch.eye(order, dtype=A.dtype, device=device) if near_identity else A
-        rows = torch.cat([torch.cat([change, B], dim=1), torch.cat([readout @ A, from_input], dim=1)])
-        matrix, constant = rows.to(dtype), torch.cat([offset, output_offset]).to(dtype)
-
-    def step(x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        if state is None or autocasts(device):
-            return layer._step(x, state)
-        before = state.squeeze(2)
-        both = linear(torch.cat([before, x], dim=1), matrix, constant)
-        m, out = both.narrow(1, 0, order), both.narrow(1, order, outputs)
-        if near_identity:
-            m = before + m
-        return (out if f2 is None else f2(out)), m.unsqueeze(2)
-
-    return step
+    system, order = layer.memory.systems()[0], layer.memory.order
+    A, B = system.A, system.B.reshape(order, -1)
+    offset = A.new_zeros(order)
+    if layer.encoder is not None:
+        if layer.encoder.bias is not None:
+            offset = B @ layer.encoder.bias
+        B = B @ layer.encoder.weight
+    from_input, output_offset = readout @ B, readout @ offset
+    if layer.input_weight is not None:
+        from_input = from_input + layer.input_weight
+    if bias is not None:
+        output_offset = output_offset + bias
+    change = A - torch.eye(order, dtype=A.dtype) if system.near_identity else A
+    rows = [torch.cat([change, B], dim=1), torch.cat([readout @ A, from_input], dim=1)]
+    constant = torch.cat([offset, output_offset])
+    return LinearMemory(torch.cat(rows), constant, order, system.near_identity, activation, **place)
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:

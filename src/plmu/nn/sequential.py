@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plmu.folded import Folded, Sum
 from plmu.modes import autocasts
+from plmu.nn.folding import fold_module, fold_stack
 from plmu.nn.missing import Filling, checked_missing
-from plmu.nn.steppable import Step, Steppable
+from plmu.nn.steppable import Steppable, changed
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
 
 # Modules of torch that act on each time step alone, on the last axis or on single elements.
@@ -103,19 +105,8 @@ class Sequential(Filling):
                 x = _each_step(module, x)
         return x, tuple(states)
 
-    def _frozen_step(self) -> Step:
-        steps = [
-            module.frozen_step() if isinstance(module, Steppable) else _stateless(module) for module in self.layers
-        ]
-
-        def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
-            after = []
-            for one, before in zip(steps, self._states(state), strict=True):
-                x, new = one(x, before)
-                after.append(new)
-            return x, tuple(after)
-
-        return step
+    def _fold(self) -> Folded:
+        return fold_stack([(module, place) for place, module in enumerate(self.layers)], len(self.layers))
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
         return tuple(
@@ -164,14 +155,8 @@ class Residual(Steppable):
         _check_features(x, entrance(self))
         return self._sum(x, _each_step(self.module, x)), None
 
-    def frozen_step(self) -> Step:
-        inner = self.module.frozen_step() if isinstance(self.module, Steppable) else _stateless(self.module)
-
-        def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
-            out, new = inner(x, state)
-            return self._sum(x, out), new
-
-        return step
+    def fold(self) -> Folded:
+        return super().fold() if changed(self, "fold") else Sum(fold_module(self.module))
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.module.initial_state(batch, dtype, device) if isinstance(self.module, Steppable) else None
@@ -277,12 +262,6 @@ def _check_features(x: Tensor, first: nn.Module | None) -> None:
         raise TypeError(
             f"x is {x.dtype} and nn.Linear {first.weight.dtype}: convert one of them, for example x.to(...)"
         )
-
-
-def _stateless(module: nn.Module) -> Step:
-    if isinstance(entrance(module), nn.Embedding):
-        return lambda x, state: (_each_step(module, x), None)
-    return lambda x, state: (module(x), None)
 
 
 def _each_step(module: nn.Module, x: Tensor) -> Any:

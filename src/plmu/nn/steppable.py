@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plmu.folded import Folded, Stepped
 from plmu.modes import autocasts
 from plmu.ops.check import Lengths, check_padded, checked_lengths
 
 Activation = str | Callable[[Tensor], Tensor] | None
-Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -48,13 +48,27 @@ class Steppable(nn.Module):
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """x (batch, features) to out (batch, features) and the next state."""
 
-    def frozen_step(self) -> Step:
-        """`step` as a function for many calls with weights that stay as they are now: constants may be folded."""
-        return self.step
+    def fold(self) -> Folded:
+        """What `plmu.fold` makes of this layer, before arrays are cast: by default the layer itself, in a copy.
+
+        Override it to give a layer of your own as one of the kinds in `plmu.folded`, or as a kind of your own.
+        """
+        return Stepped.of(self)
 
     @abstractmethod
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         """The state that `None` stands for: a tensor or nested tuples of tensors."""
+
+
+def changed(layer: Steppable, method: str) -> bool:
+    """Whether a layer is not quite of the class that has this method: a subclass, or the layer itself, has other
+    methods in place of that class's. What the method says of the class then does not hold."""
+    own = next(kind for kind in type(layer).__mro__ if method in vars(kind))
+    between = type(layer).__mro__[: type(layer).__mro__.index(own)]
+    names = {name for kind in between for name in vars(kind)} - {"forward", "extra_repr", "reset_parameters"}
+    if any(hasattr(own, name) for name in names if not name.startswith("__")):
+        return True
+    return any(callable(getattr(own, name, None)) for name in vars(layer))
 
 
 def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | None:
