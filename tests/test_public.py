@@ -16,6 +16,7 @@ import plmu
 ROOT = Path(__file__).parents[1]
 
 PLMU = [
+    "Bidirectional",
     "DelayLayer",
     "DelayNetwork",
     "FileFormatError",
@@ -43,6 +44,7 @@ PLMU = [
 ]
 PLMU_NN = [
     "ACTIVATIONS",
+    "Bidirectional",
     "DelayLayer",
     "LMU",
     "LMUCell",

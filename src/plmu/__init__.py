@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
     from plmu.files import FileFormatError, load, load_into, save
-    from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential, fold
+    from plmu.nn import LMU, Bidirectional, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential, fold
     from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
     from plmu.stream import Stream
     from plmu.systems import DelayNetwork, LinearSystem
@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LMU",
+    "Bidirectional",
     "DelayLayer",
     "DelayNetwork",
     "FileFormatError",
@@ -47,7 +48,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "describe": (),
     "files": ("FileFormatError", "load", "load_into", "save"),
     "folded": (),
-    "nn": ("LMU", "DelayLayer", "LMUCell", "ParallelLMU", "Residual", "Sequential", "fold"),
+    "nn": ("LMU", "Bidirectional", "DelayLayer", "LMUCell", "ParallelLMU", "Residual", "Sequential", "fold"),
     "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),
     "stream": ("Stream",),
     "systems": ("DelayNetwork", "LinearSystem"),

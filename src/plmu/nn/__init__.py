@@ -1,5 +1,6 @@
 """Layers that train in parallel over time and run as RNNs, by the conventions of torch.nn."""
 
+from plmu.nn.bidirectional import Bidirectional
 from plmu.nn.delay import DelayLayer
 from plmu.nn.folding import fold
 from plmu.nn.original import LMU, LMUCell
@@ -10,6 +11,7 @@ from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, reverse
 __all__ = [
     "ACTIVATIONS",
     "LMU",
+    "Bidirectional",
     "DelayLayer",
     "LMUCell",
     "ParallelLMU",

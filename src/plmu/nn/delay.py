@@ -11,7 +11,7 @@ from torch import Tensor
 from plmu.folded import Folded
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
-from plmu.nn.steppable import check_features, positive
+from plmu.nn.steppable import check_features, factory, options_repr, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.systems import LinearSystem
@@ -37,6 +37,8 @@ class DelayLayer(Filling):
         return_sequences: bool = True,
         algorithm: str = "auto",
         missing: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config = {
@@ -51,7 +53,7 @@ class DelayLayer(Filling):
         }
         self.missing = missing
         self.input_size = positive(channels, "channels")
-        self.memory = Memory(channels, order, theta, system, trainable, algorithm)
+        self.memory = Memory(channels, order, theta, system, trainable, algorithm, **factory(device, dtype))
         self.output_size = self.memory.order * self.memory.channels
         self.returns_sequences = return_sequences
 
@@ -87,3 +89,6 @@ class DelayLayer(Filling):
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}{options_repr(self, DelayLayer)}"

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 
 from plmu.folded import Affine, Applied, Chain, Folded, Function, Identity, Lookup, Norm, Stateless, chain
 from plmu.modes import unwrapped
-from plmu.nn.steppable import ACTIVATIONS, Steppable
+from plmu.nn.steppable import Steppable, activation_name
 
 # Those that do nothing once training is over.
 _NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
@@ -98,8 +98,7 @@ def fold_activation(function: Callable[[Tensor], Tensor] | None) -> Stateless | 
     if isinstance(function, nn.Module):
         part = fold_module(function)
         return part if isinstance(part, Stateless) else Applied.of(function)
-    name = next((name for name, known in ACTIVATIONS.items() if known is function), None)
-    return Function(function if name is None else name)
+    return Function(activation_name(function) or function)
 
 
 def fold_linear(module: nn.Linear) -> Affine:

@@ -16,7 +16,7 @@ from plmu.modes import autocasts, is_open
 from plmu.nn.folding import fold_activation, fold_linear, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
-from plmu.nn.steppable import Activation, activation, check_features, last_valid, positive
+from plmu.nn.steppable import Activation, activation, check_features, factory, last_valid, options_repr, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.ops.plan import may_store
@@ -49,6 +49,7 @@ class ParallelLMU(Filling):
         algorithm: "auto", or one by name; see `plmu.plan`.
         missing: what NaN in x means: None takes it as it is; "hold" repeats the last value of that feature, "zero"
             takes zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
+        device, dtype: of the parameters, as in `torch.nn`; a trained memory's own are float32 or wider.
     """
 
     input_size: int
@@ -72,6 +73,8 @@ class ParallelLMU(Filling):
         return_sequences: bool = True,
         algorithm: str = "auto",
         missing: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config = {
@@ -93,21 +96,22 @@ class ParallelLMU(Filling):
             "missing": checked_missing(missing),
         }
         self.missing = missing
+        place = factory(device, dtype)
         if not encoder and input_activation is not None:
             raise ValueError("input_activation is applied to the encoded input: with encoder=False it must be None")
         self.input_size = positive(input_size, "input_size")
         self.hidden_size = self.output_size = positive(hidden_size, "hidden_size")
         width = _memory_width(input_size, memory_size, gated, encoder, system)
-        self.memory = Memory(width, order, theta, system, trainable, algorithm)
+        self.memory = Memory(width, order, theta, system, trainable, algorithm, **place)
         self.memory_size = self.memory.channels
         self.returns_sequences = return_sequences
         self.f1 = activation(input_activation, "input_activation")
         self.f2 = activation(output_activation, "output_activation")
-        self.encoder = nn.Linear(input_size, width, bias=bias) if encoder else None
-        self.gate = nn.Linear(input_size, width) if gated else None
-        self.memory_weight = nn.Parameter(torch.empty(hidden_size, self.memory.order, self.memory_size))
-        self.input_weight = nn.Parameter(torch.empty(hidden_size, input_size)) if input_to_output else None
-        self.bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
+        self.encoder = nn.Linear(input_size, width, bias=bias, **place) if encoder else None
+        self.gate = nn.Linear(input_size, width, **place) if gated else None
+        self.memory_weight = nn.Parameter(torch.empty(hidden_size, self.memory.order, self.memory_size, **place))
+        self.input_weight = nn.Parameter(torch.empty(hidden_size, input_size, **place)) if input_to_output else None
+        self.bias = nn.Parameter(torch.empty(hidden_size, **place)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -241,8 +245,8 @@ class ParallelLMU(Filling):
         return self._output(linear(flat, weight) if from_input is None else torch.addmm(from_input, flat, weight.mT))
 
     def extra_repr(self) -> str:
-        text = f"{self.input_size}, {self.hidden_size}, memory_size={self.memory_size}"
-        return text if self.returns_sequences else text + ", return_sequences=False"
+        options = options_repr(self, ParallelLMU, input_activation=self.f1, output_activation=self.f2)
+        return f"{self.input_size}, {self.hidden_size}, memory_size={self.memory_size}{options}"
 
 
 def _multiplied_out(

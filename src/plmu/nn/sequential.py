@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from plmu.folded import Folded, Sum
 from plmu.modes import autocasts
 from plmu.nn.folding import fold_module, fold_stack
-from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.missing import FILLS, Filling, checked_missing
 from plmu.nn.steppable import Steppable, changed
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
 
@@ -50,31 +51,79 @@ class Sequential(Filling):
 
     Takes steppable modules (those of plmu, or any `plmu.nn.Steppable`) and modules that act on each time step alone:
     torch's Linear, Embedding, norms over features, dropout and activations, `nn.Sequential` of those, and your own with
-    a class attribute `per_step = True`. Anything else would see other steps than its own and raises.
+    a class attribute `per_step = True`. Anything else would see other steps than its own and raises. Indices, slices,
+    `len`, loops, `append`, `extend` and `insert` work as in `nn.Sequential`.
 
     `missing="hold"` or `"zero"` fills NaN in x before the first module, as in `ParallelLMU`.
     """
 
     def __init__(self, *modules: nn.Module, missing: str | None = None) -> None:
         super().__init__()
+        self.missing = checked_missing(missing)
+        self.returns_sequences, self.input_size = self._check_modules(modules)
+        self.layers = nn.ModuleList(modules)
+
+    def _check_modules(self, modules: Sequence[nn.Module]) -> tuple[bool, int | None]:
+        """Raise unless these can be the modules; whether they return sequences, and how many features they take."""
         if not modules:
             raise ValueError("Sequential needs at least one module")
         for index, module in enumerate(modules):
             check_module(module, f"module {index}")
-        self.layers = nn.ModuleList(modules)
+        sequences = True
         for index, module in enumerate(modules):
-            if isinstance(module, Steppable) and index and not self.returns_sequences:
+            if isinstance(module, Steppable) and not sequences:
                 raise ValueError(f"module {index} ({_name(module)}) needs a sequence, but a module before it has"
                                  " return_sequences=False")  # fmt: skip
-            if isinstance(module, Steppable) and not module.returns_sequences:
-                self.returns_sequences = False
-        self.missing = checked_missing(missing)
-        first = entrance(self)
-        self.input_size = features_of(first)
-        if missing is not None and isinstance(first, nn.Embedding):
-            raise ValueError(f"missing must be None for a model that takes tokens, got {missing!r}")
-        if missing == "hold" and self.input_size is None:
+            sequences = sequences and (not isinstance(module, Steppable) or module.returns_sequences)
+        first = next((found for module in modules if (found := entrance(module)) is not None), None)
+        size = features_of(first)
+        if self.missing is not None and isinstance(first, nn.Embedding):
+            raise ValueError(f"missing must be None for a model that takes tokens, got {self.missing!r}")
+        if self.missing == "hold" and size is None:
             raise ValueError("missing='hold' needs a first module with a known number of features")
+        return sequences, size
+
+    def append(self, module: nn.Module) -> Self:
+        """Add a module at the end, checked as the constructor does; returns this model."""
+        return self.insert(len(self), module)
+
+    def extend(self, modules: Iterable[nn.Module]) -> Self:
+        """Add modules at the end: all of them, or none where one does not fit."""
+        added = list(modules)
+        self.returns_sequences, self.input_size = self._check_modules([*self.layers, *added])
+        self.layers.extend(added)
+        return self
+
+    def insert(self, index: int, module: nn.Module) -> Self:
+        """Add a module before the one at `index`, which may be negative; returns this model."""
+        if not -len(self) <= index <= len(self):
+            raise IndexError(f"index must be between {-len(self)} and {len(self)}, got {index}")
+        modules = list(self.layers)
+        modules.insert(index, module)
+        self.returns_sequences, self.input_size = self._check_modules(modules)
+        self.layers.insert(index + len(self) if index < 0 else index, module)
+        return self
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.layers)
+
+    @overload
+    def __getitem__(self, index: int) -> nn.Module: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequential: ...
+
+    def __getitem__(self, index: int | slice) -> nn.Module:
+        """One module, or for a slice a `Sequential` of the same modules; it fills missing values if it begins as this
+        one does."""
+        if not isinstance(index, slice):
+            return self.layers[index]
+        places = range(len(self))[index]
+        missing = self.missing if places and places[0] == 0 else None
+        return Sequential(*(self.layers[place] for place in places), missing=missing)
 
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
@@ -113,6 +162,9 @@ class Sequential(Filling):
             module.initial_state(batch, dtype, device) if isinstance(module, Steppable) else None
             for module in self.layers
         )
+
+    def extra_repr(self) -> str:
+        return "" if self.missing is None else f"missing={self.missing}"
 
     def _states(self, state: tuple[Any, ...] | None) -> tuple[Any, ...]:
         if state is None:
@@ -226,8 +278,9 @@ def features_of(module: nn.Module | None) -> int | None:
 
 def fills(module: nn.Module) -> str | None:
     """How a model fills missing values of its input, if it does."""
-    if isinstance(module, Filling) and module.missing is not None:
-        return module.missing
+    own = getattr(module, "missing", None)
+    if isinstance(module, Steppable) and own in FILLS:
+        return str(own)
     if not isinstance(module, Sequential):
         return None
     seen = (inner for inner in module.layers if not isinstance(inner, nn.Identity | nn.Dropout | nn.AlphaDropout))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -107,6 +108,42 @@ def positive(value: int, name: str) -> int:
     if isinstance(value, bool) or whole < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     return whole
+
+
+def activation_name(function: object) -> str | None:
+    """The name of a function in ACTIVATIONS, if it is there."""
+    return next((name for name, known in ACTIVATIONS.items() if known is function), None)
+
+
+# What a layer's memory shows of itself, or the layer in another way.
+_SHOWN = {"input_size", "hidden_size", "channels", "memory_size", "order", "theta", "system", "trainable"}
+
+
+def options_repr(layer: nn.Module, kind: type[nn.Module], **activations: Callable[[Tensor], Tensor] | None) -> str:
+    """For `extra_repr`: activations, and the options of a layer that do not have the default of their class."""
+    config: dict[str, Any] = layer.config  # type: ignore[assignment]
+    defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+    shown = {
+        name: activation_name(function) or getattr(function, "__name__", None if function is None else str(function))
+        for name, function in activations.items()
+    }
+    hidden = {*_SHOWN, *activations}
+    shown |= {name: value for name, value in config.items() if name not in hidden and value != defaults.get(name)}
+    return "".join(f", {name}={value}" for name, value in shown.items())
+
+
+class Factory(TypedDict):
+    """Where and in which precision a layer makes its parameters."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+def factory(device: torch.device | str | None, dtype: torch.dtype | None) -> Factory:
+    """The options `device` and `dtype` of a constructor, checked."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
+    return {"device": device, "dtype": dtype}
 
 
 def last_valid(x: Tensor, lengths: Tensor | None) -> Tensor:
