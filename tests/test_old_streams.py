@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import plmu
+from plmu.compare import fingerprint
 
 # Five steps of the model below, saved by version 0.1.0 before models were folded.
 FILE = (
@@ -33,10 +34,14 @@ def model() -> plmu.Sequential:
         plmu.DelayLayer(2, order=2, theta=5.0, missing="zero"),
         nn.Linear(4, 1),
     )
+    return filled(made)
+
+
+def filled(model: nn.Module) -> nn.Module:
     with torch.no_grad():
-        for value in made.parameters():
+        for value in model.parameters():
             value.copy_((torch.arange(value.numel()).reshape(value.shape) % 7 - 3) / 8)
-    return made
+    return model
 
 
 def test_an_older_stream_goes_on(tmp_path: Path) -> None:
@@ -46,6 +51,37 @@ def test_an_older_stream_goes_on(tmp_path: Path) -> None:
     # Printed to seven digits; a step sums fewer than 100 products.
     bound = 0.5e-7 + 100 * torch.finfo(torch.float32).eps
     assert stream.push([1.0, 0.5]).item() == pytest.approx(NEXT, rel=0, abs=bound)
+
+
+class Model(plmu.Sequential):
+    """Of a class of one's own all public attributes count."""
+
+
+class Layer(plmu.ParallelLMU):
+    """The same."""
+
+
+class Delayed(plmu.DelayLayer):
+    """The same."""
+
+
+class Original(plmu.LMU):
+    """The same."""
+
+
+SMALL = {"order": 4, "theta": 7.0}
+FINGERPRINTS = {
+    "7bd46243": lambda: Model(nn.Linear(3, 3), plmu.ParallelLMU(3, 4, **SMALL)),
+    "aa09a1e1": lambda: Model(plmu.ParallelLMU(3, 4, **SMALL, return_sequences=False)),
+    "89e5fce5": lambda: Layer(3, 4, **SMALL),
+    "ccb92af9": lambda: Delayed(3, **SMALL),
+    "839cabc8": lambda: Original(3, 4, **SMALL),
+}
+
+
+@pytest.mark.parametrize("begins", FINGERPRINTS)
+def test_fingerprints_of_classes_of_ones_own_are_as_they_were(begins: str) -> None:
+    assert fingerprint(filled(FINGERPRINTS[begins]())).startswith(begins)
 
 
 def test_it_is_still_refused_by_another_model(tmp_path: Path) -> None:

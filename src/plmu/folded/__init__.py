@@ -5,26 +5,11 @@ its tensors are arrays, its other fields plain options, and fields that are fold
 derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of your layer.
 """
 
-from plmu.folded.base import (
-    Affine,
-    After,
-    Applied,
-    Chain,
-    Filled,
-    Folded,
-    Function,
-    Identity,
-    Lookup,
-    Norm,
-    Place,
-    Scale,
-    Stateless,
-    Stepped,
-    Sum,
-    wide_dtype,
-)
+from plmu.folded.base import Folded, Place, Stateless, wide_dtype
+from plmu.folded.functions import Affine, Applied, Function, Identity, Lookup, Norm, Scale
 from plmu.folded.joining import chain
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
+from plmu.folded.stacks import After, Chain, Filled, Stepped, Sum
 
 __all__ = [
     "Affine",

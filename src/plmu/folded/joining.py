@@ -8,8 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plmu.folded.base import Affine, Chain, Folded, Identity, Scale
+from plmu.folded.base import Folded
+from plmu.folded.functions import Affine, Identity, Scale
 from plmu.folded.memory import LinearMemory
+from plmu.folded.stacks import Chain
 
 
 def chain(parts: Iterable[tuple[Folded, int]], states: int | None) -> Chain:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from plmu.folded.base import Affine, Folded, Stateless, read_only, wide_dtype
+from plmu.folded.base import Folded, Stateless, read_only, wide_dtype
+from plmu.folded.functions import Affine
 from plmu.ops.matrices import apply
 from plmu.ops.nonfinite import infinity_as_nan
 

@@ -74,11 +74,14 @@ def fold(model: nn.Module) -> Folded:
 
 
 def fold_module(module: nn.Module) -> Folded:
-    """A module of a stack, folded: a steppable one, one of torch, or one with a `fold()` of its own."""
+    """A module of a stack, folded: a steppable one, one of torch, or one with `per_step = True` and perhaps a `fold()`
+    of its own."""
     if isinstance(module, nn.Sequential) and is_plain(module, nn.Sequential):
         return fold_stack([(one, 0) for one in module], None)
-    own: Callable[[], Folded] | None = getattr(module, "fold", None)
-    return own() if own is not None else _fold_torch(module)
+    if isinstance(module, Steppable) or (getattr(module, "per_step", False) and hasattr(module, "fold")):
+        found: Folded = module.fold()  # type: ignore[operator]
+        return found
+    return _fold_torch(module)
 
 
 def fold_stack(modules: list[tuple[nn.Module, int]], states: int | None) -> Chain:

@@ -5,18 +5,17 @@ It cannot be parallelised over time: here for comparison, and for models trained
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
-from plmu.folded import CoupledMemory, Folded, Stepped, wide_dtype
+from plmu.folded import Folded, Stepped
 from plmu.modes import is_open, values_unknown, watched
 from plmu.nn import coupled
-from plmu.nn.folding import fold_activation, is_plain
+from plmu.nn.folding import is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, activation, check_features, factory, last_valid, options_repr, positive
@@ -304,7 +303,7 @@ class LMU(Filling):
         return self.cell(x, state)  # type: ignore[no-any-return]
 
     def _fold(self) -> Folded:
-        return _multiplied_out(self.cell) if is_plain(self.cell, LMUCell) else Stepped.of(self)
+        return coupled.folded(self.cell) if is_plain(self.cell, LMUCell) else Stepped.of(self)
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         return self.cell.initial_state(batch, dtype, device)
@@ -313,40 +312,3 @@ class LMU(Filling):
         """What its cell does not show."""
         shown = {"return_sequences": (self.returns_sequences, True), "missing": (self.missing, None)}
         return ", ".join(f"{name}={value}" for name, (value, default) in shown.items() if value != default)
-
-
-def _multiplied_out(given: LMUCell) -> CoupledMemory:
-    """Equations 15 to 17 as one product, for any number of memory channels; see `coupled` for the matrix."""
-    cell = copy.deepcopy(given).cpu().double()
-    systems, order, channels = cell.memory.systems(), cell.memory.order, cell.memory.channels
-    size, width = order * channels, cell.memory.width
-    A = torch.zeros(order, channels, order, channels, dtype=torch.float64)
-    B = torch.zeros(order, channels, width, dtype=torch.float64)
-    for channel in range(channels):
-        system = systems[channel * len(systems) // channels]
-        A[:, channel, :, channel] = system.A
-        B[:, channel, channel : channel + width // channels] = system.B.reshape(order, -1)
-    A, B = A.reshape(size, size), B.reshape(size, width)
-    if cell.memory_encoder is not None:
-        A = A + B @ cell.memory_encoder
-    hidden = B.new_zeros(size, cell.hidden_size) if cell.hidden_encoder is None else B @ cell.hidden_encoder
-    top = torch.cat([A, hidden, B @ cell.input_encoder], dim=1)
-    bottom = cell.memory_weight @ top
-    if cell.hidden_weight is not None:
-        bottom[:, size : size + cell.hidden_size] += cell.hidden_weight
-    if cell.input_weight is not None:
-        bottom[:, size + cell.hidden_size :] += cell.input_weight
-    near_identity = any(system.near_identity for system in systems)
-    if near_identity:
-        top[:, :size] -= torch.eye(size, dtype=torch.float64)
-    constant = top.new_zeros(size + cell.hidden_size) if cell.bias is None else pad(cell.bias, (size, 0))
-    return CoupledMemory(
-        torch.cat([top, bottom]),
-        constant,
-        order,
-        near_identity,
-        fold_activation(given.f),
-        channels,
-        dtype=wide_dtype(given.memory_weight.dtype),
-        device=given.memory_weight.device,
-    )

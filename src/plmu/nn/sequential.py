@@ -60,11 +60,12 @@ class Sequential(Filling):
     def __init__(self, *modules: nn.Module, missing: str | None = None) -> None:
         super().__init__()
         self.missing = checked_missing(missing)
-        self.returns_sequences, self.input_size = self._check_modules(modules)
+        self._check_modules(modules)
         self.layers = nn.ModuleList(modules)
 
-    def _check_modules(self, modules: Sequence[nn.Module]) -> tuple[bool, int | None]:
-        """Raise unless these can be the modules; whether they return sequences, and how many features they take."""
+    def _check_modules(self, modules: Sequence[nn.Module]) -> None:
+        """Raise unless these can be the modules; else note whether they return sequences, and how many features they
+        take."""
         if not modules:
             raise ValueError("Sequential needs at least one module")
         for index, module in enumerate(modules):
@@ -81,7 +82,11 @@ class Sequential(Filling):
             raise ValueError(f"missing must be None for a model that takes tokens, got {self.missing!r}")
         if self.missing == "hold" and size is None:
             raise ValueError("missing='hold' needs a first module with a known number of features")
-        return sequences, size
+        self.input_size = size
+        if (
+            sequences != self.returns_sequences
+        ):  # else it stays an attribute of the class, for fingerprints of old files
+            self.returns_sequences = sequences
 
     def append(self, module: nn.Module) -> Self:
         """Add a module at the end, checked as the constructor does; returns this model."""
@@ -90,7 +95,7 @@ class Sequential(Filling):
     def extend(self, modules: Iterable[nn.Module]) -> Self:
         """Add modules at the end: all of them, or none where one does not fit."""
         added = list(modules)
-        self.returns_sequences, self.input_size = self._check_modules([*self.layers, *added])
+        self._check_modules([*self.layers, *added])
         self.layers.extend(added)
         return self
 
@@ -100,7 +105,7 @@ class Sequential(Filling):
             raise IndexError(f"index must be between {-len(self)} and {len(self)}, got {index}")
         modules = list(self.layers)
         modules.insert(index, module)
-        self.returns_sequences, self.input_size = self._check_modules(modules)
+        self._check_modules(modules)
         self.layers.insert(index + len(self) if index < 0 else index, module)
         return self
 
