@@ -16,6 +16,7 @@ import plmu
 ROOT = Path(__file__).parents[1]
 
 PLMU = [
+    "Bidirectional",
     "DelayLayer",
     "DelayNetwork",
     "FileFormatError",
@@ -31,6 +32,7 @@ PLMU = [
     "TokenDelayLayer",
     "__version__",
     "final_state",
+    "fold",
     "for_graphs",
     "isolate_nonfinite",
     "load",
@@ -45,6 +47,7 @@ PLMU = [
 ]
 PLMU_NN = [
     "ACTIVATIONS",
+    "Bidirectional",
     "DelayLayer",
     "LMU",
     "LMUCell",
@@ -55,6 +58,7 @@ PLMU_NN = [
     "Steppable",
     "TokenDelayLayer",
     "detached",
+    "fold",
     "last_valid",
     "reverse",
     "standardize",

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 from streams import MODELS, SMALL, TIME, assert_same, every_model, pushed, stack
 from torch import Tensor, nn
 
-import plmu
 from plmu import LMU, ParallelLMU, Sequential, Stream
 
 
@@ -114,60 +113,6 @@ def test_training_goes_on_without_showing_in_the_stream(name: str) -> None:
     assert torch.equal(after, before)
     assert not torch.equal(after, pushed(Stream(model), x))
     assert all(value.grad is not None for value in model.parameters())
-
-
-FOLDED = {
-    "default": lambda: ParallelLMU(1, 4, **SMALL),
-    "several inputs": lambda: ParallelLMU(3, 4, **SMALL),
-    "no biases": lambda: ParallelLMU(3, 4, **SMALL, bias=False),
-    "no encoder": lambda: ParallelLMU(1, 4, **SMALL, encoder=False),
-    "memory alone": lambda: ParallelLMU(3, 4, **SMALL, input_to_output=False, output_activation=None),
-    "neither bias nor input": lambda: ParallelLMU(3, 4, **SMALL, input_to_output=False, bias=False),
-    "multi-input system": lambda: ParallelLMU(
-        3, 4, system=plmu.LinearSystem(0.9 * torch.eye(5), torch.randn(5, 2)), memory_size=2
-    ),
-    "near identity": lambda: ParallelLMU(3, 4, order=1, theta=1e5),
-    "trained system": lambda: ParallelLMU(3, 4, **SMALL, trainable="system"),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", FOLDED)
-def test_a_folded_step_is_the_step(name: str, batch: int, dtype: torch.dtype) -> None:
-    layer = FOLDED[name]().to(dtype)
-    for value in layer.parameters():
-        torch.nn.init.normal_(value, std=0.3) if value.dim() == 1 else None  # biases that would show
-    folded = layer.frozen_step()
-    assert folded.__name__ == "step"
-    assert folded != layer.step
-    state = torch.randn_like(layer.initial_state(batch, dtype, torch.device("cpu")))
-    with torch.no_grad():
-        for x in torch.randn(5, batch, layer.input_size, dtype=dtype):
-            expected, after = layer.step(x, state)
-            out, state = folded(x, state)
-            assert_same(out, expected)
-            assert_same(state, after)
-
-
-def test_what_cannot_be_folded_steps_as_it_is() -> None:
-    class Doubled(ParallelLMU):
-        def _encode(self, x: torch.Tensor) -> torch.Tensor:
-            return 2 * super()._encode(x)
-
-    def rebuilt(hooked: ParallelLMU) -> ParallelLMU:
-        hooked.encoder.register_forward_hook(lambda module, given, out: 2 * out)
-        return hooked
-
-    for layer in (
-        Doubled(3, 4, **SMALL),
-        rebuilt(ParallelLMU(3, 4, **SMALL)),
-        ParallelLMU(3, 4, **SMALL, memory_size=2),
-        ParallelLMU(3, 4, **SMALL, input_activation="tanh"),
-        ParallelLMU(1, 4, **SMALL, gated=True),
-        ParallelLMU(3, 4, **SMALL).bfloat16(),
-    ):
-        assert layer.frozen_step().__self__ is layer  # a method of its own, not a folded function
 
 
 @every_model

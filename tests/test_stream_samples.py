@@ -21,7 +21,7 @@ def filled(model: nn.Module, name: str) -> nn.Module:
 
 
 LARGE = {
-    "float16": (lambda: filled(ParallelLMU(3, 4, **SMALL), "encoder.weight").half(), 3e4),
+    "float16": (lambda: filled(ParallelLMU(3, 4, **SMALL, memory_size=2), "encoder.weight").half(), 3e4),
     "float32": (lambda: filled(ParallelLMU(3, 4, **SMALL), "encoder.weight"), 3e38),
     "float64": (lambda: filled(ParallelLMU(3, 4, **SMALL), "encoder.weight").double(), 1.5e308),
     "a large memory": (lambda: filled(ParallelLMU(3, 4, order=40, theta=5.0), "encoder.weight"), 3e38),

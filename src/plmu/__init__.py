@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from plmu.files import FileFormatError, load, load_into, save
     from plmu.nn import (
         LMU,
+        Bidirectional,
         DelayLayer,
         LMUCell,
         ParallelLMU,
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         Sequential,
         Standardize,
         TokenDelayLayer,
+        fold,
         standardize,
     )
     from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
@@ -26,6 +28,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "LMU",
+    "Bidirectional",
     "DelayLayer",
     "DelayNetwork",
     "FileFormatError",
@@ -40,6 +43,7 @@ __all__ = [
     "TokenDelayLayer",
     "__version__",
     "final_state",
+    "fold",
     "for_graphs",
     "isolate_nonfinite",
     "load",
@@ -58,8 +62,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
     "describe": (),
     "files": ("FileFormatError", "load", "load_into", "save"),
+    "folded": (),
     "nn": (
         "LMU",
+        "Bidirectional",
         "DelayLayer",
         "LMUCell",
         "ParallelLMU",
@@ -67,6 +73,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Sequential",
         "Standardize",
         "TokenDelayLayer",
+        "fold",
         "standardize",
     ),
     "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),

@@ -16,7 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.nn import LMU, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential, Standardize, TokenDelayLayer
+from plmu.nn import (
+    LMU,
+    Bidirectional,
+    DelayLayer,
+    LMUCell,
+    ParallelLMU,
+    Residual,
+    Sequential,
+    Standardize,
+    TokenDelayLayer,
+)
 from plmu.systems import LinearSystem
 
 Description = dict[str, Any]
@@ -89,6 +99,7 @@ _LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *TORC
 _STACKS: dict[str, Callable[..., nn.Module]] = {
     "Sequential": Sequential,
     "Residual": Residual,
+    "Bidirectional": Bidirectional,
     "torch.Sequential": nn.Sequential,
 }
 SYSTEMS = ".systems."  # tensors of systems given as matrices; no name in a state_dict begins with a dot
@@ -116,6 +127,10 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
         return description
     if isinstance(module, Residual) and kind is Residual:
         return {"class": "Residual", "modules": [_describe(module.module, tensors, f"{where}.module")]}
+    if isinstance(module, Bidirectional) and kind is Bidirectional:
+        sides = ("forward_layer", "backward_layer")
+        modules = [_describe(getattr(module, side), tensors, f"{where}.{side}") for side in sides]
+        return {"class": "Bidirectional", "modules": modules, "merge": module.merge}
     if kind in OWN:
         config = dict(module.config)  # type: ignore[arg-type]
         for key, value in config.items():
@@ -159,7 +174,7 @@ def _build(description: Description, system: Callable[[str], LinearSystem]) -> n
         modules = [_build(one, system) for one in description["modules"]]
         if name == "torch.Sequential" and "names" in description:
             return nn.Sequential(OrderedDict(zip(description["names"], modules, strict=True)))
-        return _STACKS[name](*modules, **{key: description[key] for key in ("missing",) if key in description})
+        return _STACKS[name](*modules, **{key: description[key] for key in ("missing", "merge") if key in description})
     config = dict(description["config"])
     if config.get("system") is not None:
         with torch.device("cpu"):
@@ -174,6 +189,8 @@ def _cost(description: Description, where: str, depth: int) -> float:
         raise FileFormatError(f"stacks are nested more than {_DEEPEST} deep")
     if name in _STACKS:
         inside = enumerate(description["modules"])
+        if name == "Bidirectional" and len(description["modules"]) != 2:  # of one it would make another
+            raise FileFormatError(f"{where} (Bidirectional) must have two modules")
         return _MODULE + sum(_cost(one, f"{where}.{i}", depth + 1) for i, one in inside)
     if name not in _LEAVES:
         raise FileFormatError(f"the file names a class {name!r} that this plmu does not know")
@@ -198,9 +215,9 @@ def _cost(description: Description, where: str, depth: int) -> float:
 
 
 def _options(kind: type[nn.Module]) -> set[str]:
-    """What a description may give to a constructor: of torch's, never `device` or `dtype`."""
+    """What a description may give to a constructor; never `device` or `dtype`."""
     if kind in OWN:
-        return set(inspect.signature(kind).parameters)
+        return set(inspect.signature(kind).parameters) - {"device", "dtype"}
     return {*TORCH[kind], *(("bias",) if kind in _WITH_BIAS else ())}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from plmu.blueprint import OWN, TORCH
 from plmu.nn.memory import Memory
-from plmu.nn.steppable import ACTIVATIONS
+from plmu.nn.steppable import activation_name
 from plmu.systems import LinearSystem
 
 
@@ -134,8 +134,7 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, Tensor) and not value.is_meta and not value.is_nested:
         return [str(value.dtype), list(value.shape), _hashed(value)]
     if callable(value):
-        name = next((name for name, function in ACTIVATIONS.items() if function is value), None)
-        return name or getattr(value, "__qualname__", type(value).__qualname__)
+        return activation_name(value) or getattr(value, "__qualname__", type(value).__qualname__)
     return ...
 
 

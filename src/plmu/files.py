@@ -25,7 +25,7 @@ from plmu.atomic import replacing as replacing  # for those who write other file
 from plmu.blueprint import SYSTEMS, Description, TooLarge, build, describe
 from plmu.blueprint import FileFormatError as FileFormatError  # and for those who read them
 from plmu.compare import difference
-from plmu.modes import values_unknown
+from plmu.modes import unwrapped, values_unknown
 
 FORMAT = 1
 # Precisions of weights, as safetensors calls them.
@@ -122,17 +122,6 @@ def load_into(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         _check_fit(filled, found, path)
         filled.load_state_dict(file.own_tensors("cpu"))
     return model
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside an average of models, a data-parallel wrapper or what `torch.compile` returned."""
-    wrappers = (torch.optim.swa_utils.AveragedModel, nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while True:
-        # torch.compile's class has no public name, and importing it takes longer than torch.
-        inner = model.module if isinstance(model, wrappers) else getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], description: Description) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def autocasts(device: torch.device) -> bool:
@@ -68,6 +68,17 @@ def among_fakes(value: Tensor) -> Tensor:
         return value
     fake: Tensor = mode.from_tensor(value)
     return fake
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside an average of models, a data-parallel wrapper or what `torch.compile` returned."""
+    wrappers = (torch.optim.swa_utils.AveragedModel, nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while True:
+        # torch.compile's class has no public name, and importing it takes longer than torch.
+        inner = model.module if isinstance(model, wrappers) else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def without_modes(build: Callable[[], Tensor]) -> Tensor:

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from plmu.blueprint import FileFormatError
 from plmu.compare import fingerprint
-from plmu.files import Contents, reading, unwrapped, write
+from plmu.files import Contents, reading, write
+from plmu.modes import unwrapped
+from plmu.nn.folding import fold
 from plmu.nn.memory import Memory
 from plmu.nn.sequential import entrance, features_of, fills
 from plmu.nn.steppable import Steppable
@@ -43,18 +45,12 @@ class Stream:
 
     def __init__(self, model: Steppable, missing: str | None = None) -> None:
         inner = unwrapped(model) if isinstance(model, nn.Module) else model
-        if not isinstance(inner, Steppable):
-            raise TypeError(
-                f"model must be steppable (a layer of plmu, plmu.Sequential or a plmu.nn.Steppable),"
-                f" got {type(inner).__name__}"
-            )
-        if any(value.is_meta for value in inner.parameters()):
-            raise ValueError("model is on the meta device: its weights have no values")
+        self._folded = fold(inner)
         missing = missing or fills(inner) or "raise"
         if missing not in MISSING:
             raise ValueError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
         self._model = copy.deepcopy(inner).eval().requires_grad_(False)
-        self._step = self._model.frozen_step()
+        self._step = self._folded.step
         self._weight, first = _first_weight(self._model)
         self._tokens = isinstance(first, nn.Embedding)
         begin = entrance(self._model)
@@ -200,7 +196,7 @@ class Stream:
     def _initial_state(self, sample: Tensor, device: torch.device) -> Any:
         dtype = sample.dtype if self._weight is None else self._weight.dtype
         with device:  # also for a class that does not pass it on
-            return self._model.initial_state(sample.shape[0], dtype, device)
+            return self._folded.initial_state(sample.shape[0], dtype, device)
 
     def _check_transition(self, state: Any, sample: Tensor) -> None:
         """Raise if a number of the state became infinite or NaN. One that was before may stay: a running maximum begins

@@ -327,7 +327,7 @@ def test_a_bad_token_is_named(bad: int) -> None:
     with pytest.raises(IndexError, match=message):
         model.step(tokens[:, 4])
     with pytest.raises(IndexError, match=message):
-        model.frozen_step()(tokens[:, 4], None)
+        plmu.fold(model).step(tokens[:, 4])
     with pytest.raises(TypeError, match=r"x must be token numbers for nn.Embedding, got torch.float32: .* x.long\(\)"):
         model(tokens.float())
     model(tokens, lengths=[TIME, 4])  # in the padding it may be anything

@@ -1,6 +1,8 @@
 """Layers that train in parallel over time and run as RNNs, by the conventions of torch.nn."""
 
+from plmu.nn.bidirectional import Bidirectional
 from plmu.nn.delay import DelayLayer
+from plmu.nn.folding import fold
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.sequential import Residual, Sequential
@@ -11,6 +13,7 @@ from plmu.nn.tokens import TokenDelayLayer
 __all__ = [
     "ACTIVATIONS",
     "LMU",
+    "Bidirectional",
     "DelayLayer",
     "LMUCell",
     "ParallelLMU",
@@ -20,6 +23,7 @@ __all__ = [
     "Steppable",
     "TokenDelayLayer",
     "detached",
+    "fold",
     "last_valid",
     "reverse",
     "standardize",

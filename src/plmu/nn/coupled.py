@@ -11,6 +11,7 @@ and m_{t-1} is added.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from functools import cache
 from types import ModuleType
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from plmu.folded import CoupledMemory, wide_dtype
 from plmu.modes import is_batched, watched
+from plmu.nn.folding import fold_activation
 from plmu.ops.matrices import step_matrix
 from plmu.systems import LinearSystem
 
@@ -56,6 +59,43 @@ def states(
         past = (torch.arange(x.shape[1], device=x.device)[:, None] >= lengths)[:, :, None]  # (time, batch, 1)
     found: Tensor = _Coupled.apply(driven, start, torch.cat([top, bottom]), past, order, system.near_identity)
     return found
+
+
+def folded(given: LMUCell) -> CoupledMemory:
+    """The step of a cell as one product, here for any number of memory channels; see `plmu.fold`."""
+    cell = copy.deepcopy(given).cpu().double()
+    systems, order, channels = cell.memory.systems(), cell.memory.order, cell.memory.channels
+    size, width = order * channels, cell.memory.width
+    A = torch.zeros(order, channels, order, channels, dtype=torch.float64)
+    B = torch.zeros(order, channels, width, dtype=torch.float64)
+    for channel in range(channels):
+        system = systems[channel * len(systems) // channels]
+        A[:, channel, :, channel] = system.A
+        B[:, channel, channel : channel + width // channels] = system.B.reshape(order, -1)
+    A, B = A.reshape(size, size), B.reshape(size, width)
+    if cell.memory_encoder is not None:
+        A = A + B @ cell.memory_encoder
+    hidden = B.new_zeros(size, cell.hidden_size) if cell.hidden_encoder is None else B @ cell.hidden_encoder
+    top = torch.cat([A, hidden, B @ cell.input_encoder], dim=1)
+    bottom = cell.memory_weight @ top
+    if cell.hidden_weight is not None:
+        bottom[:, size : size + cell.hidden_size] += cell.hidden_weight
+    if cell.input_weight is not None:
+        bottom[:, size + cell.hidden_size :] += cell.input_weight
+    near_identity = any(system.near_identity for system in systems)
+    if near_identity:
+        top[:, :size] -= torch.eye(size, dtype=torch.float64)
+    constant = top.new_zeros(size + cell.hidden_size) if cell.bias is None else pad(cell.bias, (size, 0))
+    return CoupledMemory(
+        torch.cat([top, bottom]),
+        constant,
+        order,
+        near_identity,
+        fold_activation(given.f),
+        channels,
+        dtype=wide_dtype(given.memory_weight.dtype),
+        device=given.memory_weight.device,
+    )
 
 
 def plain(driven: Tensor, start: Tensor, matrix: Tensor, past: Tensor | None, order: int, incremental: bool) -> Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.folded import Folded
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
-from plmu.nn.steppable import check_features, positive
+from plmu.nn.steppable import check_features, factory, options_repr, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.systems import LinearSystem
@@ -36,6 +37,8 @@ class DelayLayer(Filling):
         return_sequences: bool = True,
         algorithm: str = "auto",
         missing: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config = {
@@ -50,7 +53,7 @@ class DelayLayer(Filling):
         }
         self.missing = missing
         self.input_size = positive(channels, "channels")
-        self.memory = Memory(channels, order, theta, system, trainable, algorithm)
+        self.memory = Memory(channels, order, theta, system, trainable, algorithm, **factory(device, dtype))
         self.output_size = self.memory.order * self.memory.channels
         self.returns_sequences = return_sequences
 
@@ -81,5 +84,11 @@ class DelayLayer(Filling):
         out = m.to(result_dtype(x)).flatten(1)
         return (out.clone() if out.dtype == m.dtype else out), m  # what becomes of the output must not reach the state
 
+    def _fold(self) -> Folded:
+        return self.memory.fold()
+
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}{options_repr(self, DelayLayer)}"

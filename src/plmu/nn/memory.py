@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from plmu import ops
+from plmu.folded import Delay
 from plmu.modes import among_fakes, autocasts, values_unknown
+from plmu.nn.steppable import Factory
 from plmu.ops.check import Lengths, check_state, result_dtype
+from plmu.ops.matrices import step_matrix
 from plmu.ops.plan import ALGORITHMS
 from plmu.ops.recurrent import Stepper
 from plmu.systems import DelayNetwork, LinearSystem, is_stable
@@ -36,6 +39,9 @@ class Memory(nn.Module):
         system: LinearSystem | None = None,
         trainable: str = "none",
         algorithm: str = "auto",
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if trainable not in TRAINABLE:
@@ -43,6 +49,7 @@ class Memory(nn.Module):
         if algorithm != "auto" and algorithm not in ALGORITHMS:
             raise ValueError(f"algorithm must be auto or one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
         self.trainable, self.algorithm, self.width = trainable, algorithm, width
+        place = Factory(device=device, dtype=_wide(dtype))
         self._thetas: list[float] = []
         if system is not None:
             self._fixed = [_checked_system(system, order, theta, trainable, width)]
@@ -59,13 +66,13 @@ class Memory(nn.Module):
                 self._fixed = [DelayNetwork(order, one).discretize() for one in thetas]
             self._thetas = thetas
             if trainable == "theta":
-                self.log_theta = nn.Parameter(torch.empty(len(thetas), dtype=_wide_default()))
+                self.log_theta = nn.Parameter(torch.empty(len(thetas), **place))
         self.order = self._fixed[0].order
         self.groups = len(self._fixed)
         self.channels = width if self._fixed[0].inputs is None else 1  # of the state
         if trainable == "system":
-            self.A = nn.Parameter(torch.empty(self.groups, *self._fixed[0].A.shape, dtype=_wide_default()))
-            self.B = nn.Parameter(torch.empty(self.groups, *self._fixed[0].B.shape, dtype=_wide_default()))
+            self.A = nn.Parameter(torch.empty(self.groups, *self._fixed[0].A.shape, **place))
+            self.B = nn.Parameter(torch.empty(self.groups, *self._fixed[0].B.shape, **place))
         self._snapshot: tuple[list[Tensor], list[LinearSystem]] | None = None
         self._stepper: MemoryStepper | None = None
         self.reset_parameters()
@@ -156,6 +163,12 @@ class Memory(nn.Module):
                 return stepper
             self._stepper = stepper
         return self._stepper
+
+    def fold(self) -> Delay:
+        """The memory as arrays; see `plmu.fold`."""
+        systems = self.systems()
+        matrix = torch.stack([step_matrix(system).detach().cpu() for system in systems])
+        return Delay(matrix, tuple(system.near_identity for system in systems), self.channels)
 
     def _groups(self, u: Tensor, state: Tensor | None) -> list[tuple[LinearSystem, Tensor, Tensor | None]]:
         if self.groups == 1:
@@ -266,6 +279,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _wide_default() -> torch.dtype:
-    default = torch.get_default_dtype()
-    return torch.float32 if default in _NARROW else default
+def _wide(dtype: torch.dtype | None) -> torch.dtype:
+    """The precision of the memory's own parameters in a layer of this precision, or of torch's default."""
+    given = dtype or torch.get_default_dtype()
+    return torch.float32 if given in _NARROW else given

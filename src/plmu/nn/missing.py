@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.nn.steppable import Step, Steppable
+from plmu.folded import Filled, Folded
+from plmu.nn.steppable import Steppable, changed
 from plmu.ops.check import Lengths, check_padded, check_state, checked_lengths, checked_resets
 
 FILLS = ("hold", "zero")
@@ -19,7 +20,7 @@ class Filling(Steppable):
 
     "hold" repeats the last value of that feature, and takes zero where there is none yet, at the start and after a
     reset. Its state is a pair, the layer's own and the last values (batch, features), so that a gap may span two calls.
-    Subclasses have `_forward`, `_step`, `_frozen_step` and `_initial_state` for the input without gaps. Their `forward`
+    Subclasses have `_forward`, `_step`, `_fold` and `_initial_state` for the input without gaps. Their `forward`
     is a line of their own that calls `_filled_forward`: torch.compile counts its graphs by function.
     """
 
@@ -43,13 +44,18 @@ class Filling(Steppable):
         if self.missing is None:
             return self._step(x, state)
         self._check_fillable(x, 2)
-        return self._filling(self._step)(x, state)
+        if self.missing == "zero":
+            return self._step(_known_or(x, 0.0), state)
+        inner, held = self._parts(state, x)
+        filled = _known_or(x, 0.0 if held is None else held.to(x.dtype))
+        out, inner = self._step(filled, inner)
+        return out, (inner, filled.to(_wide(x), copy=True))  # the caller may write the next sample into its memory
 
-    def frozen_step(self) -> Step:
-        if type(self).step is not Filling.step:  # a subclass with a step of its own
-            return self.step
-        step = self._frozen_step()
-        return step if self.missing is None else self._filling(step)
+    def fold(self) -> Folded:
+        if changed(self, "_fold"):
+            return super().fold()
+        inner = self._fold()
+        return inner if self.missing is None else Filled(inner, self.missing, self.input_size)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         inner = self._initial_state(batch, dtype, device)
@@ -68,21 +74,8 @@ class Filling(Steppable):
     @abstractmethod
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any: ...
 
-    def _frozen_step(self) -> Step:
-        return self._step
-
-    def _filling(self, step: Step) -> Step:
-        """A step that fills its input first."""
-
-        def filled_step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
-            if self.missing == "zero":
-                return step(_known_or(x, 0.0), state)
-            inner, held = self._parts(state, x)
-            filled = _known_or(x, 0.0 if held is None else held.to(x.dtype))
-            out, inner = step(filled, inner)
-            return out, (inner, filled.to(_wide(x), copy=True))  # the caller may write the next sample into its memory
-
-        return filled_step
+    @abstractmethod
+    def _fold(self) -> Folded: ...
 
     def _start(self, x: Tensor) -> Any:
         """The layer's own initial state for an input, as `initial_state` gives it."""

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from plmu.folded import Folded, Stepped
 from plmu.modes import is_open, values_unknown, watched
 from plmu.nn import coupled
+from plmu.nn.folding import is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
-from plmu.nn.steppable import Activation, activation, check_features, last_valid, positive
+from plmu.nn.steppable import Activation, activation, check_features, factory, last_valid, options_repr, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.systems import LinearSystem
@@ -57,6 +59,8 @@ class LMUCell(nn.Module):
         init: str = "general",
         trainable: str = "none",
         system: LinearSystem | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config = {
@@ -80,20 +84,21 @@ class LMUCell(nn.Module):
         self.init = init
         self.input_size = positive(input_size, "input_size")
         self.hidden_size = positive(hidden_size, "hidden_size")
-        self.memory = Memory(positive(memory_size, "memory_size"), order, theta, system, trainable)
+        place = factory(device, dtype)
+        self.memory = Memory(positive(memory_size, "memory_size"), order, theta, system, trainable, **place)
         self.f = activation(hidden_activation, "hidden_activation")
         remembered = self.memory.order * self.memory.channels
 
         def weight(present: bool, rows: int, columns: int) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(rows, columns)) if present else None
+            return nn.Parameter(torch.empty(rows, columns, **place)) if present else None
 
-        self.input_encoder = nn.Parameter(torch.empty(memory_size, input_size))  # E_x
+        self.input_encoder = nn.Parameter(torch.empty(memory_size, input_size, **place))  # E_x
         self.hidden_encoder = weight(hidden_to_memory, memory_size, hidden_size)  # E_h
         self.memory_encoder = weight(memory_to_memory, memory_size, remembered)  # E_m
         self.input_weight = weight(input_to_hidden, hidden_size, input_size)  # W_x
         self.hidden_weight = weight(hidden_to_hidden, hidden_size, hidden_size)  # W_h
-        self.memory_weight = nn.Parameter(torch.empty(hidden_size, remembered))  # W_m
-        self.bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
+        self.memory_weight = nn.Parameter(torch.empty(hidden_size, remembered, **place))  # W_m
+        self.bias = nn.Parameter(torch.empty(hidden_size, **place)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -152,7 +157,8 @@ class LMUCell(nn.Module):
         return simple and wide and known and not watched()
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}"
+        options = options_repr(self, LMUCell, hidden_activation=self.f)
+        return f"{self.input_size}, {self.hidden_size}, memory_size={self.memory.channels}{options}"
 
 
 def _lecun_uniform(weight: Tensor) -> None:
@@ -208,6 +214,8 @@ class LMU(Filling):
         system: LinearSystem | None = None,
         return_sequences: bool = True,
         missing: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.cell = LMUCell(
@@ -225,6 +233,8 @@ class LMU(Filling):
             init=init,
             trainable=trainable,
             system=system,
+            device=device,
+            dtype=dtype,
         )
         self.config = {
             **self.cell.config,
@@ -292,8 +302,13 @@ class LMU(Filling):
     def _step(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
         return self.cell(x, state)  # type: ignore[no-any-return]
 
+    def _fold(self) -> Folded:
+        return coupled.folded(self.cell) if is_plain(self.cell, LMUCell) else Stepped.of(self)
+
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         return self.cell.initial_state(batch, dtype, device)
 
     def extra_repr(self) -> str:
-        return "" if self.returns_sequences else "return_sequences=False"
+        """What its cell does not show."""
+        shown = {"return_sequences": (self.returns_sequences, True), "missing": (self.missing, None)}
+        return ", ".join(f"{name}={value}" for name, (value, default) in shown.items() if value != default)

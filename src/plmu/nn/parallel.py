@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
+from plmu.folded import Folded, LinearMemory, ParallelMemory, Place, Stateless, Stepped, wide_dtype
 from plmu.modes import autocasts, is_open, values_unknown
 from plmu.nn import encoder_after
+from plmu.nn.folding import fold_activation, fold_linear, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.standardization import Standardize
-from plmu.nn.steppable import Activation, Step, activation, check_features, last_valid, positive, share
+from plmu.nn.steppable import (
+    Activation,
+    activation,
+    check_features,
+    factory,
+    last_valid,
+    options_repr,
+    positive,
+    share,
+)
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.ops.plan import may_store
@@ -53,6 +66,7 @@ class ParallelLMU(Filling):
             data)` measures μ and σ; until then μ is 0 and σ that of white noise of variance 1 in u.
         memory_noise: standard deviation of noise on the standardised memory in training; needs `standardize`.
         memory_dropout: share of memory coefficients dropped in training. With this or noise, m is stored in training.
+        device, dtype: of the parameters, as in `torch.nn`; a trained memory's own are float32 or wider.
     """
 
     input_size: int
@@ -79,6 +93,8 @@ class ParallelLMU(Filling):
         standardize: bool = False,
         memory_noise: float = 0.0,
         memory_dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config = {
@@ -104,22 +120,23 @@ class ParallelLMU(Filling):
         }
         self.missing = missing
         self.memory_noise, self.memory_dropout = float(memory_noise), float(memory_dropout)
+        place = factory(device, dtype)
         if not encoder and input_activation is not None:
             raise ValueError("input_activation is applied to the encoded input: with encoder=False it must be None")
         self.input_size = positive(input_size, "input_size")
         self.hidden_size = self.output_size = positive(hidden_size, "hidden_size")
         width = _memory_width(input_size, memory_size, gated, encoder, system)
-        self.memory = Memory(width, order, theta, system, trainable, algorithm)
+        self.memory = Memory(width, order, theta, system, trainable, algorithm, **place)
         self.memory_size = self.memory.channels
         self.returns_sequences = return_sequences
         self.f1 = activation(input_activation, "input_activation")
         self.f2 = activation(output_activation, "output_activation")
-        self.encoder = nn.Linear(input_size, width, bias=bias) if encoder else None
-        self.gate = nn.Linear(input_size, width) if gated else None
-        self.memory_weight = nn.Parameter(torch.empty(hidden_size, self.memory.order, self.memory_size))
-        self.input_weight = nn.Parameter(torch.empty(hidden_size, input_size)) if input_to_output else None
-        self.bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
-        self.standardize = Standardize((self.memory.order, self.memory_size)) if standardize else None
+        self.encoder = nn.Linear(input_size, width, bias=bias, **place) if encoder else None
+        self.gate = nn.Linear(input_size, width, **place) if gated else None
+        self.memory_weight = nn.Parameter(torch.empty(hidden_size, self.memory.order, self.memory_size, **place))
+        self.input_weight = nn.Parameter(torch.empty(hidden_size, input_size, **place)) if input_to_output else None
+        self.bias = nn.Parameter(torch.empty(hidden_size, **place)) if bias else None
+        self.standardize = Standardize((self.memory.order, self.memory_size), **place) if standardize else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -200,8 +217,28 @@ class ParallelLMU(Filling):
         m = self.memory.stepper(state.dtype, x.device)(_as(u, state.dtype), state)
         return self._output_of_state(m, x), m
 
-    def _frozen_step(self) -> Step:
-        return _folded(self) if _is_linear(self) else self._step
+    def _fold(self) -> Folded:
+        if not all(one is None or is_plain(one, nn.Linear) for one in (self.encoder, self.gate)):
+            return Stepped.of(self)
+        weight = self.memory_weight
+        place = Place(dtype=wide_dtype(weight.dtype), device=weight.device)
+        exact = copy.deepcopy(self).cpu().double()
+        readout, bias = exact._readout()
+        one_channel = self.memory.groups == self.memory.channels == 1
+        if one_channel and self.f1 is None and self.gate is None:
+            return _multiplied_out(exact, readout.flatten(1), bias, fold_activation(self.f2), place)
+        return ParallelMemory(
+            encoder=None if self.encoder is None else fold_linear(self.encoder),
+            gate=None if self.gate is None else fold_linear(self.gate),
+            memory=replace(self.memory.fold(), **place),
+            readout=readout.flatten(1),
+            input_weight=exact.input_weight,
+            bias=bias,
+            input_activation=fold_activation(self.f1),
+            output_activation=fold_activation(self.f2),
+            dtype=weight.dtype,
+            device=weight.device,
+        )
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
@@ -288,58 +325,31 @@ class ParallelLMU(Filling):
         return self._output(self._joint_product(z, x, self.memory_weight, self.bias))
 
     def extra_repr(self) -> str:
-        text = f"{self.input_size}, {self.hidden_size}, memory_size={self.memory_size}"
-        return text if self.returns_sequences else text + ", return_sequences=False"
+        options = options_repr(self, ParallelLMU, input_activation=self.f1, output_activation=self.f2)
+        return f"{self.input_size}, {self.hidden_size}, memory_size={self.memory_size}{options}"
 
 
-def _is_linear(layer: ParallelLMU) -> bool:
-    """Whether all of a step before f2 is one linear map of a single channel's state and x, in one precision."""
-    encoder = layer.encoder
-    plain = encoder is None or (
-        type(encoder) is nn.Linear and not encoder._forward_hooks and not encoder._forward_pre_hooks
-    )
-    one_channel = layer.memory.groups == layer.memory.channels == 1
-    wide = layer.memory_weight.dtype in (torch.float32, torch.float64)
-    return type(layer) is ParallelLMU and plain and one_channel and wide and layer.f1 is None and layer.gate is None
-
-
-def _folded(layer: ParallelLMU) -> Step:
-    """Equations 18 to 20 as one product: [m_t ; W_m m_t + W_x x_t + b_o] from [m_{t-1} ; x_t]. A step of a stream is
+def _multiplied_out(
+    layer: ParallelLMU, readout: Tensor, bias: Tensor | None, activation: Stateless | None, place: Place
+) -> LinearMemory:
+    """Equations 18 to 20 as one product, of a float64 layer with one memory channel and no f1. A step of a stream is
     short of time for calls, not for arithmetic."""
-    weight = layer.memory_weight.detach()
-    dtype, device, order = weight.dtype, weight.device, layer.memory.order
-    outputs, f2 = layer.hidden_size, layer.f2
-    with torch.no_grad():
-        system = layer.memory.systems()[0]
-        A, B = system.A.double().to(device), system.B.double().to(device).reshape(order, -1)
-        memory_weight, bias = layer._readout()
-        readout = memory_weight.double().flatten(1)
-        offset = weight.new_zeros(order, dtype=torch.float64)
-        if layer.encoder is not None:
-            if layer.encoder.bias is not None:
-                offset = B @ layer.encoder.bias.double()
-            B = B @ layer.encoder.weight.double()
-        from_input, output_offset = readout @ B, readout @ offset
-        if layer.input_weight is not None:
-            from_input = from_input + layer.input_weight.double()
-        if bias is not None:
-            output_offset = output_offset + bias.double()
-        near_identity = system.near_identity
-        change = A - torch.eye(order, dtype=A.dtype, device=device) if near_identity else A
-        rows = torch.cat([torch.cat([change, B], dim=1), torch.cat([readout @ A, from_input], dim=1)])
-        matrix, constant = rows.to(dtype), torch.cat([offset, output_offset]).to(dtype)
-
-    def step(x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        if state is None or autocasts(device):
-            return layer._step(x, state)
-        before = state.squeeze(2)
-        both = linear(torch.cat([before, x], dim=1), matrix, constant)
-        m, out = both.narrow(1, 0, order), both.narrow(1, order, outputs)
-        if near_identity:
-            m = before + m
-        return (out if f2 is None else f2(out)), m.unsqueeze(2)
-
-    return step
+    system, order = layer.memory.systems()[0], layer.memory.order
+    A, B = system.A, system.B.reshape(order, -1)
+    offset = A.new_zeros(order)
+    if layer.encoder is not None:
+        if layer.encoder.bias is not None:
+            offset = B @ layer.encoder.bias
+        B = B @ layer.encoder.weight
+    from_input, output_offset = readout @ B, readout @ offset
+    if layer.input_weight is not None:
+        from_input = from_input + layer.input_weight
+    if bias is not None:
+        output_offset = output_offset + bias
+    change = A - torch.eye(order, dtype=A.dtype) if system.near_identity else A
+    rows = [torch.cat([change, B], dim=1), torch.cat([readout @ A, from_input], dim=1)]
+    constant = torch.cat([offset, output_offset])
+    return LinearMemory(torch.cat(rows), constant, order, system.near_identity, activation, **place)
 
 
 def _checked_noise(noise: float, standardize: bool) -> float:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor, nn
 
+from plmu.folded import Folded, Sum
 from plmu.modes import autocasts
 from plmu.nn.dense import dense
-from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.folding import fold_module, fold_stack
+from plmu.nn.missing import FILLS, Filling, checked_missing
 from plmu.nn.standardization import Standardize
-from plmu.nn.steppable import Step, Steppable
+from plmu.nn.steppable import Steppable, changed
 from plmu.nn.tokens import TokenDelayLayer
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
 
@@ -52,31 +55,84 @@ class Sequential(Filling):
 
     Takes steppable modules (those of plmu, or any `plmu.nn.Steppable`) and modules that act on each time step alone:
     torch's Linear, Embedding, norms over features, dropout and activations, `nn.Sequential` of those, and your own with
-    a class attribute `per_step = True`. Anything else would see other steps than its own and raises.
+    a class attribute `per_step = True`. Anything else would see other steps than its own and raises. Indices, slices,
+    `len`, loops, `append`, `extend` and `insert` work as in `nn.Sequential`.
 
     `missing="hold"` or `"zero"` fills NaN in x before the first module, as in `ParallelLMU`.
     """
 
     def __init__(self, *modules: nn.Module, missing: str | None = None) -> None:
         super().__init__()
+        self.missing = checked_missing(missing)
+        self._check_modules(modules)
+        self.layers = nn.ModuleList(modules)
+
+    def _check_modules(self, modules: Sequence[nn.Module]) -> None:
+        """Raise unless these can be the modules; else note whether they return sequences, and how many features they
+        take."""
         if not modules:
             raise ValueError("Sequential needs at least one module")
         for index, module in enumerate(modules):
             check_module(module, f"module {index}")
-        self.layers = nn.ModuleList(modules)
+        sequences = True
         for index, module in enumerate(modules):
-            if isinstance(module, Steppable) and index and not self.returns_sequences:
+            if isinstance(module, Steppable) and not sequences:
                 raise ValueError(f"module {index} ({_name(module)}) needs a sequence, but a module before it has"
                                  " return_sequences=False")  # fmt: skip
-            if isinstance(module, Steppable) and not module.returns_sequences:
-                self.returns_sequences = False
-        self.missing = checked_missing(missing)
-        first = entrance(self)
-        self.input_size = features_of(first)
-        if missing is not None and isinstance(first, nn.Embedding):
-            raise ValueError(f"missing must be None for a model that takes tokens, got {missing!r}")
-        if missing == "hold" and self.input_size is None:
+            sequences = sequences and (not isinstance(module, Steppable) or module.returns_sequences)
+        first = next((found for module in modules if (found := entrance(module)) is not None), None)
+        size = features_of(first)
+        if self.missing is not None and isinstance(first, nn.Embedding):
+            raise ValueError(f"missing must be None for a model that takes tokens, got {self.missing!r}")
+        if self.missing == "hold" and size is None:
             raise ValueError("missing='hold' needs a first module with a known number of features")
+        self.input_size = size
+        if (
+            sequences != self.returns_sequences
+        ):  # else it stays an attribute of the class, for fingerprints of old files
+            self.returns_sequences = sequences
+
+    def append(self, module: nn.Module) -> Self:
+        """Add a module at the end, checked as the constructor does; returns this model."""
+        return self.insert(len(self), module)
+
+    def extend(self, modules: Iterable[nn.Module]) -> Self:
+        """Add modules at the end: all of them, or none where one does not fit."""
+        added = list(modules)
+        self._check_modules([*self.layers, *added])
+        self.layers.extend(added)
+        return self
+
+    def insert(self, index: int, module: nn.Module) -> Self:
+        """Add a module before the one at `index`, which may be negative; returns this model."""
+        if not -len(self) <= index <= len(self):
+            raise IndexError(f"index must be between {-len(self)} and {len(self)}, got {index}")
+        modules = list(self.layers)
+        modules.insert(index, module)
+        self._check_modules(modules)
+        self.layers.insert(index + len(self) if index < 0 else index, module)
+        return self
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.layers)
+
+    @overload
+    def __getitem__(self, index: int) -> nn.Module: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequential: ...
+
+    def __getitem__(self, index: int | slice) -> nn.Module:
+        """One module, or for a slice a `Sequential` of the same modules; it fills missing values if it begins as this
+        one does."""
+        if not isinstance(index, slice):
+            return self.layers[index]
+        places = range(len(self))[index]
+        missing = self.missing if places and places[0] == 0 else None
+        return Sequential(*(self.layers[place] for place in places), missing=missing)
 
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
@@ -111,25 +167,17 @@ class Sequential(Filling):
                 x = _each_step(module, x)
         return x, tuple(states)
 
-    def _frozen_step(self) -> Step:
-        steps = [
-            module.frozen_step() if isinstance(module, Steppable) else _stateless(module) for module in self.layers
-        ]
-
-        def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
-            after = []
-            for one, before in zip(steps, self._states(state), strict=True):
-                x, new = one(x, before)
-                after.append(new)
-            return x, tuple(after)
-
-        return step
+    def _fold(self) -> Folded:
+        return fold_stack([(module, place) for place, module in enumerate(self.layers)], len(self.layers))
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
         return tuple(
             module.initial_state(batch, dtype, device) if isinstance(module, Steppable) else None
             for module in self.layers
         )
+
+    def extra_repr(self) -> str:
+        return "" if self.missing is None else f"missing={self.missing}"
 
     def _states(self, state: tuple[Any, ...] | None) -> tuple[Any, ...]:
         if state is None:
@@ -172,14 +220,8 @@ class Residual(Steppable):
         _check_features(x, entrance(self))
         return self._sum(x, _each_step(self.module, x)), None
 
-    def frozen_step(self) -> Step:
-        inner = self.module.frozen_step() if isinstance(self.module, Steppable) else _stateless(self.module)
-
-        def step(x: Tensor, state: Any) -> tuple[Tensor, Any]:
-            out, new = inner(x, state)
-            return self._sum(x, out), new
-
-        return step
+    def fold(self) -> Folded:
+        return super().fold() if changed(self, "fold") else Sum(fold_module(self.module))
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.module.initial_state(batch, dtype, device) if isinstance(self.module, Steppable) else None
@@ -253,8 +295,9 @@ def features_of(module: nn.Module | None) -> int | None:
 
 def fills(module: nn.Module) -> str | None:
     """How a model fills missing values of its input, if it does."""
-    if isinstance(module, Filling) and module.missing is not None:
-        return module.missing
+    own = getattr(module, "missing", None)
+    if isinstance(module, Steppable) and own in FILLS:
+        return str(own)
     if not isinstance(module, Sequential):
         return None
     unseen = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
@@ -290,12 +333,6 @@ def _check_features(x: Tensor, first: nn.Module | None) -> None:
         raise TypeError(
             f"x is {x.dtype} and nn.Linear {first.weight.dtype}: convert one of them, for example x.to(...)"
         )
-
-
-def _stateless(module: nn.Module) -> Step:
-    if isinstance(entrance(module), nn.Embedding):
-        return lambda x, state: (_each_step(module, x), None)
-    return lambda x, state: (module(x), None)
 
 
 def _each_step(module: nn.Module, x: Tensor) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plmu.folded import Applied, Scale, Stateless
 from plmu.nn.steppable import positive
 
 SMALLEST = 1e-6  # of the largest standard deviation: below it a feature counts as constant
@@ -76,6 +77,13 @@ class Standardize(nn.Module):
         """Add x (..., features) to what is measured, without the steps past a length."""
         assert self._sums is not None
         self._sums.add(_valid(x, lengths, len(self.features)).reshape(-1, *self.features))
+
+    def fold(self) -> Stateless:
+        """What `plmu.fold` makes of it: one product and a sum, which a linear layer after it takes in."""
+        if len(self.features) > 1 or type(self) is not Standardize:
+            return Applied.of(self)
+        mean, std = (value.detach().cpu().double() for value in (self.mean, self.std))
+        return Scale(1 / std, -mean / std, dtype=self.std.dtype, device=self.std.device)
 
     def extra_repr(self) -> str:
         return ", ".join(map(str, self.features))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plmu.folded import Folded, Stepped
 from plmu.modes import autocasts
 from plmu.ops.check import Lengths, check_padded, checked_lengths
 
 Activation = str | Callable[[Tensor], Tensor] | None
-Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -48,13 +49,27 @@ class Steppable(nn.Module):
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """x (batch, features) to out (batch, features) and the next state."""
 
-    def frozen_step(self) -> Step:
-        """`step` as a function for many calls with weights that stay as they are now: constants may be folded."""
-        return self.step
+    def fold(self) -> Folded:
+        """What `plmu.fold` makes of this layer, before arrays are cast: by default the layer itself, in a copy.
+
+        Override it to give a layer of your own as one of the kinds in `plmu.folded`, or as a kind of your own.
+        """
+        return Stepped.of(self)
 
     @abstractmethod
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         """The state that `None` stands for: a tensor or nested tuples of tensors."""
+
+
+def changed(layer: Steppable, method: str) -> bool:
+    """Whether a layer is not quite of the class that has this method: a subclass, or the layer itself, has other
+    methods in place of that class's. What the method says of the class then does not hold."""
+    own = next(kind for kind in type(layer).__mro__ if method in vars(kind))
+    between = type(layer).__mro__[: type(layer).__mro__.index(own)]
+    names = {name for kind in between for name in vars(kind)} - {"forward", "extra_repr", "reset_parameters"}
+    if any(hasattr(own, name) for name in names if not name.startswith("__")):
+        return True
+    return any(callable(getattr(own, name, None)) for name in vars(layer))
 
 
 def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | None:
@@ -100,6 +115,43 @@ def share(value: float, name: str) -> float:
     if not isinstance(value, int | float) or not 0 <= value < 1:
         raise ValueError(f"{name} must be a number of at least 0 and below 1, got {value!r}")
     return float(value)
+
+
+def activation_name(function: object) -> str | None:
+    """The name of a function in ACTIVATIONS, if it is there."""
+    return next((name for name, known in ACTIVATIONS.items() if known is function), None)
+
+
+# What a layer's memory shows of itself, or the layer in another way.
+_SHOWN = {"input_size", "hidden_size", "channels", "memory_size", "order", "theta", "system", "trainable"}
+_SHOWN |= {"num_embeddings", "embedding_dim"}
+
+
+def options_repr(layer: nn.Module, kind: type[nn.Module], **activations: Callable[[Tensor], Tensor] | None) -> str:
+    """For `extra_repr`: activations, and the options of a layer that do not have the default of their class."""
+    config: dict[str, Any] = layer.config  # type: ignore[assignment]
+    defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+    shown = {
+        name: activation_name(function) or getattr(function, "__name__", None if function is None else str(function))
+        for name, function in activations.items()
+    }
+    hidden = {*_SHOWN, *activations}
+    shown |= {name: value for name, value in config.items() if name not in hidden and value != defaults.get(name)}
+    return "".join(f", {name}={value}" for name, value in shown.items())
+
+
+class Factory(TypedDict):
+    """Where and in which precision a layer makes its parameters."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+def factory(device: torch.device | str | None, dtype: torch.dtype | None) -> Factory:
+    """The options `device` and `dtype` of a constructor, checked."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
+    return {"device": device, "dtype": dtype}
 
 
 def last_valid(x: Tensor, lengths: Lengths = None) -> Tensor:

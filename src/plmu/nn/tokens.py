@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding_bag
 
+from plmu.folded import After, Folded, Stateless
 from plmu.modes import autocasts, is_open
 from plmu.nn.delay import DelayLayer
+from plmu.nn.folding import fold_module
 from plmu.nn.memory import Memory
-from plmu.nn.steppable import Steppable, positive, share
+from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, share
 from plmu.ops.check import Lengths, check_padded, checked_lengths
 from plmu.systems import LinearSystem
 
@@ -36,6 +38,7 @@ class TokenDelayLayer(Steppable):
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: True gives the state after each token.
         algorithm: "auto", or one by name; see `plmu.plan`.
+        device, dtype: of the parameters, as in `torch.nn`; a trained memory's own are float32 or wider.
 
     Shape:
         tokens: (batch, time), int64 or int32.
@@ -60,7 +63,8 @@ class TokenDelayLayer(Steppable):
     ) -> None:
         super().__init__()
         rows, width = positive(num_embeddings, "num_embeddings"), positive(embedding_dim, "embedding_dim")
-        self.embedding = nn.Embedding(rows, width, device=device, dtype=dtype)
+        place = factory(device, dtype)
+        self.embedding = nn.Embedding(rows, width, **place)
         self.delay = DelayLayer(
             width,
             order,
@@ -69,6 +73,7 @@ class TokenDelayLayer(Steppable):
             system=system,
             return_sequences=return_sequences,
             algorithm=algorithm,
+            **place,
         )
         self.token_dropout = share(token_dropout, "token_dropout")
         kept = {key: value for key, value in self.delay.config.items() if key not in ("channels", "missing")}
@@ -114,6 +119,12 @@ class TokenDelayLayer(Steppable):
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.delay.initial_state(batch, dtype, device)
 
+    def fold(self) -> Folded:
+        if changed(self, "fold"):
+            return super().fold()
+        first = fold_module(self.embedding)
+        return After(first, self.delay.fold()) if isinstance(first, Stateless) else super().fold()
+
     def _sums_rows(self, tokens: Tensor, state: Tensor | None, resets: Tensor | None) -> bool:
         """Whether the final state is made of table rows."""
         table, memory = self.embedding, self.memory
@@ -122,6 +133,9 @@ class TokenDelayLayer(Steppable):
         fresh = not self.returns_sequences and state is None and resets is None and memory.algorithm == "auto"
         full = table.weight.dtype in (torch.float32, torch.float64) and not autocasts(tokens.device)
         return plain and fixed and fresh and full and memory.order <= MOST_SUMS and not is_open(*tokens.shape)
+
+    def extra_repr(self) -> str:
+        return f"{self.embedding.num_embeddings}, {self.embedding.embedding_dim}{options_repr(self, TokenDelayLayer)}"
 
     def _sums(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
         """The final state (batch, order, channels): for each order a sum of table rows, weighted by the impulse

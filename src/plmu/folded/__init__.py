@@ -1,0 +1,36 @@
+"""Folded models: what is left of a trained model when its constants are multiplied out, as named arrays.
+
+`plmu.fold(model)` makes one, `plmu.Stream` runs on it, and export can start from it. Each kind is a frozen dataclass:
+its tensors are arrays, its other fields plain options, and fields that are folded themselves nest. To add a kind,
+derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of your layer.
+"""
+
+from plmu.folded.base import Folded, Place, Stateless, wide_dtype
+from plmu.folded.functions import Affine, Applied, Function, Identity, Lookup, Norm, Scale
+from plmu.folded.joining import chain
+from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
+from plmu.folded.stacks import After, Chain, Filled, Stepped, Sum
+
+__all__ = [
+    "Affine",
+    "After",
+    "Applied",
+    "Chain",
+    "CoupledMemory",
+    "Delay",
+    "Filled",
+    "Folded",
+    "Function",
+    "Identity",
+    "LinearMemory",
+    "Lookup",
+    "Norm",
+    "ParallelMemory",
+    "Place",
+    "Scale",
+    "Stateless",
+    "Stepped",
+    "Sum",
+    "chain",
+    "wide_dtype",
+]

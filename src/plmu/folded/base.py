@@ -1,0 +1,133 @@
+"""What a folded model is."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from plmu.modes import autocasts
+
+
+class Place(TypedDict):
+    """The precision and the device of arrays, as options of a kind."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """A model that takes steps and cannot be trained: arrays and plain options.
+
+    Arrays are made in float64 on the CPU. `plmu.fold` casts them once, to `dtype` and `device`, when all that can be
+    multiplied out has been; where these are None the arrays stay as they are. From then on they are read-only: torch
+    refuses to change them in place outside of `torch.inference_mode()`.
+    """
+
+    dtype: torch.dtype | None = field(default=None, kw_only=True)
+    device: torch.device | None = field(default=None, kw_only=True)
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """One step, without gradients and, under autocast too, in the precision of the arrays.
+
+        Args:
+            x: (batch, features), or token numbers (batch,); in the precision of the arrays.
+            state: what the step before returned, or the model's own `step` or `forward`; None at the start.
+
+        Returns:
+            The output (batch, features) and the next state, both of their own.
+        """
+        if not isinstance(x, Tensor) or not 1 <= x.dim() <= 2:
+            kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must be a tensor (batch, features), or (batch,) for token numbers; got {kind}")
+        if torch.is_grad_enabled() or autocasts(x.device):
+            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+                return self.advance(x, state)
+        return self.advance(x, state)
+
+    @abstractmethod
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """`step` without its checks, called without gradients and without autocast."""
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """The state that None stands for, as the model's own `initial_state` gives it."""
+        return None
+
+    def arrays(self) -> dict[str, Tensor]:
+        """All arrays by name, such as "0.matrix" for the `matrix` of the first part."""
+        found: dict[str, Tensor] = {}
+        for name, value in self._fields().items():
+            if isinstance(value, Tensor):
+                found[name] = value
+            for prefix, part in _parts(name, value):
+                found |= {f"{prefix}.{key}": array for key, array in part.arrays().items()}
+        return found
+
+    def finished(self) -> Self:
+        """The same with read-only arrays of its own, in their final precision; what `plmu.fold` ends with."""
+        done: dict[str, Any] = {}
+        for name, value in self._fields().items():
+            if isinstance(value, Tensor):
+                done[name] = read_only(value, self.dtype or value.dtype, self.device or value.device)
+            elif isinstance(value, Folded):
+                done[name] = value.finished()
+            elif isinstance(value, tuple):
+                done[name] = tuple(one.finished() if isinstance(one, Folded) else one for one in value)
+        return replace(self, **done)
+
+    def _fields(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+def _parts(name: str, value: Any) -> list[tuple[str, Folded]]:
+    """What is folded in a field, with the prefix of its arrays."""
+    if isinstance(value, Folded):
+        return [(name, value)]
+    if isinstance(value, tuple):
+        return [(str(i), one) for i, one in enumerate(value) if isinstance(one, Folded)]
+    return []
+
+
+@dataclass(frozen=True, eq=False)
+class Stateless(Folded):
+    """A function of each step alone."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self(x), None
+
+
+def read_only(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A copy that torch refuses to change in place outside of inference mode, without subnormal numbers of float32:
+    a CPU multiplies them many times slower."""
+    with torch.inference_mode():
+        array = value.detach().to(dtype)  # before the device, which may have no float64
+        if dtype in (torch.float32, torch.float64):
+            array = torch.where(array.abs() < torch.finfo(dtype).tiny, 0.0, array)
+        return array.to(device, copy=True).contiguous()
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of states."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module for steps alone."""
+    return copy.deepcopy(module).eval().requires_grad_(False)
+
+
+def copies(module: nn.Module) -> dict[str, Tensor]:
+    """What a state_dict has in tensors; copies, since the module's own may be changed."""
+    with torch.inference_mode():
+        return {name: value.clone() for name, value in module.state_dict().items() if isinstance(value, Tensor)}

@@ -1,0 +1,114 @@
+"""Folded functions of each step alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plmu.folded.base import Stateless, copied, copies
+
+
+@dataclass(frozen=True, eq=False)
+class Identity(Stateless):
+    """The input as it is: what dropout is after training."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True, eq=False)
+class Affine(Stateless):
+    """W x + b."""
+
+    weight: Tensor  # (out, in)
+    bias: Tensor | None  # (out,)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Stateless):
+    """s · x + b for each feature alone."""
+
+    scale: Tensor  # (features,)
+    offset: Tensor  # (features,)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == self.scale.dtype else x.to(self.scale.dtype)
+        return torch.addcmul(self.offset, wide, self.scale).to(x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup(Stateless):
+    """Rows of a table (tokens, features) by token numbers (batch,)."""
+
+    table: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        try:
+            return F.embedding(x, self.table)
+        except IndexError:
+            size = self.table.shape[0]
+            bad = x[(x < 0) | (x >= size)][0].item()
+            raise IndexError(f"x must be token numbers from 0 to {size - 1} for nn.Embedding, got {bad}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Norm(Stateless):
+    """Layer normalisation over the features; RMS normalisation where they are not centred."""
+
+    weight: Tensor | None  # (features,)
+    bias: Tensor | None  # (features,)
+    features: int
+    eps: float | None
+    centred: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.centred:
+            return F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps or 0.0)
+        return F.rms_norm(x, (self.features,), self.weight, self.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Function(Stateless):
+    """A function by its name in torch, or in torch.nn.functional, with its options; or a callable."""
+
+    function: str | Callable[..., Tensor]
+    options: tuple[tuple[str, Any], ...] = ()
+    weight: Tensor | None = None  # of prelu
+
+    def __post_init__(self) -> None:
+        given = self.function
+        found = (getattr(torch, given, None) or getattr(F, given)) if isinstance(given, str) else given
+        object.__setattr__(self, "_call", found)
+        object.__setattr__(self, "_plain", not self.options and self.weight is None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        call: Callable[..., Tensor] = self._call  # type: ignore[attr-defined]
+        if self._plain:  # type: ignore[attr-defined]
+            return call(x)
+        return call(x, **dict(self.options)) if self.weight is None else call(x, self.weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Applied(Stateless):
+    """A module that acts on each step alone and says nothing of itself: a copy of it, in evaluation mode."""
+
+    module: nn.Module
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Applied:
+        return cls(copied(module))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self.module(x)
+        return out
+
+    def arrays(self) -> dict[str, Tensor]:
+        return copies(self.module)

@@ -1,0 +1,178 @@
+"""Folded layers with a memory: equations 15 to 20 for one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from plmu.folded.base import Folded, Stateless, read_only, wide_dtype
+from plmu.folded.functions import Affine
+from plmu.ops.matrices import apply
+from plmu.ops.nonfinite import infinity_as_nan
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMemory(Folded):
+    """A step that is linear up to the activation, for one memory channel: [m_t ; y_t] = M [m_{t-1} ; x_t] + c.
+
+    Near the identity the rows of m hold Ā − I, which rounds better, and m_{t-1} is added. The state m is (batch,
+    order, 1). M is float32 or wider; the output has the precision of x.
+    """
+
+    matrix: Tensor  # (order + out, order + in)
+    constant: Tensor  # (order + out,)
+    order: int
+    near_identity: bool
+    activation: Stateless | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_sizes", [self.memory_size, self.matrix.shape[0] - self.memory_size])
+
+    @property
+    def memory_size(self) -> int:
+        """How many numbers m has."""
+        return self.order
+
+    @property
+    def kept(self) -> int:
+        """How many columns of M, the first, belong to the state."""
+        return self.order
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        m = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        before = m.squeeze(2)
+        both = linear(torch.cat([before, _as(x, before.dtype)], dim=1), self.matrix, self.constant)
+        after, out = both.split_with_sizes(self._sizes, 1)  # type: ignore[attr-defined]
+        if self.near_identity:
+            after = before + after
+        out = _as(out, x.dtype)
+        return (out if self.activation is None else self.activation(out)), after.unsqueeze(2)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return torch.zeros(batch, self.order, 1, dtype=wide_dtype(dtype), device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class CoupledMemory(LinearMemory):
+    """The original LMU: [m_t ; z_t] = M [m_{t-1} ; h_{t-1} ; x_t] + c with h_t = f(z_t), for m flattened to (batch,
+    order · channels). The state is (h, m (batch, order, channels))."""
+
+    channels: int
+
+    @property
+    def memory_size(self) -> int:
+        return self.order * self.channels
+
+    @property
+    def kept(self) -> int:
+        return self.matrix.shape[0]
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        h, m = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        before = m.flatten(1)
+        both = linear(torch.cat([before, h, _as(x, m.dtype)], dim=1), self.matrix, self.constant)
+        after, new = both.split_with_sizes(self._sizes, 1)  # type: ignore[attr-defined]
+        if self.near_identity:
+            after = before + after
+        new = _as(new, x.dtype)
+        out = new if self.activation is None else self.activation(new)
+        # A copy: what becomes of the output must not reach the state.
+        return out, (out.to(m.dtype, copy=True), after.unflatten(1, (self.order, self.channels)))
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        m = torch.zeros(batch, self.order, self.channels, dtype=wide_dtype(dtype), device=device)
+        return m.new_zeros(batch, self.matrix.shape[0] - self.memory_size), m
+
+
+@dataclass(frozen=True, eq=False)
+class Delay(Folded):
+    """The memory alone (equation 19): m_t = [Ā | B̄] [m_{t-1} ; u_t] for each group of channels.
+
+    Where a group is `near_identity`, Ā − I stands for Ā and m_{t-1} is added. The output is m (batch, order, channels)
+    flattened, in the precision of the input; the state is m. If `dtype` is None the matrices stay float64, and are cast
+    to the precision of each input once.
+    """
+
+    matrix: Tensor  # (groups, order, order + inputs)
+    near_identity: tuple[bool, ...]
+    channels: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_casts", {})
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        before = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        m = self.remember(x, before)
+        return m.to(x.dtype, copy=True).flatten(1), m  # what becomes of the output must not reach the state
+
+    def remember(self, u: Tensor, m: Tensor) -> Tensor:
+        """The next m (batch, order, channels) from u (batch, channels), or (batch, inputs) where they share one."""
+        matrices = self._cast(m)
+        order = self.matrix.shape[1]
+        u = infinity_as_nan(_as(u, m.dtype))
+        u = u.unsqueeze(2) if self.matrix.shape[2] > order + 1 else u.unsqueeze(1)
+        both = torch.cat([m, u], dim=1)
+        if len(matrices) == 1:
+            return self._product(matrices[0], both, m, self.near_identity[0])
+        groups = len(matrices)
+        parts = zip(matrices, both.chunk(groups, dim=2), m.chunk(groups, dim=2), self.near_identity, strict=True)
+        return torch.cat([self._product(*part) for part in parts], dim=2)
+
+    @staticmethod
+    def _product(matrix: Tensor, both: Tensor, m: Tensor, near_identity: bool) -> Tensor:
+        if m.shape[2] == 1:
+            flat = both.squeeze(2)
+            if near_identity:
+                return torch.addmm(m.squeeze(2), flat, matrix.mT).unsqueeze(2)
+            return linear(flat, matrix).unsqueeze(2)
+        return m + apply(matrix, both) if near_identity else apply(matrix, both)
+
+    def _cast(self, m: Tensor) -> tuple[Tensor, ...]:
+        casts: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = self._casts  # type: ignore[attr-defined]
+        key = (m.dtype, m.device)
+        found = casts.get(key)
+        if found is None:
+            found = casts[key] = tuple(read_only(self.matrix, m.dtype, m.device).unbind())
+        return found
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return torch.zeros(batch, self.matrix.shape[1], self.channels, dtype=wide_dtype(dtype), device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class ParallelMemory(Folded):
+    """Equations 18 to 20 as they are: encoder, f1, gate, memory, readout, f2."""
+
+    encoder: Affine | None
+    gate: Affine | None
+    memory: Delay
+    readout: Tensor  # (out, order · channels)
+    input_weight: Tensor | None  # (out, in)
+    bias: Tensor | None  # (out,)
+    input_activation: Stateless | None
+    output_activation: Stateless | None
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        u = x if self.encoder is None else self.encoder(x)
+        if self.input_activation is not None:
+            u = self.input_activation(u)
+        if self.gate is not None:
+            u = torch.lerp(x, u, torch.sigmoid(self.gate(x)))
+        m = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        m = self.memory.remember(u, m)
+        flat = _as(m, x.dtype).flatten(1)
+        from_input = self.bias if self.input_weight is None else linear(x, self.input_weight, self.bias)
+        out = linear(flat, self.readout) if from_input is None else torch.addmm(from_input, flat, self.readout.mT)
+        return (out if self.output_activation is None else self.output_activation(out)), m
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return self.memory.initial_state(batch, dtype, device)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), without the call where there is nothing to do: a step is made of few microseconds."""
+    return x if x.dtype == dtype else x.to(dtype)

@@ -1,0 +1,128 @@
+"""Folded models made of others, and the one that holds a module as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plmu.folded.base import Folded, Stateless, copied, copies, wide_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Chain(Folded):
+    """Parts in a row.
+
+    The state is a tuple of `states`, each part's at its place, and None where nothing has one; it is that of the model,
+    though parts may have been multiplied together. Where `states` is None no part has a state, and there is none.
+    """
+
+    parts: tuple[Folded, ...]
+    places: tuple[int, ...]
+    states: int | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_steps", tuple(zip(self.parts, self.places, strict=True)))
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if self.states is None:
+            for part in self.parts:
+                x, _ = part.advance(x, None)
+            return x, None
+        after: list[Any] = [None] * self.states
+        if state is None:
+            state = after.copy()
+        elif not isinstance(state, tuple) or len(state) != self.states:
+            kind = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
+            raise ValueError(f"state must be a tuple of {self.states}, one for each module; got {kind}")
+        for part, place in self._steps:  # type: ignore[attr-defined]
+            x, after[place] = part.advance(x, state[place])
+        return x, tuple(after)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        if self.states is None:
+            return None
+        start: list[Any] = [None] * self.states
+        for part, place in zip(self.parts, self.places, strict=True):
+            start[place] = part.initial_state(batch, dtype, device)
+        return tuple(start)
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Folded):
+    """x + inner(x)."""
+
+    inner: Folded
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        out, state = self.inner.advance(x, state)
+        if x.shape != out.shape:
+            raise ValueError(
+                f"Residual adds its input to its module's output: it turned {x.shape[-1]} features into"
+                f" {out.shape[-1]}, which must be equal"
+            )
+        return x + out, state
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return self.inner.initial_state(batch, dtype, device)
+
+
+@dataclass(frozen=True, eq=False)
+class After(Folded):
+    """inner(first(x)), with the state of `inner` alone."""
+
+    first: Stateless
+    inner: Folded
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.inner.advance(self.first(x), state)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return self.inner.initial_state(batch, dtype, device)
+
+
+@dataclass(frozen=True, eq=False)
+class Filled(Folded):
+    """inner of x with NaN filled by "zero", or by "hold" with the last value of that feature; see `plmu.nn.missing`."""
+
+    inner: Folded
+    missing: str
+    features: int | None
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if self.missing == "zero":
+            return self.inner.advance(torch.where(torch.isnan(x), 0.0, x), state)
+        inner, held = (None, None) if state is None else state
+        filled = torch.where(torch.isnan(x), 0.0 if held is None else held.to(x.dtype), x)
+        out, inner = self.inner.advance(filled, inner)
+        return out, (inner, filled.to(wide_dtype(x.dtype), copy=True))  # the caller may write the next sample into x
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        inner = self.inner.initial_state(batch, dtype, device)
+        if self.missing == "zero":
+            return inner
+        assert self.features is not None
+        return inner, torch.zeros(batch, self.features, dtype=wide_dtype(dtype), device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped(Folded):
+    """A steppable module that says nothing of itself: a copy of it, in evaluation mode."""
+
+    module: Any
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Stepped:
+        return cls(copied(module))
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        out: tuple[Tensor, Any] = self.module.step(x, state)
+        return out
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return self.module.initial_state(batch, dtype, device)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return copies(self.module)

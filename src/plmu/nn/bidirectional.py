@@ -1,0 +1,134 @@
+"""Two layers over one sequence, one from each end."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from plmu.nn.sequential import entrance, features_of, fills
+from plmu.nn.steppable import Steppable, reverse
+from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets
+
+MERGES = ("concat", "sum")
+
+
+class Bidirectional(Steppable):
+    """A layer that reads forwards beside one that reads backwards: `out, (end, start) = layer(x, lengths=lengths)`.
+
+    It needs the whole sequence. So it trains, and runs on whole sequences, but takes neither single steps nor an
+    initial state, and cannot be streamed or folded.
+
+    Args:
+        layer: any steppable module, for example a `ParallelLMU`.
+        backward_layer: the one that reads backwards, with the same `return_sequences`; by default a copy of `layer`
+            with weights of its own, initialised anew.
+        merge: "concat" puts the forward and the backward output side by side, "sum" adds them.
+
+    Shape:
+        x: (batch, time, features), or (batch, time) of token numbers where the layers take those.
+        out: (batch, time, forward + backward features); (batch, features) if the layers have `return_sequences=False`,
+            then each at the end of its own reading: the last step forwards, the first backwards.
+        state: the pair of the layers' final states.
+
+    `lengths` and `resets` work as in every layer: each sequence, and each document in it, is read backwards by itself.
+    """
+
+    def __init__(self, layer: Steppable, backward_layer: Steppable | None = None, merge: str = "concat") -> None:
+        super().__init__()
+        for name, given in (("layer", layer), ("backward_layer", backward_layer)):
+            if not isinstance(given, Steppable) and (given is not None or name == "layer"):
+                raise TypeError(f"{name} must be a steppable module, such as plmu.ParallelLMU; got {_kind(given)}")
+        if merge not in MERGES:
+            raise ValueError(f"merge must be one of {', '.join(MERGES)}, got {merge!r}")
+        self.forward_layer = layer
+        self.backward_layer = _renewed(layer) if backward_layer is None else backward_layer
+        if self.forward_layer.returns_sequences != self.backward_layer.returns_sequences:
+            raise ValueError("layer and backward_layer must have the same return_sequences")
+        self.merge = merge
+        self.returns_sequences = layer.returns_sequences
+        self.input_size = features_of(entrance(layer))
+
+    @property
+    def missing(self) -> str | None:
+        """How missing values of the input are filled, if they are."""
+        return fills(self.forward_layer) or fills(self.backward_layer)
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        if state is not None:
+            raise ValueError("Bidirectional needs the whole sequence and cannot go on from a state: state must be None")
+        check_padded(x, "x")
+        if x.dim() < 2:
+            raise ValueError(f"x must have shape (batch, time, features), got {tuple(x.shape)}")
+        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
+        ahead, end = self.forward_layer(x, None, known, resets=resets)
+        back, start = self.backward_layer(reverse(x, known), None, known, resets=_from_behind(resets, known))
+        if self.returns_sequences:
+            back = reverse(back, known)
+        if self.merge == "concat":
+            return torch.cat([ahead, back], dim=-1), (end, start)
+        if ahead.shape != back.shape:
+            sizes = f"{ahead.shape[-1]} and {back.shape[-1]}"
+            raise ValueError(f"merge='sum' needs layers with equally many output features, got {sizes}")
+        return ahead + back, (end, start)
+
+    def step(self, x: Tensor, state: Any = None) -> NoReturn:
+        """Raises: the backward layer would have to know what comes."""
+        _refuse()
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> NoReturn:
+        """Raises: there is no state to begin with."""
+        _refuse()
+
+    def fold(self) -> NoReturn:
+        """Raises: a folded model takes steps."""
+        _refuse()
+
+    def extra_repr(self) -> str:
+        return "" if self.merge == "concat" else f"merge={self.merge}"
+
+
+def _refuse() -> NoReturn:
+    raise ValueError(
+        "Bidirectional needs the whole sequence: a model with it cannot be stepped, streamed or folded;"
+        " call it on whole sequences"
+    )
+
+
+def _from_behind(resets: Tensor | None, lengths: Tensor | None) -> Tensor | None:
+    """Resets as a reader from the right meets them: a document begins where the one behind it ended."""
+    if resets is None:
+        return None
+    behind = torch.cat([resets[:, 1:], torch.zeros_like(resets[:, :1])], dim=1)
+    return reverse(behind, lengths)
+
+
+def _renewed(layer: Steppable) -> Steppable:
+    """A copy with weights initialised anew."""
+    other = copy.deepcopy(layer)
+    _initialise(other, "layer")
+    return other
+
+
+def _initialise(module: nn.Module, where: str) -> None:
+    """Have every module initialise its own weights; what is inside one that does so is its business."""
+    again = getattr(module, "reset_parameters", None)
+    if again is not None:
+        again()
+        return
+    if any(True for _ in module.parameters(recurse=False)):
+        raise ValueError(
+            f"{where} ({_kind(module)}) has weights but no reset_parameters() that would initialise a copy of it:"
+            " give backward_layer"
+        )
+    for name, inner in module.named_children():
+        _initialise(inner, f"{where}.{name}")
+
+
+def _kind(given: object) -> str:
+    return type(given).__name__

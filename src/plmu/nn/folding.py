@@ -1,0 +1,150 @@
+"""How models fold: `plmu.fold`, and the modules of torch that act on each step alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from plmu.folded import Affine, Applied, Chain, Folded, Function, Identity, Lookup, Norm, Stateless, chain
+from plmu.modes import unwrapped
+from plmu.nn.steppable import Steppable, activation_name
+
+# Those that do nothing once training is over.
+_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
+# Functions of torch with the options that a module keeps as attributes.
+FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    nn.ReLU: ("relu", ()),
+    nn.ReLU6: ("relu6", ()),
+    nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
+    nn.ELU: ("elu", ("alpha",)),
+    nn.CELU: ("celu", ("alpha",)),
+    nn.SELU: ("selu", ()),
+    nn.GELU: ("gelu", ("approximate",)),
+    nn.SiLU: ("silu", ()),
+    nn.Mish: ("mish", ()),
+    nn.Sigmoid: ("sigmoid", ()),
+    nn.Tanh: ("tanh", ()),
+    nn.Softplus: ("softplus", ("beta", "threshold")),
+    nn.Softsign: ("softsign", ()),
+    nn.Hardtanh: ("hardtanh", ("min_val", "max_val")),
+    nn.Hardsigmoid: ("hardsigmoid", ()),
+    nn.Hardswish: ("hardswish", ()),
+    nn.LogSigmoid: ("logsigmoid", ()),
+    nn.Tanhshrink: ("tanhshrink", ()),
+    nn.Softmax: ("softmax", ("dim",)),
+    nn.LogSoftmax: ("log_softmax", ("dim",)),
+    nn.GLU: ("glu", ("dim",)),
+}
+
+
+def fold(model: nn.Module) -> Folded:
+    """A trained model as an immutable set of named arrays, for steps alone.
+
+    >>> folded = plmu.fold(model)
+    >>> out, state = folded.step(x_t, state)  # as model.step, without gradients and with dropout off
+    >>> folded.arrays()  # {"0.matrix": ..., "1.weight": ...}
+
+    Constants are multiplied out in float64 and cast once to the precision of the weights: a linear memory with its
+    encoder and readout, linear layers in a row. States have the form of the model's own, so that a sequence can begin
+    with `model(x)` and go on with `folded.step`. What happens to the model later does not show. A layer of your own
+    stays as it is, in a copy, unless it overrides `plmu.nn.Steppable.fold`.
+
+    Args:
+        model: any steppable module; of one that is wrapped for averaging, for distributed training or by
+            `torch.compile`, the model inside is taken.
+
+    Raises:
+        TypeError: the model is not steppable.
+        ValueError: the model is on the meta device, or has a part that needs the whole sequence.
+    """
+    inner = unwrapped(model) if isinstance(model, nn.Module) else model
+    if not isinstance(inner, Steppable):
+        raise TypeError(
+            f"model must be steppable (a layer of plmu, plmu.Sequential or a plmu.nn.Steppable),"
+            f" got {type(inner).__name__}"
+        )
+    if any(value.is_meta for value in inner.parameters()):
+        raise ValueError("model is on the meta device: its weights have no values")
+    with torch.no_grad(), torch.device("cpu"):
+        return inner.fold().finished()
+
+
+def fold_module(module: nn.Module) -> Folded:
+    """A module of a stack, folded: a steppable one, one of torch, or one with `per_step = True` and perhaps a `fold()`
+    of its own."""
+    if isinstance(module, nn.Sequential) and is_plain(module, nn.Sequential):
+        return fold_stack([(one, 0) for one in module], None)
+    if isinstance(module, Steppable) or (getattr(module, "per_step", False) and hasattr(module, "fold")):
+        found: Folded = module.fold()  # type: ignore[operator]
+        return found
+    return _fold_torch(module)
+
+
+def fold_stack(modules: list[tuple[nn.Module, int]], states: int | None) -> Chain:
+    """Modules in a row, each with the place of its state."""
+    parts: list[tuple[Folded, int]] = []
+    for module, place in modules:
+        part = fold_module(module)
+        inside = part.parts if isinstance(part, Chain) and part.states is None else (part,)
+        parts += [(one, place) for one in inside]
+    return chain(parts, states)
+
+
+def fold_activation(function: Callable[[Tensor], Tensor] | None) -> Stateless | None:
+    """The activation of a layer, folded: by its name where it has one."""
+    if function is None:
+        return None
+    if isinstance(function, nn.Module):
+        part = fold_module(function)
+        return part if isinstance(part, Stateless) else Applied.of(function)
+    return Function(activation_name(function) or function)
+
+
+def fold_linear(module: nn.Linear) -> Affine:
+    """W x + b of a linear layer."""
+    weight, bias = module.weight, module.bias
+    return Affine(exact(weight), None if bias is None else exact(bias), dtype=weight.dtype, device=weight.device)
+
+
+def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a module is of one of these classes, no subclass, and calling it does nothing else, such as hooks."""
+    if type(module) not in kinds:
+        return False
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def exact(value: Tensor) -> Tensor:
+    """In float64 on the CPU, where arrays are multiplied out."""
+    return value.detach().cpu().double()
+
+
+def _fold_torch(module: nn.Module) -> Stateless:
+    if not is_plain(module, type(module)):
+        return Applied.of(module)
+    kind = type(module)
+    if kind in _NOTHING:
+        return Identity()
+    if kind in FUNCTIONS:
+        name, options = FUNCTIONS[kind]
+        return Function(name, tuple((option, getattr(module, option)) for option in options))
+    weight: Any = getattr(module, "weight", None)
+    place = {} if weight is None else {"dtype": weight.dtype, "device": weight.device}
+    if isinstance(module, nn.Linear) and kind is nn.Linear:
+        return fold_linear(module)
+    if isinstance(module, nn.PReLU) and kind is nn.PReLU:
+        return Function("prelu", (), weight, **place)
+    if isinstance(module, nn.Embedding) and kind is nn.Embedding:
+        table = weight.detach().clone()
+        if module.max_norm is not None:  # which torch applies to the rows that are looked up
+            rows = torch.arange(table.shape[0], device=table.device)
+            table = embedding(rows, table, None, module.max_norm, module.norm_type)
+        return Lookup(table, **place)
+    if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
+        return Norm(weight, module.bias, int(module.normalized_shape[-1]), module.eps, True, **place)
+    if isinstance(module, nn.RMSNorm) and kind is nn.RMSNorm:
+        return Norm(weight, None, int(module.normalized_shape[-1]), module.eps, False, **place)
+    return Applied.of(module)
