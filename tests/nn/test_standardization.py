@@ -227,3 +227,16 @@ def test_the_memory_of_few_inputs_runs_on_the_inputs(monkeypatch):
         monkeypatch.setattr(layer, "_stores_m", lambda u: False)
         layer(torch.randn(2, 30, layer.input_size))
         assert widths.pop() == channels
+
+
+def test_a_linear_layer_takes_the_constants_in_when_folded():
+    layer = plmu.Standardize(3)
+    layer.set(torch.randn(3), 0.5 + torch.rand(3))
+    model = plmu.Sequential(plmu.DelayLayer(3, order=1, theta=5.0), layer, nn.Linear(3, 2)).double()
+    folded = plmu.fold(model)
+    assert sorted(folded.arrays()) == ["0.matrix", "1.bias", "1.weight"]
+    x = torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(folded.step(x)[0], model.step(x)[0])
+    alone = plmu.fold(plmu.Sequential(plmu.DelayLayer(3, order=1, theta=5.0), layer.bfloat16()))
+    assert sorted(alone.arrays()) == ["0.matrix", "1.offset", "1.scale"]
+    assert alone.step(x.bfloat16())[0].dtype == torch.bfloat16

@@ -118,3 +118,23 @@ def test_it_saves_and_loads(tmp_path):
     given = torch.randint(0, 30, (4, 40))
     assert torch.equal(loaded.eval()(given)[0], layer.eval()(given)[0])
     assert loaded.token_dropout == 0.3
+
+
+def test_it_folds_into_a_table_and_a_memory():
+    layer, _ = _pair()
+    folded = plmu.fold(layer)
+    assert sorted(folded.arrays()) == ["first.table", "inner.matrix"]
+    given = torch.randint(0, 30, (4, 10))
+    state = other = None
+    for t in range(10):
+        out, state = layer.step(given[:, t], state)
+        found, other = folded.step(given[:, t], other)
+    torch.testing.assert_close(found, out)
+
+    class Doubled(plmu.TokenDelayLayer):
+        def step(self, tokens, state=None):
+            out, state = super().step(tokens, state)
+            return 2 * out, state
+
+    doubled = Doubled(30, 6, order=3, theta=12.0)
+    assert torch.equal(plmu.fold(doubled).step(given[:, 0])[0], doubled.step(given[:, 0])[0])

@@ -70,6 +70,7 @@ class ParallelLMU(Filling):
     """
 
     input_size: int
+    standardize: Standardize | None
 
     def __init__(
         self,
@@ -136,7 +137,8 @@ class ParallelLMU(Filling):
         self.memory_weight = nn.Parameter(torch.empty(hidden_size, self.memory.order, self.memory_size, **place))
         self.input_weight = nn.Parameter(torch.empty(hidden_size, input_size, **place)) if input_to_output else None
         self.bias = nn.Parameter(torch.empty(hidden_size, **place)) if bias else None
-        self.standardize = Standardize((self.memory.order, self.memory_size), **place) if standardize else None
+        shape = (self.memory.order, self.memory_size)
+        self.register_module("standardize", Standardize(shape, **place) if standardize else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
