@@ -18,7 +18,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import plmu
 from plmu.bench.measure import Times, graphed, medians, peak_memory, relative_error, timed, training
-from plmu.ops import fused, hopper
 
 
 @dataclass(frozen=True)
@@ -226,8 +225,13 @@ def against(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[
 
 
 def _fused_if_it_suits(shape: Shape, dtype: torch.dtype, device: str) -> list[str]:
-    suits = hopper.suits(torch.device(device), dtype, shape.channels, shape.out)
-    return ["fused"] if suits and shape.order <= fused.LARGEST_ORDER else []
+    system = plmu.DelayNetwork(shape.order, shape.theta).discretize()
+    sizes = {"batch": shape.batch, "time": shape.time, "channels": shape.channels, "out": shape.out}
+    try:
+        chosen = plmu.plan("project", system=system, dtype=dtype, device=device, algorithm="fused", **sizes)  # type: ignore[arg-type]
+    except ValueError:  # it cannot run
+        return []
+    return ["fused"] if chosen.kernel == "Hopper" else []
 
 
 def _launched(calls: dict[str, Callable[[], Any]], device: str) -> dict[str, Callable[[], Any]]:

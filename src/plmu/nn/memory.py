@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from plmu import ops
 from plmu.modes import among_fakes, autocasts, values_unknown
 from plmu.ops.check import Lengths, check_state, result_dtype
-from plmu.ops.plan import ALGORITHMS
+from plmu.ops.plan import joined, named
 from plmu.ops.recurrent import Stepper
 from plmu.systems import DelayNetwork, LinearSystem
 
@@ -40,8 +40,8 @@ class Memory(nn.Module):
         super().__init__()
         if trainable not in TRAINABLE:
             raise ValueError(f"trainable must be one of {', '.join(TRAINABLE)}, got {trainable!r}")
-        if algorithm != "auto" and algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm must be auto or one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+        if algorithm != "auto":
+            named(algorithm)
         self.trainable, self.algorithm, self.width = trainable, algorithm, width
         self._thetas: list[float] = []
         if system is not None:
@@ -137,6 +137,37 @@ class Memory(nn.Module):
         for o in outputs[1:]:
             total = total + o
         return total, _joined(ends, 2)
+
+    def plan(
+        self,
+        kind: str,
+        *,
+        batch: int,
+        time: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        out: int | None = None,
+        lengths: bool = False,
+        resets: bool = False,
+    ) -> ops.Plan:
+        """What `states`, `final_state` or `project` runs for these sizes."""
+        plans = [
+            ops.plan(
+                kind,
+                batch=batch,
+                time=time,
+                channels=self.width // self.groups,
+                system=system,
+                out=out,
+                dtype=dtype,
+                device=device,
+                algorithm="auto" if kind == "final_state" else self.algorithm,
+                lengths=lengths,
+                resets=resets,
+            )
+            for system in self.systems()
+        ]
+        return joined(plans)
 
     def stepper(self, dtype: torch.dtype, device: torch.device) -> MemoryStepper:
         """The memory with its matrices at hand, for many steps."""

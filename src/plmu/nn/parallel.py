@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from plmu.modes import autocasts, is_open
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, Step, activation, check_features, last_valid, positive
+from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.nonfinite import infinity_as_nan
-from plmu.ops.plan import may_store
+from plmu.ops.rates import rates_of
 from plmu.systems import LinearSystem
 
 
@@ -140,7 +142,7 @@ class ParallelLMU(Filling):
             last = self.memory.final_state(u, state, known, resets)
             out = self._output_of_state(last, last_valid(x, known))
             return out if known is None else torch.where((known > 0)[:, None], out, 0.0), last
-        if self._stores_m(u):
+        if self._why_not_stored(u.shape[0], u.shape[1], u.dtype, u.device) is None:
             m, last = self.memory.states(u, state, known, resets)
             total = self._joint_product(m.flatten(2), x, self.memory_weight)
         else:
@@ -149,6 +151,45 @@ class ParallelLMU(Filling):
             if from_input is not None:
                 total = total + from_input.to(total.dtype)
         return keep_valid(self._output(total), known), last
+
+    def plan(
+        self,
+        *,
+        batch: int,
+        time: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        lengths: bool = False,
+        resets: bool = False,
+    ) -> Plan:
+        """What `layer(x)` runs for an x of (batch, time, input_size), and why.
+
+        Args:
+            batch, time: the sizes of x.
+            dtype, device: of x; those of the weights if not given.
+            lengths, resets: whether they are given.
+
+        Returns:
+            The plan of the memory. Its `kind` is "project" where m is multiplied by W_m as it is made, "states" where
+            m is stored and multiplied together with x, and "final_state" with `return_sequences=False`.
+
+        >>> print(layer.plan(batch=64, time=512))  # doctest: +SKIP
+        """
+        dtype = dtype or self.memory_weight.dtype
+        device = self.memory_weight.device if device is None else torch.device(device)
+        asked: dict[str, Any] = {"batch": batch, "time": time, "dtype": dtype, "device": device}
+        asked |= {"lengths": lengths, "resets": resets}
+        if not self.returns_sequences:
+            found = self.memory.plan("final_state", **asked)
+            return replace(found, stored=(*found.stored, "the final state", "x at the end", "weight"))
+        why_not = self._why_not_stored(batch, time, dtype, device)
+        if why_not is None:
+            found = self.memory.plan("states", **asked)
+            reason = f"{found.reason} m is small: it is stored, and multiplied together with x."
+            return replace(found, reason=reason, stored=(*found.stored, "m", "x", "weight"))
+        found = self.memory.plan("project", out=self.hidden_size, **asked)
+        stored = (*found.stored, *(("x",) if self.input_weight is not None else ()))
+        return replace(found, stored=stored, passed_over={**found.passed_over, "m stored beside x": why_not})
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size, self.memory_weight)
@@ -183,13 +224,19 @@ class ParallelLMU(Filling):
         """W_x x + b_o, what of it there is."""
         return self.bias if self.input_weight is None else linear(x, self.input_weight, self.bias)
 
-    def _stores_m(self, u: Tensor) -> bool:
-        """Whether m is one channel, no larger than the output, small enough to be stored, and not rounded by it."""
-        memory = self.memory
-        thin = memory.channels == 1 and memory.order <= self.hidden_size and memory.algorithm == "auto"
-        rounded = u.dtype in (torch.float16, torch.bfloat16) or autocasts(u.device)
-        stored = is_open(*u.shape[:2]) or may_store(u.shape[0] * u.shape[1] * memory.order, u)
-        return thin and not rounded and stored
+    def _why_not_stored(self, batch: int, time: int, dtype: torch.dtype, device: torch.device) -> str | None:
+        """Why m is not stored and multiplied together with x; None if it is: where it is one channel, no larger than
+        the output, small, and not rounded by it."""
+        memory, reason = self.memory, None
+        if memory.algorithm != "auto":
+            reason = "an algorithm was asked for by name"
+        elif memory.channels != 1 or memory.order > self.hidden_size:
+            reason = "m has several channels, or more numbers than the output"
+        elif dtype in (torch.float16, torch.bfloat16) or autocasts(device):
+            reason = "m would be rounded"
+        elif not is_open(batch, time) and batch * time * memory.order > rates_of(device.type).stored:
+            reason = "m is too large to be stored"
+        return reason
 
     def _joint_product(self, m: Tensor, x: Tensor, memory_weight: Tensor) -> Tensor:
         """W_m m + W_x x + b_o for m (..., order) as one product, of m and x side by side. One with x alone, of few
