@@ -11,7 +11,7 @@ from operations import needs_kernels
 from torch import Tensor
 
 import plmu
-from plmu.ops import fused
+from plmu.ops import Option, fused
 from plmu.ops.gpu import all_states, launch, tables
 from plmu.ops.plan import known_plan
 
@@ -213,10 +213,14 @@ def test_transformations_are_refused_by_name_and_avoided_by_auto(monkeypatch: py
 
     with pytest.raises(ValueError, match=r"neither under torch\.func nor with forward-mode"):
         torch.func.grad(loss)(u.detach(), "fused")
-    monkeypatch.setattr(plmu.ops, "plan", lambda *a, **k: plan(*a, **k | {"algorithm": take(k["algorithm"])}))
-    plan, take = plmu.plan, lambda algorithm: "fused" if algorithm == "auto" else algorithm
+    monkeypatch.setattr(launch, "why_not_hopper", lambda *_: None)
+    monkeypatch.setattr(fused.ALGORITHM, "options", lambda case: [Option("fused", 0.0, tables.CHUNK)])
+    known_plan.cache_clear()
+    asked = {"batch": 2, "time": 70, "channels": 5, "out": 3, "system": system, "device": DEVICE}
+    assert plmu.plan("project", **asked).algorithm == "fused"
     (expected,) = torch.autograd.grad(loss(u, "chunked"), u)
     torch.testing.assert_close(torch.func.grad(loss)(u.detach(), "auto"), expected)
+    known_plan.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [one for one in ERROR if one != torch.float32], ids=str)

@@ -77,7 +77,7 @@ class FFT(Algorithm):
 
     def auto_limit(self, case: Case) -> str | None:
         reason = None
-        if case.target.type != "cuda":  # on a GPU it is taken for its few launches
+        if not case.rates.gpu:  # on a GPU it is taken for its few launches
             reason = "rounds every state by the error of the largest; considered on a GPU alone"
         elif not case.bounded:
             reason = "rounds every state by the error of the largest, and this system may grow"
