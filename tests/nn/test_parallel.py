@@ -115,13 +115,12 @@ def test_a_thin_memory_is_stored_and_meets_its_weight_beside_the_input(
 )
 def test_other_memories_are_projected_without_being_stored(options: dict, dtype: torch.dtype) -> None:
     sizes = {"input_size": 2, "hidden_size": 2 * ORDER, "order": ORDER, "theta": THETA}
-    x = torch.zeros(1, TIME, 1, dtype=dtype)
-    assert not ParallelLMU(**{**sizes, **options}).to(dtype)._stores_m(x)
+    assert ParallelLMU(**{**sizes, **options}).to(dtype).plan(batch=1, time=TIME).kind == "project"
     plain = ParallelLMU(**sizes)
-    assert plain._stores_m(x.float())
-    assert not plain._stores_m(torch.zeros(1, 1 << 20, 1))
+    assert plain.plan(batch=1, time=TIME).kind == "states"
+    assert plain.plan(batch=1, time=1 << 20).kind == "project"
     with torch.autocast("cpu", torch.bfloat16):
-        assert not plain._stores_m(x.float())
+        assert plain.plan(batch=1, time=TIME).kind == "project"
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "recurrent", "toeplitz", "fft", "chunked"])
