@@ -95,7 +95,7 @@ def test_a_thin_memory_is_stored_and_meets_its_weight_beside_the_input(
             gradients = torch.autograd.grad(loss, [*layer.parameters(), x])
             results.append([out, last, *gradients])
         for one, other in zip(*results, strict=True):
-            assert_same(one, other, 100 * TIME * ORDER)
+            assert_same(one, other, terms=100 * TIME * ORDER)
     layer.memory.algorithm = "auto"
     out, last = layer(x)
     exact, final = equations(layer, x.detach(), options.get("system"))
