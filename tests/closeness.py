@@ -71,6 +71,22 @@ def within(error: float | Tensor, bound: float | Tensor, what: str = "the") -> N
         _closest.note(error, bound)
 
 
+def assert_same(actual: Any, expected: Any, terms: int = 1000, size: float = 1.0) -> None:
+    """Demand equality up to one rounding for each of the `terms` products that are summed, at the size of the largest
+    value, or of what went in where that is larger; of tuples and lists part by part. The expected may be float64."""
+    if expected is None or actual is None:
+        assert actual is expected
+    elif isinstance(expected, tuple | list):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other, terms, size)
+    else:
+        assert expected.dtype in (actual.dtype, torch.float64)
+        largest = expected.detach().abs().max().item() if expected.numel() else 0.0
+        bound = terms * torch.finfo(actual.dtype).eps * max(largest, size)
+        torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=bound)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--closest", type=int, default=0, metavar="N", help="list the N comparisons closest to their bounds"

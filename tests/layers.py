@@ -63,23 +63,6 @@ def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> plmu
     return layer.to(dtype)
 
 
-def assert_same(actual: Any, expected: Any, terms: int = 1000) -> None:
-    """Equal up to `terms` roundings at the size of the largest value, or of the inputs (about 1); states part by part.
-
-    An output sums at most 40 steps · 4 orders · 4 channels products, and a gradient as many again.
-    """
-    if expected is None or actual is None:
-        assert actual is expected
-    elif isinstance(expected, tuple | list):
-        assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            assert_same(one, other, terms)
-    else:
-        assert actual.dtype == expected.dtype
-        bound = terms * torch.finfo(actual.dtype).eps * max(expected.detach().abs().max().item(), 1.0)
-        torch.testing.assert_close(actual, expected, rtol=0, atol=bound)
-
-
 def pick(state: Any, index: Any) -> Any:
     """The state of some of the sequences of a batch."""
     if state is None:

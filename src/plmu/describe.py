@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from plmu.systems import DelayNetwork, LinearSystem
+if TYPE_CHECKING:  # only to name them: a DelayNetwork describes itself by this module
+    from plmu.systems import DelayNetwork, LinearSystem
 
 DELAYS = 33  # points of the window at which a decoded sine is compared with the true one
 FREQUENCIES = 48  # points of a first scan for the bandwidth

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from plmu.atomic import replacing as replacing  # for those who write other files
+from plmu.atomic import replacing
 from plmu.blueprint import SYSTEMS, Description, TooLarge, build, describe
 from plmu.blueprint import FileFormatError as FileFormatError  # and for those who read them
 from plmu.compare import difference

@@ -10,16 +10,14 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from plmu.cache import Constants, constants_of
+from plmu.describe import Description, describe
 from plmu.modes import among_fakes, values_unknown, without_modes
-
-if TYPE_CHECKING:
-    from plmu.describe import Description
 
 # Below this a derived value is zero: products with it cannot change a result of its precision.
 _FLUSHED = {torch.float64: 1e-290, torch.float32: 1e-30, torch.bfloat16: 1e-30}
@@ -128,8 +126,6 @@ class DelayNetwork:
 
     def describe(self, dt: float = 1.0, *, channels: int = 1, tolerance: float = 0.05) -> Description:
         """What this order and θ can hold at the sampling interval `dt`, and what it costs per step."""
-        from plmu.describe import describe
-
         return describe(self, dt=dt, channels=channels, tolerance=tolerance)
 
     def __repr__(self) -> str:

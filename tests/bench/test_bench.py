@@ -92,7 +92,6 @@ def test_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert kind == "eager"  # there are no graphs on a CPU
         assert seconds > 0
     monkeypatch.setattr(plmu.ops.recurrent, "states", lambda *given: torch.zeros(2, 160, 468, 1))
-    monkeypatch.setitem(plmu.ops._PLAIN, "recurrent", plmu.ops.recurrent.states)
     with pytest.raises(RuntimeError, match="psmnist: step by step the loss is"):
         training_time.check("psmnist", "plmu", "recurrent")
 

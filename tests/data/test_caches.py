@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from texts import pack, qqp_partition, snli_folder
 
+from plmu.atomic import replacing
 from plmu.data import cache, imdb, mackey_glass, mnist, qqp, reading, snli, vectors
 from plmu.data.files import DataConfig, DataError, Remote, clear_abandoned, find, present
 from plmu.data.overview import overview
-from plmu.files import replacing
 
 
 @pytest.fixture(autouse=True)

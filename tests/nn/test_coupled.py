@@ -53,7 +53,7 @@ def test_equals_the_loop(
     fast = results(layer, x, state, lengths)
     assert calls
     with monkeypatch.context() as patch:
-        patch.setattr(LMUCell, "_multiplies_out", lambda *given: False)
+        patch.setattr(LMUCell, "_why_not_coupled", lambda *given: "it is to be compared")
         plain = results(layer.double(), x.double(), tuple(value.double() for value in state), lengths)
     for a, b in zip(fast, plain, strict=True):
         assert a.dtype == dtype
@@ -78,12 +78,13 @@ def test_first_and_second_gradients() -> None:
 
 
 def test_what_is_not_one_channel_in_one_precision_takes_the_loop() -> None:
-    x = torch.randn(2, 3, 2)
-    assert not build(torch.float32, memory_size=2).cell._multiplies_out(x)
-    assert not build(torch.float32, hidden_activation="relu").cell._multiplies_out(x)
-    assert not build(torch.bfloat16).cell._multiplies_out(x.bfloat16())
+    sizes = {"batch": 2, "time": 3}
+    assert build(torch.float32).plan(**sizes).algorithm == "coupled"
+    assert build(torch.float32, memory_size=2).plan(**sizes).algorithm == "step by step"
+    assert build(torch.float32, hidden_activation="relu").plan(**sizes).algorithm == "step by step"
+    assert build(torch.bfloat16).plan(**sizes).algorithm == "step by step"
     with torch.autocast("cpu", torch.bfloat16):
-        assert not build(torch.float32).cell._multiplies_out(x)
+        assert build(torch.float32).plan(**sizes).algorithm == "step by step"
 
 
 def test_what_overflows_in_the_padding_reaches_no_gradient() -> None:

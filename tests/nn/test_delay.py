@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+from functools import partial
 
+import closeness
 import pytest
 import torch
 from reference import at_end, masked, recurrence, sine_error
@@ -15,10 +17,7 @@ ORDER, THETA, CHANNELS, TIME = 4, 7.0, 3, 19
 TWO_INPUTS = plmu.LinearSystem([[0.9, 0.2], [-0.2, 0.9]], [[1.0, 0.3], [0.5, -1.0]])
 
 
-def assert_same(actual: Tensor, expected: Tensor, terms: int = TIME * ORDER) -> None:
-    """Equal up to one rounding for each of the `terms` products that are summed, at the size of the largest value."""
-    bound = terms * torch.finfo(actual.dtype).eps * expected.detach().abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=bound)
+assert_same = partial(closeness.assert_same, terms=TIME * ORDER, size=0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from layers import INPUTS, LAYERS, SMALL, assert_same, build, random_state
+from closeness import assert_same
+from layers import INPUTS, LAYERS, SMALL, build, random_state
 from torch import Tensor, nn
 from torch.export import Dim, export
 

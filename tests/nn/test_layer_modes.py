@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from closeness import assert_same
 from hypothesis import given
 from hypothesis import strategies as st
-from layers import INPUTS, LAYERS, assert_equal, assert_same, build, flat, pick, random_state
+from layers import INPUTS, LAYERS, assert_equal, build, flat, pick, random_state
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_sequence

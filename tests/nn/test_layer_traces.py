@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from layers import INPUTS, LAYERS, SMALL, assert_same, build, flat, random_state
+from closeness import assert_same
+from layers import INPUTS, LAYERS, SMALL, build, flat, random_state
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad

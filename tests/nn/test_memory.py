@@ -2,7 +2,9 @@
 
 import copy
 import math
+from functools import partial
 
+import closeness
 import pytest
 import torch
 from reference import recurrence
@@ -21,10 +23,7 @@ KINDS = {
 }
 
 
-def assert_same(actual: Tensor, expected: Tensor, terms: int = TIME * ORDER) -> None:
-    """Equal up to one rounding for each of the `terms` products that are summed, at the size of the largest value."""
-    bound = terms * torch.finfo(actual.dtype).eps * expected.detach().abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=bound)
+assert_same = partial(closeness.assert_same, terms=TIME * ORDER, size=0.0)
 
 
 @pytest.fixture(params=KINDS)

@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+from functools import partial
 
+import closeness
 import pytest
 import torch
 from closeness import within
@@ -31,10 +33,7 @@ FORMS = {
 }
 
 
-def assert_same(actual: Tensor, expected: Tensor, terms: int = TIME * (ORDER + HIDDEN + INPUTS)) -> None:
-    """Equal up to one rounding for each of the `terms` products that are summed, at the size of the largest value."""
-    bound = terms * torch.finfo(actual.dtype).eps * expected.detach().abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=bound)
+assert_same = partial(closeness.assert_same, terms=TIME * (ORDER + HIDDEN + INPUTS), size=0.0)
 
 
 def build(kind: type[nn.Module] = LMU, **options) -> nn.Module:

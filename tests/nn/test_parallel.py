@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+from functools import partial
 
+import closeness
 import pytest
 import torch
 from reference import recurrence
@@ -27,10 +29,7 @@ FORMS = {
 }
 
 
-def assert_same(actual: Tensor, expected: Tensor, terms: int = TIME * ORDER) -> None:
-    """Equal up to one rounding for each of the `terms` products that are summed, at the size of the largest value."""
-    bound = terms * torch.finfo(actual.dtype).eps * expected.detach().abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=bound)
+assert_same = partial(closeness.assert_same, terms=TIME * ORDER, size=0.0)
 
 
 def equations(layer: ParallelLMU, x: Tensor, system: plmu.LinearSystem | None = None) -> tuple[Tensor, Tensor]:
@@ -96,7 +95,7 @@ def test_a_thin_memory_is_stored_and_meets_its_weight_beside_the_input(
             gradients = torch.autograd.grad(loss, [*layer.parameters(), x])
             results.append([out, last, *gradients])
         for one, other in zip(*results, strict=True):
-            assert_same(one, other, 100 * TIME * ORDER)
+            assert_same(one, other, terms=100 * TIME * ORDER)
     layer.memory.algorithm = "auto"
     out, last = layer(x)
     exact, final = equations(layer, x.detach(), options.get("system"))
@@ -116,14 +115,12 @@ def test_a_thin_memory_is_stored_and_meets_its_weight_beside_the_input(
 )
 def test_other_memories_are_projected_without_being_stored(options: dict, dtype: torch.dtype) -> None:
     sizes = {"input_size": 2, "hidden_size": 2 * ORDER, "order": ORDER, "theta": THETA}
-    layer = ParallelLMU(**{**sizes, **options}).to(dtype)
-    x = torch.zeros(1, TIME, 1, dtype=dtype)
-    assert not layer._stores_m(x.expand(-1, -1, layer.memory_size))
+    assert ParallelLMU(**{**sizes, **options}).to(dtype).plan(batch=1, time=TIME).kind == "project"
     plain = ParallelLMU(**sizes)
-    assert plain._stores_m(x.float())
-    assert not plain._stores_m(torch.zeros(1, 1 << 20, 1))
+    assert plain.plan(batch=1, time=TIME).kind == "states"
+    assert plain.plan(batch=1, time=1 << 20).kind == "project"
     with torch.autocast("cpu", torch.bfloat16):
-        assert not plain._stores_m(x.float())
+        assert plain.plan(batch=1, time=TIME).kind == "project"
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "recurrent", "toeplitz", "fft", "chunked"])

@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+from functools import partial
 
+import closeness
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,11 +16,7 @@ from plmu import LMU, DelayLayer, ParallelLMU, Residual, Sequential
 TIME = 12
 
 
-def assert_same(actual: Tensor, expected: Tensor, terms: int = 100) -> None:
-    """Equal up to one rounding for each of the `terms` products that are summed, at the size of the largest value. Two
-    layers of at most 12 steps and 4 orders sum no more than that."""
-    bound = terms * torch.finfo(actual.dtype).eps * expected.detach().abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=bound)
+assert_same = partial(closeness.assert_same, terms=100, size=0.0)
 
 
 def layer(inputs: int = 3, hidden: int = 4, **options) -> ParallelLMU:

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from closeness import within
+from operations import needs_kernels
 from torch import Tensor
 
 import plmu
-from ops import needs_kernels
-from plmu.ops import chunk_tables, fused, hopper, launch
+from plmu.ops import Option, fused
+from plmu.ops.gpu import all_states, launch, tables
+from plmu.ops.plan import known_plan
 
 pytestmark = needs_kernels
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,7 +51,7 @@ def error(value: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
 @pytest.mark.parametrize(("name", "options"), [*itertools.product(SHAPES, OPTIONS), ("four groups", OPTIONS[-1])])
 def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_tables, "SECOND_LAUNCH", -99)  # so that states are carried in groups
+    monkeypatch.setattr(tables, "SECOND_LAUNCH", -99)  # so that states are carried in groups
     batch, time, channels, out, order, theta = {**SHAPES, "four groups": (2, 400, 2, 3, 2, 500.0)}[name]
     system = plmu.DelayNetwork(order, theta).discretize()
     u = torch.randn(batch, time, channels).to(dtype)
@@ -117,9 +119,9 @@ def test_the_kernels_for_hopper_agree_with_their_twins_and_repeat(
 
     ours, again = results(), results()
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
-    if not hopper.runs(u, weight):
+    if not launch.for_hopper(u, None, weight):
         pytest.skip("not a Hopper GPU")
-    monkeypatch.setattr(hopper, "runs", lambda *_: False)
+    monkeypatch.setattr(launch, "_has_hopper", lambda _: False)
     for value, twin in zip(ours, results(), strict=True):
         within(error(value, twin.cpu().double()), 2.0**-9)  # sums in another order, rounded once
 
@@ -167,7 +169,7 @@ def test_a_growing_system_has_finite_gradients() -> None:
 
 @pytest.mark.parametrize(("time", "launches"), [(64, 1), (400, 2)])
 def test_states_are_carried_in_one_launch_or_two(time: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_tables, "SECOND_LAUNCH", -99)
+    monkeypatch.setattr(tables, "SECOND_LAUNCH", -99)
     real, grids = launch.kernels(), []
 
     class Counted:
@@ -183,13 +185,13 @@ def test_states_are_carried_in_one_launch_or_two(time: int, launches: int, monke
 
 def test_chunks_are_divided_only_where_sequences_and_channels_do_not_fill_a_gpu() -> None:
     for batch, channels in ((16, 512), (512, 256)):
-        assert chunk_tables.grouping(batch, 2048, channels)[0] == 32, "all chunks of a sequence"
-    assert chunk_tables.grouping(1, 1000, 64)[0] == 16, "too few to be worth a second launch"
-    size, cost = chunk_tables.grouping(1, 1 << 20, 64)
+        assert tables.grouping(batch, 2048, channels)[0] == 32, "all chunks of a sequence"
+    assert tables.grouping(1, 1000, 64)[0] == 16, "too few to be worth a second launch"
+    size, cost = tables.grouping(1, 1 << 20, 64)
     assert 64 <= size <= 256
     assert cost < 16384 / 20, "of passing all in a row"
     for time in (1, 64, 65, 5000):
-        size, _ = chunk_tables.grouping(2, time, 3)
+        size, _ = tables.grouping(2, time, 3)
         assert 1 <= size <= -(-time // 64)
 
 
@@ -211,10 +213,14 @@ def test_transformations_are_refused_by_name_and_avoided_by_auto(monkeypatch: py
 
     with pytest.raises(ValueError, match=r"neither under torch\.func nor with forward-mode"):
         torch.func.grad(loss)(u.detach(), "fused")
-    monkeypatch.setattr(plmu.ops, "plan", lambda *a, **k: plan(*a, **k | {"algorithm": take(k["algorithm"])}))
-    plan, take = plmu.plan, lambda algorithm: "fused" if algorithm == "auto" else algorithm
+    monkeypatch.setattr(launch, "why_not_hopper", lambda *_: None)
+    monkeypatch.setattr(fused.ALGORITHM, "options", lambda case: [Option("fused", 0.0, tables.CHUNK)])
+    known_plan.cache_clear()
+    asked = {"batch": 2, "time": 70, "channels": 5, "out": 3, "system": system, "device": DEVICE}
+    assert plmu.plan("project", **asked).algorithm == "fused"
     (expected,) = torch.autograd.grad(loss(u, "chunked"), u)
     torch.testing.assert_close(torch.func.grad(loss)(u.detach(), "auto"), expected)
+    known_plan.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [one for one in ERROR if one != torch.float32], ids=str)
@@ -242,15 +248,15 @@ def test_a_second_derivative_raises() -> None:
 def test_torch_accepts_the_operators() -> None:
     u, system, weight = problem()
     first = torch.randn(2, 4, 5, device=DEVICE, requires_grad=True)
-    powers, tables = system.powers(70).float().to(DEVICE), chunk_tables.tables(u, system, 0, 2)
+    powers, matrices = system.powers(70).float().to(DEVICE), tables.tables(u, system, 0, 2)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     segments = (torch.rand(u.shape[:2], device=DEVICE) < 0.1).cumsum(1, dtype=torch.int32)
     for marks in (None, segments):
-        torch.library.opcheck(fused._project, (u, weight, first, marks, powers, *tables, 0, 2), test_utils=checks)
-        torch.library.opcheck(fused._states, (u, first, marks, *tables, 2), test_utils=checks)
-    steps = chunk_tables.history(system, torch.float16)
+        torch.library.opcheck(fused._project, (u, weight, first, marks, powers, *matrices, 0, 2), test_utils=checks)
+        torch.library.opcheck(all_states._states, (u, first, marks, *matrices, 2), test_utils=checks)
+    steps = tables.history(system, torch.float16)
     assert steps == 32
-    given = (u, weight, None, None, None, *chunk_tables.tables(u, system, steps, 2), steps, 2)
+    given = (u, weight, None, None, None, *tables.tables(u, system, steps, 2), steps, 2)
     torch.library.opcheck(fused._project, given, test_utils=checks)
 
 
@@ -284,6 +290,7 @@ def test_what_it_cannot_do_is_said(change: dict, message: str) -> None:
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
+    known_plan.cache_clear()
     with pytest.raises(ValueError, match="runs on a GPU alone, not on cpu: use chunked or auto"):
         plmu.project(
             torch.randn(2, 9, 3), plmu.DelayNetwork(4, 6.0).discretize(), torch.randn(5, 4, 3), algorithm="fused"

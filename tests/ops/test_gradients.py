@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from operations import ALGORITHMS, RESETTING
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import plmu
-from ops import ALGORITHMS, RESETTING
 from plmu.ops import chunked
+from plmu.ops.carry import carry
 
 BATCH, TIME, CHANNELS, ORDER, OUT = 3, 4, 2, 2, 2
 LENGTHS = torch.tensor([3, 0, 4])
@@ -132,12 +133,12 @@ def test_states_are_carried_into_memory_of_their_own(linked: bool) -> None:
     before, given = values.detach().clone(), torch.randn(2, 5, ORDER, CHANNELS, dtype=torch.float64)
     also_before = given.clone()
     system = plmu.DelayNetwork(ORDER, 4.0).discretize()
-    carried = chunked.carry(values, links, system, 1)
+    carried = carry(values, links, system, 1)
     (found,) = torch.autograd.grad(carried, values, given, create_graph=True)
     torch.testing.assert_close(values.detach(), before, rtol=0, atol=0)
     torch.testing.assert_close(given, also_before, rtol=0, atol=0)
     plain = plmu.LinearSystem(system.A.clone().requires_grad_(), system.B)  # which is carried by single operations
-    also_carried = chunked.carry(values, links, plain, 1)
+    also_carried = carry(values, links, plain, 1)
     torch.testing.assert_close(carried, also_carried)
     torch.testing.assert_close(found, torch.autograd.grad(also_carried, values, given)[0])
 

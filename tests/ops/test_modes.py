@@ -8,24 +8,24 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-
-import plmu
-from ops import (
+from closeness import assert_same
+from operations import (
     ALGORITHMS,
     CHANNELS,
     LENGTHS,
     ORDER,
     RESETS,
     TIME,
-    assert_same,
     everything,
     fresh_system,
     in_chunks,
     leaves,
     with_gradients,
 )
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import plmu
 
 # torch.compile itself instantiates the class while it traces an autograd function.
 pytestmark = pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")

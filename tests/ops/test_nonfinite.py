@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from closeness import within
+from operations import ALGORITHMS, RESETTING, in_chunks
 from torch import Tensor
 
 import plmu
-from ops import ALGORITHMS, RESETTING, in_chunks
 
 BATCH, TIME, CHANNELS, ORDER, OUT = 3, 150, 2, 4, 3
 BAD_STEP, RESET = 70, 90  # inside blocks of every size that a plan takes

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from closeness import within
+from operations import ALGORITHMS, in_chunks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
 
 import plmu
-from ops import ALGORITHMS, in_chunks
 from plmu.bench.layers import GPU_CHOICES
-from plmu.ops import chunked, fused, hopper
-from plmu.ops.plan import _DEVICES, LARGEST_MATRIX, _known_plan
+from plmu.ops import blocks, fused
+from plmu.ops.chunked import Chunked
+from plmu.ops.gpu import launch
+from plmu.ops.plan import known_plan
+from plmu.ops.rates import DEVICES
 
 ROOT = Path(__file__).parents[2]
 DN = plmu.DelayNetwork(4, 6.0)
@@ -96,7 +99,7 @@ def test_resets_are_planned_for_algorithms_that_take_them(kind: str) -> None:
     ("changed", "error", "message"),
     [
         ({"kind": "state"}, ValueError, "kind must be one of states, final_state, project, got 'state'"),
-        ({"algorithm": "scan"}, ValueError, "algorithm must be auto or one of recurrent, .*got 'scan'"),
+        ({"algorithm": "scan"}, ValueError, "algorithm must be auto or one of chunked, .*got 'scan'"),
         ({"kind": "project", "out": None}, ValueError, "out is needed to plan project"),
         ({"algorithm": "fft", "resets": True}, ValueError, "algorithm='fft' cannot reset"),
         ({"algorithm": "toeplitz", "resets": True}, ValueError, "algorithm='toeplitz' cannot reset"),
@@ -124,7 +127,7 @@ LARGE = [
     for sizes in itertools.product(
         [1, 8, 64], [64, 300, 1000, 5000], [1, 4, 40, 468], [1, 8, 64, 512], [1, 16, 512], ["cpu", "cuda"]
     )
-    if sizes[0] * sizes[1] * sizes[2] * sizes[3] > _DEVICES[sizes[5]].stored
+    if sizes[0] * sizes[1] * sizes[2] * sizes[3] > DEVICES[sizes[5]].stored
 ]
 LARGE_SYSTEMS = {order: of_order(order) for order in (1, 4, 40, 468)}
 
@@ -144,7 +147,7 @@ def test_folding_needs_no_more_memory_than_it_saves() -> None:
         if chosen.fold:
             folded = chosen.chunk * out * (chosen.chunk + order) * channels
             boundaries = batch * -(-time // chosen.chunk) * order * channels
-            allowed = max(LARGEST_MATRIX, batch * time * (channels + out) + boundaries)
+            allowed = max(Chunked.LARGEST_MATRIX, batch * time * (channels + out) + boundaries)
             excess[f"{sizes}, order {order}: {folded} numbers"] = folded / allowed
     assert len(excess) > 50  # folding is common among these sizes
     worst = max(excess, key=excess.get)
@@ -223,7 +226,7 @@ def test_a_large_matrix_counts_where_sequences_are_few() -> None:
     for time, channels, order in ((300, 1, 100), (1000, 4, 8), (500, 2, 12)):
         one = {"batch": 1, "time": time, "channels": channels, "system": of_order(order)}
         assert plan(**one).algorithm == plan("project", **one).algorithm == "chunked"
-        assert plan(**one).costs["toeplitz"] > 4 * time**2 * order / 2 / _DEVICES["cpu"].bandwidth
+        assert plan(**one).costs["toeplitz"] > 4 * time**2 * order / 2 / DEVICES["cpu"].bandwidth
     assert plan(batch=1, time=64, channels=1, system=of_order(16)).algorithm == "toeplitz"
 
 
@@ -244,24 +247,24 @@ def test_an_early_peak_does_not_blur_what_follows_on_a_cpu() -> None:
 
 def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"batch": 64, "time": 512, "channels": 512, "out": 512, "dtype": torch.bfloat16, "device": "cuda"}
-    monkeypatch.setattr(hopper, "suits", lambda *_: False)
-    _known_plan.cache_clear()
+    monkeypatch.setattr(launch, "_has_hopper", lambda _: False)
+    known_plan.cache_clear()
     assert plan("project", system=of_order(4), **sizes).algorithm == "chunked"
-    monkeypatch.setattr(hopper, "suits", lambda *_: True)
-    _known_plan.cache_clear()
+    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    known_plan.cache_clear()
     chosen = plan("project", system=of_order(4), **sizes)
     assert chosen.algorithm == "fused"
     assert "made on chip" in str(chosen)
     assert plan("project", system=of_order(4), **sizes, resets=True).algorithm == "fused"
     assert plan("project", system=of_order(100), **sizes).algorithm == "chunked"
     assert plan("states", system=of_order(4), **sizes | {"out": None}).algorithm != "fused"
-    _known_plan.cache_clear()
+    known_plan.cache_clear()
 
 
 def test_in_a_graph_launches_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small shapes are bound by launches, unless a graph replays them: then it is the work that decides."""
-    monkeypatch.setattr(hopper, "suits", lambda *_: True)
-    _known_plan.cache_clear()
+    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    known_plan.cache_clear()
     sizes = {"batch": 128, "time": 64, "channels": 256, "out": 256, "dtype": torch.bfloat16, "device": "cuda"}
     asked = {"system": of_order(8), **sizes}
     eager = plan("project", **asked)
@@ -286,7 +289,7 @@ def test_in_a_graph_launches_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan("project", **asked) == replayed
     other.__exit__(None, None, None)
     assert plan("project", **asked) == eager
-    _known_plan.cache_clear()
+    known_plan.cache_clear()
 
 
 @pytest.mark.parametrize("measured", ["", ", as graphs", "resets"])
@@ -295,9 +298,9 @@ def test_the_choice_is_the_fastest_that_was_measured(measured: str, monkeypatch:
     title = "with resets, as graphs" if measured == "resets" else f"auto against every algorithm{measured}"
     rows = json.loads((ROOT / "results/bench-layers-cuda.json").read_text(encoding="utf-8"))[title]
     shapes = {str(shape): shape for shape in GPU_CHOICES}
-    monkeypatch.setattr(hopper, "suits", lambda device, dtype, channels, out: channels % 8 == out % 8 == 0)
+    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
     monkeypatch.setattr(fused, "AVAILABLE", True)
-    _known_plan.cache_clear()
+    known_plan.cache_clear()
     for row in rows:
         shape = shapes[row["shape"]]
         sizes = {"batch": shape.batch, "time": shape.time, "channels": shape.channels, "out": shape.out}
@@ -313,7 +316,7 @@ def test_the_choice_is_the_fastest_that_was_measured(measured: str, monkeypatch:
         times = row["milliseconds"]
         assert times[chosen.algorithm] <= (1.03 if measured else 1.1) * times[row["best"]], row["shape"]
     assert len(rows) == (4 if measured == "resets" else 12)
-    _known_plan.cache_clear()
+    known_plan.cache_clear()
 
 
 def test_with_resets_a_machine_without_a_gpu_plans_as_without() -> None:
@@ -327,19 +330,19 @@ def test_one_tile_of_m_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     tiles: list[StorageWeakRef] = []
 
     def watch(name: str) -> None:
-        real = getattr(chunked, name)
+        real = getattr(blocks, name)
 
         def watched(matrix: torch.Tensor, given: torch.Tensor, reach: Any) -> torch.Tensor:
             made: torch.Tensor = real(matrix, given, reach)
-            tile = made if name == "_expand" else given
+            tile = made if name == "expand" else given
             assert all(other.expired() for other in tiles)
             tiles.append(StorageWeakRef(tile.untyped_storage()))
             return made
 
-        monkeypatch.setattr(chunked, name, watched)
+        monkeypatch.setattr(blocks, name, watched)
 
-    watch("_expand")  # makes m
-    watch("_contract")  # takes its gradient
+    watch("expand")  # makes m
+    watch("contract")  # takes its gradient
     u = torch.randn(2, 200, 6, requires_grad=True)
     weight = torch.randn(5, 4, 6, requires_grad=True)
     with in_chunks(16, False, tile=3):

@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operations import ALGORITHMS, RESETTING, in_chunks
 from torch import Tensor
 
 import plmu
-from ops import ALGORITHMS, RESETTING, in_chunks
 from plmu.ops.recurrent import Stepper
 
 EPS = torch.finfo(torch.float64).eps

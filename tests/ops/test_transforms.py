@@ -4,11 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor
-from torch.autograd import forward_ad
-
-import plmu
-from ops import (
+from closeness import assert_same
+from operations import (
     ALGORITHMS,
     BATCH,
     CHANNELS,
@@ -18,12 +15,15 @@ from ops import (
     RESETS,
     RESETTING,
     TIME,
-    assert_same,
     everything,
     fresh_system,
     in_chunks,
     leaves,
 )
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import plmu
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

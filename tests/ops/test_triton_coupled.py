@@ -4,10 +4,10 @@ GPU."""
 import pytest
 import torch
 from closeness import within
+from operations import needs_kernels
 
-from ops import needs_kernels
 from plmu.nn import coupled
-from plmu.ops import triton_coupled as kernels
+from plmu.ops.gpu import triton_coupled as kernels
 
 pytestmark = needs_kernels
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from plmu.files import replacing
+from plmu.atomic import replacing
 from plmu.terminal import show_table
 
 FEW = 5

@@ -94,7 +94,7 @@ def is_file(path: Path) -> bool:
 
 
 def clear_abandoned(folder: Path) -> None:
-    """Remove the temporary files of killed processes: those of `plmu.files.replacing` and of pooch's downloads."""
+    """Remove the temporary files of killed processes: those of `plmu.atomic.replacing` and of pooch's downloads."""
     for path in (*folder.glob(".*.tmp"), *folder.glob("tmp????????")):
         try:
             if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED:

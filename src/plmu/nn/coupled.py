@@ -121,7 +121,7 @@ class _Coupled(torch.autograd.Function):
     ) -> Tensor:
         z = driven.new_empty(driven.shape[0] + 1, *driven.shape[1:])
         z[0] = start
-        _kernels(driven).forward(driven.contiguous(), z, matrix, order, incremental)
+        _steps(driven).forward(driven.contiguous(), z, matrix, order, incremental)
         if past is not None:
             z[1:].masked_fill_(past, 0.0)  # a system that grows may have overflowed there
         ctx.save_for_backward(driven, start, matrix, past, z)
@@ -146,7 +146,7 @@ class _Coupled(torch.autograd.Function):
         total = torch.empty_like(z[1:])  # of M z_{t-1} + driven_t
         total[-1] = gradient[-1]
         _through_tanh(total[-1, :, order:], z[-1, :, order:])
-        _kernels(driven).backward(gradient.contiguous(), z, total, matrix, order, incremental)
+        _steps(driven).backward(gradient.contiguous(), z, total, matrix, order, incremental)
         for_start = total[0] @ matrix
         if incremental:
             for_start[:, :order] += total[0, :, :order]
@@ -180,12 +180,26 @@ def _through_tanh(gradient: Tensor, value: Tensor) -> None:
     torch.ops.aten.tanh_backward.grad_input(gradient, value, grad_input=gradient)
 
 
-def _kernels(driven: Tensor) -> Any:
-    """What runs the steps: our kernels in float32 on a GPU where Triton is installed, else the library."""
-    ours = driven.is_cuda and driven.dtype == torch.float32 and driven.numel() > 0
+def _steps(driven: Tensor) -> Any:
+    """What runs the steps."""
+    ours = why_not_triton(driven.device, driven.dtype, driven.shape[1]) is None
     return (_triton() if ours else None) or _Library
+
+
+def why_not_triton(device: torch.device, dtype: torch.dtype, batch: int) -> str | None:
+    """Why our own kernels do not run the steps, if they do not: it is torch's products then."""
+    reason = None
+    if device.type != "cuda":
+        reason = "our kernels run on a GPU alone"
+    elif dtype != torch.float32:
+        reason = "our kernels take float32 alone"
+    elif not batch:
+        reason = "there are no sequences"
+    elif importlib.util.find_spec("triton") is None:
+        reason = "our kernels need Triton: pip install triton"
+    return reason
 
 
 @cache
 def _triton() -> ModuleType | None:
-    return importlib.import_module("plmu.ops.triton_coupled") if importlib.util.find_spec("triton") else None
+    return importlib.import_module("plmu.ops.gpu.triton_coupled") if importlib.util.find_spec("triton") else None

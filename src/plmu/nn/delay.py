@@ -12,6 +12,7 @@ from plmu.folded import Folded
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import check_features, factory, options_repr, positive
+from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.systems import LinearSystem
@@ -73,6 +74,32 @@ class DelayLayer(Filling):
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         out = last.to(result_dtype(x), copy=True).flatten(1)[:, None]  # of its own: the state must not change with it
         return keep_valid(out, known)[:, 0], last
+
+    def plan(
+        self,
+        *,
+        batch: int,
+        time: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        lengths: bool = False,
+        resets: bool = False,
+    ) -> Plan:
+        """What `layer(x)` runs for an x of (batch, time, channels), and why.
+
+        Args:
+            batch, time: the sizes of x.
+            dtype: of x; torch's default if not given.
+            device: where x is.
+            lengths, resets: whether they are given.
+
+        >>> print(layer.plan(batch=8, time=500))  # doctest: +SKIP
+        """
+        kind = "states" if self.returns_sequences else "final_state"
+        dtype, device = dtype or torch.get_default_dtype(), torch.device(device)
+        return self.memory.plan(
+            kind, batch=batch, time=time, dtype=dtype, device=device, lengths=lengths, resets=resets
+        )
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size)

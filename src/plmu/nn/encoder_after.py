@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from plmu.nn.parallel import ParallelLMU
 
 
-def applies(layer: ParallelLMU, x: Tensor, state: Tensor | None, resets: Tensor | None) -> bool:
+def applies(layer: ParallelLMU, time: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `layer` encodes after the memory: where that is exact, keeps all digits and saves work.
 
-    The memory must be fixed, the same for all channels, and begin at zero for all sequences at the same step.
+    The memory must be fixed and the same for all channels, and it must begin at zero, for all sequences at once.
     """
     encoder, memory = layer.encoder, layer.memory
     linear = type(encoder) is nn.Linear and not encoder._forward_hooks and not encoder._forward_pre_hooks
     same = memory.trainable == "none" and memory.groups == 1 and memory.systems()[0].inputs is None
     fewer = layer.input_size == 1 or layer.input_size < layer.memory_size
-    full = x.dtype in (torch.float32, torch.float64) and not autocasts(x.device) and not is_open(x.shape[1])
-    fresh = state is None and resets is None and memory.algorithm == "auto"
-    return linear and layer.f1 is None and layer.gate is None and same and fewer and full and fresh
+    full = dtype in (torch.float32, torch.float64) and not autocasts(device) and not is_open(time)
+    chosen = linear and layer.f1 is None and layer.gate is None and same and fewer and full
+    return chosen and memory.algorithm == "auto"
 
 
 def encoded_state(layer: ParallelLMU, m: Tensor, time: int, lengths: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from plmu.modes import among_fakes, autocasts, values_unknown
 from plmu.nn.steppable import Factory
 from plmu.ops.check import Lengths, check_state, result_dtype
 from plmu.ops.matrices import step_matrix
-from plmu.ops.plan import ALGORITHMS
+from plmu.ops.plan import joined, named
 from plmu.ops.recurrent import Stepper
 from plmu.systems import DelayNetwork, LinearSystem, is_stable
 
@@ -46,8 +46,8 @@ class Memory(nn.Module):
         super().__init__()
         if trainable not in TRAINABLE:
             raise ValueError(f"trainable must be one of {', '.join(TRAINABLE)}, got {trainable!r}")
-        if algorithm != "auto" and algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm must be auto or one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+        if algorithm != "auto":
+            named(algorithm)
         self.trainable, self.algorithm, self.width = trainable, algorithm, width
         place = Factory(device=device, dtype=_wide(dtype))
         self._thetas: list[float] = []
@@ -152,6 +152,38 @@ class Memory(nn.Module):
         for o in outputs[1:]:
             total = total + o
         return total, _joined(ends, 2)
+
+    def plan(
+        self,
+        kind: str,
+        *,
+        batch: int,
+        time: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        out: int | None = None,
+        lengths: bool = False,
+        resets: bool = False,
+        width: int | None = None,
+    ) -> ops.Plan:
+        """What `states`, `final_state` or `project` runs for these sizes; `width` channels in place of its own."""
+        plans = [
+            ops.plan(
+                kind,
+                batch=batch,
+                time=time,
+                channels=(width or self.width) // self.groups,
+                system=system,
+                out=out,
+                dtype=dtype,
+                device=device,
+                algorithm="auto" if kind == "final_state" else self.algorithm,
+                lengths=lengths,
+                resets=resets,
+            )
+            for system in self.systems()
+        ]
+        return joined(plans)
 
     def stepper(self, dtype: torch.dtype, device: torch.device) -> MemoryStepper:
         """The memory with its matrices at hand, for many steps."""

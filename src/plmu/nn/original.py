@@ -19,7 +19,8 @@ from plmu.nn.folding import is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, activation, check_features, factory, last_valid, options_repr, positive
-from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
+from plmu.ops import Plan
+from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, precision, result_dtype
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.systems import LinearSystem
 
@@ -148,13 +149,23 @@ class LMUCell(nn.Module):
             return u, linear(x, self.input_weight, self.bias)
         return u, None if self.bias is None else self.bias.to(u.dtype)
 
-    def _multiplies_out(self, x: Tensor, *state: Tensor) -> bool:
-        """Whether `coupled` can run this: one memory channel in one full precision, tanh, and plain autograd."""
-        memory = self.memory
-        simple = memory.groups == memory.channels == 1 and memory.width == 1 and self.f is torch.tanh
-        wide = x.dtype == result_dtype(x) and x.dtype in (torch.float32, torch.float64)
-        known = not any(values_unknown(one) for one in (x, *state, *self.parameters()))
-        return simple and wide and known and not watched()
+    def _why_not_coupled(
+        self, dtype: torch.dtype, device: torch.device, resets: bool, inputs: tuple[Tensor, ...] = ()
+    ) -> str | None:
+        """Why `coupled` cannot run this, if it cannot: it takes one memory channel in one full precision, tanh, and
+        plain autograd."""
+        memory, reason = self.memory, None
+        if resets:
+            reason = "the state is reset inside sequences"
+        elif not memory.groups == memory.channels == memory.width == 1:
+            reason = "there is more than one memory channel"
+        elif self.f is not torch.tanh:
+            reason = "the activation is not tanh"
+        elif dtype != precision(dtype, device) or dtype not in (torch.float32, torch.float64):
+            reason = "the precision is neither float32 nor float64"
+        elif any(values_unknown(one) for one in (*inputs, *self.parameters())) or watched():
+            reason = "torch looks at the single operations, or there are no values"
+        return reason
 
     def extra_repr(self) -> str:
         options = options_repr(self, LMUCell, hidden_activation=self.f)
@@ -261,7 +272,7 @@ class LMU(Filling):
         resets = checked_resets(resets, batch, time, x.device)
         x = infinity_as_nan(keep_valid(x, known))  # infinity would be 1 behind a tanh
         h, m = cell._checked_state(state, x)
-        if resets is None and cell._multiplies_out(x, h, m):
+        if cell._why_not_coupled(x.dtype, x.device, resets is not None, (x, h, m)) is None:
             return self._coupled(x, h, m, known)
         h = h.to(result_dtype(x))
         u, to_hidden = cell._from_input(x)
@@ -298,6 +309,40 @@ class LMU(Filling):
             return z[:, :, order:].clone(memory_format=torch.contiguous_format), state
         out = last[:, order:].clone()
         return out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0), state
+
+    def plan(
+        self,
+        *,
+        batch: int,
+        time: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        lengths: bool = False,
+        resets: bool = False,
+    ) -> Plan:
+        """What `layer(x)` runs for an x of (batch, time, input_size), and why: always one step after another.
+
+        Args:
+            batch, time: the sizes of x.
+            dtype, device: of x; those of the weights if not given.
+            lengths, resets: whether they are given.
+
+        >>> print(layer.plan(batch=64, time=512))  # doctest: +SKIP
+        """
+        weight = self.cell.memory_weight
+        dtype, device = dtype or weight.dtype, weight.device if device is None else torch.device(device)
+        time = positive(time, "time")
+        reason = self.cell._why_not_coupled(dtype, device, resets)
+        if reason is not None:
+            why = f"Equations 15 to 17 for {time} steps, one after another, each in several products."
+            kept = ("x", "h and m of every step", "weights")
+            return Plan("recurrence", "step by step", 1, reason=why, stored=kept, passed_over={"coupled": reason})
+        reason = coupled.why_not_triton(device, dtype, batch)
+        why = f"Equations 15 to 17 multiplied out: {time} steps, one product and one tanh each."
+        kept = ("x", "h and m of every step", "weights multiplied out")
+        if reason is None:
+            return Plan("recurrence", "coupled", 1, reason=why, kernel="Triton", stored=kept)
+        return Plan("recurrence", "coupled", 1, reason=why, stored=kept, passed_over={"Triton": reason})
 
     def _step(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
         return self.cell(x, state)  # type: ignore[no-any-return]

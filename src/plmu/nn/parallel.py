@@ -29,9 +29,10 @@ from plmu.nn.steppable import (
     positive,
     share,
 )
+from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.nonfinite import infinity_as_nan
-from plmu.ops.plan import may_store
+from plmu.ops.rates import rates_of
 from plmu.systems import LinearSystem
 
 
@@ -172,7 +173,8 @@ class ParallelLMU(Filling):
         check_features(x, 3, self.input_size, self.memory_weight)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         x = keep_valid(x, known)
-        after = encoder_after.applies(self, x, state, resets)
+        fresh = state is None and resets is None
+        after = fresh and encoder_after.applies(self, x.shape[1], x.dtype, x.device)
         u = x if after else self._encode(x)
         if not self.returns_sequences:
             last = self.memory.final_state(u, state, known, resets)
@@ -198,7 +200,8 @@ class ParallelLMU(Filling):
         constant = None
         if after:
             weight, constant = encoder_after.readout(self, weight, x)
-        if self._stores_m(u):
+        channels = x.shape[2] if after else self.memory.channels
+        if self._why_not_stored(u.shape[0], u.shape[1], channels, u.dtype, u.device) is None:
             m, last = self.memory.states(u, state, lengths, resets)
             total = self._joint_product(m.flatten(2), x, weight, bias)
         else:
@@ -207,6 +210,58 @@ class ParallelLMU(Filling):
             if from_input is not None:
                 total = total + from_input.to(total.dtype)
         return total if constant is None else total + constant, last
+
+    def plan(
+        self,
+        *,
+        batch: int,
+        time: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        lengths: bool = False,
+        resets: bool = False,
+    ) -> Plan:
+        """What `layer(x)` runs for an x of (batch, time, input_size), and why.
+
+        Args:
+            batch, time: the sizes of x.
+            dtype, device: of x; those of the weights if not given.
+            lengths, resets: whether they are given.
+
+        Returns:
+            The plan of the memory. Its `kind` is "project" where m is multiplied by W_m as it is made, "states" where
+            m is stored and multiplied together with x, and "final_state" with `return_sequences=False`.
+
+        >>> print(layer.plan(batch=64, time=512))  # doctest: +SKIP
+        """
+        dtype = dtype or self.memory_weight.dtype
+        device = self.memory_weight.device if device is None else torch.device(device)
+        asked: dict[str, Any] = {"batch": batch, "time": time, "dtype": dtype, "device": device}
+        asked |= {"lengths": lengths, "resets": resets}
+        after = not resets and encoder_after.applies(self, time, dtype, device)
+        if after:
+            asked["width"] = self.input_size
+        if not self.returns_sequences:
+            found = self.memory.plan("final_state", **asked)
+            stored = (*found.stored, "the final state", "x at the end", "weight")
+        elif self._disturbs:
+            found = self.memory.plan("states", **asked)
+            found = replace(found, reason=f"{found.reason} m is stored: noise or dropout acts on it.")
+            stored = (*found.stored, "m", "x", "weight")
+        else:
+            why_not = self._why_not_stored(batch, time, asked.get("width", self.memory.channels), dtype, device)
+            if why_not is None:
+                found = self.memory.plan("states", **asked)
+                found = replace(
+                    found, reason=f"{found.reason} m is small: it is stored, and multiplied together with x."
+                )
+                stored = (*found.stored, "m", "x", "weight")
+            else:
+                found = self.memory.plan("project", out=self.hidden_size, **asked)
+                found = replace(found, passed_over={**found.passed_over, "m stored beside x": why_not})
+                stored = (*found.stored, *(("x",) if self.input_weight is not None else ()))
+        first = f"The encoder comes after the memory, which runs on {self.input_size} input channels. " if after else ""
+        return replace(found, stored=stored, reason=first + found.reason)
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size, self.memory_weight)
@@ -288,14 +343,21 @@ class ParallelLMU(Filling):
         """W_x x + b_o, what of it there is."""
         return bias if self.input_weight is None else linear(x, self.input_weight, bias)
 
-    def _stores_m(self, u: Tensor) -> bool:
-        """Whether m is one channel, no larger than the output, small enough to be stored, and not rounded by it."""
-        memory = self.memory
-        channels = u.shape[2] if memory.systems()[0].inputs is None else 1
-        thin = channels == 1 and memory.order <= self.hidden_size and memory.algorithm == "auto"
-        rounded = u.dtype in (torch.float16, torch.bfloat16) or autocasts(u.device)
-        stored = is_open(*u.shape[:2]) or may_store(u.shape[0] * u.shape[1] * memory.order, u)
-        return thin and not rounded and stored
+    def _why_not_stored(
+        self, batch: int, time: int, channels: int, dtype: torch.dtype, device: torch.device
+    ) -> str | None:
+        """Why m is not stored and multiplied together with x; None if it is: where it is one channel, no larger than
+        the output, small, and not rounded by it."""
+        memory, reason = self.memory, None
+        if memory.algorithm != "auto":
+            reason = "an algorithm was asked for by name"
+        elif channels != 1 or memory.order > self.hidden_size:
+            reason = "m has several channels, or more numbers than the output"
+        elif dtype in (torch.float16, torch.bfloat16) or autocasts(device):
+            reason = "m would be rounded"
+        elif not is_open(batch, time) and batch * time * memory.order > rates_of(device.type).stored:
+            reason = "m is too large to be stored"
+        return reason
 
     def _joint_product(self, m: Tensor, x: Tensor, memory_weight: Tensor, bias: Tensor | None) -> Tensor:
         """W_m m + W_x x + b_o for m (..., order) as one product, of m and x side by side. One with x alone, of few

@@ -3,28 +3,46 @@
 All algorithms compute the same function, forward and backward; `plmu.plan` tells which one `"auto"` takes and why.
 Shapes: u (batch, time, channels), m (batch, time, order, channels), state (batch, order, channels). `lengths` are for
 sequences padded on the right; `resets` (batch, time) marks steps before which the state is set to zero.
+
+The path of a call: `project` here checks its arguments (`check.py`), asks the plan (`plan.py`), and calls `project` of
+the algorithm that was chosen. Each algorithm is one file: `recurrent.py`, `toeplitz.py`, `fft.py`, `chunked.py` and
+`fused.py`. Kernels of our own are two files further: `fused.py` calls `gpu/launch.py`, which launches those of
+`gpu/triton_chunked.py` or `gpu/gluon_chunked.py`. `docs/adding-an-algorithm.md` shows how to add one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from plmu.modes import autocasts, is_open, transformed
-from plmu.ops import chunked, exported, fft, final, fused, recurrent, toeplitz
-from plmu.ops.check import Lengths, Problem, checked
-from plmu.ops.matrices import apply, input_matrix, may_grow
+from plmu.modes import autocasts, is_open
+from plmu.ops import exported
+from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of, last_of, projected
+from plmu.ops.check import Lengths, checked
+from plmu.ops.matrices import apply, input_matrix
 from plmu.ops.nonfinite import infinity_as_nan, isolate_nonfinite, isolated
-from plmu.ops.plan import Plan, for_graphs, plan
+from plmu.ops.plan import ALGORITHMS, for_graphs, named, plan, register
 from plmu.systems import LinearSystem
 
-__all__ = ["Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"]
-
-_PLAIN = {"recurrent": recurrent.states, "toeplitz": toeplitz.states, "fft": fft.states, "exported": exported.states}
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Case",
+    "Option",
+    "Plan",
+    "Problem",
+    "final_state",
+    "for_graphs",
+    "isolate_nonfinite",
+    "last_of",
+    "plan",
+    "project",
+    "register",
+    "states",
+]
 
 
 def states(
@@ -41,7 +59,7 @@ def states(
     problem = _driven(problem)
     chosen = _plan("states", problem, algorithm)
     with _no_autocast(u.device):
-        m, last = _all_states(problem, chosen)
+        m, last = _exported(problem) if chosen is None else named(chosen.algorithm).states(problem, chosen)
         m = m.to(problem.dtype)
         if spoilt is not None:
             m, last = spoilt.mark_states(m), spoilt.mark_final(last)
@@ -59,7 +77,7 @@ def final_state(
     """The state after each sequence's last step (batch, order, channels), as one product (equation 25)."""
     problem = _driven(checked(u, system, state, lengths, resets))
     with _no_autocast(u.device):
-        return infinity_as_nan(_final_state(problem))
+        return infinity_as_nan(final_of(problem))
 
 
 def project(
@@ -81,29 +99,11 @@ def project(
     _check_weight(weight, problem)
     chosen = _plan("project", problem, algorithm, out=weight.shape[0])
     with _no_autocast(u.device):
-        if chosen.algorithm == "chunked":
-            operand = _operand(problem)
-            o, last = chunked.project(
-                problem.u.to(operand),
-                problem.system,
-                weight.to(operand),
-                problem.state,
-                problem.lengths,
-                _stops(problem, "chunked"),
-                chosen.chunk,
-                chosen.fold,
-                chosen.tile,
-            )
-        elif chosen.algorithm == "fused":
-            inputs = problem.u.squeeze(2).to(problem.dtype)
-            stops = _stops(problem, "fused")
-            o, last = fused.project(inputs, problem.system, weight.to(problem.dtype), problem.state, stops)
-            if problem.lengths is not None or problem.resets is not None:
-                last = _final_state(problem)
+        if chosen is None:
+            m, last = _exported(problem)
+            o = projected(problem, m, weight)
         else:
-            m, last = _all_states(problem, chosen)
-            m = problem.keep_valid(m)  # a system that grows may have overflowed in the padding
-            o = m.flatten(2) @ weight.to(m.dtype).flatten(1).mT
+            o, last = named(chosen.algorithm).project(problem, weight, chosen)
         o = o.to(problem.dtype)
         if spoilt is not None:
             o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)
@@ -121,52 +121,18 @@ def _driven(problem: Problem) -> Problem:
     return replace(problem, u=u, system=system.driven_directly())
 
 
-def _all_states(problem: Problem, chosen: Plan) -> tuple[Tensor, Tensor]:
-    """m as the algorithm leaves it, and the final state in float32 or wider."""
-    if chosen.algorithm == "fused":
-        inputs = problem.u.squeeze(2).to(problem.dtype)
-        m, last = fused.states(inputs, problem.system, problem.state, _stops(problem, "fused"))
-        return m, last if problem.lengths is None and problem.resets is None else _final_state(problem)
-    if chosen.algorithm == "chunked":
-        u = problem.u.to(_operand(problem))
-        m = chunked.states(u, problem.system, problem.state, problem.lengths, problem.resets, chosen.chunk)
-    else:
-        u = problem.u.to(problem.wide)
-        m = _PLAIN[chosen.algorithm](u, problem.system, problem.state, _stops(problem, chosen.algorithm))
-    if m.dtype != problem.wide:
-        return m, _final_state(problem)
-    if problem.lengths is None:
-        return m, m[:, -1].clone()  # not a part of m, which its owner may change
-    index = (problem.lengths - 1).clamp(min=0)[:, None, None, None].expand(-1, 1, *m.shape[2:])
-    last = m.gather(1, index).squeeze(1)
-    before = torch.zeros_like(last) if problem.state is None else problem.state
-    return m, torch.where((problem.lengths > 0)[:, None, None], last, before)
+def _exported(problem: Problem) -> tuple[Tensor, Tensor]:
+    """m and the final state where torch.export leaves the batch or time open."""
+    m = exported.states(problem.u.to(problem.wide), problem.system, problem.state, problem.resets)
+    return m, last_of(problem, m)
 
 
-def _stops(problem: Problem, algorithm: str) -> Tensor | None:
-    """The resets and, for the recurrence and for a system that may grow, one where each sequence ends, so that nothing
-    grows in the padding. `chunked` alone has masks of its own for that, unless there are resets anyway."""
-    if problem.lengths is None or algorithm not in ("recurrent", "fused", "chunked"):
-        return problem.resets
-    if algorithm != "recurrent" and not may_grow(problem.system):
-        return problem.resets
-    if algorithm == "chunked" and problem.resets is None:
-        return None
-    ends = torch.arange(problem.u.shape[1], device=problem.u.device) == problem.lengths[:, None]
-    return ends if problem.resets is None else problem.resets | ends
-
-
-def _final_state(problem: Problem) -> Tensor:
-    u = problem.u.to(problem.wide)
-    return final.final_state(u, problem.system, problem.state, problem.lengths, problem.resets)
-
-
-def _plan(kind: str, problem: Problem, algorithm: str, out: int | None = None) -> Plan:
+def _plan(kind: str, problem: Problem, algorithm: str, out: int | None = None) -> Plan | None:
+    """What runs; None where torch.export leaves a size open, so that nothing can be chosen by it."""
     batch, time, inputs, channels = problem.u.shape
     if is_open(batch, time):
-        return Plan(kind, "exported")
-    ask = functools.partial(
-        plan,
+        return None
+    return plan(
         kind,
         batch=batch,
         time=time,
@@ -175,21 +141,10 @@ def _plan(kind: str, problem: Problem, algorithm: str, out: int | None = None) -
         out=out,
         dtype=problem.dtype,
         device=problem.u.device,
+        algorithm=algorithm,
+        lengths=problem.lengths is not None,
         resets=problem.resets is not None,
     )
-    chosen = ask(algorithm=algorithm)
-    if chosen.algorithm == "fused" and (batch == 0 or transformed()):
-        if algorithm == "fused" and batch:
-            raise ValueError(
-                "algorithm='fused' works neither under torch.func nor with forward-mode gradients: use chunked or auto"
-            )
-        chosen = ask(algorithm="chunked")
-    return chosen
-
-
-def _operand(problem: Problem) -> torch.dtype:
-    """What chunked products are computed in: half precision only where the device has units for it."""
-    return problem.dtype if problem.u.is_cuda else problem.wide
 
 
 def _check_weight(weight: Tensor, problem: Problem) -> None:

@@ -31,6 +31,13 @@ class Problem:
         """`values` (batch, time, ...) with zeros past each sequence's length."""
         return keep_valid(values, self.lengths)
 
+    def stops(self) -> Tensor | None:
+        """The resets, and one where each sequence ends, so that nothing grows in the padding: (batch, time)."""
+        if self.lengths is None:
+            return self.resets
+        ends = torch.arange(self.u.shape[1], device=self.u.device) == self.lengths[:, None]
+        return ends if self.resets is None else self.resets | ends
+
 
 def checked(u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> Problem:
     """Raise on anything that does not fit, naming the argument; else the problem in internal form."""
@@ -55,9 +62,14 @@ def checked(u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Leng
 
 def result_dtype(x: Tensor) -> torch.dtype:
     """The input's precision, or autocast's where it is on."""
-    if x.dtype != torch.float64 and autocasts(x.device):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
+    return precision(x.dtype, x.device)
+
+
+def precision(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The precision of results for inputs of that type, there."""
+    if dtype != torch.float64 and autocasts(device):
+        return torch.get_autocast_dtype(device.type)
+    return dtype
 
 
 def check_sequence(x: Tensor, name: str) -> None:

@@ -4,9 +4,9 @@ Time is cut into chunks of c steps. All states of a chunk are one product with a
 
     m_chunk = [T | P] · [u_chunk ; m_before]        T the block Toeplitz of H, P the powers Ā¹ … Ā^c,
 
-and the states at chunk ends form a linear system again, with Ā^c, solved for all chunks at once in log₂ rounds.
-`project` multiplies each tile of m into the weight while it is at hand and recomputes it in the backward pass, so m is
-never stored whole.
+and the states at chunk ends form a linear system again, with Ā^c, solved for all chunks at once in log₂ rounds
+(`carry.py`). `project` multiplies each tile of m into the weight while it is at hand and recomputes it in the backward
+pass (`blocks.py`), so m is never stored whole.
 """
 
 from __future__ import annotations
@@ -16,23 +16,168 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.modes import forward_mode, watched
+from plmu.modes import forward_mode
+from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, last_of
+from plmu.ops.blocks import BlockProject, Blocks
+from plmu.ops.carry import carry
 from plmu.ops.final import final_state
-from plmu.ops.matrices import (
-    apply,
-    block_matrix,
-    block_toeplitz,
-    finite,
-    input_matrix,
-    may_grow,
-    power,
-    reversed_response,
-)
+from plmu.ops.matrices import apply, finite, input_matrix, may_grow
+from plmu.ops.rates import FLOAT
 from plmu.systems import LinearSystem
 
-# Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state
-# before the block reaches (blocks, chunk), or without the first which steps there are at all. Other states are zero.
-Reach = tuple[Tensor | None, Tensor] | None
+
+class Chunked(Algorithm):
+    """Takes every case."""
+
+    name = "chunked"
+
+    CHUNKS = (16, 32, 64, 128)  # steps
+    RESET_CHUNK = 16  # with resets each block has a Toeplitz matrix of its own, whose size grows with the chunk
+    SINGLE_CHUNK = 256  # up to this length the whole sequence may be one chunk
+    LARGEST_MATRIX = 1 << 24  # elements of the block matrix
+    SMALL_FOLDED = 1 << 20  # elements that the weight times the block matrix may always have
+    LEAST_TILE = 1 << 21  # elements of m at a time in `project`; more where u and o are large
+    LEAST_TILE_ON_GPU = 1 << 24
+    TILE_SHARE = 4  # of u and o that a tile of m may have: one in so many
+
+    # What the estimate is made of, fitted to measured times; forward and backward together.
+    FLOPS = 6  # for each number of m and each term of its sum in `project`, where m is made twice
+    STATES_FLOPS = 4  # the same in `states`
+    CARRY_FLOPS = 4  # for each carried state and each term of its sum
+    SHORT_PRODUCT = 24  # terms: a product over so many runs at half the rate
+    CARRY_TRAFFIC = 4  # passes over the carried states in each round
+    CARRY_TRAFFIC_ON_GPU = 12
+    INPUT_TRAFFIC = 3  # passes over the blocks' inputs
+    STATES_TRAFFIC = 2  # passes over m
+    RESET_TRAFFIC = 22  # the same in `project` with resets on a GPU
+    OUTPUT_TRAFFIC = 2  # passes over o
+    FOLDED_TRAFFIC = 4  # passes over the folded matrix
+    LAUNCHES = 15
+    CARRY_LAUNCHES = (40, 6)  # in place of them where states are carried; and for each round
+    CARRY_LAUNCHES_ON_GPU = (20, 4)
+    FOLD_LAUNCHES = 10
+    PROJECT_LAUNCHES = 10  # and as many for each tile
+
+    def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
+        u = problem.u.to(_operand(problem))
+        m = states(u, problem.system, problem.state, problem.lengths, problem.resets, plan.chunk)
+        return m, last_of(problem, m)
+
+    def project(self, problem: Problem, weight: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        operand, stops = _operand(problem), problem.resets
+        if stops is not None and may_grow(problem.system):  # without resets there are masks for the padding
+            stops = problem.stops()
+        return project(
+            problem.u.to(operand),
+            problem.system,
+            weight.to(operand),
+            problem.state,
+            problem.lengths,
+            stops,
+            plan.chunk,
+            plan.fold,
+            plan.tile,
+        )
+
+    def limit(self, case: Case) -> str | None:
+        return None
+
+    def auto_limit(self, case: Case) -> str | None:
+        return None
+
+    def options(self, case: Case) -> list[Option]:
+        return [
+            self._option(case, chunk, fold)
+            for chunk in self._chunks(case)
+            for fold in ((False, True) if self._may_fold(case, chunk) else (False,))
+        ]
+
+    def explain(self, option: Option) -> str:
+        if option.fold:
+            after = f"with the weight multiplied into their matrix: cheaper than {option.chunk} states."
+        else:
+            after = "one product with a constant matrix each, states carried between them."
+        return f"Blocks of {option.chunk} {'step' if option.chunk == 1 else 'steps'}, {after}"
+
+    def stored(self, case: Case, option: Option) -> tuple[str, ...]:
+        if case.kind == "states" and case.constant:
+            return ()
+        between = ("states between chunks",) if option.chunk < case.time else ()
+        if case.kind == "states":
+            return ("u", *between)
+        return ("u", *between, "weight", *(("weight times block matrix",) if option.fold else ()))
+
+    def _option(self, case: Case, chunk: int, fold: bool) -> Option:
+        seconds = self._cost(case, chunk, fold)
+        if case.kind == "states" and case.resets:  # every step is a chunk of its own
+            chunk = 1
+        label = f"chunked, {chunk} {'step' if chunk == 1 else 'steps'}" + (", folded" if fold else "")
+        return Option(label, seconds, chunk, fold, self._tile(case, chunk, case.resets))
+
+    def _chunks(self, case: Case) -> list[int]:
+        if case.resets:
+            return [min(self.RESET_CHUNK, case.time)]
+        small = [chunk for chunk in self.CHUNKS if chunk < case.time and _matrix(case, chunk) <= self.LARGEST_MATRIX]
+        if case.time <= self.SINGLE_CHUNK and _matrix(case, case.time) <= self.LARGEST_MATRIX:
+            small.append(case.time)
+        return small or [min(self.CHUNKS[0], case.time)]
+
+    def _may_fold(self, case: Case, chunk: int) -> bool:
+        """Whether the weight times the block matrix is no larger than what goes in and out."""
+        folded = chunk * case.out * (chunk * case.inputs + case.order) * case.channels
+        return case.kind == "project" and not case.resets and folded <= max(self.SMALL_FOLDED, case.moved)
+
+    def _tile(self, case: Case, chunk: int, resets: bool) -> int:
+        """Blocks of m at a time: a few MiB, or a quarter of input and output where that is more. With resets each block
+        has a matrix of its own too."""
+        least = self.LEAST_TILE_ON_GPU if case.rates.gpu else self.LEAST_TILE
+        width = max(case.channels, chunk * case.inputs) if resets else case.channels
+        return max(1, max(least, case.moved // self.TILE_SHARE) // (chunk * case.order * width))
+
+    def _cost(self, case: Case, chunk: int, fold: bool) -> float:
+        rates = case.rates
+        chunks = -(-case.time // chunk)
+        blocks, rounds = case.batch * chunks, (chunks - 1).bit_length()
+        columns = chunk * case.inputs + (case.order if chunk < case.time else 0)
+        carried = blocks * case.channels * case.order
+        passing = self.CARRY_FLOPS * carried * (chunk * case.inputs + rounds * case.order) if rounds else 0
+        states = blocks * chunk * case.order * case.channels
+        moved = (self.CARRY_TRAFFIC_ON_GPU if rates.gpu else self.CARRY_TRAFFIC) * (1 + rounds) * carried
+        moved += self.INPUT_TRAFFIC * blocks * columns * case.channels
+        launches = self.LAUNCHES
+        if rounds:
+            once, each = self.CARRY_LAUNCHES_ON_GPU if rates.gpu else self.CARRY_LAUNCHES
+            launches = once + each * rounds
+        slower = 1 + self.SHORT_PRODUCT / columns
+        matrix = _matrix(case, chunk)
+        if case.kind == "states":
+            flops = self.STATES_FLOPS * states * columns * slower
+            moved += self.STATES_TRAFFIC * states + matrix // 2
+        elif fold:
+            wide, folded = blocks * chunk * case.out, chunk * case.out * columns * case.channels
+            flops = self.FLOPS * wide * columns * case.channels * slower + self.FLOPS * folded * case.order
+            moved += self.OUTPUT_TRAFFIC * wide + self.FOLDED_TRAFFIC * folded
+            launches += self.FOLD_LAUNCHES
+        else:
+            passes = -(-blocks // self._tile(case, chunk, resets=False))
+            flops = self.FLOPS * states * columns * slower + self.FLOPS * states * case.out
+            traffic = self.RESET_TRAFFIC if case.resets and rates.gpu else self.STATES_TRAFFIC
+            moved += traffic * states + self.OUTPUT_TRAFFIC * blocks * chunk * case.out + passes * matrix
+            launches += self.PROJECT_LAUNCHES * passes + self.PROJECT_LAUNCHES
+        return rates.seconds(flops=flops, moved=FLOAT * moved, launches=launches, half=case.half, in_float32=passing)
+
+
+ALGORITHM = Chunked()
+
+
+def _matrix(case: Case, chunk: int) -> int:
+    """Elements of the block matrix [T | P]."""
+    return chunk * case.order * (chunk * case.inputs + case.order)
+
+
+def _operand(problem: Problem) -> torch.dtype:
+    """What products are computed in: half precision only where the device has units for it."""
+    return problem.dtype if problem.u.is_cuda else problem.wide
 
 
 def states(
@@ -47,7 +192,7 @@ def states(
     batch, time, _, channels = u.shape
     if resets is not None:
         return _states_with_resets(u, system, state, resets)
-    blocks = _Blocks(u, system, state, lengths, None, chunk)
+    blocks = Blocks(u, system, state, lengths, None, chunk)
     m = apply(blocks.matrix, blocks.x)
     return m.reshape(batch, blocks.count * chunk, system.order, channels)[:, :time]
 
@@ -66,7 +211,7 @@ def project(
     """W_m m (batch, time, out) and the final state, without ever holding m. `fold` multiplies W_m into [T | P]."""
     batch, time, _, _ = u.shape
     out = weight.shape[0]
-    blocks = _Blocks(u, system, state, lengths, resets, chunk)
+    blocks = Blocks(u, system, state, lengths, resets, chunk)
     if fold and resets is None:
         by_step = blocks.matrix.unflatten(0, (chunk, system.order))
         folded = torch.einsum("odx,tdr->torx", weight, by_step).flatten(2).flatten(0, 1)
@@ -75,7 +220,7 @@ def project(
         o = blocks.x.flatten(1) @ folded.mT  # (N, chunk · out)
     else:
         # Called plainly, torch finds forward-mode gradients, at the price of all of m.
-        of_tiles: Any = _BlockProject.forward if forward_mode() else _BlockProject.apply
+        of_tiles: Any = BlockProject.forward if forward_mode() else BlockProject.apply
         o = of_tiles(blocks.x, blocks.matrix, *(blocks.reach or (None, None)), weight.flatten(1), tile)
     o = o.reshape(batch, blocks.count * chunk, out)[:, :time]
     if lengths is None and resets is None:
@@ -90,267 +235,3 @@ def _states_with_resets(u: Tensor, system: LinearSystem, state: Tensor | None, r
     driven = apply(system.derive(input_matrix, dtype=u.dtype, device=u.device), u)  # (batch, time, order, channels)
     first = torch.zeros_like(driven[:, :1]) if state is None else state[:, None].to(u.dtype)
     return carry(torch.cat([first, driven], dim=1), ~resets, system, 1)[:, 1:].contiguous()
-
-
-class _Blocks:
-    """The chunked problem: for each of the N = batch · chunks blocks, x = [inputs ; state before], and the matrix
-    [T | P] that maps x to the states of the block. With resets, `reach` says which inputs of a block, and whether the
-    state before it, reach each of its steps."""
-
-    def __init__(
-        self,
-        u: Tensor,
-        system: LinearSystem,
-        state: Tensor | None,
-        lengths: Tensor | None,
-        resets: Tensor | None,
-        chunk: int,
-    ) -> None:
-        batch, time, inputs, channels = u.shape
-        count = -(-time // chunk)
-        self.system, self.chunk, self.count = system, chunk, count
-        self.wide = torch.float64 if u.dtype == torch.float64 else torch.float32  # of the carried state
-        padding = count * chunk - time
-        if padding:
-            u = torch.nn.functional.pad(u, (0, 0, 0, 0, 0, padding))
-        u = u.reshape(batch, count, chunk * inputs, channels)
-        self.reach: Reach = None
-        links = None  # whether the state before a chunk flows into that before the next: (batch, chunks − 1)
-        ended = None  # whether the sequence is over before the next chunk begins, for a system that may grow: the same
-        if lengths is not None:  # not into the padding, where one that grows would overflow
-            valid = torch.arange(count * chunk, device=u.device) < lengths[:, None]
-            if count > 1:
-                links = valid[:, chunk::chunk]
-            if may_grow(system):
-                self.reach = (None, valid.reshape(batch * count, chunk))
-                ended = None if links is None else ~links
-        reaching = u
-        if resets is not None:
-            marks = torch.nn.functional.pad(resets, (0, padding)).reshape(batch, count, chunk)
-            segment = marks.cumsum(dim=2)
-            through = segment[:, :-1, -1] == 0
-            links = through if links is None else links & through
-            same = segment[..., :, None] == segment[..., None, :]  # (batch, chunks, chunk, chunk)
-            self.reach = (same.flatten(0, 1), (segment == 0).flatten(0, 1))
-            reaches_end = (segment == segment[:, :, -1:]).repeat_interleave(inputs, dim=2)
-            reaching = torch.where(reaches_end[..., None], u, 0.0)
-        self.carried = count > 1 or state is not None or resets is not None
-        self.before: Tensor | None = None
-        if self.carried:
-            self.before = self._states_before(reaching, state, links, ended)
-            x = torch.cat([u, self.before.to(u.dtype)], dim=2)
-        else:
-            x = u
-        self.x = x.flatten(0, 1)  # (N, chunk · inputs + order, channels)
-        build = block_matrix if self.carried else block_toeplitz
-        self.matrix = system.derive(build, chunk, dtype=u.dtype, device=u.device)
-
-    def _states_before(self, u: Tensor, state: Tensor | None, links: Tensor | None, ended: Tensor | None) -> Tensor:
-        """The state before each chunk: (batch, chunks, order, channels), in float32 or wider."""
-        batch, count, _, channels = u.shape
-        if count == 1 and state is not None:
-            return state[:, None]
-        taps = self.system.derive(reversed_response, self.chunk, dtype=self.wide, device=u.device)
-        ends = apply(taps, u[:, :-1].to(self.wide))  # what each chunk adds to the next one's initial state
-        if ended is not None:
-            ends = torch.where(ended[:, :, None, None], 0.0, ends)
-        first = ends.new_zeros(batch, 1, self.system.order, channels) if state is None else state[:, None]
-        return carry(torch.cat([first, ends], dim=1), links, self.system, self.chunk)
-
-    def last_state(self, time: int) -> Tensor:
-        """The state at the last of `time` steps: the rows of that step, applied to the last block alone."""
-        order = self.system.order
-        build = block_matrix if self.carried else block_toeplitz
-        matrix = self.system.derive(build, self.chunk, dtype=self.wide, device=self.x.device)
-        row = (time - 1) % self.chunk
-        rows = matrix[row * order : (row + 1) * order]
-        block = self.x[self.count - 1 :: self.count].to(self.wide)  # (batch, columns, channels)
-        if self.before is not None:  # from the state as it was carried, not as it was rounded into x
-            block = torch.cat([block[:, :-order], self.before[:, -1]], dim=1)
-        return apply(rows, block)
-
-
-def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: int) -> Tensor:
-    """s_k = Ā^stride s_{k-1} + v_k for all k: (batch, count, order, channels), in log₂(count) rounds.
-
-    `links` (batch, count − 1), where given, says whether s_{k-1} flows into s_k at all. Each round doubles how far
-    back every s_k has looked; each power of Ā is used once on any path, so rounding does not build up. It ends
-    where Ā has died out.
-    """
-    advances, shift = [], 1
-    while shift < values.shape[1] and not system.vanishes(stride * shift, values.dtype):
-        advances.append(system.derive(power, stride * shift, dtype=values.dtype, device=values.device))
-        shift *= 2
-    return _carried(values, links, advances, backwards=False, differentiable=not system.constant)
-
-
-def _carried(
-    values: Tensor, links: Tensor | None, advances: list[Tensor], *, backwards: bool, differentiable: bool = False
-) -> Tensor:
-    """`carry` with the powers of Ā for 1, 2, 4, … chunks; `backwards`, of their transposes in backward time.
-
-    `differentiable`: in operations that torch takes gradients of, of the powers too. So wherever it looks at them.
-    """
-    if advances and not (differentiable or watched()):
-        carried: Tensor = _Carry.apply(values, links, backwards, *advances)
-        return carried
-    for k, advance in enumerate(advances):
-        shift = 1 << k
-        earlier, later = values[:, :-shift], values[:, shift:]
-        passed = apply(advance.mT, later) if backwards else apply(advance, earlier)
-        if links is not None:
-            passed = torch.where(links[:, :, None, None], passed, 0.0)
-            links = links[:, shift:] & links[:, :-shift]
-        if backwards:
-            values = torch.cat([earlier + passed, values[:, -shift:]], dim=1)
-        else:
-            values = torch.cat([values[:, :shift], later + passed], dim=1)
-    return values
-
-
-class _Carry(torch.autograd.Function):
-    """`_carried` in half as many calls of the library, and a third in the gradient, which is the same in the other
-    direction of time."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, links: Tensor | None, backwards: bool, *advances: Tensor) -> Tensor:
-        ctx.backwards = backwards
-        ctx.save_for_backward(links, *advances)
-        # A copy to add to in place, in an order in which neighbouring chunks are one piece of memory.
-        by_chunk = values.transpose(0, 1).clone(memory_format=torch.contiguous_format)
-        links = None if links is None else links.mT
-        for k, advance in enumerate(advances):
-            shift = 1 << k
-            earlier, later = by_chunk[:-shift], by_chunk[shift:]
-            source, target = (later, earlier) if backwards else (earlier, later)
-            passed = apply(advance.mT if backwards else advance, source)
-            if links is not None:
-                passed = torch.where(links[:, :, None, None], passed, 0.0)
-                links = links[shift:] & links[:-shift]
-            target += passed
-        return by_chunk.transpose(0, 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        links, *advances = ctx.saved_tensors
-        return _carried(gradient, links, advances, backwards=not ctx.backwards), None, None, *(None for _ in advances)
-
-
-def _expand(matrix: Tensor, x: Tensor, reach: Reach) -> Tensor:
-    """All states of the blocks x (blocks, columns, channels): (blocks, chunk · order, channels)."""
-    if reach is None:
-        return apply(matrix, x)
-    same, kept = reach
-    if same is None:
-        return _rows(apply(matrix, x), kept)
-    toeplitz, powers = _parts(matrix, same)
-    m = _cut(toeplitz, same) @ x[:, : toeplitz.shape[1]]
-    return m + _rows(apply(powers, x[:, toeplitz.shape[1] :]), kept)
-
-
-def _contract(matrix: Tensor, of_m: Tensor, reach: Reach) -> Tensor:
-    """The transpose of `_expand`: the gradient of x from that of the states."""
-    same, kept = reach or (None, None)
-    if kept is None or same is None:
-        return apply(matrix.mT, of_m if kept is None else _rows(of_m, kept))
-    toeplitz, powers = _parts(matrix, same)
-    of_inputs = _cut(toeplitz, same).mT @ of_m
-    return torch.cat([of_inputs, apply(powers.mT, _rows(of_m, kept))], dim=1)
-
-
-def _matrix_gradient(of_m: Tensor, x: Tensor, matrix: Tensor, reach: Reach) -> Tensor:
-    """The gradient of [T | P], for a trained system."""
-    same, kept = reach or (None, None)
-    if kept is None or same is None:
-        return torch.einsum("npx,nrx->pr", of_m if kept is None else _rows(of_m, kept), x)
-    columns = _parts(matrix, same)[0].shape[1]
-    per_block = _cut(of_m @ x[:, :columns].mT, same)
-    of_powers = torch.einsum("npx,nrx->pr", _rows(of_m, kept), x[:, columns:])
-    return torch.cat([per_block.sum(0), of_powers], dim=1)
-
-
-def _parts(matrix: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
-    """T and P of [T | P]."""
-    order = matrix.shape[0] // same.shape[1]
-    return matrix[:, :-order], matrix[:, -order:]
-
-
-def _cut(matrix: Tensor, same: Tensor) -> Tensor:
-    """`matrix` (chunk · order, chunk · inputs), one or one per block, with zeros where a reset lies between."""
-    blocks, chunk, _ = same.shape
-    by_step: Tensor = matrix.unflatten(-1, (chunk, matrix.shape[-1] // chunk)).unflatten(
-        -3, (chunk, matrix.shape[-2] // chunk)
-    )
-    return torch.where(same[:, :, None, :, None], by_step, 0.0).reshape(blocks, *matrix.shape[-2:])
-
-
-def _rows(m: Tensor, kept: Tensor) -> Tensor:
-    """The states of the steps that are `kept`, zero elsewhere. Selected: what has overflowed times zero is NaN."""
-    chunk = kept.shape[1]
-    by_step: Tensor = m.unflatten(1, (chunk, m.shape[1] // chunk))
-    return torch.where(kept[:, :, None, None], by_step, 0.0).flatten(1, 2)
-
-
-class _BlockProject(torch.autograd.Function):
-    """W_m [T | P] x, tile by tile: no more than `tile` blocks of m exist at a time, forward or backward."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        x: Tensor, matrix: Tensor, same: Tensor | None, kept: Tensor | None, weight: Tensor, tile: int
-    ) -> Tensor:
-        parts = []
-        for rows in _tiles(x.shape[0], tile):  # no name holds a tile of m: it is let go before the next is made
-            reach = _reach(same, kept, rows)
-            parts.append(_by_step(_expand(matrix, x[rows], reach), weight) @ weight.mT)  # (blocks · chunk, out)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, matrix, same, kept, weight, ctx.tile = inputs
-        ctx.save_for_backward(x, matrix, same, kept, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, matrix, same, kept, weight = ctx.saved_tensors
-        need_x, need_matrix, _, _, need_weight, _ = ctx.needs_input_grad
-        steps = matrix.shape[0] * x.shape[2] // weight.shape[1]
-        of_x, of_matrix, of_weight = [], None, None
-        for rows in _tiles(x.shape[0], ctx.tile):
-            reach = _reach(same, kept, rows)
-            by_step = gradient[rows.start * steps : rows.stop * steps]
-            if need_weight:
-                of_weight = _plus(of_weight, by_step.mT @ _by_step(_expand(matrix, x[rows], reach), weight))
-            if need_x or need_matrix:
-                of_m = (by_step @ weight).reshape(rows.stop - rows.start, matrix.shape[0], x.shape[2])
-            if need_x:
-                of_x.append(_contract(matrix, of_m, reach))
-            if need_matrix:
-                of_matrix = _plus(of_matrix, _matrix_gradient(of_m, x[rows], matrix, reach))
-            of_m = None
-        joined = None if not need_x else of_x[0] if len(of_x) == 1 else torch.cat(of_x)
-        return joined, _narrow(of_matrix, matrix), None, None, _narrow(of_weight, weight), None
-
-
-def _tiles(blocks: int, tile: int) -> list[slice]:
-    return [slice(start, min(start + tile, blocks)) for start in range(0, max(blocks, 1), tile)]
-
-
-def _reach(same: Tensor | None, kept: Tensor | None, rows: slice) -> Reach:
-    return None if kept is None else (None if same is None else same[rows], kept[rows])
-
-
-def _by_step(m: Tensor, weight: Tensor) -> Tensor:
-    """(blocks, chunk · order, channels) to (blocks · chunk, order · channels): the layout already is that."""
-    return m.reshape(m.shape[0] * m.shape[1] * m.shape[2] // weight.shape[1], weight.shape[1])
-
-
-def _plus(total: Tensor | None, more: Tensor) -> Tensor:
-    """The sum over tiles, in float32 or wider."""
-    more = more if more.dtype == torch.float64 else more.float()
-    return more if total is None else total + more
-
-
-def _narrow(total: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if total is None else total.to(like.dtype)

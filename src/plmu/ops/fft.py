@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, last_of
 from plmu.ops.matrices import apply, power, response, response_spectrum
 from plmu.systems import LinearSystem
 
 
-def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None) -> Tensor:
+def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> Tensor:
     """All states (batch, time, order, channels) of u (batch, time, inputs, channels)."""
-    assert resets is None, "the plan gives resets to other algorithms"
     batch, time, _, channels = u.shape
     if batch == 0:  # which FFT libraries refuse
         return u.sum() * u.new_zeros(0, time, system.order, channels)
@@ -58,3 +58,39 @@ def fast_length(least: int) -> int:
     while size < least:
         size *= 2
     return size // 4 * 3 if size % 4 == 0 and size // 4 * 3 >= least else size
+
+
+class FFT(Algorithm):
+    """One transform over all steps. It has, at every step, the rounding errors of a sequence's largest input."""
+
+    name = "fft"
+
+    LAUNCHES = 24
+    TRAFFIC = 30  # passes over m, the transforms' own included
+
+    def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
+        m = states(problem.u.to(problem.wide), problem.system, problem.state)
+        return m, last_of(problem, m)
+
+    def limit(self, case: Case) -> str | None:
+        return "cannot reset inside a sequence" if case.resets else None
+
+    def auto_limit(self, case: Case) -> str | None:
+        reason = None
+        if not case.rates.gpu:  # on a GPU it is taken for its few launches
+            reason = "rounds every state by the error of the largest; considered on a GPU alone"
+        elif not case.bounded:
+            reason = "rounds every state by the error of the largest, and this system may grow"
+        elif case.dtype == torch.float64:
+            reason = "rounds every state by the error of the largest; not considered in float64"
+        return reason or super().auto_limit(case)
+
+    def options(self, case: Case) -> list[Option]:
+        seconds = self.estimate(case, flops=0, moved=self.TRAFFIC * case.states, launches=self.LAUNCHES)
+        return [Option(self.name, seconds)]
+
+    def explain(self, option: Option) -> str:
+        return "One transform over all steps (equation 26): for long and narrow inputs."
+
+
+ALGORITHM = FFT()

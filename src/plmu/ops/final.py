@@ -7,10 +7,13 @@ from torch import Tensor
 
 from plmu.modes import is_open
 from plmu.ops import exported
+from plmu.ops.case import Case, Plan
 from plmu.ops.matrices import apply, power, reversed_response
 from plmu.systems import LinearSystem
 
 LARGEST_PRODUCT = 1 << 22  # elements of the reversed impulse response; beyond it the sequence is taken in blocks
+FLOPS = 4  # a multiplication and an addition, forward and backward
+LAUNCHES = 10
 
 
 def final_state(
@@ -74,3 +77,16 @@ def _decayed(state: Tensor, system: LinearSystem, time: int, lengths: Tensor | N
         state = torch.where(chosen[:, None, None], advanced, state)
         exponent *= 2
     return state
+
+
+def plan(case: Case) -> Plan:
+    """The one way to it, explained, with its estimated time."""
+    block = block_length(case.time, case.order, case.inputs)
+    if block == case.time:
+        why = f"Equation 25: one product with the impulse response, {case.order} × {case.time * case.inputs}."
+    else:
+        why = f"Equation 25 over blocks of {block} steps, whose ends are then joined in pairs."
+    flops = FLOPS * case.batch * case.time * case.channels * case.order * case.inputs
+    seconds = flops / case.rates.flops + LAUNCHES * case.rates.latency
+    stored = () if case.constant else ("u",)
+    return Plan("final_state", "product", chunk=block, reason=why, stored=stored, costs={"product": seconds})

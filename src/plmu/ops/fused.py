@@ -1,14 +1,14 @@
 """`project` and `states` by our own kernels on a GPU: chunks as in `plmu.ops.chunked`.
 
-Forward: one kernel writes W_m m, or m, once; for W_m m no tile of m ever reaches memory. What a chunk knows of its past
-is the state before it, for all chunks in one launch or two; or, where the impulse response fades within a chunk, the
-last inputs before it, and no state is passed at all. Backward: the gradient of u is the same projection with time
-running backwards, of the gradient of o by the transposed weight. That of the weight is one more kernel, whose sum over
-time is cut into fixed shares and added up in a fixed order, so that results repeat bit for bit. Nothing but u and the
-weight is kept between the two passes.
+Forward: one kernel writes W_m m once, and no tile of m ever reaches memory. What a chunk knows of its past is the state
+before it, for all chunks in one launch or two; or, where the impulse response fades within a chunk, the last inputs
+before it, and no state is passed at all. Backward: the gradient of u is the same projection with time running
+backwards, of the gradient of o by the transposed weight. That of the weight is one more kernel, whose sum over time is
+cut into fixed shares and added up in a fixed order, so that results repeat bit for bit. Nothing but u and the weight is
+kept between the two passes.
 
-The kernels are written twice: in Triton for every GPU and precision (`triton_chunked`), and the two heavy ones for the
-copy engine and the matrix units of Hopper GPUs (`gluon_chunked`).
+The kernels are in `plmu.ops.gpu`, written twice: in Triton for every GPU and precision, and the two heavy ones for the
+TMA unit and the tensor cores of Hopper GPUs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,124 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.ops import launch
-from plmu.ops.chunk_tables import CHUNK, all_powers, grouping, history, tables, tiles
-from plmu.ops.matrices import finite
+from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of
+from plmu.ops.gpu import all_states, launch
+from plmu.ops.gpu.tables import CHUNK, all_powers, grouping, history, rows_of, segments_of, summed, tables, tiles
+from plmu.ops.matrices import finite, may_grow
+from plmu.ops.rates import HALF
 from plmu.systems import LinearSystem
 
 SEGMENT = 1024  # steps at a time in the gradient of the first state
 LARGEST_ORDER = 64
 AVAILABLE = importlib.util.find_spec("triton") is not None
+
+
+class Fused(Algorithm):
+    """Kernels of our own, for systems that are not trained."""
+
+    name = "fused"
+
+    # What the estimate is made of; forward and backward together.
+    FLOPS = 6  # for each number of m and each output: the projection, and its two gradients
+    TILE = 64  # channels; outputs are tiled by 64, 128 or 256
+    PAST = 32  # rows of a chunk's past that are multiplied beside its steps
+    RESETS_SLOWER = 2.5  # times, with the kernels for every GPU
+    TRAFFIC = 3  # passes over u and o
+    LAUNCHES = 12
+    CARRIED_ROW = 5e-8  # seconds for a row of the state to pass a chunk
+    CARRIES = 3  # times that states are passed on
+
+    def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
+        inputs = problem.u.squeeze(2).to(problem.dtype)
+        if not inputs.shape[0]:
+            return _no_states(inputs, problem)
+        m, last = all_states.states(inputs, problem.system, problem.state, _stops(problem))
+        return m, last if problem.lengths is None and problem.resets is None else final_of(problem)
+
+    def project(self, problem: Problem, weight: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        inputs, weight = problem.u.squeeze(2).to(problem.dtype), weight.to(problem.dtype)
+        if not inputs.shape[0]:
+            m, last = _no_states(inputs, problem)
+            return m.flatten(2) @ weight.flatten(1).mT, last
+        o, last = project(inputs, problem.system, weight, problem.state, _stops(problem))
+        return o, last if problem.lengths is None and problem.resets is None else final_of(problem)
+
+    def limit(self, case: Case) -> str | None:
+        reason = None
+        if case.target.type != "cuda" and not interpreted():
+            reason = f"runs on a GPU alone, not on {case.target.type}"
+        elif not AVAILABLE:
+            reason = "needs Triton: pip install triton"
+        elif case.dtype == torch.float64:
+            reason = "has no float64"
+        elif case.several_inputs:
+            reason = "takes one input for each channel, not a system with several"
+        elif case.order > LARGEST_ORDER:
+            reason = f"takes orders up to {LARGEST_ORDER}, not {case.order}"
+        elif case.trained:
+            reason = "has no gradient for the system itself"
+        elif not case.constant:
+            reason = "needs a system whose values are known"
+        elif case.transformed:
+            reason = "works neither under torch.func nor with forward-mode gradients"
+        return reason
+
+    def auto_limit(self, case: Case) -> str | None:
+        """The kernels are worth it where the two heavy ones run in their form for Hopper; with resets the others do."""
+        if case.kind != "project":
+            return "is considered for project alone"
+        if not case.batch:
+            return "has no sequences to run for"
+        return self._why_not_hopper(case, segmented=False)
+
+    def options(self, case: Case) -> list[Option]:
+        """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. Passing states on is counted
+        whether or not the response fades within a chunk: that is a matter of the system's values."""
+        wide = 256 if case.out > 128 else 128 if case.out > 64 else 64
+        steps = tiles(case.time, CHUNK) * CHUNK
+        channels, outputs = tiles(case.channels, self.TILE) * self.TILE, tiles(case.out, wide) * wide
+        products = self.FLOPS * case.batch * steps * case.order * channels * outputs
+        extra = (self.RESETS_SLOWER if case.resets else 1) * (1 + (CHUNK + self.PAST) / wide)
+        _, passed = grouping(case.batch, case.time, case.channels)  # one after another
+        carrying = self.CARRIES * passed * rows_of(case.order) * self.CARRIED_ROW
+        moved = HALF * self.TRAFFIC * case.moved
+        seconds = case.rates.seconds(flops=products * extra, moved=moved, launches=self.LAUNCHES, half=True, own=True)
+        return [Option(self.name, carrying + seconds, CHUNK)]
+
+    def explain(self, option: Option) -> str:
+        return "Kernels of our own: tiles of m are made on chip and multiplied into the weight at once."
+
+    def kernel(self, case: Case) -> tuple[str, str | None]:
+        if case.kind == "states":
+            return "Triton", None
+        reason = self._why_not_hopper(case, segmented=case.resets or (case.lengths and not case.bounded))
+        return ("Hopper", None) if reason is None else ("Triton", reason)
+
+    def stored(self, case: Case, option: Option) -> tuple[str, ...]:
+        return ("u", "weight") if case.kind == "project" else ()
+
+    def _why_not_hopper(self, case: Case, *, segmented: bool) -> str | None:
+        sizes = (case.batch, case.time, case.channels, case.out)
+        return launch.why_not_hopper(case.target, case.dtype, *sizes, segmented)
+
+
+ALGORITHM = Fused()
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on any device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _stops(problem: Problem) -> Tensor | None:
+    """Where the state is reset; and, of a system that may grow, where a sequence ends."""
+    return problem.stops() if may_grow(problem.system) else problem.resets
+
+
+def _no_states(u: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    """m and the final state of no sequences, for which nothing is launched."""
+    m = u[:, :, None].expand(-1, -1, problem.system.order, -1)
+    return m, m.sum(1, dtype=problem.wide)
 
 
 def project(
@@ -41,26 +151,11 @@ def project(
         if state.requires_grad:
             segment = min(u.shape[1], SEGMENT)
             powers = system.derive(all_powers, segment, dtype=torch.float32, device=u.device)
-    segments = _segments(resets)
+    segments = segments_of(resets)
     group, _ = grouping(*u.shape)
     constants = tables(u, system, steps, group)
     o, last = _project(u.contiguous(), weight.contiguous(), first, segments, powers, *constants, steps, group)
     return o, last
-
-
-def states(
-    u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """m (batch, time, order, channels) for u (batch, time, channels), and the final state; with resets none."""
-    first = None if state is None else state.contiguous()
-    group, _ = grouping(*u.shape)
-    m, last = _states(u.contiguous(), first, _segments(resets), *tables(u, system, 0, group), group)
-    return m, last
-
-
-def _segments(resets: Tensor | None) -> Tensor | None:
-    """The segments that resets divide each sequence into, counted from 0: (batch, time)."""
-    return None if resets is None else resets.cumsum(1, dtype=torch.int32)
 
 
 @torch.library.custom_op("plmu::project", mutates_args=())
@@ -83,18 +178,12 @@ def _project(
 ) -> tuple[Tensor, Tensor]:
     """o, and the final state in float32. With `steps` that many inputs before a chunk stand for its state; else one
     program carries it over `group` chunks, which `leap` is made for."""
+    u, weight = launch.aligned(u), launch.aligned(weight)
     before = last = None
     if not steps:
         before, last = launch.carry(u, first, segments, taps, advance, leap, group)
     o, held = launch.project(u, before, segments, weight, toeplitz, past)
-    return o, _final_state(u, last, segments, last_taps, last_advance, early=bool(held))
-
-
-def _final_state(
-    u: Tensor, last: Tensor | None, segments: Tensor | None, taps: Tensor, advance: Tensor, *, early: bool = False
-) -> Tensor:
-    """In float32; empty where the state is reset, whose end other products find."""
-    return launch.final_state(u, last, taps, advance, early=early) if segments is None else advance.new_empty(0)
+    return o, launch.final_state(u, last, segments, last_taps, last_advance, early=bool(held))
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
@@ -116,6 +205,7 @@ def _project_backward(
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of u and of the weight; empty where not needed."""
+    of_o, u, weight = launch.aligned(of_o), launch.aligned(u), launch.aligned(weight)
     of_u, of_weight = u.new_empty(0), weight.new_empty(0)
     passing = (segments, taps, advance, leap, group)
     if need_weight:
@@ -126,83 +216,6 @@ def _project_backward(
         after = None if steps else launch.carry(of_o, None, *passing, reversed=True)[0]
         of_u, _ = launch.project(of_o, after, segments, weight, toeplitz, future, reversed=True)
     return of_u, of_weight
-
-
-@torch.library.custom_op("plmu::states", mutates_args=())
-def _states(
-    u: Tensor,
-    first: Tensor | None,
-    segments: Tensor | None,
-    toeplitz: Tensor,
-    past: Tensor,
-    future: Tensor,
-    taps: Tensor,
-    advance: Tensor,
-    leap: Tensor,
-    last_taps: Tensor,
-    last_advance: Tensor,
-    group: int,
-) -> tuple[Tensor, Tensor]:
-    """m, and the final state in float32."""
-    batch, time, channels = u.shape
-    order = taps.shape[1]
-    before, last = launch.carry(u, first, segments, taps, advance, leap, group)
-    m = u.new_empty(batch, time, order, channels)
-    chunks = before.shape[1]
-    with torch.cuda.device_of(u):
-        launch.kernels().all_states[batch * chunks, tiles(channels, 64), order](
-            u, toeplitz, past, before, u if segments is None else segments, m, time, channels, chunks,
-            **launch.sizes(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=launch.precision(), num_warps=4,
-        )  # fmt: skip
-    return m, _final_state(u, last, segments, last_taps, last_advance)
-
-
-@torch.library.custom_op("plmu::states_backward", mutates_args=())
-def _states_backward(
-    of_m: Tensor,
-    of_last: Tensor | None,
-    segments: Tensor | None,
-    toeplitz: Tensor,
-    past: Tensor,
-    taps: Tensor,
-    advance: Tensor,
-    last_taps: Tensor,
-    last_advance: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of u and of the first state."""
-    batch, time, order, channels = of_m.shape
-    chunks = tiles(time, CHUNK)
-    of_u = of_m.new_empty(batch, time, channels)
-    of_states = advance.new_empty(batch, chunks, order, channels)
-    kernels, options = launch.kernels(), {**launch.sizes(order), "WIDTH": 64, "SEGMENTED": segments is not None}
-    marks = of_m if segments is None else segments  # not read where there are none
-    with torch.cuda.device_of(of_m):
-        kernels.states_gradient[batch * chunks, tiles(channels, 64)](
-            of_m, toeplitz, past, marks, of_u, of_states, time, channels, chunks,
-            **options, PRECISION=launch.precision(), num_warps=4,
-        )  # fmt: skip
-    if of_last is not None and segments is None:
-        of_states[:, -1] += last_advance.mT @ of_last
-        of_u[:, -last_taps.shape[2] :] += (_summed(last_taps).mT @ of_last).to(of_u.dtype)
-    reach, back = 1, advance.mT
-    before = None if segments is None else torch.nn.functional.pad(segments, (1, 0))[:, :time:CHUNK]  # each chunk
-    while reach < chunks:  # s_k ← Aᵀ s_{k+1} + s_k from the last chunk on, by doubling
-        passed = back @ of_states[:, reach:]
-        if before is not None:
-            passed = torch.where((before[:, :-reach] == before[:, reach:])[:, :, None, None], passed, 0.0)
-        of_states[:, :-reach] += passed
-        back, reach = finite(back @ back), 2 * reach
-    if chunks > 1:
-        with torch.cuda.device_of(of_m):
-            kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
-                of_u, _summed(taps), of_states, marks, time, channels, chunks, **options, PRECISION=launch.exact(of_u)
-            )
-    return of_u, of_states[:, 0].clone()
-
-
-def _summed(taps: Tensor) -> Tensor:
-    """Of all parts, in float32: (order, length)."""
-    return taps.float().sum(0)
 
 
 def _of_first(of_o: Tensor, weight: Tensor, powers: Tensor) -> Tensor:
@@ -261,9 +274,9 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Te
         if not ctx.steps:
             passed = _through_last(of_last, tiles(u.shape[1], CHUNK), advance, last_advance)
         if need_u:  # what the final state says to the last inputs, and through earlier states to the others
-            added = _summed(last_taps).mT @ of_last
+            added = summed(last_taps).mT @ of_last
             if passed is not None:
-                added = torch.cat([(_summed(taps).mT @ passed[:, 1:]).flatten(1, 2), added], dim=1)
+                added = torch.cat([(summed(taps).mT @ passed[:, 1:]).flatten(1, 2), added], dim=1)
             added = torch.nn.functional.pad(added, (0, 0, u.shape[1] - added.shape[1], 0)).to(u.dtype)
             of_u = added if of_u is None else of_u + added
         if need_first and passed is not None:
@@ -276,45 +289,5 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Te
     )
 
 
-@_states.register_fake
-def _(u: Tensor, first: Tensor | None, segments: Tensor | None, toeplitz: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    batch, time, channels = u.shape
-    order = toeplitz.shape[0]
-    last = (batch, order, channels) if segments is None else (0,)
-    return u.new_empty(batch, time, order, channels), u.new_empty(*last, dtype=torch.float32)
-
-
-@_states_backward.register_fake
-def _(of_m: Tensor, of_last: Tensor | None, *tables: Tensor | None) -> tuple[Tensor, Tensor]:
-    batch, time, order, channels = of_m.shape
-    return of_m.new_empty(batch, time, channels), of_m.new_empty(batch, order, channels, dtype=torch.float32)
-
-
-def _setup_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, segments, toeplitz, past, _, taps, advance, _, *last, _ = inputs
-    ctx.save_for_backward(segments, toeplitz, past, taps, advance, *last)
-    ctx.m = output[0].shape
-    ctx.set_materialize_grads(False)
-
-
-def _backward_states(ctx: Any, of_m: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
-    tables = ctx.saved_tensors
-    if of_m is None:
-        of_m = tables[1].new_zeros(ctx.m)
-    of_u, of_first = _states_backward(of_m.contiguous(), of_last, *tables)
-    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 10))
-
-
-def _no_second(ctx: Any, *gradients: Tensor) -> None:
-    raise RuntimeError("the fused kernels have no second derivative: use algorithm='chunked' for it")
-
-
 _project.register_autograd(_backward, setup_context=_setup)
-_project_backward.register_autograd(_no_second)
-_states.register_autograd(_backward_states, setup_context=_setup_states)
-_states_backward.register_autograd(_no_second)
-
-
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on any device."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+_project_backward.register_autograd(launch.no_second)

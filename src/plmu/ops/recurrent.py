@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, last_of
 from plmu.ops.matrices import apply, step_matrix
 from plmu.systems import LinearSystem
 
@@ -40,3 +41,41 @@ def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor
         m = advance(u[:, t], m)
         collected.append(m)
     return torch.stack(collected, dim=1)
+
+
+class Recurrent(Algorithm):
+    """Every step in turn. Of few steps "auto" takes it too."""
+
+    name = "recurrent"
+
+    MOST_STEPS = 16  # that "auto" considers it for
+    LAUNCHES = 5  # a step
+    TRAFFIC = 4  # passes over m
+    FLOPS = 4  # a multiplication and an addition, forward and backward
+
+    def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
+        m = states(problem.u.to(problem.wide), problem.system, problem.state, problem.stops())
+        return m, last_of(problem, m)
+
+    def limit(self, case: Case) -> str | None:
+        return None
+
+    def auto_limit(self, case: Case) -> str | None:
+        if case.time > self.MOST_STEPS:
+            return f"takes {case.time} steps one after another; considered up to {self.MOST_STEPS}"
+        return super().auto_limit(case)
+
+    def options(self, case: Case) -> list[Option]:
+        flops = self.FLOPS * case.states * (case.order + case.inputs)
+        seconds = self.estimate(case, flops=flops, moved=self.TRAFFIC * case.states, launches=self.LAUNCHES * case.time)
+        return [Option(self.name, seconds)]
+
+    def explain(self, option: Option) -> str:
+        return "Equation 19 itself, one step after another: for very few steps."
+
+    def stored(self, case: Case, option: Option) -> tuple[str, ...]:
+        both = super().stored(case, option)
+        return both if case.constant or case.kind == "project" else (*both, "m")
+
+
+ALGORITHM = Recurrent()

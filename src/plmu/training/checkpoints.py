@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import plmu
-from plmu.files import replacing
+from plmu.atomic import replacing
 from plmu.training.errors import CheckpointError, RunError
 
 Fields = dict[str, type | tuple[type, ...]]

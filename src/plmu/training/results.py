@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import plmu
-from plmu.files import replacing
+from plmu.atomic import replacing
 from plmu.training.folder import naming
 
 

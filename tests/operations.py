@@ -1,4 +1,4 @@
-"""What the tests of `plmu.ops` share."""
+"""Small problems for `plmu.ops`, and what its tests do with them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -76,8 +76,3 @@ def with_gradients(function: Callable[..., tuple[Tensor, ...]], dtype: torch.dty
     outputs = function(*arguments)
     loss = sum(output.double().square().sum() for output in outputs)
     return [*[output.detach() for output in outputs], *torch.autograd.grad(loss, arguments)]
-
-
-def assert_same(values: list[Tensor], expected: list[Tensor]) -> None:
-    for value, exact in zip(values, expected, strict=True):
-        torch.testing.assert_close(value, exact)

@@ -1,6 +1,6 @@
 """The constant matrices of the fused kernels, and what is decided by them: how much of the past a chunk must know.
 
-All are built in float64 and cached by `LinearSystem.derive`. Shapes and names are those of `plmu.ops.triton_chunked`.
+All are built in float64 and cached by `LinearSystem.derive`. Shapes and names are those of `triton_chunked`.
 """
 
 from __future__ import annotations
@@ -138,3 +138,13 @@ def rows_of(order: int) -> int:
 def tiles(size: int, tile: int) -> int:
     """How many tiles cover a size."""
     return -(-size // tile)
+
+
+def segments_of(resets: Tensor | None) -> Tensor | None:
+    """The segments that resets divide each sequence into, counted from 0: (batch, time)."""
+    return None if resets is None else resets.cumsum(1, dtype=torch.int32)
+
+
+def summed(taps: Tensor) -> Tensor:
+    """Of all parts, in float32: (order, length)."""
+    return taps.float().sum(0)

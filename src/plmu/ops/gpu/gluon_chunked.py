@@ -1,7 +1,7 @@
 """The two heavy kernels of `plmu.ops.fused` for Hopper GPUs: the projection and the gradient of its weight.
 
-They compute what `project` and `weight_gradient` of `plmu.ops.triton_chunked` compute, on the same operands, but divide
-the work of a program among its warps. One warp fetches tiles by the copy engine. Groups of four warps multiply: each
+They compute what `project` and `weight_gradient` of `triton_chunked` compute, on the same operands, but divide the
+work of a program among its warps. One warp fetches tiles by the copy engine. Groups of four warps multiply: each
 makes the next tile of m while the matrix units are still busy with the last one, and hands it over in registers. Tiles
 pass through rings of buffers; a barrier says when a buffer is full and another when it is empty again.
 

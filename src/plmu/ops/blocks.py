@@ -1,0 +1,214 @@
+"""The blocks of `plmu.ops.chunked`: what [T | P] is multiplied by, and the products with a tile of m at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.ops.carry import carry
+from plmu.ops.matrices import apply, block_matrix, block_toeplitz, may_grow, reversed_response
+from plmu.systems import LinearSystem
+
+# Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state
+# before the block reaches (blocks, chunk), or without the first which steps there are at all. Other states are zero.
+Reach = tuple[Tensor | None, Tensor] | None
+
+
+class Blocks:
+    """The chunked problem: for each of the N = batch · chunks blocks, x = [inputs ; state before], and the matrix
+    [T | P] that maps x to the states of the block. With resets, `reach` says which inputs of a block, and whether the
+    state before it, reach each of its steps."""
+
+    def __init__(
+        self,
+        u: Tensor,
+        system: LinearSystem,
+        state: Tensor | None,
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        chunk: int,
+    ) -> None:
+        batch, time, inputs, channels = u.shape
+        count = -(-time // chunk)
+        self.system, self.chunk, self.count = system, chunk, count
+        self.wide = torch.float64 if u.dtype == torch.float64 else torch.float32  # of the carried state
+        padding = count * chunk - time
+        if padding:
+            u = torch.nn.functional.pad(u, (0, 0, 0, 0, 0, padding))
+        u = u.reshape(batch, count, chunk * inputs, channels)
+        self.reach: Reach = None
+        links = None  # whether the state before a chunk flows into that before the next: (batch, chunks − 1)
+        ended = None  # whether the sequence is over before the next chunk begins, for a system that may grow: the same
+        if lengths is not None:  # not into the padding, where one that grows would overflow
+            valid = torch.arange(count * chunk, device=u.device) < lengths[:, None]
+            if count > 1:
+                links = valid[:, chunk::chunk]
+            if may_grow(system):
+                self.reach = (None, valid.reshape(batch * count, chunk))
+                ended = None if links is None else ~links
+        reaching = u
+        if resets is not None:
+            marks = torch.nn.functional.pad(resets, (0, padding)).reshape(batch, count, chunk)
+            segment = marks.cumsum(dim=2)
+            through = segment[:, :-1, -1] == 0
+            links = through if links is None else links & through
+            same = segment[..., :, None] == segment[..., None, :]  # (batch, chunks, chunk, chunk)
+            self.reach = (same.flatten(0, 1), (segment == 0).flatten(0, 1))
+            reaches_end = (segment == segment[:, :, -1:]).repeat_interleave(inputs, dim=2)
+            reaching = torch.where(reaches_end[..., None], u, 0.0)
+        self.carried = count > 1 or state is not None or resets is not None
+        self.before: Tensor | None = None
+        if self.carried:
+            self.before = self._states_before(reaching, state, links, ended)
+            x = torch.cat([u, self.before.to(u.dtype)], dim=2)
+        else:
+            x = u
+        self.x = x.flatten(0, 1)  # (N, chunk · inputs + order, channels)
+        build = block_matrix if self.carried else block_toeplitz
+        self.matrix = system.derive(build, chunk, dtype=u.dtype, device=u.device)
+
+    def _states_before(self, u: Tensor, state: Tensor | None, links: Tensor | None, ended: Tensor | None) -> Tensor:
+        """The state before each chunk: (batch, chunks, order, channels), in float32 or wider."""
+        batch, count, _, channels = u.shape
+        if count == 1 and state is not None:
+            return state[:, None]
+        taps = self.system.derive(reversed_response, self.chunk, dtype=self.wide, device=u.device)
+        ends = apply(taps, u[:, :-1].to(self.wide))  # what each chunk adds to the next one's initial state
+        if ended is not None:
+            ends = torch.where(ended[:, :, None, None], 0.0, ends)
+        first = ends.new_zeros(batch, 1, self.system.order, channels) if state is None else state[:, None]
+        return carry(torch.cat([first, ends], dim=1), links, self.system, self.chunk)
+
+    def last_state(self, time: int) -> Tensor:
+        """The state at the last of `time` steps: the rows of that step, applied to the last block alone."""
+        order = self.system.order
+        build = block_matrix if self.carried else block_toeplitz
+        matrix = self.system.derive(build, self.chunk, dtype=self.wide, device=self.x.device)
+        row = (time - 1) % self.chunk
+        rows = matrix[row * order : (row + 1) * order]
+        block = self.x[self.count - 1 :: self.count].to(self.wide)  # (batch, columns, channels)
+        if self.before is not None:  # from the state as it was carried, not as it was rounded into x
+            block = torch.cat([block[:, :-order], self.before[:, -1]], dim=1)
+        return apply(rows, block)
+
+
+def expand(matrix: Tensor, x: Tensor, reach: Reach) -> Tensor:
+    """All states of the blocks x (blocks, columns, channels): (blocks, chunk · order, channels)."""
+    if reach is None:
+        return apply(matrix, x)
+    same, kept = reach
+    if same is None:
+        return _rows(apply(matrix, x), kept)
+    toeplitz, powers = _parts(matrix, same)
+    m = _cut(toeplitz, same) @ x[:, : toeplitz.shape[1]]
+    return m + _rows(apply(powers, x[:, toeplitz.shape[1] :]), kept)
+
+
+def contract(matrix: Tensor, of_m: Tensor, reach: Reach) -> Tensor:
+    """The transpose of `expand`: the gradient of x from that of the states."""
+    same, kept = reach or (None, None)
+    if kept is None or same is None:
+        return apply(matrix.mT, of_m if kept is None else _rows(of_m, kept))
+    toeplitz, powers = _parts(matrix, same)
+    of_inputs = _cut(toeplitz, same).mT @ of_m
+    return torch.cat([of_inputs, apply(powers.mT, _rows(of_m, kept))], dim=1)
+
+
+def _matrix_gradient(of_m: Tensor, x: Tensor, matrix: Tensor, reach: Reach) -> Tensor:
+    """The gradient of [T | P], for a trained system."""
+    same, kept = reach or (None, None)
+    if kept is None or same is None:
+        return torch.einsum("npx,nrx->pr", of_m if kept is None else _rows(of_m, kept), x)
+    columns = _parts(matrix, same)[0].shape[1]
+    per_block = _cut(of_m @ x[:, :columns].mT, same)
+    of_powers = torch.einsum("npx,nrx->pr", _rows(of_m, kept), x[:, columns:])
+    return torch.cat([per_block.sum(0), of_powers], dim=1)
+
+
+def _parts(matrix: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+    """T and P of [T | P]."""
+    order = matrix.shape[0] // same.shape[1]
+    return matrix[:, :-order], matrix[:, -order:]
+
+
+def _cut(matrix: Tensor, same: Tensor) -> Tensor:
+    """`matrix` (chunk · order, chunk · inputs), one or one per block, with zeros where a reset lies between."""
+    blocks, chunk, _ = same.shape
+    by_step: Tensor = matrix.unflatten(-1, (chunk, matrix.shape[-1] // chunk)).unflatten(
+        -3, (chunk, matrix.shape[-2] // chunk)
+    )
+    return torch.where(same[:, :, None, :, None], by_step, 0.0).reshape(blocks, *matrix.shape[-2:])
+
+
+def _rows(m: Tensor, kept: Tensor) -> Tensor:
+    """The states of the steps that are `kept`, zero elsewhere. Selected: what has overflowed times zero is NaN."""
+    chunk = kept.shape[1]
+    by_step: Tensor = m.unflatten(1, (chunk, m.shape[1] // chunk))
+    return torch.where(kept[:, :, None, None], by_step, 0.0).flatten(1, 2)
+
+
+class BlockProject(torch.autograd.Function):
+    """W_m [T | P] x, tile by tile: no more than `tile` blocks of m exist at a time, forward or backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, matrix: Tensor, same: Tensor | None, kept: Tensor | None, weight: Tensor, tile: int
+    ) -> Tensor:
+        parts = []
+        for rows in _tiles(x.shape[0], tile):  # no name holds a tile of m: it is let go before the next is made
+            reach = _reach(same, kept, rows)
+            parts.append(_by_step(expand(matrix, x[rows], reach), weight) @ weight.mT)  # (blocks · chunk, out)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, matrix, same, kept, weight, ctx.tile = inputs
+        ctx.save_for_backward(x, matrix, same, kept, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, matrix, same, kept, weight = ctx.saved_tensors
+        need_x, need_matrix, _, _, need_weight, _ = ctx.needs_input_grad
+        steps = matrix.shape[0] * x.shape[2] // weight.shape[1]
+        of_x, of_matrix, of_weight = [], None, None
+        for rows in _tiles(x.shape[0], ctx.tile):
+            reach = _reach(same, kept, rows)
+            by_step = gradient[rows.start * steps : rows.stop * steps]
+            if need_weight:
+                of_weight = _plus(of_weight, by_step.mT @ _by_step(expand(matrix, x[rows], reach), weight))
+            if need_x or need_matrix:
+                of_m = (by_step @ weight).reshape(rows.stop - rows.start, matrix.shape[0], x.shape[2])
+            if need_x:
+                of_x.append(contract(matrix, of_m, reach))
+            if need_matrix:
+                of_matrix = _plus(of_matrix, _matrix_gradient(of_m, x[rows], matrix, reach))
+            of_m = None
+        joined = None if not need_x else of_x[0] if len(of_x) == 1 else torch.cat(of_x)
+        return joined, _narrow(of_matrix, matrix), None, None, _narrow(of_weight, weight), None
+
+
+def _tiles(blocks: int, tile: int) -> list[slice]:
+    return [slice(start, min(start + tile, blocks)) for start in range(0, max(blocks, 1), tile)]
+
+
+def _reach(same: Tensor | None, kept: Tensor | None, rows: slice) -> Reach:
+    return None if kept is None else (None if same is None else same[rows], kept[rows])
+
+
+def _by_step(m: Tensor, weight: Tensor) -> Tensor:
+    """(blocks, chunk · order, channels) to (blocks · chunk, order · channels): the layout already is that."""
+    return m.reshape(m.shape[0] * m.shape[1] * m.shape[2] // weight.shape[1], weight.shape[1])
+
+
+def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    """The sum over tiles, in float32 or wider."""
+    more = more if more.dtype == torch.float64 else more.float()
+    return more if total is None else total + more
+
+
+def _narrow(total: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if total is None else total.to(like.dtype)

@@ -1,0 +1,128 @@
+"""`states` of `plmu.ops.fused`: m is written once, by a kernel for each order of each chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.ops.gpu import launch
+from plmu.ops.gpu.tables import CHUNK, grouping, segments_of, summed, tables, tiles
+from plmu.ops.matrices import finite
+from plmu.systems import LinearSystem
+
+
+def states(
+    u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """m (batch, time, order, channels) for u (batch, time, channels), and the final state; with resets none."""
+    first = None if state is None else state.contiguous()
+    group, _ = grouping(*u.shape)
+    m, last = _states(u.contiguous(), first, segments_of(resets), *tables(u, system, 0, group), group)
+    return m, last
+
+
+@torch.library.custom_op("plmu::states", mutates_args=())
+def _states(
+    u: Tensor,
+    first: Tensor | None,
+    segments: Tensor | None,
+    toeplitz: Tensor,
+    past: Tensor,
+    future: Tensor,
+    taps: Tensor,
+    advance: Tensor,
+    leap: Tensor,
+    last_taps: Tensor,
+    last_advance: Tensor,
+    group: int,
+) -> tuple[Tensor, Tensor]:
+    """m, and the final state in float32."""
+    batch, time, channels = u.shape
+    order = taps.shape[1]
+    before, last = launch.carry(u, first, segments, taps, advance, leap, group)
+    m = u.new_empty(batch, time, order, channels)
+    chunks = before.shape[1]
+    with torch.cuda.device_of(u):
+        launch.kernels().all_states[batch * chunks, tiles(channels, 64), order](
+            u, toeplitz, past, before, u if segments is None else segments, m, time, channels, chunks,
+            **launch.sizes(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=launch.precision(), num_warps=4,
+        )  # fmt: skip
+    return m, launch.final_state(u, last, segments, last_taps, last_advance)
+
+
+@torch.library.custom_op("plmu::states_backward", mutates_args=())
+def _states_backward(
+    of_m: Tensor,
+    of_last: Tensor | None,
+    segments: Tensor | None,
+    toeplitz: Tensor,
+    past: Tensor,
+    taps: Tensor,
+    advance: Tensor,
+    last_taps: Tensor,
+    last_advance: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of u and of the first state."""
+    batch, time, order, channels = of_m.shape
+    chunks = tiles(time, CHUNK)
+    of_u = of_m.new_empty(batch, time, channels)
+    of_states = advance.new_empty(batch, chunks, order, channels)
+    kernels, options = launch.kernels(), {**launch.sizes(order), "WIDTH": 64, "SEGMENTED": segments is not None}
+    marks = of_m if segments is None else segments  # not read where there are none
+    with torch.cuda.device_of(of_m):
+        kernels.states_gradient[batch * chunks, tiles(channels, 64)](
+            of_m, toeplitz, past, marks, of_u, of_states, time, channels, chunks,
+            **options, PRECISION=launch.precision(), num_warps=4,
+        )  # fmt: skip
+    if of_last is not None and segments is None:
+        of_states[:, -1] += last_advance.mT @ of_last
+        of_u[:, -last_taps.shape[2] :] += (summed(last_taps).mT @ of_last).to(of_u.dtype)
+    reach, back = 1, advance.mT
+    before = None if segments is None else torch.nn.functional.pad(segments, (1, 0))[:, :time:CHUNK]  # each chunk
+    while reach < chunks:  # s_k ← Aᵀ s_{k+1} + s_k from the last chunk on, by doubling
+        passed = back @ of_states[:, reach:]
+        if before is not None:
+            passed = torch.where((before[:, :-reach] == before[:, reach:])[:, :, None, None], passed, 0.0)
+        of_states[:, :-reach] += passed
+        back, reach = finite(back @ back), 2 * reach
+    if chunks > 1:
+        with torch.cuda.device_of(of_m):
+            kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
+                of_u, summed(taps), of_states, marks, time, channels, chunks, **options, PRECISION=launch.exact(of_u)
+            )
+    return of_u, of_states[:, 0].clone()
+
+
+@_states.register_fake
+def _(u: Tensor, first: Tensor | None, segments: Tensor | None, toeplitz: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch, time, channels = u.shape
+    order = toeplitz.shape[0]
+    last = (batch, order, channels) if segments is None else (0,)
+    return u.new_empty(batch, time, order, channels), u.new_empty(*last, dtype=torch.float32)
+
+
+@_states_backward.register_fake
+def _(of_m: Tensor, of_last: Tensor | None, *tables: Tensor | None) -> tuple[Tensor, Tensor]:
+    batch, time, order, channels = of_m.shape
+    return of_m.new_empty(batch, time, channels), of_m.new_empty(batch, order, channels, dtype=torch.float32)
+
+
+def _setup_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, segments, toeplitz, past, _, taps, advance, _, *last, _ = inputs
+    ctx.save_for_backward(segments, toeplitz, past, taps, advance, *last)
+    ctx.m = output[0].shape
+    ctx.set_materialize_grads(False)
+
+
+def _backward_states(ctx: Any, of_m: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
+    tables = ctx.saved_tensors
+    if of_m is None:
+        of_m = tables[1].new_zeros(ctx.m)
+    of_u, of_first = _states_backward(of_m.contiguous(), of_last, *tables)
+    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 10))
+
+
+_states.register_autograd(_backward_states, setup_context=_setup_states)
+_states_backward.register_autograd(launch.no_second)

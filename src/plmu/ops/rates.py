@@ -1,0 +1,52 @@
+"""Rates of devices, and the time that so much work takes: what every cost estimate is made of.
+
+The time of an algorithm is estimated as arithmetic / rate + traffic / bandwidth, and launches · latency, forward and
+backward together: their sum on a CPU, the larger of the two on a GPU, which works while the next launch is prepared.
+In a CUDA graph, where launches take little but follow each other, it is the sum too. The rates are round numbers
+measured once for each kind of device; only their ratios matter to the choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+FLOAT = 4  # bytes of a float32
+HALF = 2  # bytes of a number in half precision
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of a kind of device, for its float32 and its half-precision units."""
+
+    flops: float  # a second
+    half_flops: float
+    bandwidth: float  # bytes a second
+    latency: float  # seconds a small operation takes however little it does
+    own_latency: float  # the same for a kernel of our own, on a GPU
+    gpu: bool  # where chunked products run in half precision, and what is carried between chunks costs more
+    overlaps: bool  # whether operations are prepared while earlier ones still run
+    stored: int  # elements of m up to which `project` may store it: 4 MiB in float32 on a CPU, 64 MiB on a GPU
+
+    def seconds(
+        self, *, flops: float, moved: float, launches: int, half: bool = False, in_float32: float = 0, own: bool = False
+    ) -> float:
+        """The time of `flops`, in half precision if `half`, and `in_float32` more of them; of `moved` bytes; and of
+        `launches`, of kernels of our own if `own`."""
+        work = flops / (self.half_flops if half else self.flops) + in_float32 / self.flops + moved / self.bandwidth
+        waiting = launches * (self.own_latency if own else self.latency)
+        return max(work, waiting) if self.overlaps else work + waiting
+
+
+DEVICES = {
+    "cpu": Rates(1.5e11, 1.5e11, 4e9, 2.5e-5, 0.0, gpu=False, overlaps=False, stored=1 << 20),
+    "cuda": Rates(4e13, 5e14, 3e12, 3.5e-5, 1.4e-4, gpu=True, overlaps=True, stored=1 << 24),
+}
+GRAPH_LATENCY = 2e-6  # of a kernel in a CUDA graph
+
+
+def rates_of(device: str, graph: bool = False) -> Rates:
+    """The rates of a kind of device such as "cuda"; of one without numbers of its own, those of a CPU."""
+    rates = DEVICES.get(device, DEVICES["cpu"])
+    if graph:
+        return replace(rates, latency=GRAPH_LATENCY, own_latency=GRAPH_LATENCY, overlaps=False)
+    return rates
