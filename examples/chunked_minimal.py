@@ -9,7 +9,7 @@ chunks of c steps and multiplies by constant matrices:
 
     1. within a chunk     v_k = the state that the inputs of chunk k alone lead to
     2. between chunks     s_k = Ā^c s_{k-1} + v_k, for all chunks at once in log₂(n/c) rounds
-    3. all states         m = T u + P s, with s the state before the chunk, T made of Ā^k B̄ and P of Ā, Ā², …, Ā^c
+    3. all states         m = T u + P s, s the state before the chunk; T has B̄, ĀB̄, Ā²B̄, …, and P has Ā, Ā², …, Ā^c
 
 In the products below: b batch, k chunks, t and s steps of a chunk, x channels, i and j order, o outputs.
 """
