@@ -249,7 +249,12 @@ def _report_parser() -> Parser:
     parser.add_argument(
         "--out", type=Path, default=Path("report"), help="folder for report.html and the plots (report)"
     )
-    parser.add_argument("--readme", type=Path, help="also write the table into this file's marked place")
+    parser.add_argument(
+        "--readme",
+        type=Path,
+        action="append",
+        help="also write the tables into the marked places of this file; may be given several times",
+    )
     return parser
 
 
@@ -260,7 +265,7 @@ def _report(words: list[str]) -> None:
 
     usual = [Path("results")] if given.readme else [Path("results"), Path("runs")]
     folders = given.results or [one for one in usual if one.is_dir()] or usual[:1]
-    report(folders, given.out, given.readme)
+    report(folders, given.out, given.readme or ())
 
 
 def _bench(words: list[str]) -> None:

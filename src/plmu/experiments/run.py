@@ -20,7 +20,7 @@ from torch import nn
 import plmu
 from plmu.experiments import folders
 from plmu.experiments.base import Config, Experiment
-from plmu.report import rows
+from plmu.tables import rows
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.errors import RunError
 from plmu.training.folder import clear, held, naming
