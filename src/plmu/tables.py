@@ -111,13 +111,12 @@ def headlines_table(summaries: list[dict[str, Any]]) -> str:
         ours, lstm = by_name.get(f"{experiment}-{model}"), by_name.get(f"{experiment}-lstm")
         if ours is None:
             continue
-        better = "higher" if ours["percent"] else "lower"
-        cells = [titled(ours), model, f"{ours['metric']}, {better} is better"]
+        cells = [titled(ours), model, f"{ours['metric']} {'↑' if ours['percent'] else '↓'}"]
         cells += [_score(ours), "" if lstm is None else _score(lstm)]
         cells.append("" if ours["paper"] is None else shown(ours["paper"], ours["percent"]))
         cells += [f"{one['parameters']:,}" if one else "" for one in (ours, lstm)]
         lines.append(cells)
-    header = ("experiment", "model", "metric", "plmu", "LSTM", "paper", "parameters", "of the LSTM")
+    header = ("experiment", "model", "metric", "plmu", "LSTM", "paper", "parameters", "LSTM")
     return _markdown(header, lines)
 
 
