@@ -23,7 +23,9 @@ for line in sys.stdin.read().splitlines():
     program, *words = shlex.split(line)
     print(">", line)
     if program == "cp":
-        shutil.copy(*words)
+        *files, folder = words
+        for file in files:
+            shutil.copy(file, folder)
         continue
     assert program == "plmu", line
     try:
@@ -74,20 +76,22 @@ def test_adding_an_experiment(tmp_path: Path) -> None:
         env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    options, rest = done.stdout.split(f"> {short} --seeds 2", 1)
+    options, rest = done.stdout.split(f"> {short} --seeds 3", 1)
     assert "--model.order" in options
     assert "Legendre coefficients of the memory." in options
     assert rest.count("tensor(") == 5  # what was streamed
-    for number in (0, 1):
+    for number in range(3):
         folder = tmp_path / "runs" / f"echo-plmu-seed{number}"
-        files = set(re.findall(r"^\| `([\w./]+)` \|", page.split("Each run writes a folder")[1], re.MULTILINE))
+        files = set(re.findall(r"^\| `([\w./]+)` \|", page.split("Each seed writes a folder")[1], re.MULTILINE))
         assert len(files) == 5
         assert all((folder / name).exists() for name in files)
     assert not (tmp_path / "runs" / "echo-lstm-seed0" / "model.plmu").exists()
     assert (tmp_path / "report" / "report.html").is_file()
     summary = json.loads((tmp_path / "runs" / "echo-plmu.json").read_text(encoding="utf-8"))
-    assert [one["seed"] for one in summary["seeds"]] == [0, 1]
-    assert "| echo | plmu |" in (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
+    assert [one["seed"] for one in summary["seeds"]] == [0, 1, 2]
+    published = (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
+    assert "| echo | plmu |" in published
+    assert "| echo | lstm |" in published
 
 
 def test_the_part_table_names_what_an_experiment_has() -> None:
