@@ -104,11 +104,14 @@ class Stream:
         return out.squeeze(0).clone() if single else out.clone()  # an ordinary tensor, which may be used in training
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state, so that `Stream.restore(model, path)` goes on from here, in any process.
+        """Write the state to a file, from which `Stream.restore(model, path)` continues in any process.
 
         The file holds a fingerprint of the model, a hash of its options and weights, but not the model. Functions count
         by their names. Of a class of your own the hash covers its weights and its public attributes that are numbers,
         names, tensors or functions, and lists or dictionaries of those; its step must not change them.
+
+        Args:
+            path: the file. It is replaced only when all of it has been written.
         """
         tensors = {f"state.{i}": value for i, value in enumerate(leaves(self._state))}
         if self._last is not None:
@@ -124,7 +127,7 @@ class Stream:
 
     @classmethod
     def restore(cls, model: Steppable, path: str | os.PathLike[str]) -> Stream:
-        """A stream that goes on where the saved one was.
+        """A stream that continues where the saved one was.
 
         Args:
             model: the same model, with the same options and weights.
