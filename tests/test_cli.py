@@ -50,7 +50,7 @@ for words in {commands!r}:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )
-    line = f"plmu: the program needs more than the library, {missing} is missing: pip install 'plmu[train]'"
+    line = f"plmu: {missing} is missing, which the program needs: pip install 'plmu[train]'"
     assert done.stderr.splitlines() == [line] * len(commands)
     assert done.returncode == 0
 
@@ -240,7 +240,7 @@ def test_errors_of_the_program_itself_are_not_hidden(monkeypatch):
         (OSError("only a text"), "plmu: only a text"),
         (
             ModuleNotFoundError("no", name="rich.table"),
-            "plmu: the program needs more than the library, rich is missing",
+            "plmu: rich is missing, which the program needs",
         ),
     ],
 )
