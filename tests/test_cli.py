@@ -85,9 +85,12 @@ for words in {commands!r}:
         (["train", "mackey-glass", "--model.activation", "swish"], "model.activation must be one of relu, tanh"),
         (
             ["train", "psmnist", "--model.label-smoothing", "2"],
-            "model.label_smoothing must be a share, between 0 and 1",
+            "model.label_smoothing must be a fraction, between 0 and 1",
         ),
-        (["train", "psmnist", "--model.dropout", "1"], "model.dropout must be a share, at least 0 and below 1; got 1"),
+        (
+            ["train", "psmnist", "--model.dropout", "1"],
+            "model.dropout must be a fraction, at least 0 and below 1",
+        ),
         (["train", "addition", "--model.length", "50"], "model.shortest must be at most model.length = 50; got 100"),
         (["train", "psmnist", "--seed", "-1"], "seed must be at least 0"),
     ],

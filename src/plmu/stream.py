@@ -225,7 +225,7 @@ class Stream:
             f"The model's weights are not finite: {broken[0]}" if broken else "Push smaller numbers, or call reset()"
         )
         raise ValueError(
-            f"this sample would make the state infinite or NaN{where}: it was not taken and the state is as before."
+            f"this sample would make the state infinite or NaN{where}: it was rejected and the state is unchanged."
             f" {advice}"
         )
 
@@ -268,7 +268,7 @@ class Stream:
         elif sample.shape != self._last.shape:
             raise ValueError(
                 f"this stream has samples of shape {tuple(self._last.shape)} (with the batch), got"
-                f" {tuple(sample.shape)}: call reset() to begin another one"
+                f" {tuple(sample.shape)}: call reset() to start another one"
             )
         return self._filled(sample) if missing else sample, single
 
@@ -300,7 +300,7 @@ class Stream:
         if sample is not None and bool(torch.isinf(sample).any()):
             raise ValueError(f"a sample holds infinity, or a number too large for {sample.dtype}")
         if self.missing == "raise":
-            raise ValueError(f"a sample is {what}: create the stream with missing='hold' or missing='zero' to go on")
+            raise ValueError(f"a sample is {what}: create the stream with missing='hold' or missing='zero' to continue")
         if sample is None:
             if self._last is None:
                 raise ValueError(

@@ -68,7 +68,7 @@ class TextModel(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vectors == "zero" and not self.trained:
-            raise ValueError("model.vectors = zero needs model.trained: embeddings that stay zero tell nothing")
+            raise ValueError("model.vectors = zero needs model.trained: embeddings that stay zero carry no information")
 
 
 @dataclass

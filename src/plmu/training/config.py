@@ -53,13 +53,13 @@ class TrainingConfig:
             if not 0 < value < math.inf:
                 raise ValueError(f"training.{name} must be above 0 and finite, got {value}")
         if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"training.weight_decay must not be below 0 and be finite, got {self.weight_decay}")
+            raise ValueError(f"training.weight_decay must be at least 0 and finite, got {self.weight_decay}")
         if not self.checkpoint_seconds >= 0:
-            raise ValueError(f"training.checkpoint_seconds must not be below 0, got {self.checkpoint_seconds}")
+            raise ValueError(f"training.checkpoint_seconds must be at least 0, got {self.checkpoint_seconds}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"training.betas must be at least 0 and below 1, got {self.betas}")
         if not 0 <= self.warmup <= 1:
-            raise ValueError(f"training.warmup is a share of all steps, between 0 and 1; got {self.warmup}")
+            raise ValueError(f"training.warmup must be a fraction of all steps, between 0 and 1; got {self.warmup}")
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"training.average must lie between 0 and 1, got {self.average}")
         if self.clip is not None and not self.clip > 0:
