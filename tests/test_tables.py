@@ -11,9 +11,7 @@ from plmu.report import load
 from plmu.tables import (
     HEADLINES,
     PLACES,
-    answers_table,
     headlines_table,
-    layers_table,
     marks,
     results_table,
     training_table,
@@ -23,7 +21,7 @@ from plmu.training.errors import RunError
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-PAGES = {"README.md": {"headlines", "training"}, "docs/results.md": {"results", "answers"}}
+PAGES = {"README.md": {"headlines", "training"}, "docs/results.md": {"results"}}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -37,7 +35,7 @@ def test_the_pages_show_the_committed_results(page: str, tmp_path: Path) -> None
 
 
 def test_all_places_are_on_some_page() -> None:
-    assert set.union(*PAGES.values()) | {"layers"} == set(PLACES)
+    assert set.union(*PAGES.values()) == set(PLACES)
 
 
 def _summary(name: str, **changes: Any) -> dict[str, Any]:
@@ -75,7 +73,7 @@ def test_a_headline_compares_with_the_lstm_and_the_paper() -> None:
     ]
 
 
-def test_tables_of_benchmarks() -> None:
+def test_the_table_of_training_steps() -> None:
     row = {"task": "T", "steps": 5000, "batch": 32}
     times = [
         {**row, "model": "original LMU", "milliseconds": {"eager": 457.4, "graph": 77.7}},
@@ -84,24 +82,6 @@ def test_tables_of_benchmarks() -> None:
     ]
     table = training_table({"training step": times})
     assert table.splitlines()[2:] == ["| T, 5,000 steps, batch 32 | 77.7 | 1.32 | 58.9 | 457 | 2.94 | 156 |"]
-
-    row = {"shape": "S", "budget": 1_048_576, "dtype": "bfloat16", "matched": True}
-    compared = [
-        {**row, "layer": "ours", "milliseconds": {"forward": 0.1, "forward and backward": 0.4544}},
-        {**row, "layer": "attention", "milliseconds": {"forward": 0.1, "forward and backward": 0.7}, "matched": False},
-        {**row, "layer": "LSTM", "milliseconds": {"forward": 1, "forward and backward": 8.64}},
-        {**row, "layer": "Mamba-2", "skipped": "not installed", "matched": False},
-        {**row, "layer": "ours", "dtype": "float32"},
-    ]
-    assert layers_table({"whole layers": compared}).splitlines() == [
-        "| shape | parameters, millions | ours | attention | LSTM | Mamba-2 |",
-        "|---|---|---|---|---|---|",
-        "| S | 1.0 | 0.454 |  | 8.64 |  |",
-    ]
-
-    answer = {"command": "plmu train x", "seconds": 12.34, "valid": {"accuracy": 0.5}, "test": {"accuracy": 0.25}}
-    last = answers_table({"rows": [answer]}).splitlines()[-1]
-    assert last == "| `plmu train x` | 12.3 | accuracy | 50.00 % | 25.00 % |"
 
 
 def test_a_file_without_a_place_is_named(tmp_path: Path) -> None:
@@ -114,17 +94,19 @@ def test_a_file_without_a_place_is_named(tmp_path: Path) -> None:
 
 
 def test_benchmarks_come_from_the_first_folder_that_has_them(tmp_path: Path) -> None:
+    file = "bench-training-time-cuda.json"
     page = tmp_path / "page.md"
-    page.write_text("a\n" + "\nold\n".join(marks("answers")) + "\nb\n")
-    with pytest.raises(RunError, match=r"answers.json is in none of .*one, .*two"):
+    page.write_text("a\n" + "\nold\n".join(marks("training")) + "\nb\n")
+    with pytest.raises(RunError, match=rf"{file} is in none of .*one, .*two"):
         write_tables(page, [], [tmp_path / "one", tmp_path / "two"])
-    for folder, seconds in (("two", 2.0), ("three", 3.0)):
+    for folder, time in (("two", 2.0), ("three", 3.0)):
         (tmp_path / folder).mkdir()
-        row = {"command": "c", "seconds": seconds, "valid": {"mse": 1}, "test": {"mse": 2}}
-        (tmp_path / folder / "answers.json").write_text(json.dumps({"rows": [row]}))
+        row = {"task": "T", "steps": 5, "batch": 3, "milliseconds": {"eager": time, "graph": time}}
+        rows = [{**row, "model": model} for model in ("original LMU", "ours, parallel")]
+        (tmp_path / folder / file).write_text(json.dumps({"training step": rows}))
     write_tables(page, [], [tmp_path / "one", tmp_path / "two", tmp_path / "three"])
     text = page.read_text()
-    assert "| `c` | 2.0 | mse | 1 | 2 |" in text
+    assert "| T, 5 steps, batch 3 | 2 | 2 | 1 | 2 | 2 | 1 |" in text
     assert "old" not in text
     assert text.startswith("a\n")
     assert text.endswith("-->\nb\n")

@@ -140,31 +140,6 @@ def training_table(benchmark: dict[str, Any]) -> str:
     return _markdown(("training step", *columns, *(f"eager: {name}" for name in columns)), lines)
 
 
-def layers_table(benchmark: dict[str, Any]) -> str:
-    """Whole layers with as many parameters as ours, within 5 %, from the file of `plmu bench layers`."""
-    rows = [row for row in benchmark["whole layers"] if row["dtype"] == "bfloat16"]
-    names = list(dict.fromkeys(row["layer"] for row in rows))
-    lines = []
-    for shape, budget in dict.fromkeys((row["shape"], row["budget"]) for row in rows):
-        compared = {row["layer"]: row for row in rows if (row["shape"], row["budget"]) == (shape, budget)}
-        cells = [shape, f"{budget / 1e6:.1f}"]
-        for name in names:
-            row = compared.get(name, {})
-            cells.append(f"{row['milliseconds']['forward and backward']:.3g}" if row.get("matched") else "")
-        lines.append(cells)
-    return _markdown(("shape", "parameters, millions", *names), lines)
-
-
-def answers_table(benchmark: dict[str, Any]) -> str:
-    """Seconds from the start of a command to its result, from the file of `python -m benchmarks.answers`."""
-    lines = []
-    for row in benchmark["rows"]:
-        name = next(iter(row["test"]))
-        scores = [shown(row[split][name], name == "accuracy") for split in ("valid", "test")]
-        lines.append([f"`{row['command']}`", f"{row['seconds']:.1f}", name, *scores])
-    return _markdown(("command", "seconds", "metric", "validation", "test"), lines)
-
-
 def _markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     head = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join([*head, *("| " + " | ".join(cells) + " |" for cells in lines)])
@@ -175,8 +150,6 @@ PLACES: dict[str, tuple[Callable[[Any], str], str | None]] = {
     "results": (results_table, None),
     "headlines": (headlines_table, None),
     "training": (training_table, "bench-training-time-cuda.json"),
-    "layers": (layers_table, "bench-layers-cuda.json"),
-    "answers": (answers_table, "answers.json"),
 }
 
 
