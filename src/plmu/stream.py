@@ -71,18 +71,18 @@ class Stream:
         self._single = False  # whether samples come without a batch axis
 
     def push(self, x: Tensor | Any) -> Tensor:
-        """One sample in, one output out. On an error the state stays as it was.
+        """One sample in, one output out. After an error the state is unchanged.
 
         Args:
             x: (features,) or (batch, features), or token numbers () or (batch,); numbers, lists, arrays or tensors.
-                What is masked in a masked array of numpy counts as NaN.
+                Masked values of a NumPy masked array count as NaN.
 
         Returns:
             The model's output for this sample, (features,) or (batch, features).
 
         Raises:
-            ValueError: the sample does not fit, is missing or infinite; or it is so large that the state would become
-                infinite or NaN, which would stay. Go on with other samples, or call `reset()`.
+            ValueError: the sample does not fit, is missing or infinite; or it is so large that the state would
+                overflow. The state is unchanged: continue with other samples, or call `reset()`.
         """
         with torch.inference_mode():
             sample, single = self._sample(x)
