@@ -40,7 +40,7 @@ class Options:
     name: str | None = None
     """Name of the result (NAME.json) and of the run folders (NAME-seed0, …). Default: EXPERIMENT-MODEL."""
     seeds: int = 1
-    """Number of seeds, counting up from --seed."""
+    """Number of seeds, counting up from the first."""
     quiet: bool = False
     """Print only the result."""
     tensorboard: bool = False
