@@ -1,4 +1,4 @@
-"""Docstrings of public names have every parameter, in an Args section as Google's style has it."""
+"""Docstrings of public names have every parameter, in an Args section (Attributes, of a dataclass) in Google's style."""
 
 import inspect
 import re
@@ -33,9 +33,9 @@ PUBLIC = dict(_public())
 
 
 def undocumented(value: Callable[..., Any]) -> list[str]:
-    """The parameters that are not in the docstring's Args."""
+    """The parameters that are not in the docstring's Args or Attributes."""
     text = inspect.getdoc(value) or ""
-    section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)
+    section = re.search(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)
     found = re.findall(r"^ {4}(\w+(?:, \w+)*):", section[1] if section else "", re.MULTILINE)
     named = {name for line in found for name in line.split(", ")}
     parameters = [name.lstrip("*") for name in inspect.signature(value).parameters]
