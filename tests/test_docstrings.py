@@ -1,4 +1,4 @@
-"""Docstrings of public names have every parameter, in an Args section (Attributes, of a dataclass) in Google's style."""
+"""Docstrings of public names have every parameter: in Args, or for a dataclass in Attributes (Google's style)."""
 
 import inspect
 import re
