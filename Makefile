@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two test processes of one thread each are faster than one of two, and give the same numbers on any machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: setup test test-all closest demo bench lint types wheel figures clean
+.PHONY: setup test test-all closest demo bench lint types docs wheel figures clean
 
 setup: $(READY)
 
@@ -39,6 +39,10 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# The site, build/docs/index.html. Warnings are errors.
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 # A wheel that installs and imports in an environment of its own, from a folder that does not hold the source. Warnings
 # are errors but one: torch says that there is no NumPy, which the library alone does not need.

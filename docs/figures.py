@@ -1,4 +1,4 @@
-"""Draws the pictures of the guide, and those of the benchmarks from results/, into docs/images: `make figures`."""
+"""Draws the pictures of the README, the guide and the benchmarks into docs/images. Run it with `make figures`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ WAVES = ((0.4, 0.7), (1.1, 0.9), (1.9, -0.6), (3.0, 0.5))  # (cycles per second,
 def main() -> None:
     matplotlib.use("Agg")
     IMAGES.mkdir(exist_ok=True)
+    idea(IMAGES / "idea.png")
     delay_orders(IMAGES / "delay-orders.png")
     for kind in ("layers", "training-time", "complexity"):
         found = json.loads((RESULTS / f"bench-{kind}-cuda.json").read_text(encoding="utf-8"))
@@ -36,6 +37,51 @@ def signal(time: Tensor) -> Tensor:
     """A sum of sines, silent before time 0."""
     waves = sum(height * torch.sin(2 * math.pi * cycles * time) for cycles, height in WAVES)
     return torch.where(time < 0, 0.0, waves)
+
+
+def idea(path: Path) -> None:
+    """The memory in three panels: a window of the input, the state that holds it, and what is read back from it."""
+    from matplotlib import pyplot
+
+    order, now = 12, 3.4
+    time = torch.arange(0, SECONDS, DT, dtype=torch.float64)
+    u = signal(time)
+    dn = plmu.DelayNetwork(order, THETA)
+    m, _ = plmu.states(u[None, :, None], dn.discretize(DT))
+    state = m[0, round(now / DT), :, 0]
+    ago = torch.linspace(0, THETA, 200, dtype=torch.float64)
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(11, 2.9), width_ratios=(1.5, 1, 1.15))
+    left.plot(time, u, color="0.65", linewidth=1.8)
+    inside = (time > now - THETA) & (time <= now)
+    left.plot(time[inside], u[inside], color="tab:blue", linewidth=2.4)
+    left.axvspan(now - THETA, now, color="tab:blue", alpha=0.12, linewidth=0)
+    left.set_xticks((now - THETA, now), ("t − θ", "t"))
+    left.set_title("input u: the last θ time units", fontsize=11)
+    left.set_xlim(1.2, 4.6)
+    middle.bar(range(order), state, color="tab:orange", width=0.7)
+    middle.axhline(0, color="0.4", linewidth=0.8)
+    middle.set_xticks((0, order - 1), ("1", f"d = {order}"))
+    middle.set_title(r"state $m_t$: d numbers", fontsize=11)
+    right.plot(-ago, signal(now - ago), color="0.7", linewidth=5, solid_capstyle="butt", label="u")
+    right.plot(-ago, dn.decoder(ago) @ state, color="tab:blue", linewidth=1.6, label=r"read from $m_t$")
+    right.set_xticks((-THETA, 0), ("t − θ", "t"))
+    right.set_title(r"the window, read back from $m_t$", fontsize=11)
+    right.legend(frameon=False, fontsize=9, loc="upper left")
+    right.set_ylim(-2.2, 3.4)
+    for panel in (left, middle, right):
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.set_yticks(())
+        panel.tick_params(labelsize=11)
+    figure.subplots_adjust(left=0.01, right=0.99, top=0.88, bottom=0.13, wspace=0.52)
+    formulas = (r"$m_t = \bar A\, m_{t-1} + \bar B\, u_t$", r"$C^{\top} m_t$")
+    for before, after, formula in zip((left, middle), (middle, right), formulas, strict=True):
+        center = (before.get_position().x1 + after.get_position().x0) / 2
+        figure.text(center, 0.62, formula, ha="center", fontsize=11)
+        arrow = {"arrowstyle": "-|>", "color": "0.3", "linewidth": 1.6}
+        after.annotate("", (center + 0.035, 0.56), (center - 0.035, 0.56), xycoords="figure fraction", arrowprops=arrow)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+    pyplot.close(figure)
+    print(f"wrote {path}")
 
 
 def delay_orders(path: Path) -> None:

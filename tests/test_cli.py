@@ -50,7 +50,7 @@ for words in {commands!r}:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )
-    line = f"plmu: the program needs more than the library, {missing} is missing: pip install 'plmu[train]'"
+    line = f"plmu: {missing} is missing, which the program needs: pip install 'plmu[train]'"
     assert done.stderr.splitlines() == [line] * len(commands)
     assert done.returncode == 0
 
@@ -62,7 +62,7 @@ for words in {commands!r}:
         (["trian"], "completion; did you mean 'train'?"),
         (["--vresion"], "did you mean '--version'?"),
         (["train", "mnist"], "there is no experiment 'mnist': the experiments are mackey-glass, psmnist"),
-        (["train", "mnist"], "imdb, qqp, snli; did you mean 'psmnist'?"),
+        (["train", "mnist"], "; did you mean 'psmnist'?"),
         (["train", "psmnist", "--model=lstn"], "there is no 'lstn'; did you mean 'lstm'?"),
         (["train", "psmnist", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["evaluate", "x", "--devce", "cpu"], "there is no argument '--devce'; did you mean '--device'?"),
@@ -85,9 +85,12 @@ for words in {commands!r}:
         (["train", "mackey-glass", "--model.activation", "swish"], "model.activation must be one of relu, tanh"),
         (
             ["train", "psmnist", "--model.label-smoothing", "2"],
-            "model.label_smoothing must be a share, between 0 and 1",
+            "model.label_smoothing must be a fraction, between 0 and 1",
         ),
-        (["train", "psmnist", "--model.dropout", "1"], "model.dropout must be a share, at least 0 and below 1; got 1"),
+        (
+            ["train", "psmnist", "--model.dropout", "1"],
+            "model.dropout must be a fraction, at least 0 and below 1",
+        ),
         (["train", "addition", "--model.length", "50"], "model.shortest must be at most model.length = 50; got 100"),
         (["train", "psmnist", "--seed", "-1"], "seed must be at least 0"),
     ],
@@ -240,7 +243,7 @@ def test_errors_of_the_program_itself_are_not_hidden(monkeypatch):
         (OSError("only a text"), "plmu: only a text"),
         (
             ModuleNotFoundError("no", name="rich.table"),
-            "plmu: the program needs more than the library, rich is missing",
+            "plmu: rich is missing, which the program needs",
         ),
     ],
 )

@@ -134,13 +134,13 @@ def test_every_public_name_has_its_home() -> None:
 
 def test_the_loss_of_the_padded_example_leaves_the_padding_out() -> None:
     """Targets that are NaN there reach no gradient."""
-    (code,) = (code for _, _, code in _blocks((ROOT / "README.md").read_text(encoding="utf-8")) if "lengths =" in code)
-    setup = "import torch, plmu\nfrom torch import nn\nx = torch.randn(8, 500, 3)\n"
-    code = code.split("plmu.save")[0].replace(
-        "optimizer =", "target[torch.arange(500) >= lengths[:, None]] = float('nan')\noptimizer ="
-    )
+    blocks = [code for _, _, code in _blocks((ROOT / "docs" / "guide.md").read_text(encoding="utf-8"))]
+    (padded,) = (number for number, code in enumerate(blocks) if "valid =" in code)
+    setup = "import torch, plmu\nfrom torch import nn\nmodel = plmu.ParallelLMU(1, 1, order=3, theta=9.0)\n"
+    spoilt = "target[torch.arange(40) >= lengths[:, None]] = float('nan')\nvalid ="
     namespace: dict[str, Any] = {}
-    exec(setup + code, namespace)
+    exec(setup + blocks[padded - 1] + blocks[padded].replace("valid =", spoilt), namespace)
+    assert namespace["target"].isnan().any()
     for parameter in namespace["model"].parameters():
         assert parameter.grad.isfinite().all()
 

@@ -1,4 +1,4 @@
-"""The README's table is what `plmu report` makes of the committed results."""
+"""Reports: rows, the page and the plot. The tables in Markdown are in test_tables.py."""
 
 import json
 import shutil
@@ -7,33 +7,12 @@ from pathlib import Path
 import pytest
 
 from plmu.cli import main
-from plmu.report import (
-    BEGIN,
-    END,
-    HEADER,
-    SHORTENED,
-    _page,
-    epochs,
-    labelled,
-    load,
-    markdown,
-    plot,
-    report,
-    rows,
-    shortened,
-    shown,
-    summary_table,
-    write_readme,
-)
+from plmu.report import _page, labelled, load, plot, report, summary_table
+from plmu.tables import HEADER, SHORTENED, epochs, marks, results_table, rows, shortened, shown
 from plmu.training.errors import RunError
 
 ROOT = Path(__file__).parent.parent
-
-
-def test_the_readme_shows_the_committed_results():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text.split(BEGIN, 1)[1].split(END, 1)[0].strip()
-    assert table == markdown(load(ROOT / "results")), "run: plmu report --readme README.md"
+BEGIN, END = marks("results")
 
 
 def test_every_result_says_what_it_is():
@@ -46,14 +25,13 @@ def test_every_result_says_what_it_is():
 def test_a_report_is_written(tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    report([ROOT / "results"], tmp_path / "new" / "report", readme)
+    report([ROOT / "results"], tmp_path / "new" / "report", [readme])
     page = (tmp_path / "new" / "report" / "report.html").read_text(encoding="utf-8")
     assert "mackey-glass" in page
     assert "qqp (partial data)" in page
     assert (tmp_path / "new" / "report" / "results.png").stat().st_size > 10_000
     assert readme.read_text(encoding="utf-8").startswith(f"before\n{BEGIN}\n| experiment")
     assert "old" not in readme.read_text(encoding="utf-8")
-    write_readme(readme, load(ROOT / "results"))
     assert readme.read_text(encoding="utf-8").endswith(f"{END}\nafter\n")
 
 
@@ -77,7 +55,7 @@ def test_results_and_runs_are_shown_and_the_first_folder_comes_first(tmp_path, m
 
     Path("README.md").write_text(f"{BEGIN}\n{END}\n")
     main(["report", "--readme", "README.md"])
-    assert Path("README.md").read_text(encoding="utf-8") == f"{BEGIN}\n{markdown(load(Path('results')))}\n{END}\n"
+    assert Path("README.md").read_text(encoding="utf-8") == f"{BEGIN}\n{results_table(load(Path('results')))}\n{END}\n"
 
     shutil.rmtree("results")
     main(["report"])
@@ -273,15 +251,6 @@ def test_other_json_files_are_passed_over(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     assert [one["name"] for one in load(tmp_path)] == ["a", "b"]
     assert load(tmp_path / "nowhere") == []
-
-
-def test_a_readme_without_a_place_is_named(tmp_path):
-    readme = tmp_path / "README.md"
-    for content in ("", BEGIN, END):
-        readme.write_text(content)
-        with pytest.raises(ValueError, match="has no place for the table"):
-            write_readme(readme, [_summary()])
-    assert markdown([_summary()]).splitlines()[1] == "|" + "---|" * 11
 
 
 def test_folders_without_results_are_named(tmp_path):

@@ -49,7 +49,7 @@ def test_a_sample_that_would_spoil_the_state_raises_and_changes_nothing(name: st
     assert stream.steps == 0
     begun = pushed(stream, x[:7])
     where = "" if batch is None else " in rows 1, 2 of the batch"
-    with pytest.raises(ValueError, match=rf"state infinite or NaN{where}: it was not taken.*reset\(\)"):
+    with pytest.raises(ValueError, match=rf"state infinite or NaN{where}: it was rejected.*reset\(\)"):
         stream.push(bad)
     assert stream.steps == 7
     assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), expected)

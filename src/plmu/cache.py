@@ -25,13 +25,21 @@ _of_systems: WeakValueDictionary[bytes, Constants] = WeakValueDictionary()
 
 
 def set_cache_limit(size: int) -> int:
-    """Set how many bytes the cached constants of all systems may take together; returns the limit before.
+    """Set how much memory the cached constants of all systems may take together. The default is 1 GiB.
 
-    The default is 1 GiB. Beyond it the constants that were not used for longest are dropped and, when needed again,
-    built again. Not counted is what a captured CUDA graph or a compiled model uses: it stays while its system lives.
-    Raises ValueError unless `size` is a whole number of at least 0.
+    Beyond the limit the least recently used constants are dropped, and built again when they are needed. Constants
+    that a captured CUDA graph or a compiled model uses are not counted: they stay while their system lives.
 
     >>> before = plmu.set_cache_limit(256 << 20)  # doctest: +SKIP
+
+    Args:
+        size: the limit in bytes, on all devices together.
+
+    Returns:
+        The limit before.
+
+    Raises:
+        ValueError: `size` is not a whole number of at least 0.
     """
     global _limit
     try:

@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 USAGE = """usage: plmu COMMAND …
 
-  plmu train EXPERIMENT   train, evaluate on test once, write a run folder and a result
-  plmu evaluate RUN       score a run's best model again
-  plmu stream RUN         the running sentiment of text from the standard input, by a trained IMDB model
-  plmu data               what data is here, what is complete, and where it would come from
-  plmu report             all results as a table and plots
-  plmu bench KIND         speed on this machine: layers, training-time, complexity or streaming
-  plmu completion SHELL   a script that completes these words in bash, zsh or fish
+  plmu train EXPERIMENT   train a model, test it once, write a run folder and a result
+  plmu evaluate RUN       score the best model of a run again
+  plmu stream RUN         read text from standard input, print the sentiment after each word (IMDB models)
+  plmu data               list data sets: which are here, which are complete, where to get them
+  plmu report             show all results as a table, a page and plots
+  plmu bench KIND         measure speed on this machine: layers, training-time, complexity or streaming
+  plmu completion SHELL   print a completion script for bash, zsh or fish
   plmu --version
 
 `plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment.
-With --traceback, an error also shows where in the program it arose."""
+--traceback also prints the Python traceback of an error."""
 OWN_OPTIONS = ("--help", "--version", "--traceback")
 PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE has ended
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Errors that a user can mend are one message and exit status 2."""
+    """Entry point. Errors that a user can fix are one message and exit status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if missing == "plmu":
             raise
         _fail(
-            f"the program needs more than the library, {missing} is missing: pip install 'plmu[train]'",
+            f"{missing} is missing, which the program needs: pip install 'plmu[train]'",
             shows_traceback,
         )
     except KeyboardInterrupt as error:
@@ -118,7 +118,7 @@ def _train(words: list[str]) -> None:
         print(f"usage: plmu train EXPERIMENT [--model NAME] [options]\n\nexperiments: {known}")
         for name, experiment in EXPERIMENTS.items():
             print(f"  {name:<14} models: {', '.join(experiment.models)}")
-        print("\n`plmu train EXPERIMENT --help` lists all options; the same command resumes a run that was cut short.")
+        print("\n`plmu train EXPERIMENT --help` lists all options; the same command resumes an interrupted run.")
         return
     if words[0] not in EXPERIMENTS:
         hint = suggestion(words[0], EXPERIMENTS)
@@ -203,7 +203,7 @@ def _stream_parser() -> Parser:
     parser = Parser(
         prog="plmu stream",
         description="Read text line by line and print the sentiment after each word, from 0 (negative) to 1 (positive)."
-        " An empty line begins another text.",
+        " An empty line starts another text.",
     )
     parser.add_argument("run", type=Path, help="folder of a finished IMDB run, or its model.plmu")
     return parser
@@ -223,7 +223,7 @@ def _stream(words: list[str]) -> None:
 
 
 def _data_parser() -> Parser:
-    parser = Parser(prog="plmu data", description="What data is here, and where it would come from.")
+    parser = Parser(prog="plmu data", description="List data sets: which are here, and where to get them.")
     parser.add_argument("--data.root", dest="root", type=Path, help="folder with the data sets (PLMU_DATA)")
     return parser
 
@@ -244,14 +244,16 @@ def _report_parser() -> Parser:
         type=Path,
         action="append",
         help="folder of result JSON files; may be given several times. Of files of the same name the first folder's is"
-        " shown. (results, then runs, those that are there; with --readme or --performance, results alone)",
+        " shown. (results, then runs, those that are there; with --readme, results alone)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report"), help="folder for report.html and the plots (report)"
     )
-    parser.add_argument("--readme", type=Path, help="also write the table into this file's marked place")
     parser.add_argument(
-        "--performance", type=Path, help="also write the benchmarks' tables into this file's marked places"
+        "--readme",
+        type=Path,
+        action="append",
+        help="also write tables into the marked places of this Markdown file; may be given several times",
     )
     return parser
 
@@ -261,14 +263,9 @@ def _report(words: list[str]) -> None:
 
     from plmu.report import report
 
-    usual = [Path("results")] if given.readme or given.performance else [Path("results"), Path("runs")]
+    usual = [Path("results")] if given.readme else [Path("results"), Path("runs")]
     folders = given.results or [one for one in usual if one.is_dir()] or usual[:1]
-    report(folders, given.out, given.readme)
-    if given.performance is not None:
-        from plmu.bench.markdown import fill
-
-        page = given.performance.read_text(encoding="utf-8")
-        given.performance.write_text(fill(page, folders[0]), encoding="utf-8")
+    report(folders, given.out, given.readme or ())
 
 
 def _bench(words: list[str]) -> None:

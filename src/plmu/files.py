@@ -42,6 +42,11 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
     `weights_only=True`, which writes its tensors alone, and `load_into(model, path)`. Of a model that is wrapped for
     averaging, for distributed training or by `torch.compile`, the model inside is written. Hooks are not saved.
 
+    Args:
+        model: the model; its classes are those of plmu and the per-step modules of torch.
+        path: the file. It is replaced only when all of it has been written.
+        weights_only: write the tensors of any `nn.Module`, without a description of the model.
+
     Raises:
         ValueError: `load` could not rebuild this model, or would build another one.
     """
@@ -113,6 +118,16 @@ def load_into(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """Fill a model's parameters from a file of `save`, or from any safetensors file of its `state_dict()`.
 
     Names and shapes must match exactly; if they do not, the model is left as it was. What is frozen stays so.
+
+    Args:
+        model: any `nn.Module`, built by you.
+        path: the file.
+
+    Returns:
+        The same model.
+
+    Raises:
+        FileFormatError: the file is broken or does not fit the model.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")

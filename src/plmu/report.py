@@ -1,4 +1,4 @@
-"""Results to tables and plots: what `plmu train` prints, `plmu report` writes and the README shows."""
+"""The report of all results: a table in the terminal, a page and a plot."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plmu.experiments import EXPERIMENTS
+from plmu.tables import HEADER, SHORTENED, epochs, named, rows, run_name, shortened, titled, write_tables
 from plmu.terminal import Console, show_table
 from plmu.training.errors import RunError
 from plmu.training.results import read_json
-
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-HEADER = ("experiment", "model", "run", "epochs", "parameters", "score", "ours", "paper", "seeds", "best on valid")
-SHORTENED = "“2 of 500” epochs: the run was given fewer epochs than the experiment has by default."
 
 
 def summary_table(summaries: list[dict[str, Any]]) -> None:
@@ -28,72 +24,6 @@ def summary_table(summaries: list[dict[str, Any]]) -> None:
     console.print("on " + "; ".join(sorted({summary["hardware"] for summary in summaries})), highlight=False)
 
 
-def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A line for each score of a result, the deciding one first; the hardware comes last."""
-    metric = summary["metric"]
-    names = [metric, *(name for name in summary["test"] if name != metric)]
-    lines: list[tuple[str, ...]] = []
-    for name in names:
-        score = summary["test"][name]
-        paper = summary["paper"] if name == metric else None
-        valid = [one["valid"].get(name) for one in summary["seeds"]]
-        mean_valid = None if None in valid else sum(valid) / len(valid)
-        lines.append(
-            (
-                titled(summary),
-                named(summary),
-                run_name(summary),
-                epochs(summary),
-                f"{summary['parameters']:,}",
-                name.replace("_", " "),
-                shown(score["mean"], summary["percent"], score["std"] if len(summary["seeds"]) > 1 else None),
-                "" if paper is None else shown(paper, summary["percent"]),
-                str(len(summary["seeds"])),
-                "" if mean_valid is None else shown(mean_valid, summary["percent"]),
-                summary["hardware"],
-            )
-        )
-    return lines
-
-
-def titled(summary: dict[str, Any]) -> str:
-    """The experiment, and whether its data were not all there."""
-    partial = "partial" in str(summary.get("notes", {}).get("data", ""))
-    return f"{summary['experiment']} (partial data)" if partial else str(summary["experiment"])
-
-
-def named(summary: dict[str, Any]) -> str:
-    """The model, and whether it was trained on validation data too."""
-    refit = summary["config"]["training"].get("refit", False)
-    return f"{summary['model']}, refit" if refit else str(summary["model"])
-
-
-def epochs(summary: dict[str, Any]) -> str:
-    """How many epochs; and of how many, where the run was shortened."""
-    given, usual = summary["config"]["training"]["epochs"], _usual_epochs(summary)
-    return f"{given:,} of {usual:,}" if shortened(summary) else f"{given:,}"
-
-
-def shortened(summary: dict[str, Any]) -> bool:
-    """Whether it had fewer epochs than the experiment gives this model by default. A refit has epochs of its own."""
-    training, usual = summary["config"]["training"], _usual_epochs(summary)
-    return usual is not None and not training.get("refit", False) and bool(training["epochs"] < usual)
-
-
-def _usual_epochs(summary: dict[str, Any]) -> int | None:
-    """None for an experiment or a model of another version."""
-    experiment = EXPERIMENTS.get(summary["experiment"])
-    if experiment is None or summary["model"] not in experiment.models:
-        return None
-    return experiment.defaults(summary["model"]).training.epochs
-
-
-def run_name(summary: dict[str, Any]) -> str:
-    """The name of a run where it has one of its own, else nothing."""
-    usual = f"{summary['experiment']}-{summary['model']}"
-    return "" if summary["name"] == usual else str(summary["name"])
-
-
 def labelled(summary: dict[str, Any]) -> str:
     """The model in a plot, and what sets the run apart."""
     short = f"{epochs(summary)} epochs" if shortened(summary) else ""
@@ -103,19 +33,6 @@ def labelled(summary: dict[str, Any]) -> str:
 def _literal(text: str) -> str:
     """For a plot, where dollars would begin a formula."""
     return text.replace("$", r"\$")
-
-
-def shown(value: float, percent: bool, std: float | None = None) -> str:
-    if percent:
-        return f"{100 * value:.2f}" + ("" if std is None else f" ± {100 * std:.2f}") + " %"
-    return f"{value:.3g}" + ("" if std is None else f" ± {std:.1g}")
-
-
-def markdown(summaries: list[dict[str, Any]]) -> str:
-    """The same table for the README."""
-    lines = ["| " + " | ".join((*HEADER, "hardware")) + " |", "|" + "---|" * (len(HEADER) + 1)]
-    lines += ["| " + " | ".join(row) + " |" for summary in summaries for row in rows(summary)]
-    return "\n".join(lines)
 
 
 def load(*folders: Path) -> list[dict[str, Any]]:
@@ -146,8 +63,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     return one
 
 
-def report(folders: Sequence[Path], out: Path, readme: Path | None = None) -> None:
-    """Write report.html and the plots, and the table into a README if asked."""
+def report(folders: Sequence[Path], out: Path, write: Sequence[Path] = ()) -> None:
+    """Write report.html and the plots, and the tables into the marked places of files if asked."""
     missing = [str(folder) for folder in folders if not folder.is_dir()]
     summaries = load(*folders)
     if missing or not summaries:
@@ -160,8 +77,8 @@ def report(folders: Sequence[Path], out: Path, readme: Path | None = None) -> No
         (out / "report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from None
-    if readme is not None:
-        write_readme(readme, summaries)
+    for file in write:
+        write_tables(file, summaries, folders)
     summary_table(summaries)
     for number, folder in enumerate(folders):
         for path in sorted(folder.glob("*.json")):
@@ -189,15 +106,6 @@ def _details(one: dict[str, Any]) -> str:
         f"<br>{html.escape(one['source'])}, torch {html.escape(one['torch'])};"
         f" {html.escape('; '.join(f'{k}: {v}' for k, v in one['notes'].items()))}</p>"
     )
-
-
-def write_readme(readme: Path, summaries: list[dict[str, Any]]) -> None:
-    text = readme.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{readme} has no place for the table: it needs the lines {BEGIN} and {END}")
-    before, rest = text.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    readme.write_text(f"{before}{BEGIN}\n{markdown(summaries)}\n{END}{after}", encoding="utf-8")
 
 
 def _points(one: dict[str, Any]) -> tuple[float, float, float | None]:

@@ -67,18 +67,18 @@ class Stream:
         self._single = False  # whether samples come without a batch axis
 
     def push(self, x: Tensor | Any) -> Tensor:
-        """One sample in, one output out. On an error the state stays as it was.
+        """One sample in, one output out. After an error the state is unchanged.
 
         Args:
             x: (features,) or (batch, features), or token numbers () or (batch,); numbers, lists, arrays or tensors.
-                What is masked in a masked array of numpy counts as NaN.
+                Masked values of a NumPy masked array count as NaN.
 
         Returns:
             The model's output for this sample, (features,) or (batch, features).
 
         Raises:
-            ValueError: the sample does not fit, is missing or infinite; or it is so large that the state would become
-                infinite or NaN, which would stay. Go on with other samples, or call `reset()`.
+            ValueError: the sample does not fit, is missing or infinite; or it is so large that the state would
+                overflow. The state is unchanged: continue with other samples, or call `reset()`.
         """
         with torch.inference_mode():
             sample, single = self._sample(x)
@@ -100,11 +100,14 @@ class Stream:
         return out.squeeze(0).clone() if single else out.clone()  # an ordinary tensor, which may be used in training
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state, so that `Stream.restore(model, path)` goes on from here, in any process.
+        """Write the state to a file, from which `Stream.restore(model, path)` continues in any process.
 
         The file holds a fingerprint of the model, a hash of its options and weights, but not the model. Functions count
         by their names. Of a class of your own the hash covers its weights and its public attributes that are numbers,
         names, tensors or functions, and lists or dictionaries of those; its step must not change them.
+
+        Args:
+            path: the file. It is replaced only when all of it has been written.
         """
         tensors = {f"state.{i}": value for i, value in enumerate(leaves(self._state))}
         if self._last is not None:
@@ -120,7 +123,7 @@ class Stream:
 
     @classmethod
     def restore(cls, model: Steppable, path: str | os.PathLike[str]) -> Stream:
-        """A stream that goes on where the saved one was.
+        """A stream that continues where the saved one was.
 
         Args:
             model: the same model, with the same options and weights.
@@ -218,7 +221,7 @@ class Stream:
             f"The model's weights are not finite: {broken[0]}" if broken else "Push smaller numbers, or call reset()"
         )
         raise ValueError(
-            f"this sample would make the state infinite or NaN{where}: it was not taken and the state is as before."
+            f"this sample would make the state infinite or NaN{where}: it was rejected and the state is unchanged."
             f" {advice}"
         )
 
@@ -261,7 +264,7 @@ class Stream:
         elif sample.shape != self._last.shape:
             raise ValueError(
                 f"this stream has samples of shape {tuple(self._last.shape)} (with the batch), got"
-                f" {tuple(sample.shape)}: call reset() to begin another one"
+                f" {tuple(sample.shape)}: call reset() to start another one"
             )
         return self._filled(sample) if missing else sample, single
 
@@ -293,7 +296,7 @@ class Stream:
         if sample is not None and bool(torch.isinf(sample).any()):
             raise ValueError(f"a sample holds infinity, or a number too large for {sample.dtype}")
         if self.missing == "raise":
-            raise ValueError(f"a sample is {what}: create the stream with missing='hold' or missing='zero' to go on")
+            raise ValueError(f"a sample is {what}: create the stream with missing='hold' or missing='zero' to continue")
         if sample is None:
             if self._last is None:
                 raise ValueError(

@@ -32,7 +32,13 @@ class DelayNetwork:
     >>> dn.A.shape, dn.B.shape
     (torch.Size([12, 12]), torch.Size([12]))
 
-    `theta` may be a tensor of one element; then everything derived from it carries its gradient.
+    Args:
+        order: how many Legendre coefficients the state has.
+        theta: the window θ, in the time unit that `dt` has later. A tensor of one element that requires a gradient is
+            kept, and everything derived from it carries its gradient.
+
+    Raises:
+        ValueError: `order` is below 1, or `theta` is not a positive finite number.
     """
 
     def __init__(self, order: int, theta: float | Tensor) -> None:
@@ -66,10 +72,19 @@ class DelayNetwork:
         return (2 * self._index() + 1) / self.theta
 
     def decoder(self, delays: float | Sequence[float] | Tensor) -> Tensor:
-        """C(θ') for each delay θ' in [0, θ]: (delays, order), or (order,) for a single number.
+        """The weights C(θ') that read the input of θ' ago from a state (equations 13 and 14).
 
         C_i(θ') is the shifted Legendre polynomial P_i(2θ'/θ − 1), built by its three-term recurrence, which
         stays accurate where the printed sum of binomials (equation 14) loses all digits.
+
+        Args:
+            delays: one delay θ' or several, each between 0 and θ.
+
+        Returns:
+            (delays, order) in float64, or (order,) for a single number.
+
+        Raises:
+            ValueError: a delay lies outside the window.
         """
         try:
             values = torch.as_tensor(delays, dtype=torch.float64, device=self.theta.device)
@@ -91,9 +106,18 @@ class DelayNetwork:
         return torch.stack(polynomials[: self.order], dim=-1)
 
     def discretize(self, dt: float = 1.0, method: str = "zoh") -> LinearSystem:
-        """The discrete system with time step `dt`: "zoh" (exact for a held input), "bilinear" or "euler".
+        """The discrete system, which maps one sample after another.
 
-        Raises if the result is unstable, as Euler's is unless `dt` is far below θ / order².
+        Args:
+            dt: the time between samples, in the unit of θ.
+            method: "zoh" (zero-order hold, exact for an input that is constant over each step), "bilinear" or "euler".
+
+        Returns:
+            Ā (order, order) and B̄ (order,) as a `LinearSystem`.
+
+        Raises:
+            ValueError: `dt` or `method` is wrong, or the result is unstable, as Euler's is unless `dt` is far below
+                θ / order².
         """
         if not (isinstance(dt, Real) and math.isfinite(dt) and dt > 0):
             raise ValueError(f"dt must be a positive finite number, got {dt!r}")
@@ -125,7 +149,16 @@ class DelayNetwork:
         return LinearSystem(discrete_A, discrete_B)
 
     def describe(self, dt: float = 1.0, *, channels: int = 1, tolerance: float = 0.05) -> Description:
-        """What this order and θ can hold at the sampling interval `dt`, and what it costs per step."""
+        """What this order and θ can hold, and what they cost per step. `print` the result.
+
+        Args:
+            dt: the time between samples, in the unit of θ.
+            channels: how many channels have a memory each; for the size of the state and the cost.
+            tolerance: the relative error up to which a sine counts as held.
+
+        Returns:
+            The bandwidth, errors by frequency, the size of the state and the cost, as a `Description`.
+        """
         return describe(self, dt=dt, channels=channels, tolerance=tolerance)
 
     def __repr__(self) -> str:
@@ -136,10 +169,18 @@ class DelayNetwork:
 class LinearSystem:
     """A discrete linear system m_t = Ā m_{t-1} + B̄ u_t (equation 19), any with finite entries.
 
-    `B` of shape (order,): each input channel drives its own copy. `B` of shape (order, inputs): the input has
-    exactly `inputs` channels, which together drive one system. Immutable; what algorithms derive from it
-    (impulse responses, powers, block matrices) is cached, for all systems with these values, unless A or B is being
-    trained; `plmu.set_cache_limit` bounds that cache.
+    It is immutable. What algorithms derive from it (impulse responses, powers, block matrices) is cached for all
+    systems with these values, unless A or B is being trained; `plmu.set_cache_limit` bounds that cache.
+
+    >>> average = LinearSystem([[0.9]], [0.1])
+
+    Args:
+        A: Ā (order, order), a tensor or nested lists. A tensor that requires a gradient is kept and trained.
+        B: B̄. With shape (order,) each input channel drives its own copy of the system. With shape (order, inputs) the
+            input has exactly `inputs` channels, which together drive one system.
+
+    Raises:
+        ValueError: shapes do not fit, or a value is not finite.
     """
 
     def __init__(self, A: Tensor | Sequence[Sequence[float]], B: Tensor | Sequence[Any]) -> None:
@@ -179,9 +220,15 @@ class LinearSystem:
         return _as_float64(self._B, "B")
 
     def impulse_response(self, length: int) -> Tensor:
-        """H with H[:, k] = Ā^k B̄: (order, length), or (order, length, inputs) for a multi-input system.
+        """The impulse response H, with H[:, k] = Ā^k B̄.
 
         Built by doubling, H ← [H, Ā^k H]: exact to 1e-13 and O(order² · length).
+
+        Args:
+            length: how many steps.
+
+        Returns:
+            (order, length) in float64, or (order, length, inputs) for a system with several inputs.
         """
         length = _at_least_1(length, "length")
         response = self.B.reshape(self.order, 1, -1).clone()  # (order, time, inputs)
@@ -196,19 +243,38 @@ class LinearSystem:
         return response if self.inputs is not None else response.squeeze(2)
 
     def powers(self, count: int) -> Tensor:
-        """Ā¹ … Ā^count, stacked: (count, order, order)."""
+        """Ā¹ … Ā^count.
+
+        Args:
+            count: how many powers.
+
+        Returns:
+            (count, order, order) in float64.
+        """
         stack = self.A[None].clone()
         while stack.shape[0] < count:
             stack = torch.cat([stack, stack @ stack[-1]], dim=0)
         return stack[:count]
 
     def power(self, exponent: int) -> Tensor:
-        """Ā^exponent by repeated squaring."""
+        """Ā^exponent by repeated squaring.
+
+        Args:
+            exponent: at least 0.
+
+        Returns:
+            (order, order) in float64.
+        """
         result: Tensor = torch.linalg.matrix_power(self.A, exponent)
         return result
 
     def vanishes(self, exponent: int, dtype: torch.dtype) -> bool:
-        """Whether Ā^exponent, as `derive` gives it in this precision, is zero throughout."""
+        """Whether Ā^exponent has faded to zero.
+
+        Args:
+            exponent: how many steps.
+            dtype: the precision in which `derive` would give it.
+        """
         if not self.constant:
             return False
         return self.numbers(_largest_of_power, operator.index(exponent))[0] < _FLUSHED.get(dtype, 0.0)
@@ -221,7 +287,14 @@ class LinearSystem:
         return LinearSystem(self.A, torch.eye(self.order, dtype=torch.float64, device=self.A.device))
 
     def derive(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """`build(system, *sizes)`, made in float64 and cast once; from the cache unless the system is trained."""
+        """A constant of the system, made in float64 and cast once; from the cache unless the system is trained.
+
+        Args:
+            build: makes the tensor; called as `build(system, *sizes)`. Its name is part of the cache's key.
+            sizes: further arguments of `build`, whole numbers.
+            dtype: the precision of the result. What would be subnormal in it becomes zero.
+            device: where the result is.
+        """
         sizes = tuple(map(operator.index, sizes))  # torch.compile makes a graph for these sizes
         if self._cache is None:
             return _cast(build(self, *sizes), dtype, device)
@@ -232,7 +305,12 @@ class LinearSystem:
         return among_fakes(self._cached(build, *sizes, dtype=dtype, device=device))
 
     def numbers(self, build: Callable[..., Tensor], *sizes: int) -> tuple[float, ...]:
-        """The elements of a small `build(system, *sizes)` as Python's, to decide by; constants to torch.compile."""
+        """The elements of a small tensor of constants as Python numbers, to decide by; constants to torch.compile.
+
+        Args:
+            build: makes the tensor; called as `build(system, *sizes)`.
+            sizes: further arguments of `build`, whole numbers.
+        """
         assert self._cache is not None
         sizes = tuple(map(operator.index, sizes))
         key = (build.__name__, sizes)

@@ -50,9 +50,14 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_page_shows_the_committed_results() -> None:
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_a_page_shows_the_committed_results(name: str) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    assert page == markdown.fill(page, ROOT / "results"), f"run: plmu report --readme {name}"
+
+
+def test_the_page_on_performance_has_every_table() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == markdown.fill(page, ROOT / "results"), "run: plmu report --performance docs/performance.md"
     assert set(re.findall(r"<!-- bench ([\w-]+): begin -->", page)) == set(markdown.TABLES)
 
 
@@ -97,7 +102,7 @@ def test_the_command_fills_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     page = tmp_path / "page.md"
     page.write_text(f"a\n{_place('answers')}\nb\n", encoding="utf-8")
     monkeypatch.chdir(ROOT)
-    main(["report", "--out", str(tmp_path / "report"), "--performance", str(page)])
+    main(["report", "--out", str(tmp_path / "report"), "--readme", str(page)])
     lines = page.read_text(encoding="utf-8").splitlines()
     assert lines[2] == "| command | seconds | validation | test |"
     assert lines[-1] == "b"

@@ -198,7 +198,7 @@ def test_the_name_is_what_help_says(short, capsys):
     with pytest.raises(SystemExit):
         main(["train", "mackey-glass", "--help"])
     shown = " ".join(word for word in capsys.readouterr().out.split() if word != "│")
-    assert "Name of the result, NAME.json, and of each seed's folder, NAME-seed0 and so on." in shown
+    assert "Name of the result (NAME.json) and of the run folders (NAME-seed0, …)." in shown
 
 
 @pytest.mark.parametrize(

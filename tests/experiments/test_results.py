@@ -21,21 +21,21 @@ def test_a_damaged_result_is_named(short, capsys):
     whole = json.loads(path.read_text())
     for content in ("{", "[]", "3", "null", "[" * 100_000, b"\xff".decode("latin-1")):
         path.write_text(content, encoding="latin-1")
-        assert re.search(rf"{path} (is damaged|has no right \w+)", refused(short, capsys)), content[:10]
+        assert re.search(rf"{path} (is damaged|has a missing or wrong \w+)", refused(short, capsys)), content[:10]
     for name in (*folders.KINDS, *folders.OWN, *folders.ORIGIN, "experiment", "model", "metric"):
         for wrong in ({**whole, name: ["x"]}, {key: value for key, value in whole.items() if key != name}):
             path.write_text(json.dumps(wrong))
-            assert f"{path} has no right {name}: remove it, and the same command makes" in refused(short, capsys)
+            assert f"{path} has a missing or wrong {name}: remove it, and the same command" in refused(short, capsys)
     for name in ("valid", "test"):
         path.write_text(json.dumps({**whole, name: {"nrmse": "x"}}))
-        assert f"has no right {name}" in refused(short, capsys)
+        assert f"has a missing or wrong {name}" in refused(short, capsys)
     for name, value in (("test", {}), ("valid", {}), ("metric", "x"), ("seed", 1), ("seconds_training", math.nan)):
         path.write_text(json.dumps({**whole, name: value}))
-        assert f"has no right {name}: remove" in refused(short, capsys), name
+        assert f"has a missing or wrong {name}: remove" in refused(short, capsys), name
     for name in ("valid", "test"):
         for value in (math.nan, math.inf, 10**400, True, None):
             path.write_text(json.dumps({**whole, name: {"nrmse": value}}))
-            assert f"has no right {name}: remove" in refused(short, capsys), value
+            assert f"has a missing or wrong {name}: remove" in refused(short, capsys), value
     path.unlink()
     main(short)
     again = json.loads(path.read_text())

@@ -245,7 +245,7 @@ def test_stream_names_what_is_missing(tmp_path):
         show(tmp_path / "nowhere", [])
     path = tmp_path / "model.plmu"
     plmu.save(plmu.DelayLayer(2, order=2, theta=3.0), path)
-    with pytest.raises(RunError, match=r"vocabulary\.txt is not there"):
+    with pytest.raises(RunError, match=r"vocabulary\.txt is missing"):
         show(tmp_path, [])
     (tmp_path / "vocabulary.txt").write_text("a\nb\n")
     with pytest.raises(RunError, match="is not a model of text"):

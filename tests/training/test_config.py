@@ -104,7 +104,7 @@ def test_data_that_is_not_finite_is_named(name, value):
     getattr(made, name)[1][3, 0] = value
     getattr(made, name)[1][5:7, 0] = value
     expected = rf"the {name} data hold 3 values that are not finite: the first is {value}, in tensor 1 at index"
-    with pytest.raises(RunError, match=rf"{expected} \(3, 0\)\. Mend"):
+    with pytest.raises(RunError, match=rf"{expected} \(3, 0\)\. Fix"):
         made.check()
 
 

@@ -172,7 +172,7 @@ def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own():
 
 
 def test_a_batch_must_divide_by_the_processes():
-    with pytest.raises(ValueError, match="must divide by the 3 processes"):
+    with pytest.raises(ValueError, match="must be divisible by the 3 processes"):
         Trainer(task(), seeded_model(), config(1), Processes(0, 3, torch.device("cpu")), 3)
 
 

@@ -1,4 +1,4 @@
-"""Tables of benchmark results for a page: what `plmu report --performance FILE` writes between the page's marks.
+"""Tables of benchmark results for a page: what `plmu report --readme FILE` writes between the page's marks.
 
 A place for the table NAME is marked by the lines `<!-- bench NAME: begin -->` and `<!-- bench NAME: end -->`.
 """

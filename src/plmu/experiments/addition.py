@@ -52,9 +52,9 @@ class LSTMModel(Checked):
     """One LSTM layer and a linear output."""
 
     hidden: int = 32
-    """Units."""
+    """Hidden units."""
     forget_bias: float = 1.0
-    """What the bias of the forget gates starts at."""
+    """Initial bias of the forget gates."""
     length: int = 1000
     """Steps of the longest training sequences, and of the test."""
     shortest: int = 100

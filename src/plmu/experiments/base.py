@@ -24,7 +24,7 @@ class Config(Generic[ModelConfig]):
     training: TrainingConfig
     data: DataConfig = field(default_factory=DataConfig)
     seed: int = 0
-    """Of initialisation, order of the data, dropout and noise."""
+    """Seed of initialisation, data order, dropout and noise."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:

@@ -22,7 +22,7 @@ def evaluate(folder: Path, data: DataConfig, processes: Processes) -> tuple[int,
     config.training.graph = False
     found = best_model(experiment, config, folder)
     if found is None:
-        raise RunError(f"{folder} has no trained model yet: `plmu train` goes on with it")
+        raise RunError(f"{folder} has no trained model yet: `plmu train` continues it")
     epoch, task, network = found
     trainer = Trainer(task, network, config.training, processes, config.seed)
     return epoch, {**trainer.evaluate(trainer.task.test), **more_scores(experiment, config, trainer)}

@@ -11,7 +11,7 @@ from plmu.nn import ACTIVATIONS
 Range = tuple[Callable[[Any], bool], str]
 
 COUNT: Range = (lambda value: value >= 1, "at least 1")
-DROPPED: Range = (lambda value: 0 <= value < 1, "a share, at least 0 and below 1")
+DROPPED: Range = (lambda value: 0 <= value < 1, "a fraction, at least 0 and below 1")
 FINITE: Range = (math.isfinite, "a finite number")
 NAMES = ", ".join(ACTIVATIONS)
 COUNTS = ("order", "hidden", "dense", "layers", "lmu_hidden", "lstm_hidden", "embedding", "vocabulary", "longest")
@@ -29,7 +29,7 @@ RANGES: dict[str, Range] = {
     "dropout": DROPPED,
     "memory_dropout": DROPPED,
     "word_dropout": DROPPED,
-    "label_smoothing": (lambda value: 0 <= value <= 1, "a share, between 0 and 1"),
+    "label_smoothing": (lambda value: 0 <= value <= 1, "a fraction, between 0 and 1"),
     "forget_bias": FINITE,
     "activation": (lambda value: value in ACTIVATIONS, f"one of {NAMES}"),
     "input_activation": (lambda value: value is None or value in ACTIVATIONS, f"None or one of {NAMES}"),

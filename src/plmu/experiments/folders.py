@@ -196,7 +196,7 @@ def read_result(folder: Path, metric: str, refit: bool = False) -> dict[str, Any
         raise RunError(f"{path} is damaged: {AGAIN}") from None
     wrong = [name for name in names if not right[name]]
     if wrong:
-        raise RunError(f"{path} has no right {', '.join(wrong)}: {AGAIN}")
+        raise RunError(f"{path} has a missing or wrong {', '.join(wrong)}: {AGAIN}")
     return result
 
 

@@ -49,7 +49,7 @@ class PlmuModel(Checked):
     dense: int = 80
     """Outputs of the dense layer after it."""
     activation: str = "gelu"
-    """Of both layers."""
+    """Activation of both layers."""
     standardise: bool = True
     """Train W_m on a memory of zero mean and unit variance."""
 
@@ -61,9 +61,9 @@ class LSTMModel(Checked):
     hidden: int = 25
     """Units of each layer."""
     layers: int = 4
-    """How many layers."""
+    """Number of layers."""
     forget_bias: float = 1.0
-    """What the bias of the forget gates starts at."""
+    """Initial bias of the forget gates."""
 
 
 @dataclass
@@ -77,9 +77,9 @@ class LMUModel(Checked):
     hidden: int = 49
     """Units of each layer."""
     layers: int = 4
-    """How many layers."""
+    """Number of layers."""
     init: Literal["general", "memory"] = "general"
-    """How the weights start."""
+    """Weight initialisation."""
 
 
 @dataclass
@@ -95,9 +95,9 @@ class HybridModel(Checked):
     lstm_hidden: int = 25
     """Units of an LSTM layer."""
     init: Literal["general", "memory"] = "memory"
-    """How the LMU's weights start."""
+    """Weight initialisation of the LMU."""
     forget_bias: float = 1.0
-    """What the bias of the forget gates starts at."""
+    """Initial bias of the forget gates."""
 
 
 class MackeyGlass(Experiment):

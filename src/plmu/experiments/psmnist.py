@@ -33,15 +33,15 @@ class PlmuModel(Checked):
     hidden: int = 346
     """Outputs of the LMU."""
     input_to_output: bool = True
-    """Whether there is a W_x."""
+    """Whether the input enters the output directly, through W_x."""
     noise: float = 0.7
-    """Standard deviation of noise on the standardised memory, in training."""
+    """Standard deviation of the noise that is added to the standardised memory in training."""
     memory_dropout: float = 0.2
-    """Share of memory coefficients dropped in training."""
+    """Dropout rate of the memory coefficients."""
     dropout: float = 0.3
-    """Share of LMU outputs dropped in training."""
+    """Dropout rate of the LMU outputs."""
     label_smoothing: float = 0.05
-    """How much of each label is spread over all classes."""
+    """Label smoothing."""
 
 
 @dataclass
@@ -49,11 +49,11 @@ class LSTMModel(Checked):
     """One LSTM layer and a linear classifier of its last output."""
 
     hidden: int = 200
-    """Units."""
+    """Hidden units."""
     forget_bias: float = 1.0
-    """What the bias of the forget gates starts at."""
+    """Initial bias of the forget gates."""
     label_smoothing: float = 0.0
-    """How much of each label is spread over all classes."""
+    """Label smoothing."""
 
 
 @dataclass
@@ -65,9 +65,9 @@ class LMUModel(Checked):
     theta: float = 784.0
     """Window of the memory, in steps."""
     hidden: int = 212
-    """Units."""
+    """Hidden units."""
     label_smoothing: float = 0.0
-    """How much of each label is spread over all classes."""
+    """Label smoothing."""
 
 
 class PermutedMNIST(Experiment):

@@ -23,7 +23,7 @@ class QQPPlmuModel(PlmuModel):
     """A Delay Network and a linear classifier of its final states."""
 
     split: qqp.Choice = "auto"
-    """Of the data: 390k or 280k (of the official file), partition, or auto: 390k if the file is there."""
+    """Data: 390k or 280k (pairs of the official file), partition, or auto (390k if the file is there)."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class QQPDeepModel(DeepModel):
     """A parallel LMU of short windows, a Delay Network over the text, and a classifier with one hidden layer."""
 
     split: qqp.Choice = "auto"
-    """Of the data: 390k or 280k (of the official file), partition, or auto: 390k if the file is there."""
+    """Data: 390k or 280k (pairs of the official file), partition, or auto (390k if the file is there)."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class QQPLSTMModel(LSTMModel):
     """One LSTM layer and a linear classifier of its last outputs."""
 
     split: qqp.Choice = "auto"
-    """Of the data: 390k or 280k (of the official file), partition, or auto: 390k if the file is there."""
+    """Data: 390k or 280k (pairs of the official file), partition, or auto (390k if the file is there)."""
 
 
 class QQP(TextExperiment):

@@ -20,7 +20,7 @@ from torch import nn
 import plmu
 from plmu.experiments import folders
 from plmu.experiments.base import Config, Experiment
-from plmu.report import rows
+from plmu.tables import rows
 from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.errors import RunError
 from plmu.training.folder import clear, held, naming
@@ -33,20 +33,20 @@ from plmu.training.task import Task, check_finite
 
 @dataclass
 class Options:
-    """Where results go, and how loudly."""
+    """Where results go and what is printed."""
 
     runs: Path = Path("runs")
-    """Folder in which each run has its own."""
+    """Folder that holds the run folders."""
     name: str | None = None
-    """Name of the result, NAME.json, and of each seed's folder, NAME-seed0 and so on. Default: EXPERIMENT-MODEL."""
+    """Name of the result (NAME.json) and of the run folders (NAME-seed0, …). Default: EXPERIMENT-MODEL."""
     seeds: int = 1
-    """How many seeds to run, counting up from the first."""
+    """Number of seeds, counting up from the first."""
     quiet: bool = False
-    """Print the result alone."""
+    """Print only the result."""
     tensorboard: bool = False
-    """Write TensorBoard files into the run's folder too."""
+    """Also write TensorBoard files into the run folder."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, …; by default a GPU if there is one."""
+    """cpu, cuda, cuda:1, … Default: a GPU if there is one."""
 
     def __post_init__(self) -> None:
         name = self.name

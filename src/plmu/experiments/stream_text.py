@@ -24,7 +24,7 @@ def load(path: Path) -> tuple[Steppable, dict[str, int]]:
         raise RunError(f"{file} is not there: `plmu train imdb` writes it when it has finished; the LSTM has none")
     known = folder / VOCABULARY_FILE
     if not known.is_file():
-        raise RunError(f"{known} is not there, and the model's words are in it: it belongs beside the model")
+        raise RunError(f"{known} is missing: it holds the model's vocabulary and must be beside the model")
     model = plmu.load(file)
     first = model.layers[0] if isinstance(model, plmu.Sequential) else None
     first = first.embedding if isinstance(first, plmu.TokenDelayLayer) else first

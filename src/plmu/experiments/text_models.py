@@ -47,25 +47,25 @@ class TextModel(Checked):
     """What all text models have."""
 
     longest: int = 500
-    """Words of a text that are read."""
+    """Longest text, in words; longer ones are cut."""
     vocabulary: int = 20_000
-    """Words that have an embedding: the most frequent ones of the training texts."""
+    """Vocabulary size: the most frequent words of the training texts."""
     embedding: int = 300
-    """Numbers a word vector has."""
+    """Size of the word vectors."""
     vectors: str = "auto"
     """Where embeddings start: auto (GloVe 840B if it is there, else the first file in glove/), random, zero, or a
     file."""
     trained: bool = True
     """Whether embeddings are trained; else they stay frozen."""
     word_dropout: float = 0.0
-    """Share of words dropped in training."""
+    """Dropout rate of whole words."""
     dropout: float = 0.0
-    """Share of the classifier's inputs dropped in training."""
+    """Dropout rate of the classifier's inputs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vectors == "zero" and not self.trained:
-            raise ValueError("model.vectors = zero needs model.trained: embeddings that stay zero tell nothing")
+            raise ValueError("model.vectors = zero needs model.trained: embeddings that stay zero carry no information")
 
 
 @dataclass
@@ -103,9 +103,9 @@ class LSTMModel(TextModel):
     """One LSTM layer and a linear classifier of its last output."""
 
     hidden: int = 37
-    """Units."""
+    """Hidden units."""
     forget_bias: float = 1.0
-    """What the bias of the forget gates starts at."""
+    """Initial bias of the forget gates."""
 
 
 @dataclass

@@ -14,33 +14,33 @@ class TrainingConfig:
     epochs: int = 10
     """Passes over the training data."""
     batch_size: int = 100
-    """Examples a step, over all processes together."""
+    """Examples per step, over all processes."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0
-    """Decoupled from the gradient, as in AdamW."""
+    """Decoupled weight decay, as in AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of Adam."""
+    """Adam's beta1 and beta2."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Learning-rate schedule: constant, or cosine to zero."""
     warmup: float = 0.0
-    """Share of all steps over which the learning rate rises from zero."""
+    """Linear warm-up, as a fraction of all steps."""
     clip: float | None = None
-    """Largest norm of the gradient."""
+    """Gradient clipping: maximum norm. Default: no clipping."""
     average: float | None = None
-    """Decay of an exponential average of the weights, which is then what is scored; for example 0.999."""
+    """Decay of an exponential moving average of the weights, such as 0.999. The averaged weights are scored."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the products: bfloat16 runs the model under autocast."""
+    """bfloat16 runs the model under autocast."""
     graph: bool = True
-    """On a GPU, capture the training step as a CUDA graph. Steps of small models are ten times faster."""
+    """On a GPU, capture the training step as a CUDA graph. Small models train ten times faster."""
     compile: bool = False
     """Compile the model with torch.compile."""
     evaluate_every: int = 1
     """Epochs between validations."""
     refit: bool = False
-    """Train on the validation data too, for all epochs, and test the last: for settings that were chosen before."""
+    """Train on the validation data too, and test the last epoch. For settings that were chosen before."""
     checkpoint_seconds: float = 30.0
-    """Time between checkpoints. Resuming gives the same numbers wherever the last one was."""
+    """Seconds between checkpoints. Resuming gives identical results wherever the last one was."""
 
     def __post_init__(self) -> None:
         positive = {
@@ -53,13 +53,13 @@ class TrainingConfig:
             if not 0 < value < math.inf:
                 raise ValueError(f"training.{name} must be above 0 and finite, got {value}")
         if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"training.weight_decay must not be below 0 and be finite, got {self.weight_decay}")
+            raise ValueError(f"training.weight_decay must be at least 0 and finite, got {self.weight_decay}")
         if not self.checkpoint_seconds >= 0:
-            raise ValueError(f"training.checkpoint_seconds must not be below 0, got {self.checkpoint_seconds}")
+            raise ValueError(f"training.checkpoint_seconds must be at least 0, got {self.checkpoint_seconds}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"training.betas must be at least 0 and below 1, got {self.betas}")
         if not 0 <= self.warmup <= 1:
-            raise ValueError(f"training.warmup is a share of all steps, between 0 and 1; got {self.warmup}")
+            raise ValueError(f"training.warmup must be a fraction of all steps, between 0 and 1; got {self.warmup}")
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"training.average must lie between 0 and 1, got {self.average}")
         if self.clip is not None and not self.clip > 0:

@@ -84,9 +84,7 @@ class Trainer:
         self.examples = self.task.train[0].shape[0]
         self.batch = min(config.batch_size, self.examples)
         if self.batch % processes.count:
-            raise ValueError(
-                f"training.batch_size = {self.batch} must divide by the {processes.count} processes: each takes a share"
-            )
+            raise ValueError(f"training.batch_size = {self.batch} must be divisible by the {processes.count} processes")
         self.steps_per_epoch = self.examples // self.batch  # an incomplete last batch is left out, another each epoch
         self.total_steps = self.steps_per_epoch * config.epochs
         graphed = config.graph and self.device.type == "cuda" and processes.count == 1

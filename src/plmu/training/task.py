@@ -36,7 +36,7 @@ class Task:
     notes: dict[str, object] = field(default_factory=dict)  # completeness of the data and the like, for the result
 
     def check(self) -> None:
-        """See that all data are finite: a loss that is not a number should not be put down to the training."""
+        """See that all data are finite: a loss that is not a number should not be blamed on the training."""
         for name in ("train", "valid", "test"):
             check_finite(name, getattr(self, name))
 
@@ -63,5 +63,5 @@ def check_finite(name: str, data: Batch) -> None:
             first = tuple(wrong.nonzero()[0].tolist())
             raise RunError(
                 f"the {name} data hold {int(wrong.sum())} values that are not finite: the first is"
-                f" {float(values[first])}, in tensor {number} at index {first}. Mend the data, or leave the example out"
+                f" {float(values[first])}, in tensor {number} at index {first}. Fix the data, or leave the example out"
             )
