@@ -150,6 +150,21 @@ def test_every_module_of_torch_that_a_stack_takes_has_a_kind() -> None:
     assert set(PER_STEP) <= {type(module) for module in TORCH} | {nn.Dropout1d}
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@every_model
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
+    model = model_of(name, dtype).cuda()
+    folded = plmu.fold(model)
+    state = expected_state = None
+    with torch.no_grad():
+        for x in samples(model, dtype).cuda():
+            expected, expected_state = model.step(x, expected_state)
+            out, state = folded.step(x, state)
+            assert_same(out, expected, roundings(folded))
+            assert_same(state, expected_state, roundings(folded))
+
+
 # ---------------------------------------------------------------- arrays
 
 
@@ -232,6 +247,9 @@ def test_what_is_multiplied_out() -> None:
 
     assert kinds(nn.Identity(), nn.Dropout(0.5)) == []
     assert kinds(nn.Linear(100, 2), nn.Linear(2, 100)) == ["Affine", "Affine"]  # fewer numbers as they are
+    assert kinds(nn.Linear(100, 1), ParallelLMU(1, 90, **SMALL)) == ["Affine", "LinearMemory"]
+    narrow = ParallelLMU(90, 1, **SMALL, output_activation=None)
+    assert kinds(narrow, nn.Linear(1, 90)) == ["LinearMemory", "Affine"]
     assert kinds(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)) == ["Affine", "Function", "Affine"]
     assert kinds(nn.Linear(3, 3), ParallelLMU(3, 4, **SMALL), nn.Linear(4, 4)) == ["LinearMemory", "Affine"]
     assert kinds(nn.Linear(3, 3), LMU(3, 4, **SMALL), nn.Linear(4, 4)) == ["CoupledMemory", "Affine"]
