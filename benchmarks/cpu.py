@@ -1,4 +1,4 @@
-"""Speed on a CPU against the paper's FFT method and against what the products alone cost: `python -m benchmarks.cpu`.
+"""Speed on a CPU against the paper's FFT and against the matrix products alone: `python -m benchmarks.cpu`.
 
 Every answer is checked against the float64 recurrence (or the float64 FFT for long sequences) before its time is
 reported. Ratios are between medians of one run, all candidates in turn. Exits with 1 if an answer is wrong or a bar is
@@ -21,7 +21,7 @@ from torch import Tensor
 
 import plmu
 from plmu.bench.measure import medians, relative_error, training
-from plmu.ops import final, recurrent
+from plmu.bench.problems import CPU_CHOICES, CPU_SHAPES, Problem, Shape
 from plmu.training.results import provenance
 
 ERROR = 1e-5  # relative, float32 against float64: what a plain float32 recurrence holds
@@ -29,55 +29,17 @@ ERROR = 1e-5  # relative, float32 against float64: what a plain float32 recurren
 
 @dataclass
 class Row:
-    """One line of the table: `time` against `rival`, and the bar that the ratio must reach."""
+    """One line of the table: ours against a baseline, and the bar that the ratio must reach."""
 
     name: str
     ours: str
-    rival: str
+    baseline: str
     milliseconds: float
-    rival_milliseconds: float
+    baseline_milliseconds: float
     ratio: float
     bar: str
     met: bool
     error: float
-
-
-@dataclass
-class Shape:
-    """A problem: the shape of a training step, scaled to a CPU."""
-
-    name: str
-    batch: int
-    time: int
-    channels: int
-    out: int
-    order: int
-    theta: float
-
-
-FFT_SHAPES = [
-    Shape("order 4, θ 6: language model block", 8, 512, 128, 128, 4, 6.0),
-    Shape("order 16, θ 15: character model block", 8, 180, 128, 128, 16, 15.0),
-]
-# For each: which function is asked.
-AUTO_SHAPES = [
-    ("states", Shape("small θ", 8, 512, 64, 64, 4, 6.0)),
-    ("project", Shape("small θ, projected", 8, 512, 64, 64, 4, 6.0)),
-    ("states", Shape("characters", 8, 180, 64, 64, 16, 15.0)),
-    ("project", Shape("characters, projected", 8, 180, 64, 64, 16, 15.0)),
-    ("states", Shape("order 1, θ 500", 8, 500, 300, 2, 1, 500.0)),
-    ("project", Shape("order 1, θ 500, projected", 8, 500, 300, 2, 1, 500.0)),
-    ("states", Shape("long, one channel", 4, 20000, 1, 16, 12, 1000.0)),
-    ("project", Shape("Mackey-Glass", 8, 5000, 1, 140, 40, 50.0)),
-    ("states", Shape("psMNIST, all steps", 8, 784, 1, 346, 468, 784.0)),
-    ("project", Shape("psMNIST, all steps, projected", 8, 784, 1, 346, 468, 784.0)),
-    ("states", Shape("order 256, 8 channels", 2, 1000, 8, 32, 256, 500.0)),
-    ("states", Shape("order 32, θ 128", 2, 2048, 64, 64, 32, 128.0)),
-    ("project", Shape("short", 32, 20, 32, 32, 8, 20.0)),
-    ("states", Shape("four steps", 1, 4, 16, 16, 8, 20.0)),
-    ("final_state", Shape("IMDB, final state", 32, 500, 300, 2, 1, 500.0)),
-    ("final_state", Shape("psMNIST, final state", 32, 784, 1, 346, 468, 784.0)),
-]
 
 
 def main() -> None:
@@ -87,8 +49,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     rows = [
-        *(against_fft(shape, arguments.rounds) for shape in FFT_SHAPES),
-        *(auto_against_best(kind, shape, arguments.rounds) for kind, shape in AUTO_SHAPES),
+        *(against_fft(shape, arguments.rounds) for shape in CPU_SHAPES[:2]),
+        *(auto_against_best(kind, shape, arguments.rounds) for kind, shape in CPU_CHOICES),
         final_against_recurrent(arguments.rounds),
         stream_against_products(arguments.rounds),
     ]
@@ -102,48 +64,37 @@ def main() -> None:
 
 
 def against_fft(shape: Shape, rounds: int) -> Row:
-    """Training step of `project` against the plain torch FFT form: the whole of m, then the product."""
-    u, weight, system = problem(shape)
-    taps = system.impulse_response(shape.time).float().T.contiguous()  # (time, order)
-
-    def fft() -> Tensor:
-        points = 2 * shape.time
-        product = (
-            torch.fft.rfft(taps, n=points, dim=0)[None, :, :, None] * torch.fft.rfft(u, n=points, dim=1)[:, :, None]
-        )
-        return torch.fft.irfft(product, n=points, dim=1)[:, : shape.time].flatten(2) @ weight.flatten(1).T
-
-    def ours() -> Tensor:
-        return plmu.project(u, system, weight)[0]
-
-    times = medians({"ours": training(ours, u, weight), "fft": training(fft, u, weight)}, rounds=rounds)
-    error = max(relative_error(ours(), reference(shape, u, system, weight)), relative_error(fft(), ours()))
+    """Training step of `project` against the plain torch FFT form: the whole of m, then the GEMM."""
+    problem = Problem(shape)
+    ours, fft = problem.project("auto"), problem.fft()
+    calls = {"ours": training(ours, problem.u, problem.weight), "fft": training(fft, problem.u, problem.weight)}
+    times = medians(calls, rounds=rounds)
+    error = max(relative_error(ours(), reference(problem, "project")), relative_error(fft(), ours()))
     return row(f"{shape.name}, forward + backward", "auto", "torch FFT", times["ours"], times["fft"], 2.0, error)
 
 
 def auto_against_best(kind: str, shape: Shape, rounds: int) -> Row:
     """`auto` against the fastest of all algorithms asked for by name."""
-    u, weight, system = problem(shape)
+    problem = Problem(shape)
     if kind == "final_state":
         # Its one algorithm is equation 25; the others reach the final state by way of all states.
-        calls = {name: every_state(u, system, name) for name in feasible(shape)}
-        calls["auto"] = lambda: plmu.final_state(u, system)
-        expected = every_state(u.double(), system, "recurrent")()
+        calls = {name: last_of_all(problem, name) for name in feasible(shape)}
+        calls["auto"] = lambda: plmu.final_state(problem.u, problem.system)
     else:
-        calls = {name: algorithm(kind, u, system, weight, name) for name in (*feasible(shape), "auto")}
-        expected = reference(shape, u, system, weight if kind == "project" else None)
+        run = problem.states if kind == "states" else problem.project
+        calls = {name: run(name) for name in (*feasible(shape), "auto")}
+    expected = reference(problem, kind)
     error = max(relative_error(call(), expected) for call in calls.values())
-    leaves = (u, weight) if kind == "project" else (u,)
+    leaves = (problem.u, problem.weight) if kind == "project" else (problem.u,)
     times = medians({name: training(call, *leaves) for name, call in calls.items()}, rounds=rounds, least=0.06)
     best = min((name for name in times if name != "auto"), key=lambda name: times[name])
     ratio = times["auto"] / times[best]
-    chosen = "product" if kind == "final_state" else chosen_by_auto(kind, shape, system)
     return Row(
         name=f"{kind}: {shape.name}",
-        ours=f"auto ({chosen})",
-        rival=f"best by name ({best})",
+        ours=f"auto ({problem.plan(kind).algorithm})",
+        baseline=f"best by name ({best})",
         milliseconds=1e3 * times["auto"],
-        rival_milliseconds=1e3 * times[best],
+        baseline_milliseconds=1e3 * times[best],
         ratio=ratio,
         bar="≤ 1.15",
         met=ratio <= 1.15,
@@ -153,22 +104,22 @@ def auto_against_best(kind: str, shape: Shape, rounds: int) -> Row:
 
 def final_against_recurrent(rounds: int) -> Row:
     """Equation 25 against the recurrence at psMNIST's shape, batch 100, forward."""
-    shape = Shape("final state, psMNIST, batch 100", 100, 784, 1, 1, 468, 784.0)
-    u, _, system = problem(shape)
-    split = u.detach()[:, :, None]
+    problem = Problem(Shape(100, 784, 1, 1, 468, 784.0, "final state, psMNIST, batch 100"))
+    u, system = problem.u, problem.system
     with torch.no_grad():
         calls: dict[str, Callable[[], Tensor]] = {
             "ours": lambda: plmu.final_state(u, system),
-            "recurrent": lambda: recurrent.states(split, system, None, None)[:, -1],
+            "recurrent": last_of_all(problem, "recurrent"),
         }
-        error = relative_error(calls["ours"](), final.final_state(split.double(), system, None, None, None))
+        error = relative_error(calls["ours"](), plmu.final_state(u.double(), system))
         error = max(error, relative_error(calls["recurrent"](), calls["ours"]()))
         times = medians(calls, rounds=max(3, rounds // 3))
-    return row(f"{shape.name}, forward", "final_state", "recurrent", times["ours"], times["recurrent"], 200.0, error)
+    name = f"{problem.shape.name}, forward"
+    return row(name, "final_state", "recurrent", times["ours"], times["recurrent"], 200.0, error)
 
 
 def stream_against_products(rounds: int) -> Row:
-    """`Stream.push` of psMNIST's layer against the five matrix–vector products of a step, bare."""
+    """`Stream.push` of psMNIST's layer against the five matrix–vector products of a step alone."""
     layer = plmu.ParallelLMU(1, 346, order=468, theta=784.0)
     stream = plmu.Stream(layer)
     x = torch.randn(1)
@@ -194,9 +145,9 @@ def stream_against_products(rounds: int) -> Row:
     return Row(
         name="Stream.push, order 468, 346 outputs",
         ours="push",
-        rival="bare products",
+        baseline="products alone",
         milliseconds=1e3 * times["ours"],
-        rival_milliseconds=1e3 * times["products"],
+        baseline_milliseconds=1e3 * times["products"],
         ratio=ratio,
         bar="≤ 3",
         met=ratio <= 3,
@@ -204,28 +155,20 @@ def stream_against_products(rounds: int) -> Row:
     )
 
 
-def problem(shape: Shape) -> tuple[Tensor, Tensor, plmu.LinearSystem]:
-    u = torch.randn(shape.batch, shape.time, shape.channels, requires_grad=True)
-    weight = torch.randn(shape.out, shape.order, shape.channels) / (shape.order * shape.channels) ** 0.5
-    return u, weight.requires_grad_(), plmu.DelayNetwork(shape.order, shape.theta).discretize()
-
-
-def reference(shape: Shape, u: Tensor, system: plmu.LinearSystem, weight: Tensor | None) -> Tensor:
+def reference(problem: Problem, kind: str) -> Tensor:
     """The float64 recurrence; where that would take minutes, the float64 FFT, which agrees with it to 1e-13."""
-    slow = shape.time * shape.order > 1e5
+    slow = kind != "final_state" and problem.shape.time * problem.shape.order > 1e5
     with torch.no_grad():
-        m = plmu.states(u.double(), system, algorithm="fft" if slow else "recurrent")[0]
-        return m if weight is None else m.flatten(2) @ weight.double().flatten(1).T
+        m = plmu.states(problem.u.double(), problem.system, algorithm="fft" if slow else "recurrent")[0]
+        if kind == "project":
+            return m.flatten(2) @ problem.weight.double().flatten(1).mT
+        return m[:, -1] if kind == "final_state" else m
 
 
-def algorithm(kind: str, u: Tensor, system: plmu.LinearSystem, weight: Tensor, name: str) -> Callable[[], Tensor]:
-    if kind == "states":
-        return lambda: plmu.states(u, system, algorithm=name)[0]
-    return lambda: plmu.project(u, system, weight, algorithm=name)[0]
-
-
-def every_state(u: Tensor, system: plmu.LinearSystem, name: str) -> Callable[[], Tensor]:
-    return lambda: plmu.states(u, system, algorithm=name)[0][:, -1]
+def last_of_all(problem: Problem, algorithm: str) -> Callable[[], Tensor]:
+    """The final state by way of all states."""
+    states = problem.states(algorithm)
+    return lambda: states()[:, -1]
 
 
 def feasible(shape: Shape) -> list[str]:
@@ -238,16 +181,10 @@ def feasible(shape: Shape) -> list[str]:
     return names
 
 
-def chosen_by_auto(kind: str, shape: Shape, system: plmu.LinearSystem) -> str:
-    out = shape.out if kind == "project" else None
-    sizes = {"batch": shape.batch, "time": shape.time, "channels": shape.channels, "out": out}
-    return plmu.plan(kind, system=system, **sizes).algorithm
-
-
-def row(name: str, ours: str, rival: str, time: float, rival_time: float, bar: float, error: float) -> Row:
-    """A row whose ratio says how many times faster than the rival we are."""
-    ratio = rival_time / time
-    return Row(name, ours, rival, 1e3 * time, 1e3 * rival_time, ratio, f"≥ {bar:g}", ratio >= bar, error)
+def row(name: str, ours: str, baseline: str, time: float, baseline_time: float, bar: float, error: float) -> Row:
+    """A row whose ratio says how many times faster than the baseline ours is."""
+    ratio = baseline_time / time
+    return Row(name, ours, baseline, 1e3 * time, 1e3 * baseline_time, ratio, f"≥ {bar:g}", ratio >= bar, error)
 
 
 def show(rows: list[Row]) -> None:
@@ -257,9 +194,9 @@ def show(rows: list[Row]) -> None:
         table.add_row(
             one.name,
             one.ours,
-            one.rival,
+            one.baseline,
             f"{one.milliseconds:.3g}",
-            f"{one.rival_milliseconds:.3g}",
+            f"{one.baseline_milliseconds:.3g}",
             f"[{met}]{one.ratio:.3g}[/]",
             one.bar,
             f"{one.error:.0e}" if one.error <= ERROR else f"[red]{one.error:.0e} WRONG[/]",

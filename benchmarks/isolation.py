@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import plmu
-from plmu.bench.layers import GPU_SHAPES, Problem, Shape
 from plmu.bench.measure import graphed, timed, training
+from plmu.bench.problems import GPU_SHAPES, Problem, Shape
 from plmu.training.results import provenance
 
 

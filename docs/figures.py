@@ -1,7 +1,8 @@
-"""Draws the pictures of the guide into docs/images. Run it with `make figures`."""
+"""Draws the pictures of the guide, and those of the benchmarks from results/, into docs/images: `make figures`."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 import plmu
+from plmu.bench import show
 
 IMAGES = Path(__file__).parent / "images"
+RESULTS = Path(__file__).parents[1] / "results"
 ORDERS = (3, 6, 12, 24)
 THETA = 1.0  # seconds: the window
 DT = 0.001  # seconds: the sampling interval
@@ -23,6 +26,10 @@ def main() -> None:
     matplotlib.use("Agg")
     IMAGES.mkdir(exist_ok=True)
     delay_orders(IMAGES / "delay-orders.png")
+    for kind in ("layers", "training-time", "complexity"):
+        found = json.loads((RESULTS / f"bench-{kind}-cuda.json").read_text(encoding="utf-8"))
+        show.figure(kind, found, IMAGES / f"bench-{kind}.png")
+        print(f"wrote {IMAGES / f'bench-{kind}.png'}")
 
 
 def signal(time: Tensor) -> Tensor:

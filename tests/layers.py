@@ -20,6 +20,14 @@ def _stack(**last: bool) -> Sequential:
     return Sequential(nn.Linear(3, 3), Residual(inner), LMU(3, 2, **SMALL), DelayLayer(2, **SMALL, **last))
 
 
+def _standardised(layer: ParallelLMU) -> ParallelLMU:
+    """With constants that are not those of a new layer."""
+    assert layer.standardize is not None
+    layer.standardize.mean.fill_(0.3)  # as a fake or meta tensor may be filled too
+    layer.standardize.std.uniform_(0.5, 1.5)
+    return layer
+
+
 # Each takes INPUTS features; `return_sequences=False` may be given to all but Residual.
 LAYERS: dict[str, Callable[..., plmu.nn.Steppable]] = {
     "plain": lambda **o: ParallelLMU(3, 4, **SMALL, **o),
@@ -32,6 +40,8 @@ LAYERS: dict[str, Callable[..., plmu.nn.Steppable]] = {
     "multi-input": lambda **o: ParallelLMU(3, 4, system=MULTI, encoder=False, **o),
     "trained theta": lambda **o: ParallelLMU(3, 4, order=4, theta=[3.0, 9.0], memory_size=2, trainable="theta", **o),
     "trained system": lambda **o: ParallelLMU(3, 4, **SMALL, trainable="system", **o),
+    "standardised": lambda **o: _standardised(ParallelLMU(3, 4, **SMALL, memory_size=2, standardize=True, **o)),
+    "encoder after": lambda **o: _standardised(ParallelLMU(3, 4, **SMALL, memory_size=5, standardize=True, **o)),
     "delay": lambda **o: DelayLayer(3, **SMALL, **o),
     "delay, multi-input": lambda **o: DelayLayer(3, system=MULTI, trainable="system", **o),
     "original": lambda **o: LMU(3, 4, **SMALL, memory_size=2, bias=True, **o),

@@ -27,7 +27,9 @@ PLMU = [
     "Plan",
     "Residual",
     "Sequential",
+    "Standardize",
     "Stream",
+    "TokenDelayLayer",
     "__version__",
     "final_state",
     "fold",
@@ -40,6 +42,7 @@ PLMU = [
     "project",
     "save",
     "set_cache_limit",
+    "standardize",
     "states",
 ]
 PLMU_NN = [
@@ -51,10 +54,14 @@ PLMU_NN = [
     "ParallelLMU",
     "Residual",
     "Sequential",
+    "Standardize",
     "Steppable",
+    "TokenDelayLayer",
     "detached",
     "fold",
+    "last_valid",
     "reverse",
+    "standardize",
 ]
 OPTIONAL = ["matplotlib", "onnx", "pooch", "rich", "sacrebleu", "scipy", "tensorboard", "triton", "tyro"]
 

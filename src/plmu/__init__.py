@@ -7,12 +7,24 @@ if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
     from plmu.files import FileFormatError, load, load_into, save
-    from plmu.nn import LMU, Bidirectional, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential, fold
+    from plmu.nn import (
+        LMU,
+        Bidirectional,
+        DelayLayer,
+        LMUCell,
+        ParallelLMU,
+        Residual,
+        Sequential,
+        Standardize,
+        TokenDelayLayer,
+        fold,
+        standardize,
+    )
     from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
     from plmu.stream import Stream
     from plmu.systems import DelayNetwork, LinearSystem
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LMU",
@@ -26,7 +38,9 @@ __all__ = [
     "Plan",
     "Residual",
     "Sequential",
+    "Standardize",
     "Stream",
+    "TokenDelayLayer",
     "__version__",
     "final_state",
     "fold",
@@ -39,6 +53,7 @@ __all__ = [
     "project",
     "save",
     "set_cache_limit",
+    "standardize",
     "states",
 ]
 
@@ -48,7 +63,19 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "describe": (),
     "files": ("FileFormatError", "load", "load_into", "save"),
     "folded": (),
-    "nn": ("LMU", "Bidirectional", "DelayLayer", "LMUCell", "ParallelLMU", "Residual", "Sequential", "fold"),
+    "nn": (
+        "LMU",
+        "Bidirectional",
+        "DelayLayer",
+        "LMUCell",
+        "ParallelLMU",
+        "Residual",
+        "Sequential",
+        "Standardize",
+        "TokenDelayLayer",
+        "fold",
+        "standardize",
+    ),
     "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),
     "stream": ("Stream",),
     "systems": ("DelayNetwork", "LinearSystem"),

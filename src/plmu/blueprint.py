@@ -16,7 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.nn import LMU, Bidirectional, DelayLayer, LMUCell, ParallelLMU, Residual, Sequential
+from plmu.nn import (
+    LMU,
+    Bidirectional,
+    DelayLayer,
+    LMUCell,
+    ParallelLMU,
+    Residual,
+    Sequential,
+    Standardize,
+    TokenDelayLayer,
+)
 from plmu.systems import LinearSystem
 
 Description = dict[str, Any]
@@ -53,6 +63,7 @@ TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.LayerNorm: ("normalized_shape", "eps", "elementwise_affine"),
     nn.RMSNorm: ("normalized_shape", "eps", "elementwise_affine"),
     nn.Dropout: ("p",),
+    nn.Dropout1d: ("p",),
     nn.AlphaDropout: ("p",),
     nn.LeakyReLU: ("negative_slope",),
     nn.PReLU: ("num_parameters",),
@@ -64,6 +75,7 @@ TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Softmax: ("dim",),
     nn.LogSoftmax: ("dim",),
     nn.GLU: ("dim",),
+    Standardize: ("features",),
 }
 _PLAIN = (
     nn.Identity,
@@ -81,7 +93,7 @@ _PLAIN = (
     nn.Tanhshrink,
 )
 TORCH.update(dict.fromkeys(_PLAIN, ()))
-OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, LMU, LMUCell)
+OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, TokenDelayLayer, LMU, LMUCell)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
 _LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *TORCH)}
 _STACKS: dict[str, Callable[..., nn.Module]] = {
@@ -238,10 +250,15 @@ _MEANINGS: dict[str, _Meaning] = {
     **dict.fromkeys(("min_val", "max_val", "norm_type"), ("a number", _is_number)),
     **dict.fromkeys(("eps", "max_norm"), _NUMBER_OR_NONE),
     **dict.fromkeys(("scale_grad_by_freq", "sparse", "elementwise_affine", "bias"), _SWITCH),
-    **dict.fromkeys(("gated", "encoder", "input_to_output", "return_sequences"), _SWITCH),
+    **dict.fromkeys(("memory_noise", "memory_dropout", "token_dropout"), ("a number", _is_number)),
+    **dict.fromkeys(("gated", "standardize", "encoder", "input_to_output", "return_sequences"), _SWITCH),
     **dict.fromkeys(("hidden_to_memory", "memory_to_memory", "input_to_hidden", "hidden_to_hidden"), _SWITCH),
     "approximate": ("none or tanh", lambda value: value in ("none", "tanh")),
     "normalized_shape": (
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and all(_is_whole(one) for one in value),
+    ),
+    "features": (
         "a list of whole numbers",
         lambda value: isinstance(value, list) and all(_is_whole(one) for one in value),
     ),

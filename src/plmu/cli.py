@@ -244,12 +244,15 @@ def _report_parser() -> Parser:
         type=Path,
         action="append",
         help="folder of result JSON files; may be given several times. Of files of the same name the first folder's is"
-        " shown. (results, then runs, those that are there; with --readme, results alone)",
+        " shown. (results, then runs, those that are there; with --readme or --performance, results alone)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report"), help="folder for report.html and the plots (report)"
     )
     parser.add_argument("--readme", type=Path, help="also write the table into this file's marked place")
+    parser.add_argument(
+        "--performance", type=Path, help="also write the benchmarks' tables into this file's marked places"
+    )
     return parser
 
 
@@ -258,9 +261,14 @@ def _report(words: list[str]) -> None:
 
     from plmu.report import report
 
-    usual = [Path("results")] if given.readme else [Path("results"), Path("runs")]
+    usual = [Path("results")] if given.readme or given.performance else [Path("results"), Path("runs")]
     folders = given.results or [one for one in usual if one.is_dir()] or usual[:1]
     report(folders, given.out, given.readme)
+    if given.performance is not None:
+        from plmu.bench.markdown import fill
+
+        page = given.performance.read_text(encoding="utf-8")
+        given.performance.write_text(fill(page, folders[0]), encoding="utf-8")
 
 
 def _bench(words: list[str]) -> None:

@@ -65,7 +65,9 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
             raise ValueError(f"load would refuse the file, since {error}: {_WEIGHTS_ONLY}") from None
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{error}: {_WEIGHTS_ONLY}") from error
-        description["frozen"] = [name for name, value in tensors.items() if not value.requires_grad]
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        frozen = [name for name, value in tensors.items() if not value.requires_grad and name not in buffers]
+        description["frozen"] = frozen
         tensors |= systems
     write(path, tensors, description)
 

@@ -25,13 +25,33 @@ def test_ratios_are_of_the_same_round() -> None:
     assert times.medians() == {"a": 20.0, "b": 10.0}
 
 
-def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = layers.against(TINY, torch.float32, "cpu", 1)
-    assert row["over the product, both"]["auto"] > 0
-    assert set(row["times faster, both"]) == {"FFT", "LSTM", "attention"}
+def test_layers() -> None:
+    row = layers.over_the_gemm(TINY, torch.float32, "cpu", 1)
+    assert row["over the GEMM, both"]["auto"] > 0
+    assert row["times faster than the FFT, both"] > 0
+    assert set(row["milliseconds forward"]) == {"auto", "chunked", "FFT", "GEMM"}
     within(max(row["error"].values()), 1e-5)
     chosen = layers.choice(TINY, torch.float32, "cpu", 1)
     assert chosen["best"] in ("fft", "chunked", "toeplitz", "recurrent")
+
+
+def test_there_is_one_set_of_shapes_and_one_fft_baseline() -> None:
+    root = Path(__file__).parents[2]
+    for path in [*(root / "benchmarks").glob("*.py"), *(root / "src" / "plmu" / "bench").glob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        for unique in ("class Shape", "torch.fft.", "Shape(8, 180,"):
+            assert (unique in text) == (path.name == "problems.py"), (path, unique)
+
+
+def test_every_row_is_kept_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "CPU_SHAPES", (TINY,))
+    monkeypatch.setattr(layers, "CPU_CHOICES", (("project", TINY), ("states", TINY)))
+    monkeypatch.setattr(layers, "tokens_per_second", lambda *given: {"time": given[0]})
+    kept = []
+    found = layers.run("cpu", 1, lambda tables: kept.append(sum(map(len, tables.values()))))
+    assert list(found) == ["whole layers", "over the GEMM", "auto against every algorithm", "length"]
+    assert [row["shape"] for row in found["auto against every algorithm"]] == [str(TINY)]
+    assert kept == list(range(1, sum(map(len, found.values())) + 1))
 
 
 def test_a_wrong_answer_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +62,7 @@ def test_a_wrong_answer_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(layers.Problem, "project", wrong)
     with pytest.raises(RuntimeError, match=r"wrong answers at b2 n20 .*: chunked 1\.0e-01"):
-        layers.against(TINY, torch.float32, "cpu", 1)
+        layers.over_the_gemm(TINY, torch.float32, "cpu", 1)
 
 
 def test_complexity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +75,8 @@ def test_complexity(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DN, final state (eq. 25)", "n"), ("DN, final state (eq. 25)", "d"), ("DN, final state (eq. 25)", "d_x"),
     ]  # fmt: skip
     assert all(len(row["points"]) == 3 for row in found["growth"])
+    assert found["base"] == {"batch": 2, "n": 256, "d": 8, "d_x": 64}
+    assert all(row["points"][0]["size"] == found["base"][row["size"]] for row in found["growth"])
     assert complexity.slope([(2, 1.0), (4, 3.9), (8, 16.0)]) == pytest.approx(2.0)
 
 

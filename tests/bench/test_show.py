@@ -8,10 +8,22 @@ import pytest
 
 from plmu.bench import show
 
+
+def _whole(shape: str, layer: str, times: float, *, matched: bool = True, **given: Any) -> dict[str, Any]:
+    order, time, parameters = (4, 1000, 2_000_000) if shape == "a" else (16, 20, 3_400_000)
+    sizes = {"shape": shape, "order": order, "time": time, "budget": 1, "parameters": parameters}
+    return {**sizes, "layer": layer, "times ours": times, "matched": matched, **given}
+
+
 LAYERS = {
-    "against the limit and peers": [
-        {"shape": "a", "dtype": "f32", "milliseconds forward and backward": {"product": 2.0, "auto": 3.0}},
-        {"shape": "b", "dtype": "f16", "milliseconds forward and backward": {"product": 4.0}},
+    "whole layers": [
+        _whole("b", "ours", 1.0),
+        _whole("b", "x", 3.0),
+        _whole("b", "y", 9.0, matched=False),
+        {"shape": "b", "budget": 1, "layer": "z", "skipped": "Z: ImportError: no z"},
+        _whole("a", "ours", 1.0),
+        _whole("a", "x", 0.5),
+        _whole("a", "y", 7.0),
     ],
     "length": [{"time": 10, "tokens per second": 2e6}, {"time": 100, "tokens per second": 4e6}],
 }
@@ -28,7 +40,7 @@ TRAINING = {
 GROWTH = {"growth": [{"layer": "l", "size": "n", "growth": 1.1, "expected": 1}]}
 STEPS = {
     "steps": [
-        {"model": "x", "microseconds": 9.0, "microseconds of the bare products": 4.0},
+        {"model": "x", "microseconds": 9.0, "microseconds of the products alone": 4.0},
         {"model": "y", "microseconds": 8.0},
     ]
 }
@@ -43,9 +55,10 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         kept: list[Any] = []
         with monkeypatch.context() as patch:
             patch.setattr(pyplot, "close", kept.append)
-            show.figure(kind, found, tmp_path / "new" / "a.png")
+            show.figure(kind, found, tmp_path / "a.png")
         pyplot.close(kept[0])
-        assert (tmp_path / "new" / "a.png").stat().st_size > 1000
+        assert (tmp_path / "a.png").stat().st_size > 1000
+        assert pyplot.imread(tmp_path / "a.png").shape[:2] == (540, 1320)
         return list(kept[0].axes)
 
     return axes
@@ -67,14 +80,15 @@ def _names(axis: Any, way: str) -> list[str]:
     return [label.get_text() for label in getattr(axis, f"get_{way}ticklabels")()]
 
 
-def test_layers_are_drawn_over_the_product(drawn) -> None:
+def test_layers_are_drawn_over_ours(drawn) -> None:
+    """Those alone that have about as many parameters as ours."""
     times, length = drawn("layers", LAYERS)
-    product, auto = _bars(times, "height")
-    assert product == [1.0, 1.0]
-    assert auto[0] == 1.5
-    assert math.isnan(auto[1])
-    assert _places(times, "x") == pytest.approx([-0.2, 0.8, 0.2, 1.2])
-    assert _names(times, "x") == ["a\nf32", "b\nf16"]
+    x, y, ours = _lines(times)
+    assert (x, y, ours[0]) == (([0.5, 3.0], [0.0, 1.0]), ([7.0], [0.0]), [1.0, 1.0])
+    assert [text.get_text() for text in times.get_legend().get_texts()] == ["x", "y", "ours"]
+    assert _names(times, "y") == ["order 4, 1,000 steps, 2.0 M", "order 16, 20 steps, 3.4 M"]
+    assert {label.get_rotation() for label in times.get_yticklabels()} == {0.0}
+    assert (times.get_xscale(), times.yaxis_inverted()) == ("log", True)
     assert _lines(length) == [([10.0, 100.0], [2.0, 4.0])]
     assert length.get_ylim() == pytest.approx((0, 4.4))
 
@@ -87,7 +101,7 @@ def test_training_times_are_drawn(drawn) -> None:
     assert math.isnan(graph[1])
     assert _places(times, "y") == pytest.approx([-0.4, 0.6, 0.0, 1.0])
     assert (_names(times, "y"), times.get_xscale(), times.yaxis_inverted()) == (["t: m", "t: n"], "log", True)
-    assert times.get_xlabel() == "milliseconds a training step"
+    assert times.get_xlabel() == "milliseconds per training step"
     assert _lines(length) == [([8.0], [6.0]), ([8.0, 16.0], [2.0, 3.0])]
     assert [text.get_text() for text in length.get_legend().get_texts()] == ["LTI", "parallel"]
 

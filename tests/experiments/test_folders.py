@@ -19,6 +19,7 @@ from plmu.data.files import DataConfig
 from plmu.experiments import EXPERIMENTS, folders
 from plmu.experiments import run as run_module
 from plmu.experiments.text_models import TextExperiment
+from plmu.training.checkpoints import pack, unpack
 from plmu.training.errors import RunError
 from plmu.training.folder import held
 from plmu.training.loop import Trainer
@@ -70,7 +71,7 @@ def test_which_models_are_written_is_known_before_they_are_built():
         assert set(experiment.streamable) <= set(experiment.models)
         for model in () if isinstance(experiment, TextExperiment) else experiment.models:
             network = experiment.build(experiment.defaults(model), _tiny_task(name))
-            assert (experiment.deployable(network) is not None) == (model in experiment.streamable), (name, model)
+            assert isinstance(network, plmu.nn.Steppable) == (model in experiment.streamable), (name, model)
 
 
 def test_a_finished_run_of_a_model_that_is_not_written_needs_no_data(short, capsys, monkeypatch):
@@ -271,6 +272,22 @@ def test_a_damaged_checkpoint_through_the_command(short, capsys):
     message = refused([*short, "--name", "a"], capsys)
     assert "the newest checkpoint in runs/a-seed0/checkpoints is not of this run (Error(s) in loading" in message
     assert "its config.json is not of its checkpoints" in refused(["evaluate", "runs/a-seed0"], capsys)
+    assert "this is" not in message
+
+
+def test_a_checkpoint_of_another_version_says_so(short, capsys):
+    """One of 0.1.0 has no version in it, and other names for the weights of some models."""
+    main(short)
+    (FOLDER / "result.json").unlink()
+    for path in (FOLDER / "checkpoints").iterdir():
+        content = unpack(path.read_bytes())
+        del content["plmu"]
+        for model in (content["model"], content["best"]["model"]):
+            model["lmu.memory_weight"] = model.pop("layers.0.memory_weight")
+        path.write_bytes(pack(content))
+    wanted = f"It was written by plmu 0.1.0 and this is {plmu.__version__}, whose models may differ: use that version"
+    assert wanted in refused(short, capsys)
+    assert wanted in refused(["evaluate", str(FOLDER)], capsys)
 
 
 def test_a_run_that_diverges_is_not_finished(short, capsys):

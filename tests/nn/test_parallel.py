@@ -116,8 +116,9 @@ def test_a_thin_memory_is_stored_and_meets_its_weight_beside_the_input(
 )
 def test_other_memories_are_projected_without_being_stored(options: dict, dtype: torch.dtype) -> None:
     sizes = {"input_size": 2, "hidden_size": 2 * ORDER, "order": ORDER, "theta": THETA}
+    layer = ParallelLMU(**{**sizes, **options}).to(dtype)
     x = torch.zeros(1, TIME, 1, dtype=dtype)
-    assert not ParallelLMU(**{**sizes, **options}).to(dtype)._stores_m(x)
+    assert not layer._stores_m(x.expand(-1, -1, layer.memory_size))
     plain = ParallelLMU(**sizes)
     assert plain._stores_m(x.float())
     assert not plain._stores_m(torch.zeros(1, 1 << 20, 1))

@@ -129,7 +129,7 @@ MIXING = [
     nn.GRU(3, 3),
     nn.BatchNorm1d(3),
     nn.Flatten(),
-    nn.Dropout1d(),
+    nn.Dropout2d(),
     nn.MultiheadAttention(3, 1),
     nn.TransformerEncoderLayer(3, 1, 4),
     nn.Softmax(dim=1),

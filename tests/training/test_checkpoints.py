@@ -60,7 +60,10 @@ def test_a_disk_that_fills_keeps_the_checkpoint_before(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(CheckpointError, match=r"00002\.ckpt: No space left on device\. The same command"):
+        checkpoints.save(2, _content(2))
+    monkeypatch.setattr(Path, "write_bytes", raising(OSError("in words")))
+    with pytest.raises(CheckpointError, match=r"00002\.ckpt: in words\. The same command"):
         checkpoints.save(2, _content(2))
     monkeypatch.undo()
     assert checkpoints.newest()["epoch"] == 1
@@ -80,16 +83,17 @@ def test_a_checkpoint_that_cannot_be_written_says_what_comes_next(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "error"),
+    ("owner", "name", "error", "reason"),
     [
-        (Path, "read_bytes", OSError(errno.EIO, "Input/output error")),
-        (Path, "read_bytes", MemoryError()),
-        (torch, "load", torch.OutOfMemoryError("CUDA out of memory")),
-        (torch, "load", MemoryError("no more")),
-        (torch, "load", RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")),
+        (Path, "read_bytes", OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (Path, "read_bytes", OSError("in words"), "in words"),
+        (Path, "read_bytes", MemoryError(), "out of memory"),
+        (torch, "load", torch.OutOfMemoryError("CUDA out of memory\nin detail"), "CUDA out of memory"),
+        (torch, "load", MemoryError("no more"), "no more"),
+        (torch, "load", RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "Default.* memory: you"),
     ],
 )
-def test_what_passes_harms_no_checkpoint(owner, name, error, tmp_path, monkeypatch):
+def test_what_passes_harms_no_checkpoint(owner, name, error, reason, tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(step, {**_content(step), "best": {"epoch": 1, "scores": {}, "model": {}}})
@@ -97,7 +101,7 @@ def test_what_passes_harms_no_checkpoint(owner, name, error, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, raising(error))
         for read in (checkpoints.newest, checkpoints.best):
-            with pytest.raises(RunError, match=r"00002\.ckpt could not be read \(.+\) and was left as it is"):
+            with pytest.raises(RunError, match=rf"00002\.ckpt could not be read \({reason}\) and was left as it is"):
                 read()
     assert sorted(tmp_path.iterdir()) == before
     assert checkpoints.newest()["epoch"] == 2
@@ -116,8 +120,9 @@ def test_foreign_files_among_the_checkpoints(tmp_path):
     (tmp_path / "step-mine.ckpt").write_bytes(b"of the user")
     with pytest.warns(
         UserWarning, match=r"not a checkpoint of plmu\): renamed it to .*broken; there is no earlier one"
-    ):
+    ) as warned:
         assert Checkpoints(tmp_path).newest() is None
+    assert warned[0].filename == __file__, "where it is asked for"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000009.ckpt.broken", "step-mine.ckpt"]
 
 

@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 
 from plmu.experiments.run import _Log
 from plmu.training import folder as module
+from plmu.training.checkpoints import Checkpoints
 from plmu.training.errors import RunError
 from plmu.training.folder import clear, held, naming
 from plmu.training.results import write_json
@@ -79,8 +81,9 @@ def test_where_files_cannot_be_locked_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_lock", unsupported)
     number = errno.ENOLCK
     said = r"cannot be locked here \(not here\): start no second run in"
-    with pytest.warns(UserWarning, match=said), held(tmp_path / ".lock"):
+    with pytest.warns(UserWarning, match=said) as warned, held(tmp_path / ".lock"):
         assert str(os.getpid()) in (tmp_path / ".lock").read_text()
+    assert warned[0].filename == __file__, "where it is held"
     number = errno.EIO
     with pytest.raises(OSError, match="not here"), held(tmp_path / ".lock"):
         pytest.fail("held")
@@ -129,3 +132,21 @@ def test_only_temporary_files_are_cleared(tmp_path):
         (tmp_path / name).write_text("")
     clear(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json", "mine.tmp"]
+
+
+def test_what_somebody_else_has_just_removed_is_no_error(tmp_path, monkeypatch):
+    unlink = Path.unlink
+
+    def late(path, missing_ok=False):
+        os.unlink(path)
+        unlink(path, missing_ok=missing_ok)
+
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, {})
+    (tmp_path / ".a.tmp").write_text("")
+    monkeypatch.setattr(Path, "unlink", late)
+    clear(tmp_path)
+    monkeypatch.setattr("plmu.training.checkpoints.replacing", lambda path: nullcontext(path))
+    checkpoints.save(3, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.ckpt", "step-00000003.ckpt"]

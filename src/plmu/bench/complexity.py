@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import plmu
-from plmu.bench.measure import graphed, medians
+from plmu.bench.measure import Keep, forget, graphed, medians
 
 Sizes = dict[str, int]
 KERNEL = 4
@@ -83,10 +83,10 @@ LAYERS = (
 )
 
 
-def run(device: str, rounds: int) -> dict[str, Any]:
+def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
     gpu = device != "cpu"
     base = {"batch": 8, "n": 1024, "d": 16, "d_x": 256} if gpu else {"batch": 2, "n": 256, "d": 8, "d_x": 64}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for layer in LAYERS:
         check(layer)
         for size, expected in layer.expected.items():
@@ -101,6 +101,7 @@ def run(device: str, rounds: int) -> dict[str, Any]:
                     "points": [{"size": value, "milliseconds": 1e3 * seconds} for value, seconds in measured],
                 }
             )
+            keep({"base": base, "growth": rows})
     return {"base": base, "growth": rows}
 
 

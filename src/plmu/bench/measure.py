@@ -6,11 +6,17 @@ import random
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Call = Callable[[], object]
+Keep = Callable[[dict[str, Any]], None]  # is given all tables after every row, so that a long run loses nothing
+
+
+def forget(found: dict[str, Any]) -> None:
+    """A `Keep` that keeps nothing."""
 
 
 class Times(dict[str, list[float]]):
@@ -67,14 +73,14 @@ def _once(call: Call, repeats: int, device: str) -> float:
 
 
 def training(call: Callable[[], Tensor], *leaves: Tensor) -> Call:
-    """The same with the gradients of `leaves`, for a gradient of ones."""
+    """A call and the gradients of `leaves`, for an output gradient of ones."""
     gradient = torch.ones_like(call())
     return lambda: torch.autograd.grad(call(), leaves, gradient)
 
 
 def graphed(call: Call) -> Call:
-    """The same as a CUDA graph: what is left without the launches. Where gradients are taken, it must be on the current
-    stream from the first time on, and that not the default one."""
+    """The same as a CUDA graph, so without launch overhead. Gradients must have been taken on the current stream from
+    the first time on, and that must not be the default stream."""
     stream = torch.cuda.current_stream()
     if stream == torch.cuda.default_stream():
         stream = torch.cuda.Stream()
@@ -107,7 +113,7 @@ def peak_memory(call: Call) -> int:
 
 
 def copy_bandwidth(device: str) -> float:
-    """Bytes read and written a second by a large copy."""
+    """Bytes read and written per second by a large copy."""
     source = torch.empty(1 << (29 if device != "cpu" else 26), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = medians({"copy": lambda: target.copy_(source)}, device=device, rounds=5)["copy"]
@@ -117,3 +123,8 @@ def copy_bandwidth(device: str) -> float:
 def relative_error(value: Tensor, reference: Tensor) -> float:
     exact = reference.detach().double()
     return float((value.detach().double() - exact).norm() / exact.norm())
+
+
+def memories(model: nn.Module) -> list[Any]:
+    """The linear memories of a model's layers."""
+    return [module for module in model.modules() if hasattr(module, "systems")]

@@ -10,10 +10,10 @@ import torch
 
 from plmu.arguments import OneOf, Parser
 from plmu.bench import complexity, layers, show, streaming, training_time
-from plmu.bench.measure import copy_bandwidth
+from plmu.bench.measure import Keep, copy_bandwidth
 from plmu.training.results import provenance
 
-KINDS: dict[str, Callable[[str, int], dict[str, Any]]] = {
+KINDS: dict[str, Callable[[str, int, Keep], dict[str, Any]]] = {
     "layers": layers.run,
     "training-time": training_time.run,
     "complexity": complexity.run,
@@ -41,12 +41,20 @@ def main(words: list[str]) -> None:
     if device != "cpu" and not torch.cuda.is_available():
         parser().error(f"--device {device}: there is no GPU here")
     given.out.mkdir(parents=True, exist_ok=True)
-    found = KINDS[given.kind](device, given.rounds)
-    found["copy bandwidth, bytes a second"] = copy_bandwidth(device)
-    show.tables(found)
     name = f"bench-{given.kind}-{device.split(':')[0]}"
     command = f"plmu bench {given.kind} --device {device} --rounds {given.rounds}"
-    report = {"benchmark": given.kind, "command": command, "machine": provenance(torch.device(device)), **found}
-    show.write(given.out / f"{name}.json", report)
-    show.figure(given.kind, found, given.out / f"{name}.png")
-    print(f"wrote {given.out / name}.json and .png")
+    report = {"benchmark": given.kind, "command": command, "machine": provenance(torch.device(device))}
+
+    def keep(found: dict[str, Any]) -> None:
+        show.write(given.out / f"{name}.json", {**report, "unfinished": True, **found})
+
+    found = KINDS[given.kind](device, given.rounds, keep)
+    found["copy bandwidth, bytes per second"] = copy_bandwidth(device)
+    show.write(given.out / f"{name}.json", {**report, **found})
+    show.tables(found)
+    try:
+        show.figure(given.kind, found, given.out / f"{name}.png")
+    except ModuleNotFoundError as error:
+        print(f"wrote {given.out / name}.json; a figure needs {error.name}: pip install {error.name}")
+    else:
+        print(f"wrote {given.out / name}.json and .png")

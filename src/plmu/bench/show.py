@@ -40,7 +40,6 @@ def _shown(value: Any) -> str:
 
 
 def write(path: Path, report: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         Path(temporary).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
@@ -51,44 +50,56 @@ def figure(kind: str, found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawn, axes = pyplot.subplots(1, 2 if kind in ("layers", "training-time") else 1, figsize=(11, 4.5), squeeze=False)
+    widths = {"layers": (1.7, 1), "training-time": (1, 1)}.get(kind, (1,))
+    drawn, axes = pyplot.subplots(
+        1, len(widths), figsize=(11, 4.5), squeeze=False, gridspec_kw={"width_ratios": widths}
+    )
     _DRAW[kind](axes[0], found)
     drawn.tight_layout()
     drawn.savefig(path, dpi=120)
     pyplot.close(drawn)
 
 
+def comparisons(found: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The whole layers that were timed, ours first, in groups of parameter counts within 5 % of each other."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in found["whole layers"]:
+        if row.get("matched"):
+            groups.setdefault((row["shape"], row["budget"]), []).append(row)
+    return sorted(groups.values(), key=lambda rows: (rows[0]["order"], rows[0]["time"], rows[0]["budget"]))
+
+
 def _layers(axes: Any, found: dict[str, Any]) -> None:
-    rows = found["against the limit and peers"]
-    names = list(rows[0]["milliseconds forward and backward"])
-    for offset, name in enumerate(names):
-        places = [k + offset * 0.8 / len(names) for k in range(len(rows))]
-        over = [
-            row["milliseconds forward and backward"].get(name, float("nan"))
-            / row["milliseconds forward and backward"]["product"]
-            for row in rows
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    groups = comparisons(found)
+    peers = list(dict.fromkeys(row["layer"] for rows in groups for row in rows[1:]))
+    for number, peer in enumerate(peers):
+        known = [
+            (row["times ours"], place) for place, rows in enumerate(groups) for row in rows if row["layer"] == peer
         ]
-        axes[0].bar(places, over, 0.8 / len(names), label=name)
-    axes[0].set_xticks(range(len(rows)), [f"{row['shape']}\n{row['dtype']}" for row in rows], rotation=30, ha="right", fontsize=7)  # fmt: skip # noqa: E501
-    axes[0].set_yscale("log")
-    axes[0].set_ylabel("time over the bare product")
-    axes[0].set_title("forward and backward", pad=36)
-    axes[0].legend(
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-        ncols=-(-len(names) // 2),
-        fontsize=7,
-        frameon=False,
-        columnspacing=1,
-        handlelength=1,
-    )
+        style = {"color": f"C{number + 1}", "marker": "os^Dv"[number % 5]}
+        axes[0].plot(*zip(*known, strict=True), linestyle="", markersize=9, label=peer, **style)
+    axes[0].axvline(1, color="C0", linewidth=2, label="ours")
+    labels = [
+        f"order {rows[0]['order']}, {rows[0]['time']:,} steps, {rows[0]['parameters'] / 1e6:.1f} M" for rows in groups
+    ]
+    axes[0].set_yticks(range(len(groups)), labels)
+    axes[0].set_ylim(len(groups) - 0.5, -0.5)
+    axes[0].set_xscale("log")
+    axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes[0].xaxis.set_major_formatter(lambda value, place: f"{value:g}×")
+    axes[0].xaxis.set_minor_locator(NullLocator())
+    axes[0].grid(axis="y", alpha=0.3)
+    axes[0].set_xlabel("time over ours, forward + backward (right of the line: slower than ours)")
+    axes[0].set_title("Whole layers with equally many parameters", pad=28)
+    axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=8, frameon=False, columnspacing=1)
     length = found["length"]
     axes[1].semilogx([row["time"] for row in length], [row["tokens per second"] / 1e6 for row in length], marker="o")
     axes[1].set_ylim(0, 1.1 * max(row["tokens per second"] for row in length) / 1e6)
-    axes[1].set_xlabel("steps of a sequence, at a fixed number of tokens")
-    axes[1].set_ylabel("million tokens a second")
-    axes[1].set_title("forward and backward, any length")
+    axes[1].set_xlabel("steps per sequence")
+    axes[1].set_ylabel("million tokens per second")
+    axes[1].set_title("Ours at any length", pad=28)
 
 
 def _training_time(axes: Any, found: dict[str, Any]) -> None:
@@ -99,14 +110,14 @@ def _training_time(axes: Any, found: dict[str, Any]) -> None:
     axes[0].set_yticks(range(len(rows)), [f"{row['task']}: {row['model']}" for row in rows], fontsize=8)
     axes[0].invert_yaxis()
     axes[0].set_xscale("log")
-    axes[0].set_xlabel("milliseconds a training step")
+    axes[0].set_xlabel("milliseconds per training step")
     axes[0].legend(loc="lower right")
     length = found["over the length"]
     for name in ("LTI", "parallel"):
         known = [row for row in length if f"milliseconds, {name}" in row]
         axes[1].loglog([row["steps"] for row in known], [row[f"milliseconds, {name}"] for row in known], marker="o", label=name)  # fmt: skip # noqa: E501
-    axes[1].set_xlabel("steps of a sequence")
-    axes[1].set_ylabel("milliseconds a training step")
+    axes[1].set_xlabel("steps per sequence")
+    axes[1].set_ylabel("milliseconds per training step")
     axes[1].legend()
 
 
@@ -125,8 +136,8 @@ def _streaming(axes: Any, found: dict[str, Any]) -> None:
     rows = found["steps"]
     places = range(len(rows))
     axes[0].barh(places, [row["microseconds"] for row in rows], label="a step of the stream")
-    products = [row.get("microseconds of the bare products", float("nan")) for row in rows]
-    axes[0].plot(products, places, "k|", markersize=14, label="its bare products")
+    products = [row.get("microseconds of the products alone", float("nan")) for row in rows]
+    axes[0].plot(products, places, "k|", markersize=14, label="its matrix products alone")
     axes[0].set_yticks(places, [row["model"] for row in rows], fontsize=8)
     axes[0].invert_yaxis()
     axes[0].set_xlabel("microseconds")

@@ -1,4 +1,4 @@
-"""`plmu bench streaming`: how long one step of a stream takes on this machine's CPU, against the bare products."""
+"""`plmu bench streaming`: how long a step of a stream takes on this CPU, against its matrix products alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import plmu
-from plmu.bench.measure import medians, relative_error
-from plmu.nn.memory import Memory
+from plmu.bench.measure import Keep, forget, medians, memories, relative_error
 
 STEPS = 50
 
@@ -25,11 +24,14 @@ def models() -> dict[str, plmu.nn.Steppable]:
     }
 
 
-def run(device: str, rounds: int) -> dict[str, Any]:
+def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
     """On the CPU, whatever the device: streams are for where a model is deployed."""
     torch.manual_seed(0)
     lstm = nn.LSTM(1, 200, batch_first=True).eval()
-    rows = [_row(name, model, rounds) for name, model in models().items()]
+    rows: list[dict[str, Any]] = []
+    for name, model in models().items():
+        rows.append(_row(name, model, rounds))
+        keep({"steps": rows})
     x, state = torch.randn(1, 1, 1), None
     with torch.inference_mode():
         _, state = lstm(x)
@@ -60,7 +62,7 @@ def _row(name: str, model: plmu.nn.Steppable, rounds: int) -> dict[str, Any]:
     return {
         "model": name,
         "microseconds": 1e6 * times["push"],
-        "microseconds of the bare products": 1e6 * times["products"],
+        "microseconds of the products alone": 1e6 * times["products"],
         "over the products": times["push"] / times["products"],
         "error": error,
     }
@@ -69,7 +71,4 @@ def _row(name: str, model: plmu.nn.Steppable, rounds: int) -> dict[str, Any]:
 def _matrices(model: nn.Module) -> list[Tensor]:
     """Every weight as a matrix, and every Ā."""
     found = [value.detach().flatten(1) for value in model.parameters() if value.dim() > 1]
-    for module in model.modules():
-        if isinstance(module, Memory):
-            found += [system.A.float() for system in module.systems()]
-    return found
+    return found + [system.A.float() for memory in memories(model) for system in memory.systems()]

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.bench.measure import medians
+from plmu.bench.measure import Keep, forget, medians, memories
 from plmu.experiments import EXPERIMENTS
-from plmu.nn.memory import Memory
 from plmu.training.loop import Trainer
 from plmu.training.processes import processes
 from plmu.training.task import Batch, Task
@@ -44,9 +43,9 @@ TASKS = {
 }
 
 
-def run(device: str, rounds: int) -> dict[str, Any]:
+def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
     gpu = device != "cpu"
-    left = []
+    left: list[dict[str, Any]] = []
     for task, (experiment, lengths, batch, models) in TASKS.items():
         steps = lengths[0] if gpu else lengths[1]
         times = {
@@ -66,6 +65,7 @@ def run(device: str, rounds: int) -> dict[str, Any]:
                     },
                 }
             )
+        keep({"training step": left})
     return {"training step": left, "over the length": over_the_length(device, rounds)}
 
 
@@ -97,7 +97,8 @@ def step_times(
             training = replace(config.training, batch_size=batch, graph=kind == "graph")
             trainer = Trainer(task, network, training, group, 0)
             trainer.trained.train()
-            found[kind] = medians({"step": trainer._step}, device=group.device.type, rounds=max(3, rounds // 3))["step"]
+            where = group.device.type
+            found[kind] = medians({"step": trainer.one_step}, device=where, rounds=max(3, rounds // 3))["step"]
     return found
 
 
@@ -113,7 +114,7 @@ def random_task(experiment: str, steps: int, batch: int) -> Task:
 
 def _classify(data: Batch) -> Task:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return nn.functional.cross_entropy(model(batch[0][:, :, None])[0], batch[1])
 
     return _task(data, loss)
 
@@ -142,22 +143,21 @@ def build(experiment: str, config: Any, task: Task, algorithm: str | None) -> nn
     network = EXPERIMENTS[experiment].build(config, task)
     if algorithm is None:
         return network
-    for module in network.modules():
-        if isinstance(module, Memory):
-            module.algorithm = algorithm
-            if algorithm == "recurrent" and experiment == "psmnist":
-                _step_by_step(module)
+    for memory in memories(network):
+        memory.algorithm = algorithm
+        if algorithm == "recurrent" and experiment == "psmnist":
+            _step_by_step(memory)
     return network
 
 
-def _step_by_step(memory: Memory) -> None:
+def _step_by_step(memory: Any) -> None:
     """The final state by way of all states, as an RNN reaches it."""
 
     def final_state(u: Tensor, state: Tensor | None, lengths: Any, resets: Any) -> Tensor:
         last: Tensor = memory.states(u, state, lengths, resets)[1]
         return last
 
-    memory.final_state = final_state  # type: ignore[method-assign]
+    memory.final_state = final_state
 
 
 def check(experiment: str, model: str, algorithm: str | None) -> None:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 import plmu
 from plmu.data import addition
 from plmu.experiments.base import Config, Experiment
-from plmu.experiments.baselines import lstm
+from plmu.experiments.baselines import LastOutput, lstm
 from plmu.experiments.fields import Checked
-from plmu.nn.steppable import Steppable, last_valid
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 
@@ -90,7 +89,7 @@ class Addition(Experiment):
             addition.sequences(10_000, length, seed=1, shortest=config.model.shortest),
             addition.sequences(1_000, 2 * length, seed=2),  # longer, to choose what has learned the rule
             addition.sequences(1_000, length, seed=3),
-            loss=lambda model, batch: nn.functional.mse_loss(model(batch[0], batch[2]), batch[1]),
+            loss=lambda model, batch: nn.functional.mse_loss(_sums(model, batch), batch[1]),
             measure=_measure,
             finish=lambda sums: {"mse": float(sums[0] / sums[1])},
             metric=self.metric,
@@ -119,28 +118,7 @@ class Addition(Experiment):
         )
         with torch.no_grad():  # the memory divides by θ; start with outputs of order one
             layer.memory_weight.mul_(model.theta / model.order)
-        return LastOutput(layer, nn.Linear(model.hidden, 1))
-
-    def deployable(self, model: nn.Module) -> Steppable | None:
-        if isinstance(model, LastOutput) and isinstance(model.layer, Steppable):
-            return plmu.Sequential(model.layer, model.out)
-        return None
-
-
-class LastOutput(nn.Module):
-    """A recurrent layer and a linear map of its last output, at each sequence's own end."""
-
-    def __init__(self, layer: nn.Module, out: nn.Linear) -> None:
-        super().__init__()
-        self.layer, self.out = layer, out
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        if isinstance(self.layer, Steppable):
-            hidden = self.layer(x, None, lengths)[0]
-        else:
-            hidden = last_valid(self.layer(x)[0], lengths)
-        out: Tensor = self.out(hidden)
-        return out
+        return plmu.Sequential(layer, nn.Linear(model.hidden, 1))
 
 
 def _check_lengths(shortest: int, length: int) -> None:
@@ -148,6 +126,11 @@ def _check_lengths(shortest: int, length: int) -> None:
         raise ValueError(f"model.shortest must be at most model.length = {length}; got {shortest}")
 
 
+def _sums(model: nn.Module, batch: Batch) -> Tensor:
+    out: Tensor = model(batch[0], lengths=batch[2])[0]
+    return out
+
+
 def _measure(model: nn.Module, batch: Batch) -> Tensor:
-    error = (model(batch[0], batch[2]) - batch[1]).double().square().sum()
+    error = (_sums(model, batch) - batch[1]).double().square().sum()
     return torch.stack([error, torch.full_like(error, batch[1].shape[0])])

@@ -10,7 +10,6 @@ from torch import nn
 
 from plmu.arguments import suggestion
 from plmu.data.files import DataConfig
-from plmu.nn.steppable import Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 
@@ -39,7 +38,7 @@ class Experiment(ABC):
     metric: str  # what is reported, and by which the best epoch is chosen on validation data
     paper: ClassVar[dict[str, float]]  # the paper's figure for each model that has one
     percent = False  # whether the score is shown in percent
-    streamable: ClassVar[tuple[str, ...]] = ()  # the models that `deployable` gives a form to
+    streamable: ClassVar[tuple[str, ...]] = ()  # the models that are steppable: they are saved and can be streamed
 
     @property
     @abstractmethod
@@ -57,10 +56,6 @@ class Experiment(ABC):
     @abstractmethod
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         """The untrained model."""
-
-    def deployable(self, model: nn.Module) -> Steppable | None:
-        """The trained model in the form that is saved and streamed, if it has one."""
-        return None
 
     def companions(self, task: Task) -> dict[str, str]:
         """Text files without which the saved model is of no use, by name: they are written into the run's folder."""

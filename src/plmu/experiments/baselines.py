@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+import plmu
 
 
 def lstm(inputs: int, hidden: int, layers: int = 1, forget_bias: float = 1.0) -> nn.LSTM:
@@ -14,3 +16,14 @@ def lstm(inputs: int, hidden: int, layers: int = 1, forget_bias: float = 1.0) ->
             if name.startswith("bias"):  # of the input, forget, cell and output gates, and twice
                 value[hidden : 2 * hidden] = forget_bias / 2
     return layer
+
+
+class LastOutput(nn.Module):
+    """A torch LSTM and a linear map of its last output, at each sequence's own end. Called as our models are."""
+
+    def __init__(self, layer: nn.LSTM, out: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.out = layer, out
+
+    def forward(self, x: Tensor, state: None = None, lengths: Tensor | None = None) -> tuple[Tensor, None]:
+        return self.out(plmu.nn.last_valid(self.layer(x)[0], lengths)), None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from plmu.nn.steppable import ACTIVATIONS
+from plmu.nn import ACTIVATIONS
 
 Range = tuple[Callable[[Any], bool], str]
 

@@ -1,8 +1,7 @@
 """psMNIST (the paper's section 4.1): digits from their 784 pixels, one at a time, in a fixed random order.
 
 Ours: one parallel LMU (d = 468, θ = 784, one memory channel, 346 outputs) whose last output is classified: 166,092
-parameters. The paper gives these and Adam; epochs, batch and regularisation are chosen here, on validation data. The
-memory is standardised, which is a reparametrisation of W_m and b_o and no parameter, and noise and dropout act on it.
+parameters. The paper gives these and Adam; epochs, batch and regularisation are chosen here, on validation data.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, dropout
+from torch.nn.functional import cross_entropy
 
 import plmu
 from plmu.data import mnist
-from plmu.experiments import encoder_last
 from plmu.experiments.base import Config, Experiment
-from plmu.experiments.baselines import lstm
+from plmu.experiments.baselines import LastOutput, lstm
 from plmu.experiments.fields import Checked
-from plmu.nn.steppable import Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 
@@ -103,7 +100,7 @@ class PermutedMNIST(Experiment):
         smoothing = config.model.label_smoothing
 
         def loss(model: nn.Module, batch: Batch) -> Tensor:
-            return cross_entropy(model(batch[0]).float(), batch[1], label_smoothing=smoothing)
+            return cross_entropy(_logits(model, batch).float(), batch[1], label_smoothing=smoothing)
 
         return Task(
             train,
@@ -120,83 +117,37 @@ class PermutedMNIST(Experiment):
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         model = config.model
-        if isinstance(model, PlmuModel):
-            return Ours(model, task.train[0])
-        layer: nn.Module
         if isinstance(model, LSTMModel):
-            layer = lstm(1, model.hidden, forget_bias=model.forget_bias)
-        else:
+            return LastOutput(lstm(1, model.hidden, forget_bias=model.forget_bias), nn.Linear(model.hidden, 10))
+        if isinstance(model, LMUModel):
             layer = plmu.LMU(
                 1, model.hidden, order=model.order, theta=model.theta, init="memory", return_sequences=False
             )
-        return LastOutput(layer, nn.Linear(model.hidden, 10))
-
-    def deployable(self, model: nn.Module) -> Steppable | None:
-        if isinstance(model, Ours):
-            return model.plain()
-        if isinstance(model, LastOutput) and isinstance(model.layer, Steppable):
-            return plmu.Sequential(model.layer, model.out)
-        return None
-
-
-class Ours(nn.Module):
-    """The parallel LMU with its memory standardised by the training data: m → (m − μ) / σ."""
-
-    scale: Tensor  # 1 / σ
-    shift: Tensor  # −μ / σ
-
-    def __init__(self, config: PlmuModel, pixels: Tensor) -> None:
-        super().__init__()
-        self.noise, self.memory_dropout, self.dropout = config.noise, config.memory_dropout, config.dropout
-        self.lmu = plmu.ParallelLMU(
-            1,
-            config.hidden,
-            order=config.order,
-            theta=config.theta,
-            input_to_output=config.input_to_output,
-            return_sequences=False,
+            return plmu.Sequential(layer, nn.Linear(model.hidden, 10))
+        network = plmu.Sequential(
+            plmu.ParallelLMU(
+                1,
+                model.hidden,
+                order=model.order,
+                theta=model.theta,
+                input_to_output=model.input_to_output,
+                standardize=True,
+                memory_noise=model.noise,
+                memory_dropout=model.memory_dropout,
+                return_sequences=False,
+            ),
+            nn.Dropout(model.dropout),
+            nn.Linear(model.hidden, 10),
         )
-        self.out = nn.Linear(config.hidden, 10)
-        with torch.no_grad():
-            m = self.lmu.memory.final_state(pixels[:, :, None], None, None, None).flatten(1)
-        self.register_buffer("scale", 1 / m.std(0))
-        self.register_buffer("shift", -m.mean(0) / m.std(0))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        lmu = self.lmu
-        x = pixels[:, :, None]
-        m = encoder_last.final_state(lmu, x).flatten(1)  # equation 25
-        z = torch.addcmul(self.shift, m, self.scale)
-        if self.training and self.noise:
-            z = torch.add(z, torch.randn_like(z), alpha=self.noise)
-        z = dropout(z, self.memory_dropout, self.training)
-        hidden = lmu._output(lmu._joint_product(z, x[:, -1], lmu.memory_weight))
-        return dropout(hidden, self.dropout, self.training) @ self.out.weight.mT + self.out.bias
-
-    def plain(self) -> Steppable:
-        """The same function with μ and σ multiplied into W_m and b_o: ordinary layers."""
-        lmu = plmu.ParallelLMU(**self.lmu.config)
-        lmu.load_state_dict(self.lmu.state_dict())
-        lmu.to(self.scale.device)
-        assert lmu.bias is not None
-        lmu.bias.data += lmu.memory_weight.data.flatten(1) @ self.shift
-        lmu.memory_weight.data *= self.scale[:, None]
-        return plmu.Sequential(lmu, self.out)
+        plmu.standardize(network, task.train[0][:, :, None])
+        return network
 
 
-class LastOutput(nn.Module):
-    """A recurrent layer and a classifier of its last output."""
-
-    def __init__(self, layer: nn.Module, out: nn.Linear) -> None:
-        super().__init__()
-        self.layer, self.out = layer, out
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        hidden = self.layer(pixels[:, :, None])[0]
-        logits: Tensor = self.out(hidden if hidden.dim() == 2 else hidden[:, -1])
-        return logits
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    logits: Tensor = model(batch[0][:, :, None])[0]
+    return logits
 
 
 def _measure(model: nn.Module, batch: Batch) -> Tensor:
-    right = (model(batch[0]).argmax(1) == batch[1]).sum()
+    right = (_logits(model, batch).argmax(1) == batch[1]).sum()
     return torch.stack([right, torch.full_like(right, batch[1].shape[0])])

@@ -21,7 +21,7 @@ import plmu
 from plmu.experiments import folders
 from plmu.experiments.base import Config, Experiment
 from plmu.report import rows
-from plmu.training.checkpoints import Checkpoints
+from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.errors import RunError
 from plmu.training.folder import clear, held, naming
 from plmu.training.loop import Trainer
@@ -183,7 +183,7 @@ def _run_seed(
     }
     if processes.writes and log is not None:
         log.finish(outcome.history)
-        _write_model(experiment, network, folder)
+        _write_model(network, folder)
         write_json(folder / "result.json", result)  # last: it says that the run is finished
     processes.wait()
 
@@ -192,16 +192,16 @@ def _prepared(experiment: Experiment, config: Config[Any]) -> tuple[Task, nn.Mod
     """Data, the untrained model, and the fingerprint of the data."""
     torch.manual_seed(config.seed)
     task = experiment.task(config)
-    splits = (task.train, task.valid, task.test)  # `build` may put what it computes from them in their place
+    task.check()
     network = experiment.build(config, task)
     frozen = [one.detach() for one in network.parameters() if not one.requires_grad]
+    splits = (task.train, task.valid, task.test)
     return task, network, folders.fingerprint(experiment.companions(task), splits, frozen)
 
 
-def _write_model(experiment: Experiment, network: nn.Module, folder: Path) -> None:
-    deployable = experiment.deployable(network.cpu())
-    if deployable is not None:
-        plmu.save(deployable, folder / "model.plmu")
+def _write_model(network: nn.Module, folder: Path) -> None:
+    if isinstance(network, plmu.nn.Steppable):
+        plmu.save(network.cpu(), folder / "model.plmu")
 
 
 def _write_missing_model(experiment: Experiment, config: Config[Any], folder: Path) -> None:
@@ -210,7 +210,7 @@ def _write_missing_model(experiment: Experiment, config: Config[Any], folder: Pa
     if found is None:
         print(f"{folder} has no model.plmu and no checkpoint to make it from: remove its result.json to train again")
         return
-    _write_model(experiment, found[2], folder)
+    _write_model(found[2], folder)
     print(f"{folder / 'model.plmu'} was missing: made it again from the checkpoint")
 
 
@@ -224,7 +224,8 @@ def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tup
     try:
         network.load_state_dict(best["model"])
     except RuntimeError as error:
-        raise RunError(f"{folder}: its config.json is not of its checkpoints: {' '.join(str(error).split())}") from None
+        differ = " ".join(str(error).split())
+        raise RunError(f"{folder}: its config.json is not of its checkpoints: {differ}{other_version(best)}") from None
     return best["epoch"], task, network
 
 

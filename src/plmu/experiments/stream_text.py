@@ -13,7 +13,7 @@ from torch import nn
 import plmu
 from plmu.data.text import FIRST, UNKNOWN, tokenise
 from plmu.experiments.text_models import VOCABULARY_FILE
-from plmu.nn.steppable import Steppable
+from plmu.nn import Steppable
 from plmu.training.errors import RunError
 
 
@@ -27,6 +27,7 @@ def load(path: Path) -> tuple[Steppable, dict[str, int]]:
         raise RunError(f"{known} is not there, and the model's words are in it: it belongs beside the model")
     model = plmu.load(file)
     first = model.layers[0] if isinstance(model, plmu.Sequential) else None
+    first = first.embedding if isinstance(first, plmu.TokenDelayLayer) else first
     if not isinstance(first, nn.Embedding) or not isinstance(model, Steppable):
         raise RunError(f"{file} is not a model of text: `plmu train imdb` makes one")
     try:

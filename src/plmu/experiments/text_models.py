@@ -4,9 +4,7 @@ Word vectors enter a Delay Network of order 1 whose window is the longest text, 
 classified; of a pair both states a and b, as [a, b, |a − b|, a · b]. Nothing else is learned but, if asked, the word
 vectors. Texts are padded on the right and the layers are told their lengths, so that padding changes nothing.
 
-The state is standardised by what the untrained model makes of training texts, which is a reparametrisation of the
-layer after it and no parameter. While word vectors stay frozen the state is a fixed function of a text: it is computed
-once for all texts, and the last layer alone is trained.
+The state is standardised by what the untrained model makes of training texts.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, dropout, embedding_bag
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import plmu
 from plmu.data import vectors
@@ -26,7 +24,6 @@ from plmu.data.text import FIRST, TextData
 from plmu.experiments.base import Config, Experiment
 from plmu.experiments.baselines import lstm
 from plmu.experiments.fields import Checked
-from plmu.nn.steppable import Steppable, last_valid
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 
@@ -61,7 +58,7 @@ class TextModel(Checked):
     trained: bool = True
     """Whether embeddings are trained; else they stay frozen."""
     word_dropout: float = 0.0
-    """Share of words dropped in training; of no effect where the states are computed once."""
+    """Share of words dropped in training."""
     dropout: float = 0.0
     """Share of the classifier's inputs dropped in training."""
 
@@ -158,17 +155,14 @@ class TextExperiment(Experiment):
             embedding.weight.data = torch.from_numpy(found.matrix)
             description = found.description
         embedding.requires_grad_(model.trained)
-        sides = len(task.train) // 2
-        network = classifier(model, embedding, sides, 1 if self.classes == 2 else self.classes)
+        network = classifier(model, embedding, len(task.train) // 2, 1 if self.classes == 2 else self.classes)
         if not isinstance(model, LSTMModel):
-            network.standardise(task.train[:-1])
+            plmu.standardize(network, _sample(task.train), logits)
         if model.vectors == "zero":  # with states of the same scale
             nn.init.zeros_(embedding.weight)
-            network.mean.zero_()
-        if network.fixed:
-            for name in ("train", "valid", "test"):
-                split = getattr(task, name)
-                setattr(task, name, (*network.states(split[:-1]), split[-1]))
+            for module in network.modules():
+                if isinstance(module, plmu.Standardize):
+                    module.mean.zero_()
         besides = sum(p.numel() for p in network.parameters()) - embedding.weight.numel()
         task.notes |= {
             "vectors": description,
@@ -177,183 +171,97 @@ class TextExperiment(Experiment):
         }
         return network
 
-    def deployable(self, model: nn.Module) -> Steppable | None:
-        return model.plain() if isinstance(model, TextClassifier) else None
-
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, TextTask)
         return {VOCABULARY_FILE: "".join(f"{word}\n" for word in task.words)}
 
 
-def classifier(config: TextModel, embedding: nn.Embedding, sides: int, outputs: int) -> TextClassifier:
+def classifier(config: TextModel, embedding: nn.Embedding, sides: int, outputs: int) -> nn.Module:
     """The untrained model of a configuration."""
-    encoder: nn.Module
     size = embedding.embedding_dim
-    if isinstance(config, PlmuModel):
-        encoder = plmu.DelayLayer(size, order=config.order, theta=config.theta, return_sequences=False)
-        features = encoder.output_size
-    elif isinstance(config, DeepModel):
-        encoder = plmu.Sequential(
-            plmu.ParallelLMU(
-                size, config.hidden, order=config.order, theta=list(config.thetas), memory_size=config.memory
-            ),
-            plmu.DelayLayer(config.hidden, order=config.pool_order, theta=config.theta, return_sequences=False),
-        )
-        features = config.pool_order * config.hidden
-    else:
-        assert isinstance(config, LSTMModel)
-        encoder = lstm(size, config.hidden, forget_bias=config.forget_bias)
+    words = nn.Dropout1d(config.word_dropout)
+    if isinstance(config, LSTMModel):
+        encoder: nn.Module = LSTMEncoder(embedding, words, lstm(size, config.hidden, forget_bias=config.forget_bias))
         features = config.hidden
+    elif isinstance(config, DeepModel):
+        lmu = plmu.ParallelLMU(
+            size, config.hidden, order=config.order, theta=list(config.thetas), memory_size=config.memory
+        )
+        pool = plmu.DelayLayer(config.hidden, order=config.pool_order, theta=config.theta, return_sequences=False)
+        encoder = plmu.Sequential(embedding, words, lmu, pool)
+        features = pool.output_size
+    else:
+        assert isinstance(config, PlmuModel)
+        encoder = plmu.TokenDelayLayer(
+            embedding.num_embeddings, size, order=config.order, theta=config.theta, token_dropout=config.word_dropout
+        )
+        encoder.embedding = embedding
+        features = encoder.output_size
     features *= 1 if sides == 1 else 4
-    head = nn.Sequential(nn.Linear(features, outputs))
+    head: list[nn.Module] = [nn.Dropout(config.dropout)]
+    if not isinstance(config, LSTMModel):
+        head.insert(0, plmu.Standardize(features))
     if isinstance(config, DeepModel):
-        head = nn.Sequential(nn.Linear(features, config.dense), nn.ReLU(), nn.Linear(config.dense, outputs))
-    return TextClassifier(embedding, encoder, head, sides, config.longest, config.word_dropout, config.dropout)
+        head += [nn.Linear(features, config.dense), nn.ReLU(), nn.Linear(config.dense, outputs)]
+    else:
+        head += [nn.Linear(features, outputs)]
+    if sides == 1 and isinstance(encoder, plmu.nn.Steppable):
+        layers = list(encoder.layers) if isinstance(encoder, plmu.Sequential) else [encoder]
+        return plmu.Sequential(*layers, *head)
+    return TextClassifier(encoder, nn.Sequential(*head))
 
 
 class TextClassifier(nn.Module):
-    """Embedding, encoder and classifier of one text or two.
+    """An encoder of texts, and a classifier of one text's features a, or of a pair's [a, b, |a − b|, a · b]."""
 
-    Called with tokens and lengths of each text, or with the states that `states` made of them.
-    """
-
-    mean: Tensor
-    std: Tensor
-    _response: Tensor | None
-
-    def __init__(
-        self,
-        embedding: nn.Embedding,
-        encoder: nn.Module,
-        head: nn.Sequential,
-        sides: int,
-        longest: int,
-        word_dropout: float = 0.0,
-        dropped: float = 0.0,
-    ) -> None:
+    def __init__(self, encoder: nn.Module, head: nn.Sequential) -> None:
         super().__init__()
-        self.embedding, self.encoder, self.head, self.sides = embedding, encoder, head, sides
-        self.word_dropout, self.dropout = word_dropout, dropped
-        features = _first(head).in_features
-        self.register_buffer("mean", torch.zeros(features))
-        self.register_buffer("std", torch.ones(features))
-        response = None
-        if isinstance(encoder, plmu.DelayLayer):
-            order, theta = encoder.config["order"], encoder.config["theta"]
-            response = plmu.DelayNetwork(order, theta).discretize(dt=1.0).impulse_response(longest).float()
-        self.register_buffer("_response", response, persistent=False)  # (order, time)
-
-    @property
-    def fixed(self) -> bool:
-        """Whether nothing before the classifier is trained."""
-        return not any(p.requires_grad for part in (self.embedding, self.encoder) for p in part.parameters())
+        self.encoder, self.head = encoder, head
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        z = (self._features(inputs) - self.mean) / self.std
-        logits: Tensor = self.head(dropout(z, self.dropout, self.training))
-        return logits
-
-    def encode(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Tokens (batch, time) to the state at each text's own end (batch, features)."""
-        if self._response is not None:
-            return self._sums(tokens, lengths)
-        x = self.embedding(tokens)
-        if self.training and self.word_dropout:
-            x = x * self._kept(tokens, x.dtype)[:, :, None]
-        out: Tensor
-        if isinstance(self.encoder, Steppable):
-            out = self.encoder(x, None, lengths)[0]
-        else:
-            out = last_valid(self.encoder(x)[0], lengths)
+        """Tokens (batch, time) and lengths (batch,) of each text to logits (batch, outputs)."""
+        tokens, lengths = torch.cat(inputs[0::2]), torch.cat(inputs[1::2])  # all texts in one call
+        features: Tensor = self.encoder(tokens, lengths=lengths)[0]
+        if len(inputs) > 2:
+            a, b = features.chunk(2)
+            features = torch.cat([a, b, (a - b).abs(), a * b], dim=1)
+        out: Tensor = self.head(features)
         return out
 
-    def _sums(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Equation 25 straight from the table of embeddings: for each order a sum of a text's rows, weighted by the
-        impulse response at their distance from its end. The same as embedding and encoder, but the embedded text
-        (batch, time, channels), by far the largest tensor of the model, is never made."""
-        assert self._response is not None
-        age = lengths[:, None] - 1 - torch.arange(tokens.shape[1], device=tokens.device)
-        weights = torch.where(age >= 0, self._response[:, age.clamp(min=0)], 0.0)  # (order, batch, time)
-        table = self.embedding.weight
-        if self.training and self.word_dropout:
-            weights = weights * self._kept(tokens, weights.dtype)
-        sums = [embedding_bag(tokens, table, mode="sum", per_sample_weights=one.to(table.dtype)) for one in weights]
-        return torch.cat(sums, dim=1)
 
-    def _kept(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """Zero for the words that are dropped, and more than one for the others."""
-        return dropout(torch.ones(tokens.shape, dtype=dtype, device=tokens.device), self.word_dropout)
+class LSTMEncoder(nn.Module):
+    """Word vectors and an LSTM, to its last output."""
 
-    @torch.no_grad()
-    def states(self, inputs: Batch) -> tuple[Tensor, ...]:
-        """The state of each text of tokens and lengths, for all examples: short texts together."""
-        training = self.training
-        self.eval()
-        out = []
-        for tokens, lengths in zip(inputs[0::2], inputs[1::2], strict=True):
-            made = None
-            order = lengths.argsort(stable=True)
-            for rows in order.split(500):
-                longest = max(1, int(lengths[rows].max()))
-                part = self.encode(tokens[rows, :longest], lengths[rows])
-                made = part.new_empty(len(order), part.shape[1]) if made is None else made
-                made[rows] = part
-            assert made is not None
-            out.append(made)
-        self.train(training)
-        return tuple(out)
+    def __init__(self, embedding: nn.Embedding, words: nn.Dropout1d, layer: nn.LSTM) -> None:
+        super().__init__()
+        self.embedding, self.words, self.layer = embedding, words, layer
 
-    @torch.no_grad()
-    def standardise(self, inputs: Batch) -> None:
-        """Set mean and std from some examples, the same ones each time."""
-        rows = np.random.default_rng(0).permutation(len(inputs[0]))[:SAMPLE]
-        features = self._features(self.states(tuple(part[torch.from_numpy(rows)] for part in inputs)))
-        std = features.std(0, unbiased=False)
-        self.mean.copy_(features.mean(0))
-        self.std.copy_(torch.where(std > 1e-6 * std.max(), std, 1.0))
-
-    def plain(self) -> Steppable | None:
-        """The same function of one text in ordinary layers, the standardisation multiplied into the first of the head;
-        None for pairs and the LSTM, which have no such form."""
-        if self.sides != 1 or not isinstance(self.encoder, Steppable):
-            return None
-        first = _first(self.head)
-        folded = nn.Linear(first.in_features, first.out_features)
-        with torch.no_grad():
-            folded.weight.copy_(first.weight / self.std)
-            folded.bias.copy_(first.bias - folded.weight @ self.mean)
-        before = self.encoder.layers if isinstance(self.encoder, plmu.Sequential) else [self.encoder]
-        return plmu.Sequential(self.embedding, *before, folded, *list(self.head)[1:])
-
-    def _features(self, inputs: Batch) -> Tensor:
-        if not inputs[0].is_floating_point():
-            if self.sides == 1:
-                inputs = (self.encode(*inputs),)
-            else:  # both texts in one call
-                tokens, lengths = torch.cat(inputs[0::2]), torch.cat(inputs[1::2])
-                inputs = self.encode(tokens, lengths).chunk(2)
-        if self.sides == 1:
-            return inputs[0]
-        a, b = inputs
-        return torch.cat([a, b, (a - b).abs(), a * b], dim=1)
+    def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, None]:
+        return plmu.nn.last_valid(self.layer(self.words(self.embedding(tokens)))[0], lengths), None
 
 
-def _first(head: nn.Sequential) -> nn.Linear:
-    first = head[0]
-    assert isinstance(first, nn.Linear)
-    return first
+def logits(model: nn.Module, inputs: Batch) -> Tensor:
+    """Tokens and lengths of each text to logits."""
+    out: Tensor = model(inputs[0], lengths=inputs[1])[0] if isinstance(model, plmu.Sequential) else model(*inputs)
+    return out
+
+
+def _sample(train: Batch) -> list[Batch]:
+    """Some training examples without their labels, the same ones each time, in batches."""
+    rows = torch.from_numpy(np.random.default_rng(0).permutation(len(train[0]))[:SAMPLE])
+    return [tuple(part[some] for part in train[:-1]) for some in rows.split(250)]
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    logits = model(*batch[:-1]).float()
-    if logits.shape[1] == 1:
-        return binary_cross_entropy_with_logits(logits[:, 0], batch[-1].float())
-    return cross_entropy(logits, batch[-1])
+    out = logits(model, batch[:-1]).float()
+    if out.shape[1] == 1:
+        return binary_cross_entropy_with_logits(out[:, 0], batch[-1].float())
+    return cross_entropy(out, batch[-1])
 
 
 def _measure(model: nn.Module, batch: Batch) -> Tensor:
-    logits = model(*batch[:-1])
-    chosen = (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+    out = logits(model, batch[:-1])
+    chosen = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
     right = (chosen == batch[-1]).sum()
     return torch.stack([right, torch.full_like(right, batch[-1].shape[0])])
 

@@ -40,7 +40,8 @@ class Scale(Stateless):
     offset: Tensor  # (features,)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.offset, x, self.scale)
+        wide = x if x.dtype == self.scale.dtype else x.to(self.scale.dtype)
+        return torch.addcmul(self.offset, wide, self.scale).to(x.dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,9 @@ from plmu.nn.folding import fold
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.sequential import Residual, Sequential
-from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, reverse
+from plmu.nn.standardization import Standardize, standardize
+from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, last_valid, reverse
+from plmu.nn.tokens import TokenDelayLayer
 
 __all__ = [
     "ACTIVATIONS",
@@ -17,8 +19,12 @@ __all__ = [
     "ParallelLMU",
     "Residual",
     "Sequential",
+    "Standardize",
     "Steppable",
+    "TokenDelayLayer",
     "detached",
     "fold",
+    "last_valid",
     "reverse",
+    "standardize",
 ]

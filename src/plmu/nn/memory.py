@@ -19,7 +19,7 @@ from plmu.ops.check import Lengths, check_state, result_dtype
 from plmu.ops.matrices import step_matrix
 from plmu.ops.plan import ALGORITHMS
 from plmu.ops.recurrent import Stepper
-from plmu.systems import DelayNetwork, LinearSystem
+from plmu.systems import DelayNetwork, LinearSystem, is_stable
 
 TRAINABLE = ("none", "theta", "system")
 _NARROW = (torch.float16, torch.bfloat16)
@@ -110,6 +110,14 @@ class Memory(nn.Module):
             known = not values_unknown(self.log_theta)
             return [math.exp(value) for value in self.log_theta.tolist()] if known else []
         return self._thetas if self.trainable == "none" else []
+
+    def noise_std(self) -> Tensor:
+        """The standard deviation (order, channels) of each coefficient for white noise of variance 1, once the window
+        is full. 1 for a system that does not forget, where there is none."""
+        with torch.no_grad():
+            stds = [one.numbers(_stationary_std) for one in self._fixed]
+        columns = torch.tensor(stds, dtype=torch.float64).mT  # (order, groups)
+        return columns.repeat_interleave(self.channels // self.groups, dim=1)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -246,6 +254,25 @@ def plain_theta(theta: Any) -> Any:
     if isinstance(theta, Sequence) and not isinstance(theta, str):
         return [plain_theta(one) for one in theta]
     return float(theta) if isinstance(theta, Real) and not isinstance(theta, bool) else theta
+
+
+def _stationary_std(system: LinearSystem) -> Tensor:
+    """The standard deviation of each coefficient, (order,), for white noise of variance 1 that has always been there.
+
+    The covariance P = Ā P Āᵀ + B̄ B̄ᵀ is summed over twice as many steps at a time. 1 where there is none.
+    """
+    if not is_stable(system.A):
+        return torch.ones(system.order, dtype=torch.float64)
+    B = system.B.reshape(system.order, -1)
+    power, covariance = system.A, B @ B.mT
+    while True:
+        more = power @ covariance @ power.mT
+        covariance = covariance + more
+        if float(more.diagonal().abs().max()) <= 1e-12 * float(covariance.diagonal().max()):
+            break
+        power = power @ power
+    std = covariance.diagonal().sqrt()
+    return torch.where(std > 0, std, 1.0)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

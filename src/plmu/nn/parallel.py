@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import dropout, linear
 
 from plmu.folded import Folded, LinearMemory, ParallelMemory, Place, Stateless, Stepped, wide_dtype
-from plmu.modes import autocasts, is_open
+from plmu.modes import autocasts, is_open, values_unknown
+from plmu.nn import encoder_after
 from plmu.nn.folding import fold_activation, fold_linear, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
-from plmu.nn.steppable import Activation, activation, check_features, factory, last_valid, options_repr, positive
+from plmu.nn.standardization import Standardize
+from plmu.nn.steppable import (
+    Activation,
+    activation,
+    check_features,
+    factory,
+    last_valid,
+    options_repr,
+    positive,
+    share,
+)
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.ops.plan import may_store
@@ -49,6 +61,11 @@ class ParallelLMU(Filling):
         algorithm: "auto", or one by name; see `plmu.plan`.
         missing: what NaN in x means: None takes it as it is; "hold" repeats the last value of that feature, "zero"
             takes zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
+        standardize: read (m − μ) / σ instead of m in equation 20, a reparametrisation of W_m and b_o that lets all
+            orders learn at one rate and the memory's share of the output not fade with theta. `plmu.standardize(model,
+            data)` measures μ and σ; until then μ is 0 and σ that of white noise of variance 1 in u.
+        memory_noise: standard deviation of noise on the standardised memory in training; needs `standardize`.
+        memory_dropout: share of memory coefficients dropped in training. With this or noise, m is stored in training.
         device, dtype: of the parameters, as in `torch.nn`; a trained memory's own are float32 or wider.
     """
 
@@ -73,6 +90,9 @@ class ParallelLMU(Filling):
         return_sequences: bool = True,
         algorithm: str = "auto",
         missing: str | None = None,
+        standardize: bool = False,
+        memory_noise: float = 0.0,
+        memory_dropout: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -94,8 +114,12 @@ class ParallelLMU(Filling):
             "return_sequences": return_sequences,
             "algorithm": algorithm,
             "missing": checked_missing(missing),
+            "standardize": standardize,
+            "memory_noise": _checked_noise(memory_noise, standardize),
+            "memory_dropout": share(memory_dropout, "memory_dropout"),
         }
         self.missing = missing
+        self.memory_noise, self.memory_dropout = float(memory_noise), float(memory_dropout)
         place = factory(device, dtype)
         if not encoder and input_activation is not None:
             raise ValueError("input_activation is applied to the encoded input: with encoder=False it must be None")
@@ -112,6 +136,7 @@ class ParallelLMU(Filling):
         self.memory_weight = nn.Parameter(torch.empty(hidden_size, self.memory.order, self.memory_size, **place))
         self.input_weight = nn.Parameter(torch.empty(hidden_size, input_size, **place)) if input_to_output else None
         self.bias = nn.Parameter(torch.empty(hidden_size, **place)) if bias else None
+        self.standardize = Standardize((self.memory.order, self.memory_size), **place) if standardize else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -131,6 +156,8 @@ class ParallelLMU(Filling):
             nn.init.xavier_uniform_(self.input_weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+        if self.standardize is not None and not values_unknown(self.standardize.std):
+            self.standardize.set(0.0, self.memory.noise_std())
 
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
@@ -143,20 +170,41 @@ class ParallelLMU(Filling):
         check_features(x, 3, self.input_size, self.memory_weight)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         x = keep_valid(x, known)
-        u = self._encode(x)
+        after = encoder_after.applies(self, x, state, resets)
+        u = x if after else self._encode(x)
         if not self.returns_sequences:
             last = self.memory.final_state(u, state, known, resets)
-            out = self._output_of_state(last, last_valid(x, known))
+            if after:
+                last = encoder_after.encoded_state(self, last, x.shape[1], known)
+            out = self._output_of_final(last, last_valid(x, known), known)
             return out if known is None else torch.where((known > 0)[:, None], out, 0.0), last
-        if self._stores_m(u):
+        if self._measures or self._disturbs:
             m, last = self.memory.states(u, state, known, resets)
-            total = self._joint_product(m.flatten(2), x, self.memory_weight)
+            m = encoder_after.encoded_states(self, m) if after else m
+            total = self._joint_product(self._standardized(m, known), x, self.memory_weight, self.bias)
         else:
-            total, last = self.memory.project(u, self.memory_weight, state, known, resets)
-            from_input = self._from_input(x)
+            total, last = self._projected(u, x, state, known, resets, after)
+        if after:
+            last = encoder_after.encoded_state(self, last, x.shape[1], known)
+        return keep_valid(self._output(total), known), last
+
+    def _projected(
+        self, u: Tensor, x: Tensor, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None, after: bool
+    ) -> tuple[Tensor, Tensor]:
+        """W_m m + W_x x + b_o for all steps, and the final state of u; m is stored only where that is faster."""
+        weight, bias = self._readout()
+        constant = None
+        if after:
+            weight, constant = encoder_after.readout(self, weight, x)
+        if self._stores_m(u):
+            m, last = self.memory.states(u, state, lengths, resets)
+            total = self._joint_product(m.flatten(2), x, weight, bias)
+        else:
+            total, last = self.memory.project(u, weight, state, lengths, resets)
+            from_input = self._from_input(x, bias)
             if from_input is not None:
                 total = total + from_input.to(total.dtype)
-        return keep_valid(self._output(total), known), last
+        return total if constant is None else total + constant, last
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size, self.memory_weight)
@@ -207,32 +255,56 @@ class ParallelLMU(Filling):
             u = gate * u + (1 - gate) * x
         return u
 
-    def _from_input(self, x: Tensor) -> Tensor | None:
-        """W_x x + b_o, what of it there is."""
-        return self.bias if self.input_weight is None else linear(x, self.input_weight, self.bias)
+    @property
+    def _measures(self) -> bool:
+        """Whether `plmu.standardize` is at work and wants to see m."""
+        return self.standardize is not None and self.standardize.measuring
+
+    @property
+    def _disturbs(self) -> bool:
+        """Whether there is noise or dropout on the memory, in training."""
+        return self.training and bool(self.memory_noise or self.memory_dropout)
+
+    def _standardized(self, m: Tensor, lengths: Tensor | None) -> Tensor:
+        """m (..., order, channels) as W_m reads it, flattened: standardised, and in training disturbed."""
+        if self.standardize is not None:
+            m = self.standardize(m, lengths)
+        if self.training and self.memory_noise:
+            m = torch.add(m, torch.randn_like(m), alpha=self.memory_noise)
+        return dropout(m.flatten(-2), self.memory_dropout, self.training)
 
     def _readout(self) -> tuple[Tensor, Tensor | None]:
-        """The weight (out, order, channels) and the bias that act on m."""
-        return self.memory_weight, self.bias
+        """W_m and b_o for m as it is, with the standardisation multiplied in."""
+        if self.standardize is None:
+            return self.memory_weight, self.bias
+        weight = self.memory_weight / self.standardize.std
+        offset = weight.flatten(1) @ self.standardize.mean.flatten().to(weight.dtype)
+        bias = -offset if self.bias is None else self.bias - offset
+        return weight.to(self.memory_weight.dtype), bias.to(self.memory_weight.dtype)
+
+    def _from_input(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """W_x x + b_o, what of it there is."""
+        return bias if self.input_weight is None else linear(x, self.input_weight, bias)
 
     def _stores_m(self, u: Tensor) -> bool:
         """Whether m is one channel, no larger than the output, small enough to be stored, and not rounded by it."""
         memory = self.memory
-        thin = memory.channels == 1 and memory.order <= self.hidden_size and memory.algorithm == "auto"
+        channels = u.shape[2] if memory.systems()[0].inputs is None else 1
+        thin = channels == 1 and memory.order <= self.hidden_size and memory.algorithm == "auto"
         rounded = u.dtype in (torch.float16, torch.bfloat16) or autocasts(u.device)
         stored = is_open(*u.shape[:2]) or may_store(u.shape[0] * u.shape[1] * memory.order, u)
         return thin and not rounded and stored
 
-    def _joint_product(self, m: Tensor, x: Tensor, memory_weight: Tensor) -> Tensor:
+    def _joint_product(self, m: Tensor, x: Tensor, memory_weight: Tensor, bias: Tensor | None) -> Tensor:
         """W_m m + W_x x + b_o for m (..., order) as one product, of m and x side by side. One with x alone, of few
         features, would take as long, and so would summing the gradient of b_o: it has a column of ones instead."""
         inputs, weights = [_as(m, x.dtype)], [memory_weight.flatten(1)]
         if self.input_weight is not None:
             inputs.append(x)
             weights.append(self.input_weight)
-        if self.bias is not None:
+        if bias is not None:
             inputs.append(x.new_ones(1).expand(*x.shape[:-1], 1))
-            weights.append(self.bias[:, None])
+            weights.append(bias[:, None])
         return torch.cat(inputs, dim=-1) @ torch.cat(weights, dim=1).mT
 
     def _output(self, total: Tensor) -> Tensor:
@@ -240,9 +312,17 @@ class ParallelLMU(Filling):
 
     def _output_of_state(self, m: Tensor, x: Tensor) -> Tensor:
         """Equation 20 for one state m (batch, order, channels)."""
-        flat, weight = _as(m, x.dtype).flatten(1), self.memory_weight.flatten(1)
-        from_input = self._from_input(x)
+        memory_weight, bias = self._readout()
+        flat, weight = _as(m, x.dtype).flatten(1), memory_weight.flatten(1)
+        from_input = self._from_input(x, bias)
         return self._output(linear(flat, weight) if from_input is None else torch.addmm(from_input, flat, weight.mT))
+
+    def _output_of_final(self, m: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """The same for the final states of a batch, which may be measured, and in training disturbed."""
+        if self.standardize is None and not self._disturbs:
+            return self._output_of_state(m, x)
+        z = self._standardized(_as(m, x.dtype), lengths)
+        return self._output(self._joint_product(z, x, self.memory_weight, self.bias))
 
     def extra_repr(self) -> str:
         options = options_repr(self, ParallelLMU, input_activation=self.f1, output_activation=self.f2)
@@ -270,6 +350,14 @@ def _multiplied_out(
     rows = [torch.cat([change, B], dim=1), torch.cat([readout @ A, from_input], dim=1)]
     constant = torch.cat([offset, output_offset])
     return LinearMemory(torch.cat(rows), constant, order, system.near_identity, activation, **place)
+
+
+def _checked_noise(noise: float, standardize: bool) -> float:
+    if not isinstance(noise, int | float) or not 0 <= noise < math.inf:
+        raise ValueError(f"memory_noise must be a number of at least 0, got {noise!r}")
+    if noise and not standardize:
+        raise ValueError(f"memory_noise={noise} is relative to the standardised memory: it needs standardize=True")
+    return float(noise)
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:

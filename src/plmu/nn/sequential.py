@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from plmu.folded import Folded, Sum
 from plmu.modes import autocasts
+from plmu.nn.dense import dense
 from plmu.nn.folding import fold_module, fold_stack
 from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.standardization import Standardize
 from plmu.nn.steppable import Steppable, changed
+from plmu.nn.tokens import TokenDelayLayer
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
 
 # Modules of torch that act on each time step alone, on the last axis or on single elements.
@@ -23,6 +26,7 @@ PER_STEP: tuple[type[nn.Module], ...] = (
     nn.RMSNorm,
     nn.Identity,
     nn.Dropout,
+    nn.Dropout1d,  # of whole steps: it takes time for the channels
     nn.AlphaDropout,
     nn.ReLU,
     nn.ReLU6,
@@ -143,6 +147,10 @@ class Sequential(Filling):
         for index, module in enumerate(self.layers):
             if isinstance(module, Steppable):
                 x, states[index] = module(x, states[index], known, resets=resets)
+            elif isinstance(module, Standardize):
+                x = module(x, known)
+            elif isinstance(module, nn.Linear):
+                x = dense(module, x)
             else:
                 x = _each_step(module, x)
         return _keep_output(x, known, self.returns_sequences), tuple(states)
@@ -169,8 +177,8 @@ class Sequential(Filling):
     def _fills(self) -> str | None:
         if self.missing is not None:
             return self.missing
-        seen = (module for module in self.layers if not isinstance(module, nn.Identity | nn.Dropout | nn.AlphaDropout))
-        return next(map(fills, seen), None)
+        unseen = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
+        return next((fills(module) for module in self.layers if not isinstance(module, unseen)), None)
 
     def extra_repr(self) -> str:
         return "" if self.missing is None else f"missing={self.missing}"
@@ -265,6 +273,8 @@ def entrance(module: nn.Module) -> nn.Module | None:
     """The first module inside that decides what an input must look like; None where nothing does."""
     if isinstance(module, Residual):
         return entrance(module.module)
+    if isinstance(module, TokenDelayLayer):
+        return module.embedding
     if isinstance(module, Sequential | nn.Sequential):
         for inner in module.layers if isinstance(module, Sequential) else module:
             first = entrance(inner)
@@ -281,6 +291,8 @@ def features_of(module: nn.Module | None) -> int | None:
         return module.in_features
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return int(module.normalized_shape[-1])
+    if isinstance(module, Standardize):
+        return module.features[-1]
     size = getattr(module, "input_size", None)
     return size if isinstance(module, Steppable) and isinstance(size, int) else None
 

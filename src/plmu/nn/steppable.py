@@ -114,6 +114,13 @@ def positive(value: int, name: str) -> int:
     return whole
 
 
+def share(value: float, name: str) -> float:
+    """A dropout probability."""
+    if not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(f"{name} must be a number of at least 0 and below 1, got {value!r}")
+    return float(value)
+
+
 def activation_name(function: object) -> str | None:
     """The name of a function in ACTIVATIONS, if it is there."""
     return next((name for name, known in ACTIVATIONS.items() if known is function), None)
@@ -121,6 +128,7 @@ def activation_name(function: object) -> str | None:
 
 # What a layer's memory shows of itself, or the layer in another way.
 _SHOWN = {"input_size", "hidden_size", "channels", "memory_size", "order", "theta", "system", "trainable"}
+_SHOWN |= {"num_embeddings", "embedding_dim"}
 
 
 def options_repr(layer: nn.Module, kind: type[nn.Module], **activations: Callable[[Tensor], Tensor] | None) -> str:
@@ -150,8 +158,14 @@ def factory(device: torch.device | str | None, dtype: torch.dtype | None) -> Fac
     return {"device": device, "dtype": dtype}
 
 
-def last_valid(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """The last valid step of x (batch, time, features); zero where a length is 0."""
+def last_valid(x: Tensor, lengths: Lengths = None) -> Tensor:
+    """The last step of x (batch, time, features) that is no padding, (batch, features); zero where a length is 0.
+
+    Args:
+        x: a sequence, padded on the right.
+        lengths: how long each sequence is, (batch,); None for no padding.
+    """
+    lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     if lengths is None:
         return x[:, -1]
     index = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+import plmu
 from plmu.files import replacing
 from plmu.training.errors import CheckpointError, RunError
 
@@ -87,7 +88,7 @@ class Checkpoints:
             if kept is not None:
                 return kept
         found = self.newest(rename=False)
-        return None if found is None else found["best"]
+        return None if found is None or found["best"] is None else {**found["best"], "plmu": written_by(found)}
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         try:
@@ -122,6 +123,21 @@ class Checkpoints:
         """Each step that has a checkpoint, in order."""
         named = ((re.fullmatch(r"step-(\d+)\.ckpt", path.name), path) for path in self.folder.glob("step-*.ckpt"))
         return sorted((int(match[1]), path) for match, path in named if match)
+
+
+def written_by(content: dict[str, Any]) -> str:
+    """The version of plmu that wrote a checkpoint; 0.1.0 did not say so."""
+    return str(content.get("plmu", "0.1.0"))
+
+
+def other_version(content: dict[str, Any]) -> str:
+    """What to add to an error about a checkpoint that does not fit, where another version wrote it."""
+    version = written_by(content)
+    if version == plmu.__version__:
+        return ""
+    return (
+        f". It was written by plmu {version} and this is {plmu.__version__}, whose models may differ: use that version"
+    )
 
 
 def _set_aside(path: Path) -> str:

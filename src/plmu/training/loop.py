@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from plmu.ops import for_graphs
-from plmu.training.checkpoints import Checkpoints
+import plmu
+from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.config import TrainingConfig
 from plmu.training.errors import CheckpointError, Diverged, RunError
 from plmu.training.processes import Processes
@@ -110,6 +110,10 @@ class Trainer:
         self.seconds = 0.0
         torch.manual_seed(seed * 65_537 + processes.rank)
         self._step = self._captured() if graphed else self._eager
+
+    def one_step(self) -> None:
+        """One training step on the examples of `index`: loss, gradients, optimizer. Benchmarks time it."""
+        self._step()
 
     def run(self) -> Outcome:
         """Train to the last epoch, then score the best model on test."""
@@ -201,7 +205,8 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.loss_sum += loss.detach()
-        if self.average is not None and self.config.average is not None:
+        if self.average is not None:
+            assert self.config.average is not None
             blend = get_ema_multi_avg_fn(self.config.average)
             blend(self.average, [p.detach() for p in self.model.parameters()], 0)
 
@@ -213,7 +218,7 @@ class Trainer:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with for_graphs():
+        with plmu.for_graphs():
             with torch.cuda.stream(stream):
                 for _ in range(3):
                     self._eager()
@@ -278,7 +283,7 @@ class Trainer:
                 kept += f" and is in {self.checkpoints.best_path}; `plmu evaluate` scores it"
                 try:
                     if self.processes.writes:
-                        self.checkpoints.keep_best(self.best)
+                        self.checkpoints.keep_best({**self.best, "plmu": plmu.__version__})
                 except CheckpointError as error:
                     kept = f"the best model so far is of epoch {self.best['epoch']} and is lost: {error}"
                 self.processes.wait()
@@ -348,7 +353,7 @@ class Trainer:
             assert self.checkpoints is not None
             raise RunError(
                 f"the newest checkpoint in {self.checkpoints.folder} is not of this run"
-                f" ({' '.join(str(error).split())}): remove it, or choose another --name"
+                f" ({' '.join(str(error).split())}): remove it, or choose another --name{other_version(found)}"
             ) from error
         if self.progress is not None:
             self.progress.at(self.epoch + self.step / self.steps_per_epoch)

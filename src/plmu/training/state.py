@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import plmu
+
 if TYPE_CHECKING:
     from plmu.training.loop import Trainer
 
@@ -23,6 +25,7 @@ def snapshot(trainer: Trainer) -> dict[str, Any]:
         generators = [None] * processes.count
         dist.all_gather_object(generators, own)
     return {
+        "plmu": plmu.__version__,
         "epoch": trainer.epoch,
         "step": trainer.step,
         "model": trainer.model.state_dict(),

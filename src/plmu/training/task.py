@@ -56,7 +56,9 @@ class Task:
 def check_finite(name: str, data: Batch) -> None:
     """See that a split's tensors are finite; the error says where the first value is that is not."""
     for number, values in enumerate(data):
-        wrong = ~values.isfinite() if values.is_floating_point() else torch.zeros(0, dtype=torch.bool)
+        if not values.is_floating_point():
+            continue
+        wrong = ~values.isfinite()
         if wrong.any():
             first = tuple(wrong.nonzero()[0].tolist())
             raise RunError(

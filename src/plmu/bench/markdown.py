@@ -1,0 +1,212 @@
+"""Tables of benchmark results for a page: what `plmu report --performance FILE` writes between the page's marks.
+
+A place for the table NAME is marked by the lines `<!-- bench NAME: begin -->` and `<!-- bench NAME: end -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from plmu.bench.show import comparisons
+
+Found = dict[str, Any]
+MARK = re.compile(r"<!-- bench (?P<name>[\w-]+): begin -->\n.*?<!-- bench (?P=name): end -->", re.DOTALL)
+ALGORITHMS = ("fused", "chunked", "fft", "toeplitz", "recurrent")
+BOTH = "milliseconds forward and backward"
+
+
+def fill(page: str, results: Path) -> str:
+    """The page with every marked table made anew from the JSON files of a folder."""
+
+    def table(mark: re.Match[str]) -> str:
+        name = mark["name"]
+        if name not in TABLES:
+            raise ValueError(f"there is no table {name!r}: it is one of {', '.join(TABLES)}")
+        file, command, make = TABLES[name]
+        path = results / file
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            made = make(found)
+        except KeyError:  # an older file, or none
+            made = f"*No results in {file}: run `{command}`.*"
+        return f"<!-- bench {name}: begin -->\n{made}\n<!-- bench {name}: end -->"
+
+    return MARK.sub(table, page)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    """To `digits` figures, never as a power of ten."""
+    if value is None:
+        return ""
+    if value >= 10**digits:
+        return f"{value:,.0f}"
+    text = f"{value:#.{digits}g}"
+    return f"{value:.{digits}f}" if "e" in text else text.rstrip(".")
+
+
+def _parameters(row: Found) -> str:
+    return f"{row['parameters'] / 1e6:.2f}"
+
+
+def whole(found: Found) -> str:
+    """Milliseconds of each layer, and its parameters in millions; a line for each comparison."""
+    names = list(dict.fromkeys(row["layer"] for row in found["whole layers"]))
+    lines = []
+    for rows in comparisons(found):
+        known = {row["layer"]: f"{_number(row[BOTH])} ({_parameters(row)})" for row in rows}
+        lines.append([rows[0]["shape"], *(known.get(name, "") for name in names)])
+    return _table(["shape", *names], lines)
+
+
+def whole_ratios(found: Found) -> str:
+    """For each baseline: its time over ours, from the least to the most, and where it is faster."""
+    groups = comparisons(found)
+    lines = []
+    for name in dict.fromkeys(row["layer"] for rows in groups for row in rows[1:]):
+        known = [(row["times ours"], row) for rows in groups for row in rows if row["layer"] == name]
+        ratios = [ratio for ratio, _ in known]
+        wins = [f"order {row['order']}, {_parameters(row)} M" for ratio, row in known if ratio < 1]
+        lines.append([name, f"{_number(min(ratios))} to {_number(max(ratios))}", "; ".join(wins) or "nowhere"])
+    return _table(["baseline", "its time over ours", "faster than ours at"], lines)
+
+
+def whole_widths(found: Found) -> str:
+    """How wide each layer was made, a line for each comparison; and what ran it."""
+    names = list(dict.fromkeys(row["layer"] for row in found["whole layers"]))
+    lines = []
+    for rows in comparisons(found):
+        known = {row["layer"]: row["width"] for row in rows}
+        lines.append([rows[0]["shape"], *(known.get(name, "") for name in names)])
+    ran = dict.fromkeys((row["layer"], row["source"]) for rows in comparisons(found) for row in rows)
+    sources = "; ".join(f"{name}: {source}" for name, source in ran)
+    return f"{_table(['shape', *names], lines)}\n\nImplementations: {sources}."
+
+
+def gemm(dtype: str) -> Callable[[Found], str]:
+    def make(found: Found) -> str:
+        lines = [
+            [
+                row["shape"],
+                _number(row["milliseconds forward"]["GEMM"]),
+                _number(row["milliseconds forward"]["auto"]),
+                _number(row["over the GEMM, forward"]["auto"]),
+                _number(row[BOTH]["auto"]),
+                _number(row["over the GEMM, both"]["auto"]),
+                _number(row["times faster than the FFT, both"]),
+                _number(max(0.0, row["working memory over u + o"]["auto"]), 2),
+                f"{row['error']['auto']:.1e}",
+                f"{row['error']['FFT']:.1e}",
+            ]
+            for row in found["over the GEMM"]
+            if row["dtype"] == dtype
+        ]
+        header = ["shape", "GEMM, ms forward", "ours, ms forward", "ours / GEMM", "ours, ms both", "ours / GEMM, both"]
+        return _table([*header, "FFT / ours, both", "working memory / (u + o)", "error", "error of the FFT"], lines)
+
+    return make
+
+
+def choices(name: str) -> Callable[[Found], str]:
+    def make(found: Found) -> str:
+        rows = found[name]
+        names = [one for one in ALGORITHMS if any(one in row["milliseconds"] for row in rows)]
+        lines = [
+            [
+                row["shape"],
+                *(_number(row["milliseconds"].get(one)) for one in (*names, "auto")),
+                row["chosen"],
+                _number(row["auto over best"]),
+            ]
+            for row in rows
+        ]
+        return _table(["shape", *names, "auto", "chosen", "auto / fastest"], lines)
+
+    return make
+
+
+def length(found: Found) -> str:
+    rows = found["length"]
+    header = ["steps per sequence", *(f"{row['time']:,}" for row in rows)]
+    return _table(header, [["million tokens per second", *(f"{row['tokens per second'] / 1e6:.0f}" for row in rows)]])
+
+
+def training(found: Found) -> str:
+    lines = [
+        [
+            f"{row['task']}, {row['steps']:,} steps, batch {row['batch']}",
+            row["model"],
+            *(_number(row["milliseconds"][kind]) for kind in ("eager", "graph")),
+            *(_number(row["times faster than the original"][kind]) for kind in ("eager", "graph")),
+        ]
+        for row in found["training step"]
+    ]
+    faster = "times faster than the original LMU"
+    return _table(["task", "model", "eager, ms", "CUDA graph, ms", f"{faster}, eager", f"{faster}, graph"], lines)
+
+
+def answers(found: Found) -> str:
+    lines = []
+    for row in found["rows"]:
+        scores = [
+            f"{100 * score['accuracy']:.2f} %" if "accuracy" in score else f"NRMSE {score['nrmse']:.4f}"
+            for score in (row["valid"], row["test"])
+        ]
+        lines.append([f"`{row['command']}`", f"{row['seconds']:.1f}", *scores])
+    return _table(["command", "seconds", "validation", "test"], lines)
+
+
+def growth(found: Found) -> str:
+    rows = found["growth"]
+    lines = []
+    for layer, paper in dict.fromkeys((row["layer"], row["paper"]) for row in rows):
+        known = {row["size"]: f"{row['growth']:.2f}" for row in rows if row["layer"] == layer}
+        lines.append([layer, paper, *(known.get(size, "") for size in ("n", "d", "d_x"))])
+    return _table(["layer", "by the paper", "in n", "in d", "in d_x"], lines)
+
+
+def isolation(found: Found) -> str:
+    lines: dict[str, list[str]] = {}
+    for row in found["rows"]:
+        lines.setdefault(row["shape"], [row["shape"]]).extend(_number(row[way]["ratio"]) for way in ("forward", "both"))
+    return _table(["shape", "bf16 forward", "bf16 both", "fp32 forward", "fp32 both"], lines.values())
+
+
+def cpu(found: Found) -> str:
+    lines = [
+        [row["name"], row["ours"], _number(row["milliseconds"]), _number(row["ratio"]), row["bar"]]
+        for row in found["rows"]
+    ]
+    return _table(["case", "ours", "ms", "ratio", "bar"], lines)
+
+
+_LAYERS = ("bench-layers-cuda.json", "plmu bench layers --device cuda")
+# For each table its file, the command that writes the file, and what makes the table.
+TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
+    "whole": (*_LAYERS, whole),
+    "whole-ratios": (*_LAYERS, whole_ratios),
+    "whole-widths": (*_LAYERS, whole_widths),
+    "gemm-bfloat16": (*_LAYERS, gemm("bfloat16")),
+    "gemm-float32": (*_LAYERS, gemm("float32")),
+    "choices-graphs": (*_LAYERS, choices("auto against every algorithm, as graphs")),
+    "choices-eager": (*_LAYERS, choices("auto against every algorithm")),
+    "choices-resets": (*_LAYERS, choices("with resets, as graphs")),
+    "length": (*_LAYERS, length),
+    "training": ("bench-training-time-cuda.json", "plmu bench training-time --device cuda", training),
+    "growth": ("bench-complexity-cuda.json", "plmu bench complexity --device cuda", growth),
+    "answers": ("answers.json", "python -m benchmarks.answers --json results/answers.json", answers),
+    "isolation": (
+        "bench-isolation-cuda.json",
+        "python -m benchmarks.isolation --json results/bench-isolation-cuda.json",
+        isolation,
+    ),
+    "cpu": ("bench-cpu.json", "python -m benchmarks.cpu --json results/bench-cpu.json", cpu),
+}

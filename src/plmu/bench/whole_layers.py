@@ -1,0 +1,114 @@
+"""Whole layers at parameter counts within 5 % of each other: forward and backward with the gradients of all weights.
+
+Up to two comparisons at each shape. In one every layer has the 4·channels² weights of attention with its usual q, k, v
+and o; where the order is above 4, ours then has it on fewer channels, after an encoder. In the other ours has its order
+on all channels, and the others are widened to as many weights: more heads, a larger `expand`, more units.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.bench.measure import Call, Times, graphed, medians, timed, training
+from plmu.bench.peers import LAYERS, OURS, Layer, errors
+from plmu.bench.problems import TOLERANCE, Shape
+
+CLOSE = 0.05  # parameter counts further apart than this are not compared
+Row = dict[str, Any]
+Timed = tuple[Row, Call, Call]  # a layer's row, forward alone, and forward with backward
+
+
+def budgets(shape: Shape) -> list[int]:
+    """The numbers of parameters at which layers are compared."""
+    return sorted({(3 * shape.channels + shape.out) * shape.channels, shape.order * shape.channels * shape.out})
+
+
+def compared(shape: Shape, budget: int, dtype: torch.dtype, device: str, rounds: int) -> list[Row]:
+    """A row for each layer. One that is not installed, fails or is wrong says so, and the others are timed."""
+    torch.manual_seed(0)
+    x = torch.randn(shape.batch, shape.time, shape.channels).to(device, dtype).requires_grad_()
+    rows: dict[str, Row] = {}
+    forward: dict[str, Call] = {}
+    both: dict[str, Call] = {}
+    for name, kinds in LAYERS.items():
+        rows[name] = {
+            "shape": str(shape),
+            "order": shape.order,
+            "time": shape.time,
+            "dtype": str(dtype).removeprefix("torch."),
+            "budget": budget,
+            "layer": name,
+        }
+        ready: dict[str, Timed] = {}
+        skipped: list[str] = []
+        for kind in kinds:
+            try:
+                layer = kind(shape, budget).to(device, dtype)
+                ready[layer.source] = (_described(layer, x), *_calls(layer, x, device))
+            except Exception as error:  # whatever another library's kernel may raise: the other layers are still timed
+                skipped.append(f"{kind.__name__}: {type(error).__name__}: {error}")
+        if ready:
+            made, forward[name], both[name] = _fastest(ready, device)
+            rows[name] |= made
+        if skipped:
+            rows[name]["skipped"] = "; ".join(skipped)
+    forward_times = timed(forward, device=device, rounds=rounds)
+    both_times = timed(both, device=device, rounds=rounds)
+    for name in both:
+        rows[name] |= _times(rows[name], rows[OURS], forward_times, both_times)
+    return list(rows.values())
+
+
+def _fastest(ready: dict[str, Timed], device: str) -> Timed:
+    """Of several implementations of a layer the fastest; the row has the times of all."""
+    if len(ready) == 1:
+        return next(iter(ready.values()))
+    taken = medians({source: both for source, (_, _, both) in ready.items()}, device=device, rounds=3)
+    row, forward, both = ready[min(taken, key=lambda source: taken[source])]
+    return {**row, "milliseconds by source": {one: 1e3 * taken[one] for one in taken}}, forward, both
+
+
+def _described(layer: Layer, x: Tensor) -> Row:
+    """What it is, and the errors of its answer."""
+    return {
+        "width": layer.width,
+        "parameters": layer.parameter_count(),
+        "source": layer.source,
+        "error": checked(layer, x),
+    }
+
+
+def checked(layer: Layer, x: Tensor) -> dict[str, float]:
+    """The errors of its answer; RuntimeError if one is too large."""
+    found = errors(layer, x)
+    wrong = [f"{what} {error:.1e}" for what, error in found.items() if not error <= TOLERANCE[x.dtype]]
+    if wrong:
+        raise RuntimeError(f"wrong answer, relative error of {', '.join(wrong)}")
+    return found
+
+
+def _calls(layer: Layer, x: Tensor, device: str) -> tuple[Call, Call]:
+    """Forward alone, and with the gradients of x and of all weights; on a GPU as CUDA graphs."""
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            out: Tensor = layer(x)
+            return out
+
+    both = training(lambda: layer(x), x, *layer.parameters())
+    return (forward, both) if device == "cpu" else (graphed(forward), graphed(both))
+
+
+def _times(row: Row, ours: Row, forward: Times, both: Times) -> Row:
+    name = row["layer"]
+    found: Row = {
+        "milliseconds forward": 1e3 * forward.medians()[name],
+        "milliseconds forward and backward": 1e3 * both.medians()[name],
+    }
+    if OURS in both:
+        found["times ours"] = both.ratio(name, OURS)
+        found["matched"] = abs(row["parameters"] / ours["parameters"] - 1) <= CLOSE
+    return found

@@ -1,0 +1,71 @@
+"""The encoder after the memory. A linear encoder and the memory may change places,
+
+    M(U x + b) = U M(x) + b M(1),
+
+where M(u) are the states that an input u leads to. M(x) has as many channels as x, which may be far fewer than u has,
+and where x is data there is no gradient through the memory. M(1), the states of an input of ones, is constant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from plmu.modes import autocasts, is_open
+from plmu.ops.matrices import unit_states
+
+if TYPE_CHECKING:
+    from plmu.nn.parallel import ParallelLMU
+
+
+def applies(layer: ParallelLMU, x: Tensor, state: Tensor | None, resets: Tensor | None) -> bool:
+    """Whether `layer` encodes after the memory: where that is exact, keeps all digits and saves work.
+
+    The memory must be fixed, the same for all channels, and begin at zero for all sequences at the same step.
+    """
+    encoder, memory = layer.encoder, layer.memory
+    linear = type(encoder) is nn.Linear and not encoder._forward_hooks and not encoder._forward_pre_hooks
+    same = memory.trainable == "none" and memory.groups == 1 and memory.systems()[0].inputs is None
+    fewer = layer.input_size == 1 or layer.input_size < layer.memory_size
+    full = x.dtype in (torch.float32, torch.float64) and not autocasts(x.device) and not is_open(x.shape[1])
+    fresh = state is None and resets is None and memory.algorithm == "auto"
+    return linear and layer.f1 is None and layer.gate is None and same and fewer and full and fresh
+
+
+def encoded_state(layer: ParallelLMU, m: Tensor, time: int, lengths: Tensor | None) -> Tensor:
+    """The final state (batch, order, channels) of the encoded input, from that of x, (batch, order, inputs)."""
+    weight, bias = _parts(layer)
+    mixed = m * weight.mT if layer.input_size == 1 else m @ weight.mT
+    if bias is None:
+        return mixed
+    ones = _ones(layer, time, m)  # (time, order)
+    if lengths is None:
+        return mixed + ones[-1][:, None] * bias
+    at_end = torch.where((lengths > 0)[:, None], ones[(lengths - 1).clamp(min=0)], 0.0)  # (batch, order)
+    return mixed + at_end[:, :, None] * bias
+
+
+def encoded_states(layer: ParallelLMU, m: Tensor) -> Tensor:
+    """All states (batch, time, order, channels) of the encoded input, from those of x."""
+    weight, bias = _parts(layer)
+    mixed = m * weight.mT if layer.input_size == 1 else m @ weight.mT
+    return mixed if bias is None else mixed + _ones(layer, m.shape[1], m)[:, :, None] * bias
+
+
+def readout(layer: ParallelLMU, memory_weight: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What takes the place of W_m (out, order, channels) for the states of x, (out, order, inputs); and what to add to
+    the output at each step, (time, out)."""
+    weight, bias = _parts(layer)
+    constant = None if bias is None else _ones(layer, x.shape[1], x) @ (memory_weight @ bias).mT
+    return memory_weight @ weight, constant
+
+
+def _parts(layer: ParallelLMU) -> tuple[Tensor, Tensor | None]:
+    assert layer.encoder is not None
+    return layer.encoder.weight, layer.encoder.bias
+
+
+def _ones(layer: ParallelLMU, time: int, like: Tensor) -> Tensor:
+    return layer.memory.systems()[0].derive(unit_states, time, dtype=like.dtype, device=like.device)

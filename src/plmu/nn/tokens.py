@@ -1,0 +1,177 @@
+"""The Delay Network over a text: word vectors and memory as one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, embedding_bag
+
+from plmu.folded import After, Folded, Stateless
+from plmu.modes import autocasts, is_open
+from plmu.nn.delay import DelayLayer
+from plmu.nn.folding import fold_module
+from plmu.nn.memory import Memory
+from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, share
+from plmu.ops.check import Lengths, check_padded, checked_lengths
+from plmu.systems import LinearSystem
+
+MOST_SUMS = 8  # orders up to which one sum of table rows for each beats the embedded text
+
+
+class TokenDelayLayer(Steppable):
+    """`nn.Embedding` and `DelayLayer` in one: `out, state = layer(tokens, lengths=lengths)`.
+
+    With `return_sequences=False`, the default, the final state is a sum of rows of the table, weighted by the impulse
+    response (equation 25): the embedded text (batch, time, embedding_dim), by far the largest tensor of such a model,
+    is never made. This holds for a fixed memory with one theta and up to 8 orders, for texts that begin with the call.
+
+    Args:
+        num_embeddings: rows of the table; tokens are numbers from 0 to num_embeddings − 1.
+        embedding_dim: numbers of a row, and channels of the memory.
+        order: how many Legendre coefficients each channel keeps.
+        theta: the window in tokens; several numbers give equal groups of channels one window each.
+        token_dropout: share of tokens dropped in training; the others count for more.
+        trainable: "none", "theta" or "system" (Ā and B̄ themselves).
+        system: any other `LinearSystem` in place of order and theta.
+        return_sequences: True gives the state after each token.
+        algorithm: "auto", or one by name; see `plmu.plan`.
+        device, dtype: of the parameters, as in `torch.nn`; a trained memory's own are float32 or wider.
+
+    Shape:
+        tokens: (batch, time), int64 or int32.
+        out: (batch, order · embedding_dim), or (batch, time, order · embedding_dim); flattened as in `DelayLayer`.
+        state: (batch, order, embedding_dim).
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        order: int | None = None,
+        theta: float | Sequence[float] | None = None,
+        *,
+        token_dropout: float = 0.0,
+        trainable: str = "none",
+        system: LinearSystem | None = None,
+        return_sequences: bool = False,
+        algorithm: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        rows, width = positive(num_embeddings, "num_embeddings"), positive(embedding_dim, "embedding_dim")
+        place = factory(device, dtype)
+        self.embedding = nn.Embedding(rows, width, **place)
+        self.delay = DelayLayer(
+            width,
+            order,
+            theta,
+            trainable=trainable,
+            system=system,
+            return_sequences=return_sequences,
+            algorithm=algorithm,
+            **place,
+        )
+        self.token_dropout = share(token_dropout, "token_dropout")
+        kept = {key: value for key, value in self.delay.config.items() if key not in ("channels", "missing")}
+        self.config = {
+            "num_embeddings": rows,
+            "embedding_dim": width,
+            **kept,
+            "token_dropout": self.token_dropout,
+        }
+        self.output_size = self.delay.output_size
+        self.returns_sequences = return_sequences
+
+    @property
+    def memory(self) -> Memory:
+        return self.delay.memory
+
+    def forward(
+        self, tokens: Tensor, state: Tensor | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens (batch, time) to the state after each text, or after each token; see the class."""
+        self._check(tokens, 2)
+        known = checked_lengths(lengths, tokens.shape[0], tokens.shape[1], tokens.device)
+        if known is not None:  # padding may be any number
+            valid = torch.arange(tokens.shape[1], device=tokens.device) < known[:, None]
+            tokens = torch.where(valid, tokens, 0)
+        if self._sums_rows(tokens, state, resets):
+            last = self._sums(tokens, known)
+            return last.flatten(1).clone(), last
+        x = self._embedded(tokens)
+        if self.training and self.token_dropout:
+            x = x * self._kept(tokens, x.dtype)[:, :, None]
+        out: tuple[Tensor, Tensor] = self.delay(x, state, known, resets=resets)
+        return out
+
+    def step(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Tokens (batch,) to the state after them."""
+        self._check(tokens, 1)
+        x = self._embedded(tokens)
+        if self.training and self.token_dropout:
+            x = x * self._kept(tokens, x.dtype)[:, None]
+        return self.delay.step(x, state)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return self.delay.initial_state(batch, dtype, device)
+
+    def fold(self) -> Folded:
+        if changed(self, "fold"):
+            return super().fold()
+        first = fold_module(self.embedding)
+        return After(first, self.delay.fold()) if isinstance(first, Stateless) else super().fold()
+
+    def _sums_rows(self, tokens: Tensor, state: Tensor | None, resets: Tensor | None) -> bool:
+        """Whether the final state is made of table rows."""
+        table, memory = self.embedding, self.memory
+        plain = type(table) is nn.Embedding and table.max_norm is None and not table._forward_hooks
+        fixed = memory.trainable == "none" and memory.groups == 1 and memory.systems()[0].inputs is None
+        fresh = not self.returns_sequences and state is None and resets is None and memory.algorithm == "auto"
+        full = table.weight.dtype in (torch.float32, torch.float64) and not autocasts(tokens.device)
+        return plain and fixed and fresh and full and memory.order <= MOST_SUMS and not is_open(*tokens.shape)
+
+    def extra_repr(self) -> str:
+        return f"{self.embedding.num_embeddings}, {self.embedding.embedding_dim}{options_repr(self, TokenDelayLayer)}"
+
+    def _sums(self, tokens: Tensor, lengths: Tensor | None) -> Tensor:
+        """The final state (batch, order, channels): for each order a sum of table rows, weighted by the impulse
+        response at their distance from the end."""
+        batch, time = tokens.shape
+        table = self.embedding.weight
+        response = self.memory.systems()[0].derive(_response, time, dtype=table.dtype, device=table.device)
+        if lengths is None:
+            weights = response.flip(1)[:, None].expand(-1, batch, -1)
+        else:
+            age = lengths[:, None] - 1 - torch.arange(time, device=tokens.device)
+            weights = torch.where(age >= 0, response[:, age.clamp(min=0)], 0.0)  # (order, batch, time)
+        if self.training and self.token_dropout:
+            weights = weights * self._kept(tokens, weights.dtype)
+        sums = [
+            embedding_bag(tokens, table, mode="sum", per_sample_weights=one.contiguous()) for one in weights.unbind()
+        ]
+        return torch.stack(sums, dim=1)
+
+    def _kept(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Zero for tokens that are dropped, and more than one for the others."""
+        return dropout(torch.ones(tokens.shape, dtype=dtype, device=tokens.device), self.token_dropout)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embedding(tokens)
+        return x
+
+    def _check(self, tokens: Tensor, dims: int) -> None:
+        check_padded(tokens, "tokens")
+        if tokens.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"tokens must be token numbers, int64 or int32, got {tokens.dtype}")
+        if tokens.dim() != dims or (dims == 2 and tokens.shape[1] == 0):
+            expected = "(batch, time) with at least one step" if dims == 2 else "(batch,)"
+            raise ValueError(f"tokens must have shape {expected}, got {tuple(tokens.shape)}")
+
+
+def _response(system: LinearSystem, length: int) -> Tensor:
+    """H as (order, length)."""
+    return system.impulse_response(length)

@@ -1,0 +1,61 @@
+"""`plmu bench`: where it runs, what it passes on, and which files it writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plmu.bench import run, show
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """Kind, device and rounds of every benchmark that was run, in an empty folder; nothing is measured."""
+    found: list[tuple[str, str, int]] = []
+
+    def measuring(kind: str) -> Any:
+        return lambda device, rounds: found.append((kind, device, rounds)) or {"rows": [{"kind": kind}]}
+
+    monkeypatch.setattr(run, "KINDS", {kind: measuring(kind) for kind in run.KINDS})
+    monkeypatch.setattr(run, "copy_bandwidth", lambda device: 5.0)
+    monkeypatch.setattr(run, "provenance", lambda device: {"hardware": str(device)})
+    monkeypatch.setattr(show, "figure", lambda kind, found, path: path.write_text(kind))
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def test_a_gpu_is_taken_if_there_is_one_but_streams_run_on_the_cpu(
+    asked: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for there in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        for kind in run.KINDS:
+            run.main([kind])
+    gpu = ["cuda", "cuda", "cuda", "cpu", "cpu", "cpu", "cpu", "cpu"]
+    assert asked == list(zip([*run.KINDS, *run.KINDS], gpu, [9] * 8, strict=True))
+    assert sorted(path.name for path in Path("bench").iterdir() if path.suffix == ".json") == [
+        "bench-complexity-cpu.json", "bench-complexity-cuda.json", "bench-layers-cpu.json", "bench-layers-cuda.json",
+        "bench-streaming-cpu.json", "bench-training-time-cpu.json", "bench-training-time-cuda.json",
+    ]  # fmt: skip
+
+
+def test_the_device_and_the_folder_asked_for(
+    asked: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    out = Path("deep") / "down"
+    for words in (["--device", "cuda:1", "--rounds", "1"], ["--device", "cpu"]):
+        run.main(["layers", *words, "--out", str(out)])
+    assert asked == [("layers", "cuda:1", 1), ("layers", "cpu", 9)]
+    assert json.loads((out / "bench-layers-cuda.json").read_text(encoding="utf-8")) == {
+        "benchmark": "layers",
+        "command": "plmu bench layers --device cuda:1 --rounds 1",
+        "machine": {"hardware": "cuda:1"},
+        "rows": [{"kind": "layers"}],
+        "copy bandwidth, bytes a second": 5.0,
+    }
+    assert (out / "bench-layers-cuda.png").read_text() == "layers"
+    assert f"wrote {out / 'bench-layers-cuda'}.json and .png" in capsys.readouterr().out
+    assert (out / "bench-layers-cpu.json").read_text().startswith('{\n "benchmark"'), "one line a field"

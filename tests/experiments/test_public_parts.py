@@ -1,0 +1,39 @@
+"""Experiments are compositions of public names: what they train, a user can build."""
+
+import torch
+from test_models import _tiny_task
+from torch import nn
+
+import plmu
+from plmu.experiments import EXPERIMENTS
+from plmu.experiments.text_models import TextExperiment, classifier
+
+
+def _networks():
+    for name, experiment in EXPERIMENTS.items():
+        for model in experiment.models:
+            config = experiment.defaults(model)
+            if not isinstance(experiment, TextExperiment):
+                yield name, model, experiment.build(config, _tiny_task(name))
+                continue
+            sides = 1 if name == "imdb" else 2
+            yield name, model, classifier(config.model, nn.Embedding(30, config.model.embedding), sides, 3)
+
+
+def test_every_part_of_a_network_with_our_layers_is_public():
+    ours = 0
+    for name, model, network in _networks():
+        parts = [type(module) for path, module in network.named_modules() if path]
+        homes = [".".join(kind.__module__.split(".")[:2]) for kind in parts]
+        if "plmu.nn" not in homes:
+            continue
+        ours += 1
+        for kind, home in zip(parts, homes, strict=True):
+            assert home in ("plmu.nn", "torch.nn"), f"{name} {model} has a {kind.__module__}.{kind.__name__}"
+    assert ours >= 14
+
+
+def test_trained_embeddings_enter_the_memory_from_their_table():
+    network = classifier(EXPERIMENTS["imdb"].defaults("plmu").model, nn.Embedding(30, 300), 1, 1)
+    assert [type(part) for part in network.layers] == [plmu.TokenDelayLayer, plmu.Standardize, nn.Dropout, nn.Linear]
+    assert isinstance(network(torch.zeros(2, 5, dtype=torch.int64))[0], torch.Tensor)

@@ -1,0 +1,229 @@
+"""Standardised memories: what they compute, where their constants come from, and noise and dropout on them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import plmu
+
+
+def _layer(**options) -> plmu.ParallelLMU:
+    torch.manual_seed(0)
+    layer = plmu.ParallelLMU(2, 5, order=4, theta=9.0, memory_size=3, standardize=True, **options).double()
+    nn.init.normal_(layer.bias) if layer.bias is not None else None
+    return layer
+
+
+def _states(layer: plmu.ParallelLMU, x: torch.Tensor) -> torch.Tensor:
+    """m (batch, time, order, channels), by the recurrence."""
+    system = plmu.DelayNetwork(layer.memory.order, layer.memory.thetas()[0]).discretize()
+    return plmu.states(layer._encode(x), system, algorithm="recurrent")[0]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sequences", [True, False])
+def test_the_output_is_equation_20_on_the_standardised_memory(bias, sequences):
+    layer = _layer(bias=bias, return_sequences=sequences, output_activation="tanh")
+    mean, std = torch.randn(4, 3, dtype=torch.float64), 0.5 + torch.rand(4, 3, dtype=torch.float64)
+    layer.standardize.set(mean, std)
+    x = torch.randn(6, 30, 2, dtype=torch.float64)
+    z = (_states(layer, x) - mean) / std
+    expected = z.flatten(2) @ layer.memory_weight.flatten(1).mT + x @ layer.input_weight.mT
+    expected = torch.tanh(expected if layer.bias is None else expected + layer.bias)
+    torch.testing.assert_close(layer(x)[0], expected if sequences else expected[:, -1])
+
+
+@pytest.mark.parametrize("theta", [50.0, 5000.0])
+def test_a_new_layer_assumes_white_noise(theta):
+    """The memory's share of the output does not fade with θ. The reference is a simulation by the impulse response."""
+    layer = plmu.ParallelLMU(1, 3, order=6, theta=theta, standardize=True)
+    response = plmu.DelayNetwork(6, theta).discretize().impulse_response(int(20 * theta))
+    torch.testing.assert_close(layer.standardize.std[:, 0].double(), response.square().sum(1).sqrt(), rtol=1e-5, atol=0)
+    assert not layer.standardize.mean.any()
+    first = float(layer.standardize.std[0, 0])
+    assert first == pytest.approx(1 / math.sqrt(theta), rel=0.05)  # √((2i + 1) / θ) for i = 0
+
+
+def test_a_memory_that_does_not_forget_has_no_white_noise_default():
+    layer = plmu.ParallelLMU(1, 3, system=plmu.LinearSystem([[1.0]], [1.0]), standardize=True)
+    assert layer.standardize.std.tolist() == [[1.0]]
+
+
+def test_each_theta_has_a_scale_of_its_own():
+    layer = plmu.ParallelLMU(1, 3, order=2, theta=[10.0, 1000.0], memory_size=4, standardize=True)
+    alone = [plmu.ParallelLMU(1, 3, order=2, theta=one, standardize=True).standardize.std for one in (10.0, 1000.0)]
+    assert torch.equal(layer.standardize.std, torch.cat([alone[0], alone[0], alone[1], alone[1]], dim=1))
+
+
+@pytest.mark.parametrize("sequences", [True, False])
+def test_constants_are_measured_on_a_batch_a_list_and_a_loader(sequences):
+    x, y = torch.randn(20, 30, 2, dtype=torch.float64), torch.zeros(20)
+    layer = _layer(return_sequences=sequences)
+    m = _states(layer, x)
+    m = m.flatten(0, 1) if sequences else m[:, -1]
+    loader = DataLoader(TensorDataset(x, y), batch_size=7)
+    for data in (x, [x[:3], x[3:]], iter([x[:3], x[3:]]), loader):
+        layer.reset_parameters()
+        with torch.no_grad():
+            nn.init.ones_(layer.encoder.weight)
+        m = _states(layer, x)
+        m = m.flatten(0, 1) if sequences else m[:, -1]
+        layer.train()
+        plmu.standardize(layer, data)
+        assert layer.training
+        torch.testing.assert_close(layer.standardize.mean, m.mean(0))
+        torch.testing.assert_close(layer.standardize.std, m.std(0, correction=0))
+
+
+def test_padding_is_not_measured():
+    layer = _layer()
+    model = plmu.Sequential(layer, plmu.Standardize(5)).double()
+    x, lengths = torch.randn(4, 30, 2, dtype=torch.float64), torch.tensor([30, 7, 0, 19])
+    valid = torch.arange(30) < lengths[:, None]
+    plmu.standardize(model, [x], lambda model, batch: model(batch, lengths=lengths))
+    m = _states(layer, x)[valid]
+    torch.testing.assert_close(layer.standardize.mean, m.mean(0))
+    torch.testing.assert_close(layer.standardize.std, m.std(0, correction=0))
+    out = layer(x)[0][valid]
+    torch.testing.assert_close(model.layers[1].mean, out.mean(0))
+    torch.testing.assert_close(model(x, lengths=lengths)[0][valid].std(0, correction=0), torch.ones(5).double())
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_later_layers_see_the_earlier_ones_standardised(batches):
+    torch.manual_seed(0)
+    first, second = _layer(), plmu.ParallelLMU(5, 4, order=3, theta=5.0, standardize=True).double()
+    model = plmu.Sequential(first, nn.Dropout(0.5), second)
+    x = 3 + torch.randn(12, 40, 2, dtype=torch.float64)
+    plmu.standardize(model, list(x.chunk(batches)))
+    m = _states(second, first(x)[0]).flatten(0, 1)
+    torch.testing.assert_close(second.standardize.mean, m.mean(0))
+    torch.testing.assert_close(second.standardize.std, m.std(0, correction=0))
+
+
+def test_what_cannot_be_measured_is_refused():
+    layer = _layer()
+    before = layer.standardize.std.clone()
+    with pytest.raises(ValueError, match=r"no plmu\.Standardize"):
+        plmu.standardize(nn.Linear(2, 2), torch.randn(3, 2))
+    with pytest.raises(ValueError, match="data has no batches"):
+        plmu.standardize(layer, [])
+    with pytest.raises(ValueError, match="got no data"):
+        plmu.standardize(layer, torch.randn(2, 5, 2).double(), lambda model, batch: None)
+    with pytest.raises(ValueError, match="data must be finite"):
+        plmu.standardize(layer, torch.full((2, 5, 2), float("nan")).double())
+    assert torch.equal(layer.standardize.std, before)
+    assert not layer.standardize.measuring
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="std must be finite numbers above 0"):
+            layer.standardize.set(0.0, wrong)
+    with pytest.raises(ValueError, match=r"x must have shape \(\.\.\., 3\), got \(2, 4\)"):
+        plmu.Standardize(3)(torch.randn(2, 4))
+
+
+def test_constant_features_are_not_divided_by_zero():
+    layer = plmu.Standardize(3)
+    x = torch.randn(50, 3)
+    x[:, 1] = 4.0
+    plmu.standardize(layer, x)
+    assert layer.std[1] == 1.0
+    assert not layer(x)[:, 1].any()
+
+
+@pytest.mark.parametrize("sequences", [True, False])
+def test_noise_and_dropout_act_on_the_memory_in_training_alone(sequences):
+    quiet, noisy = (
+        _layer(return_sequences=sequences, output_activation=None, **options)
+        for options in ({}, {"memory_noise": 0.7, "memory_dropout": 0.25})
+    )
+    noisy.load_state_dict(quiet.state_dict())
+    x = torch.randn(4, 20, 2, dtype=torch.float64)
+    assert torch.equal(noisy.eval()(x)[0], quiet.eval()(x)[0])
+    noisy.train()
+    one, other = noisy(x), noisy(x)
+    assert not torch.equal(one[0], other[0])
+    torch.testing.assert_close(one[1], quiet(x)[1])  # the state itself stays clean
+    # z → mask (z + 0.7 ε) / 0.75: mean W z, variance of each output the sum of w² ((z² + 0.49) / 0.75 − z²).
+    z = (quiet.standardize(_states(quiet, x)[:, -1])).flatten(1)
+    variance = (z.square() + 0.49) / 0.75 - z.square()
+    weight = quiet.memory_weight.flatten(1)
+    expected = quiet.train()(x)[0]
+    expected = expected[:, -1] if sequences else expected
+    drawn = torch.stack([noisy(x)[0] for _ in range(600)])
+    drawn = drawn[:, :, -1] if sequences else drawn
+    deviation = (variance @ weight.square().mT / 600).sqrt()
+    assert ((drawn.mean(0) - expected).abs() / deviation).max() < 5.5
+    assert (drawn.var(0) / (600 * deviation.square()) - 1).abs().max() < 0.4  # 600 draws: ± 0.06
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory_noise": 0.5}, "memory_noise=0.5 is relative to the standardised memory: it needs standardize=True"),
+        ({"memory_noise": -1.0, "standardize": True}, "memory_noise must be a number of at least 0, got -1.0"),
+        ({"memory_dropout": 1.0}, "memory_dropout must be a number of at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        plmu.ParallelLMU(2, 3, order=4, theta=9.0, **options)
+
+
+def test_constants_are_saved_and_stay_wide(tmp_path):
+    layer = _layer(memory_noise=0.1, memory_dropout=0.2).float()
+    plmu.standardize(layer, torch.randn(8, 30, 2))
+    plmu.save(layer, tmp_path / "layer.plmu")
+    loaded = plmu.load(tmp_path / "layer.plmu")
+    assert torch.equal(loaded.standardize.std, layer.standardize.std)
+    assert loaded.memory_noise == 0.1
+    assert loaded.memory_dropout == 0.2
+    half = layer.bfloat16()
+    assert half.standardize.std.dtype == torch.float32
+    assert torch.equal(half.standardize.std, loaded.standardize.std)
+    assert half(torch.randn(2, 5, 2, dtype=torch.bfloat16))[0].isfinite().all()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([40, 13, 0, 1])])
+@pytest.mark.parametrize(("inputs", "memory"), [(1, 1), (1, 4), (2, 5)])
+@pytest.mark.parametrize("sequences", [True, False])
+def test_the_encoder_after_the_memory_is_the_same_function(inputs, memory, lengths, bias, sequences):
+    """Values and gradients are those of the encoder before it, which a state given as zeros asks for."""
+    torch.manual_seed(0)
+    layer = plmu.ParallelLMU(
+        inputs, 7, 5, 9.0, memory_size=memory, bias=bias, standardize=True, return_sequences=sequences
+    ).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(4, 40, inputs, dtype=torch.float64, requires_grad=True)
+    zeros = torch.zeros(4, 5, memory, dtype=torch.float64)
+    found = []
+    for state in (None, zeros):
+        results = layer(x, state, lengths)
+        found.append((*results, *torch.autograd.grad(sum(r.square().sum() for r in results), [x, *layer.parameters()])))
+    for after, before in zip(*found, strict=True):
+        torch.testing.assert_close(after, before)
+
+
+def test_the_memory_of_few_inputs_runs_on_the_inputs(monkeypatch):
+    """And on the encoded input where the encoder is not linear, is hooked, or would make fewer channels."""
+    widths = []
+    layers = {
+        1: plmu.ParallelLMU(1, 7, 5, 9.0, memory_size=4),
+        4: plmu.ParallelLMU(1, 7, 5, 9.0, memory_size=4, input_activation="tanh"),
+        2: plmu.ParallelLMU(3, 7, 5, 9.0, memory_size=2),
+        5: plmu.ParallelLMU(3, 7, 5, 9.0, memory_size=5),
+        6: plmu.ParallelLMU(3, 7, 5, 9.0, memory_size=6, trainable="theta"),
+    }
+    layers[5].encoder.register_forward_hook(lambda *_: None)
+    for channels, layer in layers.items():
+        inner = layer.memory.project
+        monkeypatch.setattr(
+            layer.memory, "project", lambda u, *rest, inner=inner: widths.append(u.shape[2]) or inner(u, *rest)
+        )
+        monkeypatch.setattr(layer, "_stores_m", lambda u: False)
+        layer(torch.randn(2, 30, layer.input_size))
+        assert widths.pop() == channels

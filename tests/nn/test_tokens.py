@@ -1,0 +1,120 @@
+"""The Delay Network over tokens: the same as an embedding and a DelayLayer, without the embedded text."""
+
+import pytest
+import torch
+from torch import nn
+
+import plmu
+from plmu.nn import tokens as module
+
+
+def _pair(**options) -> tuple[plmu.TokenDelayLayer, plmu.DelayLayer]:
+    torch.manual_seed(0)
+    options = {"order": 3, "theta": 12.0, **options}
+    layer = plmu.TokenDelayLayer(30, 6, **options).double()
+    kept = {key: value for key, value in options.items() if key != "token_dropout"}
+    return layer, plmu.DelayLayer(6, **{"return_sequences": False, **kept}).double()
+
+
+OPTIONS = [
+    {},
+    {"order": 1},
+    {"order": 12},
+    {"return_sequences": True},
+    {"theta": [5.0, 12.0]},
+    {"algorithm": "fft", "return_sequences": True},
+    {"order": None, "theta": None, "system": plmu.LinearSystem([[0.9]], [0.5])},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("lengths", [None, torch.tensor([40, 1, 0, 13])])
+def test_it_is_an_embedding_and_a_delay_layer(options, lengths):
+    layer, delay = _pair(**options)
+    given = torch.randint(0, 30, (4, 40), dtype=torch.int32)
+    results = []
+    for out, last in (layer(given, lengths=lengths), delay(layer.embedding(given), lengths=lengths)):
+        (gradient,) = torch.autograd.grad(out.square().sum() + last.square().sum(), layer.embedding.weight)
+        results.append((out, last, gradient))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+    assert layer.output_size == results[0][0].shape[-1]
+
+
+def test_the_embedded_text_is_not_made(monkeypatch):
+    layer, _ = _pair()
+    given = torch.randint(0, 30, (4, 40))
+    monkeypatch.setattr(layer.embedding, "forward", lambda x: pytest.fail("the text was embedded"))
+    layer(given)
+    monkeypatch.undo()
+    made = []
+    layer.embedding.register_forward_hook(lambda *_: made.append(1))
+    layer(given)
+    assert made  # a hook is honoured
+
+
+def test_pieces_steps_and_streams_agree():
+    layer, _ = _pair()
+    model = plmu.Sequential(layer, plmu.Standardize(18), nn.Linear(18, 2)).double().eval()
+    given = torch.randint(0, 30, (4, 40))
+    plmu.standardize(model, given)
+    whole, _ = model(given)
+    state = model(given[:, :17])[1]
+    torch.testing.assert_close(model(given[:, 17:], state)[0], whole)
+    state = None
+    stream = plmu.Stream(model)
+    for t in range(40):
+        out, state = model.step(given[:, t], state)
+        pushed = stream.push(given[:, t])
+    torch.testing.assert_close(out, whole)
+    torch.testing.assert_close(pushed, whole)
+    with pytest.raises(ValueError, match="token numbers must be between 0 and 29, got 30"):
+        stream.push([30, 0, 0, 0])
+
+
+def test_resets_and_padding_of_any_number():
+    layer, delay = _pair()
+    given = torch.randint(0, 30, (4, 40))
+    resets = torch.zeros(4, 40, dtype=torch.bool)
+    resets[:, 22] = True
+    expected = delay(layer.embedding(given), resets=resets)
+    torch.testing.assert_close(layer(given, resets=resets)[0], expected[0])
+    lengths = torch.tensor([40, 1, 0, 13])
+    padded = torch.where(torch.arange(40) < lengths[:, None], given, -7)
+    assert torch.equal(layer(padded, lengths=lengths)[0], layer(given, lengths=lengths)[0])
+
+
+@pytest.mark.parametrize("order", [1, module.MOST_SUMS + 1])
+def test_tokens_are_dropped_whole_and_in_training_alone(order):
+    layer, _ = _pair(order=order, token_dropout=0.4)
+    nn.init.ones_(layer.embedding.weight)
+    given = torch.zeros(500, 1, dtype=torch.int64)
+    out = layer(given)[0]
+    kept = out.ne(0).any(1)
+    assert 0.5 < float(kept.double().mean()) < 0.7  # 0.6 ± 0.022
+    full = layer.eval()(given)[0]
+    torch.testing.assert_close(out[kept], full[kept] / 0.6)
+    assert full.ne(0).any(1).all()
+    stepped = layer.train().step(given[:, 0])[0]
+    assert 0.5 < float(stepped.ne(0).any(1).double().mean()) < 0.7
+
+
+def test_what_it_cannot_take_is_named():
+    layer, _ = _pair()
+    with pytest.raises(TypeError, match=r"tokens must be token numbers, int64 or int32, got torch.float32"):
+        layer(torch.randn(2, 3))
+    with pytest.raises(ValueError, match=r"tokens must have shape \(batch, time\) with at least one step, got \(3,\)"):
+        layer(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"tokens must have shape \(batch,\), got \(3, 2\)"):
+        layer.step(torch.zeros(3, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"token_dropout must be a number of at least 0 and below 1, got 1\.5"):
+        _pair(token_dropout=1.5)
+
+
+def test_it_saves_and_loads(tmp_path):
+    layer, _ = _pair(token_dropout=0.3)
+    plmu.save(layer, tmp_path / "layer.plmu")
+    loaded = plmu.load(tmp_path / "layer.plmu")
+    given = torch.randint(0, 30, (4, 40))
+    assert torch.equal(loaded.eval()(given)[0], layer.eval()(given)[0])
+    assert loaded.token_dropout == 0.3
