@@ -43,6 +43,7 @@ LAYERS = {
     "delay, multi-input": lambda: DelayLayer(3, system=MULTI),
     "original": lambda: LMU(3, 4, **SMALL, memory_size=2, bias=True, hidden_to_memory=False, hidden_activation="relu"),
     "cell": lambda: LMUCell(3, 4, **SMALL),
+    "both directions": lambda: plmu.Bidirectional(ParallelLMU(3, 4, **SMALL), LMU(3, 2, **SMALL)),
     "residual": lambda: Residual(ParallelLMU(3, 3, **SMALL)),
     "nested": lambda: Sequential(
         nn.Sequential(nn.Linear(3, 3, bias=False), nn.Sequential(nn.Tanh(), nn.LayerNorm(3))),

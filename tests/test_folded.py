@@ -36,6 +36,12 @@ MORE = {
         nn.Linear(3, 5), nn.Linear(5, 4), nn.Dropout(0.1), nn.Linear(4, 3),
         ParallelLMU(3, 6, **SMALL, output_activation=None), nn.Linear(6, 4), nn.Linear(4, 2, bias=False),
     ),
+    "standardised": lambda: ParallelLMU(3, 4, **SMALL, standardize=True),
+    "standardised channels": lambda: ParallelLMU(3, 4, **SMALL, standardize=True, memory_size=2),
+    "standardised features": lambda: Sequential(
+        plmu.Standardize(3), nn.Tanh(), plmu.Standardize(3), nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3),
+        plmu.Standardize(3), ParallelLMU(3, 4, **SMALL), plmu.Standardize(4),
+    ),
     "nested": lambda: Sequential(
         nn.Sequential(nn.LayerNorm(3), nn.Sequential(nn.Linear(3, 3), nn.Identity())),
         Residual(nn.Sequential(nn.RMSNorm(3), nn.Linear(3, 3))),
@@ -54,6 +60,8 @@ def model_of(name: str, dtype: torch.dtype = torch.float64) -> Any:
     with torch.no_grad():
         for value in model.parameters():
             value.add_(0.1 * torch.randn_like(value))  # biases that would show
+        for key, value in model.named_buffers():
+            value.add_(torch.rand_like(value) if "std" in key else torch.randn_like(value))
     return model.to(dtype).eval()
 
 
@@ -146,8 +154,39 @@ def test_modules_of_torch(module: nn.Module, dtype: torch.dtype) -> None:
     assert not any(isinstance(part, Applied) for part in folded.parts)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_tokens(dtype: torch.dtype) -> None:
+    """A table with a memory, whose state is the memory's alone."""
+    model = Sequential(
+        plmu.TokenDelayLayer(9, 3, **SMALL, token_dropout=0.5, dtype=dtype), nn.Linear(12, 2, dtype=dtype)
+    )
+    folded = plmu.fold(model.eval())
+    assert sorted(folded.arrays()) == ["0.first.table", "0.inner.matrix", "1.bias", "1.weight"]
+    state = expected_state = None
+    for tokens in torch.randint(9, (STEPS, BATCH)):
+        expected, expected_state = model.step(tokens, expected_state)
+        out, state = folded.step(tokens, state)
+        assert_same(out, expected.detach(), roundings(folded))
+        assert_same(state, plmu.nn.detached(expected_state), roundings(folded))
+
+
 def test_every_module_of_torch_that_a_stack_takes_has_a_kind() -> None:
-    assert set(PER_STEP) <= {type(module) for module in TORCH} | {nn.Dropout1d}
+    assert set(PER_STEP) <= {type(module) for module in TORCH} | {nn.Dropout1d, plmu.Standardize}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@every_model
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
+    model = model_of(name, dtype).cuda()
+    folded = plmu.fold(model)
+    state = expected_state = None
+    with torch.no_grad():
+        for x in samples(model, dtype).cuda():
+            expected, expected_state = model.step(x, expected_state)
+            out, state = folded.step(x, state)
+            assert_same(out, expected, roundings(folded))
+            assert_same(state, expected_state, roundings(folded))
 
 
 # ---------------------------------------------------------------- arrays
@@ -232,6 +271,9 @@ def test_what_is_multiplied_out() -> None:
 
     assert kinds(nn.Identity(), nn.Dropout(0.5)) == []
     assert kinds(nn.Linear(100, 2), nn.Linear(2, 100)) == ["Affine", "Affine"]  # fewer numbers as they are
+    assert kinds(nn.Linear(100, 1), ParallelLMU(1, 90, **SMALL)) == ["Affine", "LinearMemory"]
+    narrow = ParallelLMU(90, 1, **SMALL, output_activation=None)
+    assert kinds(narrow, nn.Linear(1, 90)) == ["LinearMemory", "Affine"]
     assert kinds(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)) == ["Affine", "Function", "Affine"]
     assert kinds(nn.Linear(3, 3), ParallelLMU(3, 4, **SMALL), nn.Linear(4, 4)) == ["LinearMemory", "Affine"]
     assert kinds(nn.Linear(3, 3), LMU(3, 4, **SMALL), nn.Linear(4, 4)) == ["CoupledMemory", "Affine"]

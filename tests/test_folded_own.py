@@ -44,7 +44,9 @@ class Squared(nn.Linear):
 
 
 def hooked(module: nn.Module, name: str) -> nn.Module:
-    module.get_submodule(name).register_forward_hook(lambda module, given, out: 2 * out)
+    module.get_submodule(name).register_forward_hook(
+        lambda module, given, out: (2 * out[0], out[1]) if isinstance(out, tuple) else 2 * out
+    )
     return module
 
 
@@ -58,6 +60,8 @@ OTHERS = {
     "a step": lambda: Halved(3, **SMALL, missing="hold"),
     "within": lambda: Sequential(nn.Tanh(), Residual(Doubled(3, 3, **SMALL))),
     "a hook": lambda: hooked(ParallelLMU(3, 4, **SMALL), "encoder"),
+    "a hook behind gaps": lambda: hooked(ParallelLMU(3, 4, **SMALL, missing="hold"), "encoder"),
+    "a hook of a cell": lambda: hooked(LMU(3, 4, **SMALL, missing="hold"), "cell"),
     "a hook in a stack": lambda: hooked(Sequential(nn.Linear(3, 3), DelayLayer(3, **SMALL)), "layers.0"),
     "of torch": lambda: Sequential(Squared(3, 3), DelayLayer(3, **SMALL)),
     "of an instance": lambda: replaced(ParallelLMU(3, 4, **SMALL)),
@@ -73,9 +77,8 @@ def test_what_another_class_or_a_hook_does_is_honoured(name: str) -> None:
         for x in torch.randn(STEPS, BATCH, 3):
             expected, expected_state = model.step(x, expected_state)
             out, state = folded.step(x, state)
-            assert_same(
-                out, expected, terms=2 * STEPS * 20
-            )  # at each of the steps both ways sum fewer than 20 products
+            assert_same(out, expected, terms=2 * STEPS * 20)  # at each step both ways sum fewer than 20 products
+            assert_same(state, expected_state, terms=2 * STEPS * 20)
 
 
 def test_a_subclass_that_only_builds_folds_like_its_base() -> None:

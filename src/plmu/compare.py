@@ -54,6 +54,8 @@ def _same_systems(one: Memory, other: Memory) -> bool:
 # Options that change neither what a step computes nor its state, or that the shapes of weights tell.
 _UNSEEN = {"algorithm", "return_sequences", "init", "sparse", "scale_grad_by_freq", "padding_idx", "memory_size"}
 _UNSEEN |= {"p", "memory_noise", "memory_dropout", "token_dropout"}  # of training alone
+# Attributes of plmu's layers that are younger than fingerprints: of a subclass, their options tell.
+_LATER = {"standardize"}
 _FUNCTIONS = {"input_activation": "f1", "output_activation": "f2", "hidden_activation": "f"}  # where options are kept
 
 
@@ -77,7 +79,8 @@ def fingerprint(model: nn.Module) -> str:
         elif kind in TORCH:
             options = {key: getattr(module, key) for key in TORCH[kind]}
         if kind not in TORCH and not kind.__module__.startswith("plmu."):
-            options |= {key: value for key, value in vars(module).items() if _is_option(key)}
+            later = _LATER if isinstance(module, OWN) else ()
+            options |= {key: value for key, value in vars(module).items() if _is_option(key) and key not in later}
         kept = {key: _hashable(value) for key, value in options.items() if key not in _UNSEEN}
         kept = {key: value for key, value in kept.items() if value is not ...}
         digest.update(json.dumps([name, kind.__name__, kept], sort_keys=True, default=str).encode())

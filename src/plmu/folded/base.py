@@ -131,3 +131,8 @@ def copies(module: nn.Module) -> dict[str, Tensor]:
     """What a state_dict has in tensors; copies, since the module's own may be changed."""
     with torch.inference_mode():
         return {name: value.clone() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+
+
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), without the call where there is nothing to do: a step is made of few microseconds."""
+    return x if x.dtype == dtype else x.to(dtype)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plmu.folded.base import Stateless, copied, copies
+from plmu.folded.base import Stateless, as_dtype, copied, copies
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +34,13 @@ class Affine(Stateless):
 
 @dataclass(frozen=True, eq=False)
 class Scale(Stateless):
-    """s · x + b for each feature alone."""
+    """s · x + b for each feature alone, in the precision of x; its arrays may be wider."""
 
     scale: Tensor  # (features,)
     offset: Tensor  # (features,)
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == self.scale.dtype else x.to(self.scale.dtype)
-        return torch.addcmul(self.offset, wide, self.scale).to(x.dtype)
+        return as_dtype(torch.addcmul(self.offset, as_dtype(x, self.scale.dtype), self.scale), x.dtype)
 
 
 @dataclass(frozen=True, eq=False)

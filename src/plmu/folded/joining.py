@@ -35,28 +35,46 @@ def joined(first: Folded, second: Folded) -> Folded | None:
     rounded to half precision, which the weights themselves are not."""
     if (first.dtype, first.device) != (second.dtype, second.device) or first.dtype in (torch.float16, torch.bfloat16):
         return None
-    found: Folded | None = None
-    if isinstance(first, Affine | Scale):
-        if isinstance(first, Scale) and isinstance(second, Scale):
-            found = replace(first, scale=first.scale * second.scale, offset=_behind(second, first.offset))
-        elif isinstance(first, Affine) and isinstance(second, Scale):
-            found = replace(first, weight=_rows(second, first.weight), bias=_behind(second, first.bias))
-        elif isinstance(second, Affine):
-            weight, constant = _before(second.weight, first)
-            found = Affine(weight, _sum(second.bias, constant), dtype=first.dtype, device=first.device)
-        elif isinstance(second, LinearMemory):
-            kept = second.matrix[:, : second.kept]
-            inputs, constant = _before(second.matrix[:, second.kept :], first)
-            total = second.constant if constant is None else second.constant + constant
-            found = replace(second, matrix=torch.cat([kept, inputs], dim=1), constant=total)
-    elif type(first) is LinearMemory and first.activation is None and isinstance(second, Affine | Scale):
-        order = first.order
-        matrix = torch.cat([first.matrix[:order], _rows(second, first.matrix[order:])])
-        constant = torch.cat([first.constant[:order], _behind(second, first.constant[order:])])
-        found = replace(first, matrix=matrix, constant=constant)
-    if found is None or _numbers(found) > _numbers(first) + _numbers(second):
-        return None
-    return found
+    if isinstance(first, Scale) and isinstance(second, Scale):
+        return replace(first, scale=first.scale * second.scale, offset=_behind(second, first.offset))
+    if isinstance(first, Affine) and isinstance(second, Scale):
+        return replace(first, weight=_rows(second, first.weight), bias=_behind(second, first.bias))
+    if isinstance(first, Affine | Scale) and isinstance(second, Affine):
+        return _affine(first, second) if _pays(second.weight, _weight(first)) else None
+    if isinstance(first, Affine | Scale) and isinstance(second, LinearMemory):
+        inputs = second.matrix[:, second.kept :]
+        return _before_memory(first, second, inputs) if _pays(inputs, _weight(first)) else None
+    if type(first) is LinearMemory and first.activation is None and isinstance(second, Affine | Scale):
+        outputs = first.matrix[first.order :]
+        return _after_memory(first, second, outputs) if _pays(_weight(second), outputs) else None
+    return None
+
+
+def _affine(first: Affine | Scale, second: Affine) -> Affine:
+    weight, constant = _before(second.weight, first)
+    return replace(second, weight=weight, bias=_sum(second.bias, constant))
+
+
+def _before_memory(first: Affine | Scale, second: LinearMemory, inputs: Tensor) -> LinearMemory:
+    product, constant = _before(inputs, first)
+    matrix = torch.cat([second.matrix[:, : second.kept], product], dim=1)
+    return replace(second, matrix=matrix, constant=second.constant if constant is None else second.constant + constant)
+
+
+def _after_memory(first: LinearMemory, second: Affine | Scale, outputs: Tensor) -> LinearMemory:
+    matrix = torch.cat([first.matrix[: first.order], _rows(second, outputs)])
+    constant = torch.cat([first.constant[: first.order], _behind(second, first.constant[first.order :])])
+    return replace(first, matrix=matrix, constant=constant)
+
+
+def _weight(part: Affine | Scale) -> Tensor | None:
+    return part.weight if isinstance(part, Affine) else None
+
+
+def _pays(second: Tensor | None, first: Tensor | None) -> bool:
+    """Whether the product of two matrices has no more numbers than the two, as that of thin ones has. None is a
+    diagonal one."""
+    return second is None or first is None or second.shape[0] * first.shape[1] <= second.numel() + first.numel()
 
 
 def _before(weight: Tensor, first: Affine | Scale) -> tuple[Tensor, Tensor | None]:
@@ -80,7 +98,3 @@ def _behind(second: Affine | Scale, constant: Tensor | None) -> Tensor:
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return other if one is None else one if other is None else one + other
-
-
-def _numbers(part: Folded) -> int:
-    return sum(array.numel() for array in part.arrays().values())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from plmu.folded.base import Folded, Stateless, read_only, wide_dtype
+from plmu.folded.base import Folded, Stateless, as_dtype, read_only, wide_dtype
 from plmu.folded.functions import Affine
 from plmu.ops.matrices import apply
 from plmu.ops.nonfinite import infinity_as_nan
@@ -45,11 +45,11 @@ class LinearMemory(Folded):
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         m = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
         before = m.squeeze(2)
-        both = linear(torch.cat([before, _as(x, before.dtype)], dim=1), self.matrix, self.constant)
+        both = linear(torch.cat([before, as_dtype(x, before.dtype)], dim=1), self.matrix, self.constant)
         after, out = both.split_with_sizes(self._sizes, 1)  # type: ignore[attr-defined]
         if self.near_identity:
             after = before + after
-        out = _as(out, x.dtype)
+        out = as_dtype(out, x.dtype)
         return (out if self.activation is None else self.activation(out)), after.unsqueeze(2)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
@@ -74,11 +74,11 @@ class CoupledMemory(LinearMemory):
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         h, m = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
         before = m.flatten(1)
-        both = linear(torch.cat([before, h, _as(x, m.dtype)], dim=1), self.matrix, self.constant)
+        both = linear(torch.cat([before, h, as_dtype(x, m.dtype)], dim=1), self.matrix, self.constant)
         after, new = both.split_with_sizes(self._sizes, 1)  # type: ignore[attr-defined]
         if self.near_identity:
             after = before + after
-        new = _as(new, x.dtype)
+        new = as_dtype(new, x.dtype)
         out = new if self.activation is None else self.activation(new)
         # A copy: what becomes of the output must not reach the state.
         return out, (out.to(m.dtype, copy=True), after.unflatten(1, (self.order, self.channels)))
@@ -113,7 +113,7 @@ class Delay(Folded):
         """The next m (batch, order, channels) from u (batch, channels), or (batch, inputs) where they share one."""
         matrices = self._cast(m)
         order = self.matrix.shape[1]
-        u = infinity_as_nan(_as(u, m.dtype))
+        u = infinity_as_nan(as_dtype(u, m.dtype))
         u = u.unsqueeze(2) if self.matrix.shape[2] > order + 1 else u.unsqueeze(1)
         both = torch.cat([m, u], dim=1)
         if len(matrices) == 1:
@@ -164,15 +164,10 @@ class ParallelMemory(Folded):
             u = torch.lerp(x, u, torch.sigmoid(self.gate(x)))
         m = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
         m = self.memory.remember(u, m)
-        flat = _as(m, x.dtype).flatten(1)
+        flat = as_dtype(m, x.dtype).flatten(1)
         from_input = self.bias if self.input_weight is None else linear(x, self.input_weight, self.bias)
         out = linear(flat, self.readout) if from_input is None else torch.addmm(from_input, flat, self.readout.mT)
         return (out if self.output_activation is None else self.output_activation(out)), m
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.memory.initial_state(batch, dtype, device)
-
-
-def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), without the call where there is nothing to do: a step is made of few microseconds."""
-    return x if x.dtype == dtype else x.to(dtype)

@@ -51,11 +51,6 @@ class Bidirectional(Steppable):
         self.returns_sequences = layer.returns_sequences
         self.input_size = features_of(entrance(layer))
 
-    @property
-    def missing(self) -> str | None:
-        """How missing values of the input are filled, if they are."""
-        return fills(self.forward_layer) or fills(self.backward_layer)
-
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
@@ -88,6 +83,9 @@ class Bidirectional(Steppable):
     def fold(self) -> NoReturn:
         """Raises: a folded model takes steps."""
         _refuse()
+
+    def _fills(self) -> str | None:
+        return fills(self.forward_layer) or fills(self.backward_layer)
 
     def extra_repr(self) -> str:
         return "" if self.merge == "concat" else f"merge={self.merge}"

@@ -22,7 +22,8 @@ class DelayLayer(Filling):
     """The Delay Network on each channel (equation 19), with nothing learned unless asked.
 
     The output flattens order-major: feature i · channels + j is the order-i coefficient of channel j, so
-    `out.unflatten(-1, (order, channels))` is m.
+    `out.unflatten(-1, (order, channels))` is m. `device` and `dtype` are those of trained parameters; without any, the
+    layer computes where and in which precision its input is.
     """
 
     input_size: int

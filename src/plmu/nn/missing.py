@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.folded import Filled, Folded
+from plmu.folded import Filled, Folded, Stepped
 from plmu.nn.steppable import Steppable, changed
 from plmu.ops.check import Lengths, check_padded, check_state, checked_lengths, checked_resets
 
@@ -55,7 +55,9 @@ class Filling(Steppable):
         if changed(self, "_fold"):
             return super().fold()
         inner = self._fold()
-        return inner if self.missing is None else Filled(inner, self.missing, self.input_size)
+        if self.missing is None or isinstance(inner, Stepped):  # which is this layer, and fills by itself
+            return inner
+        return Filled(inner, self.missing, self.input_size)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         inner = self._initial_state(batch, dtype, device)
@@ -64,6 +66,9 @@ class Filling(Steppable):
         assert self.input_size is not None
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         return inner, torch.zeros(batch, self.input_size, dtype=wide, device=device)
+
+    def _fills(self) -> str | None:
+        return self.missing
 
     @abstractmethod
     def _forward(self, x: Tensor, state: Any, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, Any]: ...

@@ -40,7 +40,8 @@ class LMUCell(nn.Module):
     LeCun-uniform but E_m = 0, W Glorot-normal), or "memory" as it does on psMNIST, where h begins as a function of the
     memory alone (W_m Glorot-normal, E_h = E_m = W_x = W_h = 0). A single input enters as it is.
 
-    The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider.
+    The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider. `device` and `dtype` are
+    those of the parameters, as in `torch.nn`.
     """
 
     def __init__(

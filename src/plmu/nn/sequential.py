@@ -12,7 +12,7 @@ from plmu.folded import Folded, Sum
 from plmu.modes import autocasts
 from plmu.nn.dense import dense
 from plmu.nn.folding import fold_module, fold_stack
-from plmu.nn.missing import FILLS, Filling, checked_missing
+from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.standardization import Standardize
 from plmu.nn.steppable import Steppable, changed
 from plmu.nn.tokens import TokenDelayLayer
@@ -87,9 +87,7 @@ class Sequential(Filling):
         if self.missing == "hold" and size is None:
             raise ValueError("missing='hold' needs a first module with a known number of features")
         self.input_size = size
-        if (
-            sequences != self.returns_sequences
-        ):  # else it stays an attribute of the class, for fingerprints of old files
+        if sequences != self.returns_sequences:  # an attribute of its own would be part of fingerprints
             self.returns_sequences = sequences
 
     def append(self, module: nn.Module) -> Self:
@@ -175,6 +173,12 @@ class Sequential(Filling):
             module.initial_state(batch, dtype, device) if isinstance(module, Steppable) else None
             for module in self.layers
         )
+
+    def _fills(self) -> str | None:
+        if self.missing is not None:
+            return self.missing
+        unseen = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
+        return next((fills(module) for module in self.layers if not isinstance(module, unseen)), None)
 
     def extra_repr(self) -> str:
         return "" if self.missing is None else f"missing={self.missing}"
@@ -295,14 +299,7 @@ def features_of(module: nn.Module | None) -> int | None:
 
 def fills(module: nn.Module) -> str | None:
     """How a model fills missing values of its input, if it does."""
-    own = getattr(module, "missing", None)
-    if isinstance(module, Steppable) and own in FILLS:
-        return str(own)
-    if not isinstance(module, Sequential):
-        return None
-    unseen = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
-    seen = (inner for inner in module.layers if not isinstance(inner, unseen))
-    return next(map(fills, seen), None)
+    return module._fills() if isinstance(module, Steppable) else None
 
 
 def _takes_time(module: nn.Module) -> bool:

@@ -60,6 +60,10 @@ class Steppable(nn.Module):
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         """The state that `None` stands for: a tensor or nested tuples of tensors."""
 
+    def _fills(self) -> str | None:
+        """How missing values of the input are filled, if they are."""
+        return None
+
 
 def changed(layer: Steppable, method: str) -> bool:
     """Whether a layer is not quite of the class that has this method: a subclass, or the layer itself, has other
