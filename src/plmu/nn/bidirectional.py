@@ -73,11 +73,22 @@ class Bidirectional(Steppable):
         return ahead + back, (end, start)
 
     def step(self, x: Tensor, state: Any = None) -> NoReturn:
-        """Raises: the backward layer would have to know what comes."""
+        """Raises: the backward layer would have to know what comes.
+
+        Args:
+            x: not taken.
+            state: not taken.
+        """
         _refuse()
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> NoReturn:
-        """Raises: there is no state to begin with."""
+        """Raises: there is no state to begin with.
+
+        Args:
+            batch: how many sequences.
+            dtype: the precision of the input; states are float32 or wider.
+            device: where the state is.
+        """
         _refuse()
 
     def fold(self) -> NoReturn:

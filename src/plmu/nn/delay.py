@@ -24,6 +24,19 @@ class DelayLayer(Filling):
     The output flattens order-major: feature i · channels + j is the order-i coefficient of channel j, so
     `out.unflatten(-1, (order, channels))` is m. `device` and `dtype` are those of trained parameters; without any, the
     layer computes where and in which precision its input is.
+
+    Args:
+        channels: features of x; each has a memory of its own.
+        order: how many Legendre coefficients each memory channel keeps.
+        theta: the window in steps; several numbers give equal groups of memory channels one window each.
+        trainable: "none", "theta" or "system" (Ā and B̄ themselves).
+        system: any other `LinearSystem` in place of order and theta.
+        return_sequences: False gives the output at each sequence's last step alone.
+        algorithm: "auto", or one by name; see `plmu.plan`.
+        missing: what NaN in x means: None takes it as it is, "hold" repeats the last value of that feature, "zero"
+            takes zero.
+        device: where the parameters are.
+        dtype: the precision of the parameters.
     """
 
     input_size: int

@@ -42,6 +42,24 @@ class LMUCell(nn.Module):
 
     The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider. `device` and `dtype` are
     those of the parameters, as in `torch.nn`.
+
+    Args:
+        input_size: features of x.
+        hidden_size: features of h, and of the output.
+        order: how many Legendre coefficients each memory channel keeps.
+        theta: the window in steps; several numbers give equal groups of memory channels one window each.
+        memory_size: channels of u.
+        hidden_to_memory: whether there is an E_h.
+        memory_to_memory: whether there is an E_m.
+        input_to_hidden: whether there is a W_x.
+        hidden_to_hidden: whether there is a W_h.
+        hidden_activation: f, by name, as a callable, or None.
+        bias: whether equation 17 has a bias.
+        init: how weights start: "general" or "memory".
+        trainable: "none", "theta" or "system" (Ā and B̄ themselves).
+        system: any other `LinearSystem` in place of order and theta.
+        device: where the parameters are.
+        dtype: the precision of the parameters.
     """
 
     def __init__(
@@ -121,6 +139,13 @@ class LMUCell(nn.Module):
                     nn.init.xavier_normal_(weight)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """One step: the output h (batch, hidden_size), and the state (h, m).
+
+        Args:
+            x: one step of the input, (batch, input_size).
+            state: the pair (h, m) of the previous step, (batch, hidden_size) and (batch, order, memory_size); None to
+                start from zero.
+        """
         check_features(x, 2, self.input_size, self.memory_weight)
         h, m = self._checked_state(state, x)
         x = infinity_as_nan(x)  # which tanh would make 1
@@ -128,7 +153,13 @@ class LMUCell(nn.Module):
         return h, (h.to(m.dtype, copy=True), m)  # what becomes of the output must not reach the state
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """The state that `None` stands for: zeros."""
+        """The state that `None` stands for: zeros.
+
+        Args:
+            batch: how many sequences.
+            dtype: the precision of the input; states are float32 or wider.
+            device: where the state is.
+        """
         m = self.memory.initial_state(batch, dtype, device)
         return m.new_zeros(batch, self.hidden_size), m
 
@@ -203,7 +234,29 @@ class _Loop:
 
 class LMU(Filling):
     """The original LMU over a sequence: `out, (h, m) = lmu(x)`. The options are those of `LMUCell` and, of
-    `ParallelLMU`, `return_sequences` and `missing`."""
+    `ParallelLMU`, `return_sequences` and `missing`.
+
+    Args:
+        input_size: features of x.
+        hidden_size: features of h, and of the output.
+        order: how many Legendre coefficients each memory channel keeps.
+        theta: the window in steps; several numbers give equal groups of memory channels one window each.
+        memory_size: channels of u.
+        hidden_to_memory: whether there is an E_h.
+        memory_to_memory: whether there is an E_m.
+        input_to_hidden: whether there is a W_x.
+        hidden_to_hidden: whether there is a W_h.
+        hidden_activation: f, by name, as a callable, or None.
+        bias: whether equation 17 has a bias.
+        init: how weights start: "general" or "memory".
+        trainable: "none", "theta" or "system" (Ā and B̄ themselves).
+        system: any other `LinearSystem` in place of order and theta.
+        return_sequences: False gives the output at each sequence's last step alone.
+        missing: what NaN in x means: None takes it as it is, "hold" repeats the last value of that feature, "zero"
+            takes zero.
+        device: where the parameters are.
+        dtype: the precision of the parameters.
+    """
 
     input_size: int
 

@@ -59,6 +59,11 @@ class Sequential(Filling):
     `len`, loops, `append`, `extend` and `insert` work as in `nn.Sequential`.
 
     `missing="hold"` or `"zero"` fills NaN in x before the first module, as in `ParallelLMU`.
+
+    Args:
+        modules: steppable modules, and modules that act on each step alone, in their order.
+        missing: what NaN in x means: None takes it as it is, "hold" repeats the last value of that feature, "zero"
+            takes zero.
     """
 
     def __init__(self, *modules: nn.Module, missing: str | None = None) -> None:
@@ -91,18 +96,31 @@ class Sequential(Filling):
             self.returns_sequences = sequences
 
     def append(self, module: nn.Module) -> Self:
-        """Add a module at the end, checked as the constructor does; returns this model."""
+        """Add a module at the end, checked as the constructor does; returns this model.
+
+        Args:
+            module: the module.
+        """
         return self.insert(len(self), module)
 
     def extend(self, modules: Iterable[nn.Module]) -> Self:
-        """Add modules at the end: all of them, or none where one does not fit."""
+        """Add modules at the end: all of them, or none where one does not fit.
+
+        Args:
+            modules: the modules.
+        """
         added = list(modules)
         self._check_modules([*self.layers, *added])
         self.layers.extend(added)
         return self
 
     def insert(self, index: int, module: nn.Module) -> Self:
-        """Add a module before the one at `index`, which may be negative; returns this model."""
+        """Add a module before the one at `index`, which may be negative; returns this model.
+
+        Args:
+            index: where; the module at this index moves behind it.
+            module: the module.
+        """
         if not -len(self) <= index <= len(self):
             raise IndexError(f"index must be between {-len(self)} and {len(self)}, got {index}")
         modules = list(self.layers)
@@ -193,7 +211,11 @@ class Sequential(Filling):
 
 
 class Residual(Steppable):
-    """x + module(x), for a steppable module or one that acts on each step alone, with as many outputs as inputs."""
+    """x + module(x), for a steppable module or one that acts on each step alone, with as many outputs as inputs.
+
+    Args:
+        module: a steppable module, or one that acts on each step alone, with as many outputs as inputs.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -43,11 +43,25 @@ class Steppable(nn.Module):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """x (batch, time, features) to out (batch, time, features), or (batch, features) for the last step alone."""
+        """x (batch, time, features) to out (batch, time, features), or (batch, features) for the last step alone.
+
+        Args:
+            x: the input, (batch, time, features); token numbers (batch, time) for a model that begins with an
+                embedding.
+            state: the state that the previous piece returned, or None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+        """
 
     @abstractmethod
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """x (batch, features) to out (batch, features) and the next state."""
+        """x (batch, features) to out (batch, features) and the next state.
+
+        Args:
+            x: one step of the input, (batch, features), or token numbers (batch,).
+            state: the state that the previous step returned, or None to start.
+        """
 
     def fold(self) -> Folded:
         """What `plmu.fold` makes of this layer, before arrays are cast: by default the layer itself, in a copy.
@@ -58,7 +72,13 @@ class Steppable(nn.Module):
 
     @abstractmethod
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
-        """The state that `None` stands for: a tensor or nested tuples of tensors."""
+        """The state that `None` stands for: a tensor or nested tuples of tensors.
+
+        Args:
+            batch: how many sequences.
+            dtype: the precision of the input; states are float32 or wider.
+            device: where the state is.
+        """
 
     def _fills(self) -> str | None:
         """How missing values of the input are filled, if they are."""
@@ -173,7 +193,11 @@ def last_valid(x: Tensor, lengths: Lengths = None) -> Tensor:
 
 
 def detached(state: Any) -> Any:
-    """A state without its history, for truncated backpropagation: `state = detached(state)` between two pieces."""
+    """A state without its history, for truncated backpropagation: `state = detached(state)` between two pieces.
+
+    Args:
+        state: a state as a layer returns it: a tensor, None or nested tuples of them.
+    """
     if state is None:
         return None
     if isinstance(state, Tensor):
@@ -187,6 +211,11 @@ def reverse(x: Tensor, lengths: Lengths = None) -> Tensor:
     """x (batch, time, ...) backwards in time, each sequence within its own length; the padding stays where it is.
 
     With it a layer reads from the right: `reverse(layer(reverse(x, lengths), lengths=lengths)[0], lengths)`.
+
+    Args:
+        x: (batch, time, ...).
+        lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have `time`
+            steps.
     """
     if not isinstance(x, Tensor) or x.dim() < 2:
         kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__

@@ -54,7 +54,17 @@ def states(
     *,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """All states m (batch, time, order, channels) and the final one (batch, order, channels)."""
+    """All states m (batch, time, order, channels) and the final one (batch, order, channels).
+
+    Args:
+        u: the input of the memory, (batch, time, channels).
+        system: the linear system, for example `plmu.DelayNetwork(order, theta).discretize()`.
+        state: the initial state, (batch, order, channels); None for zero.
+        lengths: the length of each sequence, (batch,), where they are padded on the right. States and outputs past
+            the end are zero.
+        algorithm: "auto", or one by name; see `plmu.plan`.
+        resets: (batch, time) of bools: steps before which the state is set to zero.
+    """
     problem, spoilt = isolated(checked(u, system, state, lengths, resets))
     problem = _driven(problem)
     chosen = _plan("states", problem, algorithm)
@@ -74,7 +84,16 @@ def final_state(
     *,
     resets: Tensor | None = None,
 ) -> Tensor:
-    """The state after each sequence's last step (batch, order, channels), as one product (equation 25)."""
+    """The state after each sequence's last step (batch, order, channels), as one product (equation 25).
+
+    Args:
+        u: the input of the memory, (batch, time, channels).
+        system: the linear system, for example `plmu.DelayNetwork(order, theta).discretize()`.
+        state: the initial state, (batch, order, channels); None for zero.
+        lengths: the length of each sequence, (batch,), where they are padded on the right. States and outputs past
+            the end are zero.
+        resets: (batch, time) of bools: steps before which the state is set to zero.
+    """
     problem = _driven(checked(u, system, state, lengths, resets))
     with _no_autocast(u.device):
         return infinity_as_nan(final_of(problem))
@@ -93,6 +112,16 @@ def project(
     """o_t = W_m m_t (batch, time, out) for a weight (out, order, channels), and the final state.
 
     The memory product of equation 20. With `"chunked"`, and with `"auto"` beyond a few MiB, m is never stored.
+
+    Args:
+        u: the input of the memory, (batch, time, channels).
+        system: the linear system, for example `plmu.DelayNetwork(order, theta).discretize()`.
+        weight: W_m, (out, order, channels).
+        state: the initial state, (batch, order, channels); None for zero.
+        lengths: the length of each sequence, (batch,), where they are padded on the right. States and outputs past
+            the end are zero.
+        algorithm: "auto", or one by name; see `plmu.plan`.
+        resets: (batch, time) of bools: steps before which the state is set to zero.
     """
     problem, spoilt = isolated(checked(u, system, state, lengths, resets))
     problem = _driven(problem)

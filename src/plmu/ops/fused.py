@@ -46,6 +46,8 @@ class Fused(Algorithm):
     LAUNCHES = 12
     CARRIED_ROW = 5e-8  # seconds for a row of the state to pass a chunk
     CARRIES = 3  # times that states are passed on
+    STATES_TRAFFIC = 4  # passes over m where all states are the result
+    STATES_LAUNCHES = 8
 
     def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
         inputs = problem.u.squeeze(2).to(problem.dtype)
@@ -83,23 +85,30 @@ class Fused(Algorithm):
         return reason
 
     def auto_limit(self, case: Case) -> str | None:
-        """The kernels are worth it where the two heavy ones run in their form for Hopper; with resets the others do."""
-        if case.kind != "project":
-            return "is considered for project alone"
+        """The kernels are worth it where the two heavy ones run in their form for Hopper; with resets the others do.
+        For all states they win on such GPUs as CUDA graphs, where their many launches cost little."""
         if not case.batch:
             return "has no sequences to run for"
+        if case.kind == "states" and (case.resets or not case.graph):
+            return "is considered for states in CUDA graphs alone (plmu.for_graphs), without resets"
+        if case.kind == "states" and case.channels < self.TILE:
+            return f"is considered for states of at least {self.TILE} channels, not {case.channels}"
         return self._why_not_hopper(case, segmented=False)
 
     def options(self, case: Case) -> list[Option]:
         """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. Passing states on is counted
         whether or not the response fades within a chunk: that is a matter of the system's values."""
+        _, passed = grouping(case.batch, case.time, case.channels)  # one after another
+        carrying = self.CARRIES * passed * rows_of(case.order) * self.CARRIED_ROW
+        if case.kind == "states":
+            moved = HALF * self.STATES_TRAFFIC * case.states
+            seconds = case.rates.seconds(flops=0, moved=moved, launches=self.STATES_LAUNCHES, half=True, own=True)
+            return [Option(self.name, carrying + seconds, CHUNK)]
         wide = 256 if case.out > 128 else 128 if case.out > 64 else 64
         steps = tiles(case.time, CHUNK) * CHUNK
         channels, outputs = tiles(case.channels, self.TILE) * self.TILE, tiles(case.out, wide) * wide
         products = self.FLOPS * case.batch * steps * case.order * channels * outputs
         extra = (self.RESETS_SLOWER if case.resets else 1) * (1 + (CHUNK + self.PAST) / wide)
-        _, passed = grouping(case.batch, case.time, case.channels)  # one after another
-        carrying = self.CARRIES * passed * rows_of(case.order) * self.CARRIED_ROW
         moved = HALF * self.TRAFFIC * case.moved
         seconds = case.rates.seconds(flops=products * extra, moved=moved, launches=self.LAUNCHES, half=True, own=True)
         return [Option(self.name, carrying + seconds, CHUNK)]
@@ -117,7 +126,7 @@ class Fused(Algorithm):
         return ("u", "weight") if case.kind == "project" else ()
 
     def _why_not_hopper(self, case: Case, *, segmented: bool) -> str | None:
-        sizes = (case.batch, case.time, case.channels, case.out)
+        sizes = (case.batch, case.time, case.channels, case.out or case.channels)
         return launch.why_not_hopper(case.target, case.dtype, *sizes, segmented)
 
 
