@@ -224,7 +224,7 @@ def test_the_memory_of_few_inputs_runs_on_the_inputs(monkeypatch):
         monkeypatch.setattr(
             layer.memory, "project", lambda u, *rest, inner=inner: widths.append(u.shape[2]) or inner(u, *rest)
         )
-        monkeypatch.setattr(layer, "_stores_m", lambda u: False)
+        monkeypatch.setattr(layer, "_why_not_stored", lambda *_: "for this test")
         layer(torch.randn(2, 30, layer.input_size))
         assert widths.pop() == channels
 

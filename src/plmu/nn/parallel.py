@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from plmu.folded import Folded, LinearMemory, ParallelMemory, Place, Stateless, Stepped, wide_dtype
+from plmu.folded import Folded
 from plmu.modes import autocasts, is_open, values_unknown
 from plmu.nn import encoder_after
-from plmu.nn.folding import fold_activation, fold_linear, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.parallel_folding import fold_parallel
 from plmu.nn.standardization import Standardize
 from plmu.nn.steppable import (
     Activation,
@@ -196,7 +195,7 @@ class ParallelLMU(Filling):
         self, u: Tensor, x: Tensor, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None, after: bool
     ) -> tuple[Tensor, Tensor]:
         """W_m m + W_x x + b_o for all steps, and the final state of u; m is stored only where that is faster."""
-        weight, bias = self._readout()
+        weight, bias = self.readout()
         constant = None
         if after:
             weight, constant = encoder_after.readout(self, weight, x)
@@ -275,27 +274,7 @@ class ParallelLMU(Filling):
         return self._output_of_state(m, x), m
 
     def _fold(self) -> Folded:
-        if not all(one is None or is_plain(one, nn.Linear) for one in (self.encoder, self.gate)):
-            return Stepped.of(self)
-        weight = self.memory_weight
-        place = Place(dtype=wide_dtype(weight.dtype), device=weight.device)
-        exact = copy.deepcopy(self).cpu().double()
-        readout, bias = exact._readout()
-        one_channel = self.memory.groups == self.memory.channels == 1
-        if one_channel and self.f1 is None and self.gate is None:
-            return _multiplied_out(exact, readout.flatten(1), bias, fold_activation(self.f2), place)
-        return ParallelMemory(
-            encoder=None if self.encoder is None else fold_linear(self.encoder),
-            gate=None if self.gate is None else fold_linear(self.gate),
-            memory=replace(self.memory.fold(), **place),
-            readout=readout.flatten(1),
-            input_weight=exact.input_weight,
-            bias=bias,
-            input_activation=fold_activation(self.f1),
-            output_activation=fold_activation(self.f2),
-            dtype=weight.dtype,
-            device=weight.device,
-        )
+        return fold_parallel(self)
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
@@ -330,7 +309,7 @@ class ParallelLMU(Filling):
             m = torch.add(m, torch.randn_like(m), alpha=self.memory_noise)
         return dropout(m.flatten(-2), self.memory_dropout, self.training)
 
-    def _readout(self) -> tuple[Tensor, Tensor | None]:
+    def readout(self) -> tuple[Tensor, Tensor | None]:
         """W_m and b_o for m as it is, with the standardisation multiplied in."""
         if self.standardize is None:
             return self.memory_weight, self.bias
@@ -376,7 +355,7 @@ class ParallelLMU(Filling):
 
     def _output_of_state(self, m: Tensor, x: Tensor) -> Tensor:
         """Equation 20 for one state m (batch, order, channels)."""
-        memory_weight, bias = self._readout()
+        memory_weight, bias = self.readout()
         flat, weight = _as(m, x.dtype).flatten(1), memory_weight.flatten(1)
         from_input = self._from_input(x, bias)
         return self._output(linear(flat, weight) if from_input is None else torch.addmm(from_input, flat, weight.mT))
@@ -391,29 +370,6 @@ class ParallelLMU(Filling):
     def extra_repr(self) -> str:
         options = options_repr(self, ParallelLMU, input_activation=self.f1, output_activation=self.f2)
         return f"{self.input_size}, {self.hidden_size}, memory_size={self.memory_size}{options}"
-
-
-def _multiplied_out(
-    layer: ParallelLMU, readout: Tensor, bias: Tensor | None, activation: Stateless | None, place: Place
-) -> LinearMemory:
-    """Equations 18 to 20 as one product, of a float64 layer with one memory channel and no f1. A step of a stream is
-    short of time for calls, not for arithmetic."""
-    system, order = layer.memory.systems()[0], layer.memory.order
-    A, B = system.A, system.B.reshape(order, -1)
-    offset = A.new_zeros(order)
-    if layer.encoder is not None:
-        if layer.encoder.bias is not None:
-            offset = B @ layer.encoder.bias
-        B = B @ layer.encoder.weight
-    from_input, output_offset = readout @ B, readout @ offset
-    if layer.input_weight is not None:
-        from_input = from_input + layer.input_weight
-    if bias is not None:
-        output_offset = output_offset + bias
-    change = A - torch.eye(order, dtype=A.dtype) if system.near_identity else A
-    rows = [torch.cat([change, B], dim=1), torch.cat([readout @ A, from_input], dim=1)]
-    constant = torch.cat([offset, output_offset])
-    return LinearMemory(torch.cat(rows), constant, order, system.near_identity, activation, **place)
 
 
 def _checked_noise(noise: float, standardize: bool) -> float:
