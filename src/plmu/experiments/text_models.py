@@ -267,7 +267,7 @@ def _measure(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def training(model: str, **changes: Any) -> TrainingConfig:
-    """How each model is trained where the experiment says nothing else; the frozen one sees its states alone."""
+    """How each model is trained where the experiment says nothing else."""
     usual: dict[str, dict[str, Any]] = {
         "plmu": {"epochs": 4, "learning_rate": 1e-3},
         "frozen": {"epochs": 30, "learning_rate": 1e-2, "batch_size": 500},
