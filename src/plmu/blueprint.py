@@ -19,13 +19,21 @@ from torch import Tensor, nn
 from plmu.nn import (
     LMU,
     Bidirectional,
+    CausalAttention,
+    CausalConvolution,
     DelayLayer,
+    Gated,
+    Highway,
+    LMUBlock,
     LMUCell,
+    MemoryBlock,
     ParallelLMU,
     Residual,
+    SelectiveLMU,
     Sequential,
     Standardize,
     TokenDelayLayer,
+    WeightedStack,
 )
 from plmu.systems import LinearSystem
 
@@ -76,7 +84,14 @@ TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.LogSoftmax: ("dim",),
     nn.GLU: ("dim",),
     Standardize: ("features",),
+    Highway: ("features", "activation"),
+    CausalConvolution: ("channels", "kernel_size"),
+    CausalAttention: ("width", "heads", "window", "bias"),
+    SelectiveLMU: ("input_size", "hidden_size", "order", "theta", "heads", "algorithm"),
+    LMUBlock: ("width", "order", "theta", "highways", "activation", "norm", "dropout", "standardize"),
+    MemoryBlock: ("width", "order", "theta", "hidden", "kernel_size", "heads", "dropout", "standardize"),
 }
+_INSIDE = {CausalAttention: 2, SelectiveLMU: 8, LMUBlock: 12, MemoryBlock: 32}  # modules that these make
 _PLAIN = (
     nn.Identity,
     nn.ReLU,
@@ -100,6 +115,8 @@ _STACKS: dict[str, Callable[..., nn.Module]] = {
     "Sequential": Sequential,
     "Residual": Residual,
     "Bidirectional": Bidirectional,
+    "Gated": Gated,
+    "WeightedStack": WeightedStack,
     "torch.Sequential": nn.Sequential,
 }
 SYSTEMS = ".systems."  # tensors of systems given as matrices; no name in a state_dict begins with a dot
@@ -131,6 +148,12 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
         sides = ("forward_layer", "backward_layer")
         modules = [_describe(getattr(module, side), tensors, f"{where}.{side}") for side in sides]
         return {"class": "Bidirectional", "modules": modules, "merge": module.merge}
+    if isinstance(module, Gated) and kind is Gated:
+        modules = [_describe(getattr(module, part), tensors, f"{where}.{part}") for part in ("module", "gate")]
+        return {"class": "Gated", "modules": modules}
+    if isinstance(module, WeightedStack) and kind is WeightedStack:
+        modules = [_describe(child, tensors, f"{where}.{i}") for i, child in enumerate(module.layers)]
+        return {"class": "WeightedStack", "modules": modules}
     if kind in OWN:
         config = dict(module.config)  # type: ignore[arg-type]
         for key, value in config.items():
@@ -144,6 +167,9 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
         return {"class": kind.__name__, "config": config}
     if kind in TORCH:
         config = {name: getattr(module, name) for name in TORCH[kind]}
+        if callable(config.get("activation")):
+            raise ValueError(f"{where} ({kind.__name__}) has activation={config['activation']!r}: only activations"
+                             " given by name can be saved")  # fmt: skip
         if kind in _WITH_BIAS:
             config["bias"] = module.bias is not None
         return {"class": kind.__name__, "config": config}
@@ -203,7 +229,7 @@ def _cost(description: Description, where: str, depth: int) -> float:
         if not fits(value):
             raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
     order, theta = config.get("order"), config.get("theta")
-    cost: float = _LAYER if kind in OWN else _MODULE
+    cost: float = _LAYER if kind in OWN else _MODULE * (1 + _INSIDE.get(kind, 0) + max(config.get("highways", 0), 0))
     if order is None or order < 1:  # a given system, or what the constructor refuses
         return cost
     for one in theta if isinstance(theta, list) else [theta]:
@@ -244,13 +270,13 @@ _ANY: _Meaning = (
 )
 _MEANINGS: dict[str, _Meaning] = {
     **dict.fromkeys(("in_features", "out_features", "num_embeddings", "embedding_dim", "num_parameters"), _WHOLE),
-    **dict.fromkeys(("input_size", "hidden_size", "channels"), _WHOLE),
-    **dict.fromkeys(("padding_idx", "dim", "order", "memory_size"), _WHOLE_OR_NONE),
+    **dict.fromkeys(("input_size", "hidden_size", "channels", "width", "window", "highways"), _WHOLE),
+    **dict.fromkeys(("padding_idx", "dim", "order", "memory_size", "hidden", "kernel_size", "heads"), _WHOLE_OR_NONE),
     **dict.fromkeys(("p", "negative_slope", "alpha", "beta", "threshold"), ("a number", _is_number)),
     **dict.fromkeys(("min_val", "max_val", "norm_type"), ("a number", _is_number)),
     **dict.fromkeys(("eps", "max_norm"), _NUMBER_OR_NONE),
-    **dict.fromkeys(("scale_grad_by_freq", "sparse", "elementwise_affine", "bias"), _SWITCH),
-    **dict.fromkeys(("memory_noise", "memory_dropout", "token_dropout"), ("a number", _is_number)),
+    **dict.fromkeys(("scale_grad_by_freq", "sparse", "elementwise_affine", "bias", "norm"), _SWITCH),
+    **dict.fromkeys(("memory_noise", "memory_dropout", "token_dropout", "dropout"), ("a number", _is_number)),
     **dict.fromkeys(("gated", "standardize", "encoder", "input_to_output", "return_sequences"), _SWITCH),
     **dict.fromkeys(("hidden_to_memory", "memory_to_memory", "input_to_hidden", "hidden_to_hidden"), _SWITCH),
     "approximate": ("none or tanh", lambda value: value in ("none", "tanh")),
@@ -259,8 +285,8 @@ _MEANINGS: dict[str, _Meaning] = {
         lambda value: isinstance(value, list) and all(_is_whole(one) for one in value),
     ),
     "features": (
-        "a list of whole numbers",
-        lambda value: isinstance(value, list) and all(_is_whole(one) for one in value),
+        "a whole number or a list of them",
+        lambda value: _is_whole(value) or (isinstance(value, list) and all(_is_whole(one) for one in value)),
     ),
     "theta": (
         "a number, a list of numbers or null",

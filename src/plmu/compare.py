@@ -77,7 +77,7 @@ def fingerprint(model: nn.Module) -> str:
         elif isinstance(module, Memory) and id(module) not in known:
             options = {"width": module.width, **_memory_options(module)}
         elif kind in TORCH:
-            options = {key: getattr(module, key) for key in TORCH[kind]}
+            options = {key: getattr(module, key) for key in TORCH[kind] if key != "dropout"}  # of training alone
         if kind not in TORCH and not kind.__module__.startswith("plmu."):
             later = _LATER if isinstance(module, OWN) else ()
             options |= {key: value for key, value in vars(module).items() if _is_option(key) and key not in later}

@@ -6,15 +6,16 @@ derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of
 """
 
 from plmu.folded.base import Folded, Place, Stateless, wide_dtype
-from plmu.folded.functions import Affine, Applied, Function, Identity, Lookup, Norm, Scale
+from plmu.folded.functions import Affine, Applied, Carry, Function, Identity, Lookup, Norm, Scale
 from plmu.folded.joining import chain
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
-from plmu.folded.stacks import After, Chain, Filled, Stepped, Sum
+from plmu.folded.stacks import After, Chain, Filled, Product, Stepped, Sum, WeightedSum
 
 __all__ = [
     "Affine",
     "After",
     "Applied",
+    "Carry",
     "Chain",
     "CoupledMemory",
     "Delay",
@@ -27,10 +28,12 @@ __all__ = [
     "Norm",
     "ParallelMemory",
     "Place",
+    "Product",
     "Scale",
     "Stateless",
     "Stepped",
     "Sum",
+    "WeightedSum",
     "chain",
     "wide_dtype",
 ]

@@ -111,3 +111,15 @@ class Applied(Stateless):
 
     def arrays(self) -> dict[str, Tensor]:
         return copies(self.module)
+
+
+@dataclass(frozen=True, eq=False)
+class Carry(Stateless):
+    """g · f(z) + (1 − g) · x, where z and the gate g before its sigmoid are the halves of one product: a highway."""
+
+    both: Affine
+    activation: Stateless | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        transformed, gate = self.both(x).chunk(2, dim=-1)
+        return torch.lerp(x, transformed if self.activation is None else self.activation(transformed), gate.sigmoid())

@@ -70,6 +70,45 @@ class Sum(Folded):
 
 
 @dataclass(frozen=True, eq=False)
+class Product(Folded):
+    """gate(x) · inner(x), with the state of `inner` alone: the gate has none."""
+
+    gate: Folded
+    inner: Folded
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        out, state = self.inner.advance(x, state)
+        return self.gate.advance(x, None)[0] * out, state
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return self.inner.initial_state(batch, dtype, device)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedSum(Folded):
+    """Parts in a row, and the weighted sum of all their outputs. The state is a tuple of theirs."""
+
+    parts: tuple[Folded, ...]
+    weights: Tensor  # (parts,)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_shares", tuple(self.weights.tolist()))
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        states = (None,) * len(self.parts) if state is None else state
+        after, total = [], None
+        for part, before, share in zip(self.parts, states, self._shares, strict=True):  # type: ignore[attr-defined]
+            x, own = part.advance(x, before)
+            after.append(own)
+            total = share * x if total is None else torch.add(total, x, alpha=share)
+        assert total is not None
+        return total, tuple(after)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        return tuple(part.initial_state(batch, dtype, device) for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False)
 class After(Folded):
     """inner(first(x)), with the state of `inner` alone."""
 

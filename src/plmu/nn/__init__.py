@@ -1,10 +1,16 @@
 """Layers that train in parallel over time and run as RNNs, by the conventions of torch.nn."""
 
+from plmu.nn.attention import CausalAttention
 from plmu.nn.bidirectional import Bidirectional
+from plmu.nn.blocks import LMUBlock, MemoryBlock
+from plmu.nn.combining import Gated, WeightedStack
+from plmu.nn.convolution import CausalConvolution
 from plmu.nn.delay import DelayLayer
 from plmu.nn.folding import fold
+from plmu.nn.highway import Highway
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
+from plmu.nn.selective import SelectiveLMU
 from plmu.nn.sequential import Residual, Sequential
 from plmu.nn.standardization import Standardize, standardize
 from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, last_valid, reverse
@@ -14,14 +20,22 @@ __all__ = [
     "ACTIVATIONS",
     "LMU",
     "Bidirectional",
+    "CausalAttention",
+    "CausalConvolution",
     "DelayLayer",
+    "Gated",
+    "Highway",
+    "LMUBlock",
     "LMUCell",
+    "MemoryBlock",
     "ParallelLMU",
     "Residual",
+    "SelectiveLMU",
     "Sequential",
     "Standardize",
     "Steppable",
     "TokenDelayLayer",
+    "WeightedStack",
     "detached",
     "fold",
     "last_valid",

@@ -12,10 +12,10 @@ from plmu.folded import Folded, Sum
 from plmu.modes import autocasts
 from plmu.nn.dense import dense
 from plmu.nn.folding import fold_module, fold_stack
+from plmu.nn.highway import Highway
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.standardization import Standardize
 from plmu.nn.steppable import Steppable, changed
-from plmu.nn.tokens import TokenDelayLayer
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
 
 # Modules of torch that act on each time step alone, on the last axis or on single elements.
@@ -85,7 +85,7 @@ class Sequential(Filling):
                 raise ValueError(f"module {index} ({_name(module)}) needs a sequence, but a module before it has"
                                  " return_sequences=False")  # fmt: skip
             sequences = sequences and (not isinstance(module, Steppable) or module.returns_sequences)
-        first = next((found for module in modules if (found := entrance(module)) is not None), None)
+        first = _first_entrance(modules)
         size = features_of(first)
         if self.missing is not None and isinstance(first, nn.Embedding):
             raise ValueError(f"missing must be None for a model that takes tokens, got {self.missing!r}")
@@ -158,29 +158,17 @@ class Sequential(Filling):
     def _forward(
         self, x: Tensor, state: tuple[Any, ...] | None, lengths: Lengths, resets: Tensor | None
     ) -> tuple[Tensor, tuple[Any, ...]]:
-        known, resets = _checked(x, lengths, resets)
-        _check_features(x, entrance(self))
-        x = keep_valid(x, known)
-        states = list(self._states(state))
+        x, known, resets = checked_input(self, x, lengths, resets)
+        states = list(checked_states(state, len(self.layers)))
         for index, module in enumerate(self.layers):
-            if isinstance(module, Steppable):
-                x, states[index] = module(x, states[index], known, resets=resets)
-            elif isinstance(module, Standardize):
-                x = module(x, known)
-            elif isinstance(module, nn.Linear):
-                x = dense(module, x)
-            else:
-                x = _each_step(module, x)
+            x, states[index] = run(module, x, states[index], known, resets)
         return _keep_output(x, known, self.returns_sequences), tuple(states)
 
     def _step(self, x: Tensor, state: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
-        _check_features(x, entrance(self))
-        states = list(self._states(state))
+        check_step(self, x)
+        states = list(checked_states(state, len(self.layers)))
         for index, module in enumerate(self.layers):
-            if isinstance(module, Steppable):
-                x, states[index] = module.step(x, states[index])
-            else:
-                x = _each_step(module, x)
+            x, states[index] = run_step(module, x, states[index])
         return x, tuple(states)
 
     def _fold(self) -> Folded:
@@ -201,13 +189,8 @@ class Sequential(Filling):
     def extra_repr(self) -> str:
         return "" if self.missing is None else f"missing={self.missing}"
 
-    def _states(self, state: tuple[Any, ...] | None) -> tuple[Any, ...]:
-        if state is None:
-            return (None,) * len(self.layers)
-        if not isinstance(state, tuple) or len(state) != len(self.layers):
-            kind = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
-            raise ValueError(f"state must be a tuple of {len(self.layers)}, one for each module; got {kind}")
-        return state
+    def _entrance(self) -> nn.Module | None:
+        return _first_entrance(self.layers)
 
 
 class Residual(Steppable):
@@ -230,27 +213,23 @@ class Residual(Steppable):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        known, resets = _checked(x, lengths, resets)
-        _check_features(x, entrance(self))
-        x = keep_valid(x, known)
-        if isinstance(self.module, Steppable):
-            out, state = self.module(x, state, known, resets=resets)
-        else:
-            out, state = _each_step(self.module, x), None
+        x, known, resets = checked_input(self, x, lengths, resets)
+        out, state = run(self.module, x, state, known, resets)
         return keep_valid(self._sum(x, out), known), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        if isinstance(self.module, Steppable):
-            out, state = self.module.step(x, state)
-            return self._sum(x, out), state
-        _check_features(x, entrance(self))
-        return self._sum(x, _each_step(self.module, x)), None
+        check_step(self, x)
+        out, state = run_step(self.module, x, state)
+        return self._sum(x, out), state
 
     def fold(self) -> Folded:
         return super().fold() if changed(self, "fold") else Sum(fold_module(self.module))
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.module.initial_state(batch, dtype, device) if isinstance(self.module, Steppable) else None
+
+    def _entrance(self) -> nn.Module | None:
+        return entrance(self.module)
 
     def _sum(self, x: Tensor, out: Tensor) -> Tensor:
         if x.shape != out.shape:
@@ -293,18 +272,16 @@ _SIZED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
 def entrance(module: nn.Module) -> nn.Module | None:
     """The first module inside that decides what an input must look like; None where nothing does."""
-    if isinstance(module, Residual):
-        return entrance(module.module)
-    if isinstance(module, TokenDelayLayer):
-        return module.embedding
-    if isinstance(module, Sequential | nn.Sequential):
-        for inner in module.layers if isinstance(module, Sequential) else module:
-            first = entrance(inner)
-            if first is not None:
-                return first
-        return None
+    if isinstance(module, Steppable):
+        return module._entrance()
+    if isinstance(module, nn.Sequential):
+        return _first_entrance(module)
     any_size = isinstance(module, (*PER_STEP, nn.Softmax, nn.LogSoftmax)) and not isinstance(module, _SIZED)
     return None if any_size else module
+
+
+def _first_entrance(modules: Iterable[nn.Module]) -> nn.Module | None:
+    return next((found for module in modules if (found := entrance(module)) is not None), None)
 
 
 def features_of(module: nn.Module | None) -> int | None:
@@ -315,6 +292,8 @@ def features_of(module: nn.Module | None) -> int | None:
         return int(module.normalized_shape[-1])
     if isinstance(module, Standardize):
         return module.features[-1]
+    if isinstance(module, Highway):
+        return module.features
     size = getattr(module, "input_size", None)
     return size if isinstance(module, Steppable) and isinstance(size, int) else None
 
@@ -331,7 +310,35 @@ def _takes_time(module: nn.Module) -> bool:
     return isinstance(module, nn.PReLU) and module.num_parameters > 1  # one for each index of the second axis
 
 
-def _checked(x: Tensor, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def run(module: nn.Module, x: Tensor, state: Any, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
+    """A module of a stack over a whole sequence, and its next state; None where it has none."""
+    if isinstance(module, Steppable):
+        found: tuple[Tensor, Any] = module(x, state, lengths, resets=resets)
+        return found
+    if isinstance(module, Standardize):
+        return module(x, lengths), None
+    return dense(module, x) if isinstance(module, nn.Linear) else _each_step(module, x), None
+
+
+def run_step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """A module of a stack for one step, and its next state; None where it has none."""
+    return module.step(x, state) if isinstance(module, Steppable) else (_each_step(module, x), None)
+
+
+def checked_states(state: tuple[Any, ...] | None, count: int) -> tuple[Any, ...]:
+    """The states of so many modules."""
+    if state is None:
+        return (None,) * count
+    if not isinstance(state, tuple) or len(state) != count:
+        kind = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
+        raise ValueError(f"state must be a tuple of {count}, one for each module; got {kind}")
+    return state
+
+
+def checked_input(
+    model: Steppable, x: Tensor, lengths: Lengths, resets: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What a stack is given, checked, with zeros in the padding of x."""
     check_padded(x, "x")
     if x.dim() < 2:
         raise ValueError(
@@ -339,10 +346,14 @@ def _checked(x: Tensor, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor
             f" got {tuple(x.shape)}: for one sequence give x[None]"
         )
     known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
-    return known, checked_resets(resets, x.shape[0], x.shape[1], x.device)
+    resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
+    check_step(model, x)
+    return keep_valid(x, known), known, resets
 
 
-def _check_features(x: Tensor, first: nn.Module | None) -> None:
+def check_step(model: Steppable, x: Tensor) -> None:
+    """Raise unless x has the features and the precision of the first module, for modules that do not say so."""
+    first = entrance(model)
     if not isinstance(first, nn.Linear):  # other modules name what they expect
         return
     if x.shape[-1] != first.in_features:

@@ -84,6 +84,10 @@ class Steppable(nn.Module):
         """How missing values of the input are filled, if they are."""
         return None
 
+    def _entrance(self) -> nn.Module | None:
+        """The first module inside that decides what an input must look like; None where nothing does."""
+        return self
+
 
 def changed(layer: Steppable, method: str) -> bool:
     """Whether a layer is not quite of the class that has this method: a subclass, or the layer itself, has other
@@ -155,13 +159,15 @@ def options_repr(layer: nn.Module, kind: type[nn.Module], **activations: Callabl
     """For `extra_repr`: activations, and the options of a layer that do not have the default of their class."""
     config: dict[str, Any] = layer.config  # type: ignore[assignment]
     defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
-    shown = {
-        name: activation_name(function) or getattr(function, "__name__", None if function is None else str(function))
-        for name, function in activations.items()
-    }
+    found: dict[str, Any] = {name: shown(function) for name, function in activations.items()}
     hidden = {*_SHOWN, *activations}
-    shown |= {name: value for name, value in config.items() if name not in hidden and value != defaults.get(name)}
-    return "".join(f", {name}={value}" for name, value in shown.items())
+    found |= {name: value for name, value in config.items() if name not in hidden and value != defaults.get(name)}
+    return "".join(f", {name}={value}" for name, value in found.items())
+
+
+def shown(function: Callable[[Tensor], Tensor] | None) -> str | None:
+    """An activation as `extra_repr` shows it."""
+    return activation_name(function) or getattr(function, "__name__", None if function is None else str(function))
 
 
 class Factory(TypedDict):

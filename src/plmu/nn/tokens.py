@@ -137,6 +137,9 @@ class TokenDelayLayer(Steppable):
         first = fold_module(self.embedding)
         return After(first, self.delay.fold()) if isinstance(first, Stateless) else super().fold()
 
+    def _entrance(self) -> nn.Module:
+        return self.embedding
+
     def _sums_rows(self, tokens: Tensor, state: Tensor | None, resets: Tensor | None) -> bool:
         """Whether the final state is made of table rows."""
         table, memory = self.embedding, self.memory

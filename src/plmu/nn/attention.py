@@ -1,0 +1,146 @@
+"""Causal self-attention over a window, with a cache of fixed size, so that it steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from plmu.folded import wide_dtype
+from plmu.nn.past import documents, ends, since_reset
+from plmu.nn.steppable import Steppable, check_features, factory, positive
+from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid
+
+State = tuple[Tensor, Tensor, Tensor]
+_LONGEST = 10_000.0  # the slowest rotation, in steps per radian
+
+
+class CausalAttention(Steppable):
+    """Self-attention in which each step sees itself and the window − 1 steps before it, and nothing that comes.
+
+    Positions enter by rotating queries and keys (rotary embedding), so only distances count. The cost of a step and
+    the size of the state do not grow with the sequence. A whole sequence takes time · window products, in blocks of
+    the window's length, through `scaled_dot_product_attention`.
+
+    It has neither a norm nor a skip connection: put it into
+    `plmu.Residual(plmu.Sequential(nn.RMSNorm(width), plmu.CausalAttention(width, heads, window)))`.
+
+    Args:
+        width: features of the input and the output.
+        heads: how many attend, each with width / heads features, an even number.
+        window: how many steps each step sees, itself included; at least 2.
+        bias: whether the projections have biases.
+        device, dtype: of the parameters, as in `torch.nn`.
+
+    Shape:
+        x: (batch, time, width). The output has the same shape.
+        state: keys and values, both (batch, window − 1, width), the oldest step first; and (batch, window − 1), 1 where
+            there was a step and 0 before the start.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        window: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        place = factory(device, dtype)
+        self.width = self.input_size = self.output_size = positive(width, "width")
+        self.heads, self.window, self.bias = positive(heads, "heads"), positive(window, "window"), bool(bias)
+        if self.width % (2 * self.heads):
+            raise ValueError(f"width must be an even multiple of heads, got width={width} and heads={heads}")
+        if self.window < 2:
+            raise ValueError(f"window must be at least 2, got {window}")
+        self.inputs = nn.Linear(self.width, 3 * self.width, bias=bias, **place)  # to queries, keys and values
+        self.output = nn.Linear(self.width, self.width, bias=bias, **place)
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        check_features(x, 3, self.width, self.inputs.weight)
+        batch, time, _ = x.shape
+        known = checked_lengths(lengths, batch, time, x.device)
+        resets = checked_resets(resets, batch, time, x.device)
+        cached, size = self._cached(x, state), self.window - 1
+        query, *new = self.inputs(keep_valid(x, known)).chunk(3, dim=-1)
+        key, value = (torch.cat([old.to(one.dtype), one], dim=1) for old, one in zip(cached[:2], new, strict=True))
+        numbers = documents(torch.where(cached[2] > 0, 0, -1), resets, time)  # of -1 is nothing that comes
+        unseen = size if state is None and time <= size else 0  # steps of the cache that nothing sees
+        alone = unseen > 0 and resets is None
+        mixed = self._mixed(query, key[:, unseen:], value[:, unseen:], None if alone else numbers[:, unseen:])
+        out = self.output(mixed)
+        seen = since_reset(numbers, size, known)
+        if known is not None:  # an empty sequence leaves its state as it was
+            seen = torch.where((known > 0)[:, None], seen, cached[2] > 0)
+        kept = [torch.where(seen[:, :, None], ends(one, size, known), 0.0) for one in (key, value)]
+        wide = wide_dtype(x.dtype)
+        return keep_valid(out, known), (kept[0].to(wide), kept[1].to(wide), seen.to(wide))
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        check_features(x, 2, self.width, self.inputs.weight)
+        out, state = self.forward(x[:, None], state)
+        return out[:, 0], state
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+        size = self.window - 1
+        shapes = ((batch, size, self.width), (batch, size, self.width), (batch, size))
+        key, value, seen = (torch.zeros(shape, dtype=wide_dtype(dtype), device=device) for shape in shapes)
+        return key, value, seen
+
+    def _cached(self, x: Tensor, state: Any) -> State:
+        if state is None:
+            return self.initial_state(x.shape[0], x.dtype, x.device)
+        if not isinstance(state, tuple) or len(state) != 3:
+            kind = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
+            raise TypeError(f"state must be a tuple of keys, values and which of them there are; got {kind}")
+        shape = (x.shape[0], self.window - 1)
+        for name, part, features in zip(("keys", "values", "steps"), state, ((self.width,),) * 2 + ((),), strict=True):
+            check_state(part, (*shape, *features), wide_dtype(x.dtype), x.device, f"{name} of state")
+        return state
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, numbers: Tensor | None) -> Tensor:
+        """The values that queries (batch, time, width) attend to. Keys, values and document numbers begin earlier, with
+        the cache; without numbers there is no cache, and one document."""
+        batch, time, _ = query.shape
+        before, size = key.shape[1] - time, self.window - 1
+        block = min(time, size)
+        blocks = -(-time // block)
+        more = blocks * block - time  # in the last block, at its end
+        query, key, value = (pad(one, (0, 0, 0, more)) for one in (query, key, value))
+        queries = query.unflatten(1, (blocks, block)).flatten(0, 1)
+        keys, values = (one.unfold(1, before + block, block).flatten(0, 1).mT for one in (key, value))
+        split = [one.unflatten(2, (self.heads, -1)).transpose(1, 2) for one in (queries, keys, values)]
+        turned = _turned(split[0], before), _turned(split[1], 0)
+        if numbers is None:
+            out = scaled_dot_product_attention(*turned, split[2], is_causal=True)
+        else:
+            numbers = pad(numbers, (0, more), value=-2)
+            ago = torch.arange(before, before + block, device=query.device)[:, None]
+            ago = ago - torch.arange(before + block, device=query.device)
+            own = numbers[:, before:].unflatten(1, (blocks, block))[:, :, :, None]
+            visible = (own == numbers.unfold(1, before + block, block)[:, :, None]) & (ago >= 0) & (ago <= size)
+            out = scaled_dot_product_attention(*turned, split[2], attn_mask=visible.flatten(0, 1)[:, None])
+        joined: Tensor = out.transpose(1, 2).flatten(2).unflatten(0, (batch, blocks)).flatten(1, 2)
+        return joined[:, :time]
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, heads={self.heads}, window={self.window}"
+
+
+def _turned(x: Tensor, start: int) -> Tensor:
+    """x (..., steps, features) with pairs of features rotated by an angle for each step, from `start` on."""
+    wide = wide_dtype(x.dtype)
+    half = x.shape[-1] // 2
+    steps = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
+    rates = _LONGEST ** (-torch.arange(half, dtype=wide, device=x.device) / half)
+    angles = steps[:, None] * rates
+    one, other = x.to(wide).chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1).to(x.dtype)

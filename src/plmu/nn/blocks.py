@@ -1,0 +1,163 @@
+"""Blocks of which deep models are stacked: the paper's, and one of the kind that language models use today."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from plmu.nn.combining import Gated
+from plmu.nn.convolution import CausalConvolution
+from plmu.nn.highway import Highway
+from plmu.nn.memory import plain_order, plain_theta
+from plmu.nn.parallel import ParallelLMU
+from plmu.nn.selective import EPS, SelectiveLMU
+from plmu.nn.sequential import Residual, Sequential
+from plmu.nn.steppable import Activation, factory, positive, share
+
+
+class LMUBlock(Residual):
+    """The paper's block: a Delay Network on every channel, a dense layer, highway layers, and a skip connection.
+
+        h_t = f(W_m m_t + W_x x_t + b), m the memory of x; then highway layers; out = x + h
+
+    Blocks with short windows and a small order in a row see far back: their windows add up, as the kernels of
+    convolutions do. It trains without storing m.
+
+    Args:
+        width: features of the input and the output; each has a memory of its own.
+        order: how many Legendre coefficients each memory keeps.
+        theta: the window in steps; several numbers give equal groups of channels one window each.
+        highways: how many highway layers follow the dense one; 0 for none.
+        activation: f, and that of the highway layers, by name, as a callable, or None.
+        norm: whether an `nn.LayerNorm` comes first. The paper does not speak of one; it makes training steadier.
+        dropout: share of the numbers of h dropped in training.
+        standardize: as in `ParallelLMU`.
+        device, dtype: of the parameters, as in `torch.nn`.
+
+    Shape:
+        x: (batch, time, width). The output has the same shape.
+        state: a tuple, of which the memory's (batch, order, width) is one.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        order: int,
+        theta: float | Sequence[float],
+        *,
+        highways: int = 2,
+        activation: Activation = "relu",
+        norm: bool = True,
+        dropout: float = 0.0,
+        standardize: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        place = factory(device, dtype)
+        width = positive(width, "width")
+        highways = 0 if highways == 0 and highways is not False else positive(highways, "highways")
+        memory = ParallelLMU(
+            width,
+            width,
+            order,
+            theta,
+            encoder=False,
+            output_activation=activation,
+            standardize=standardize,
+            **place,
+        )
+        modules: list[nn.Module] = [nn.LayerNorm(width, **place)] if norm else []
+        modules += [memory, *(Highway(width, activation, **place) for _ in range(highways))]
+        modules.append(nn.Dropout(share(dropout, "dropout")))
+        super().__init__(Sequential(*modules))
+        self.width, self.order, self.theta = width, plain_order(order), plain_theta(theta)
+        self.highways, self.activation, self.norm = highways, activation, norm
+        self.dropout, self.standardize = float(dropout), standardize
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, order={self.order}, theta={self.theta}"
+
+
+class MemoryBlock(Sequential):
+    """A block with a memory of several windows, an output gate, and a gated feed-forward layer.
+
+        z = norm(x), or its short causal convolution
+        x ← x + W_o (W_m m_t · SiLU(W_g z_t)), m the memory of z
+        x ← x + W_3 (W_1 norm(x) · SiLU(W_2 norm(x)))
+
+    Norms are RMS norms and come first. Nothing has a bias. It trains without storing m, unless `heads` is given.
+
+    Args:
+        width: features of the input and the output; each has a memory of its own.
+        order: how many Legendre coefficients each memory keeps.
+        theta: the windows in steps: equal groups of channels have one each.
+        hidden: features inside the feed-forward layer; by default twice the width.
+        kernel_size: of the short causal convolution before memory and gate; None for none.
+        heads: read the memory by weights that depend on the input, of so many heads, as `SelectiveLMU` does; its m is
+            stored in training. None reads it by W_m.
+        dropout: share of the numbers dropped in training, at the end of both parts.
+        standardize: as in `ParallelLMU`; not with `heads`, which have a norm.
+        device, dtype: of the parameters, as in `torch.nn`.
+
+    Shape:
+        x: (batch, time, width). The output has the same shape.
+        state: nested tuples, of which the memory's (batch, order, width) is one.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        order: int = 4,
+        theta: float | Sequence[float] = (4.0, 16.0, 64.0, 256.0),
+        *,
+        hidden: int | None = None,
+        kernel_size: int | None = None,
+        heads: int | None = None,
+        dropout: float = 0.0,
+        standardize: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        place = factory(device, dtype)
+        width = positive(width, "width")
+        wide = 2 * width if hidden is None else positive(hidden, "hidden")
+        memory: ParallelLMU | SelectiveLMU
+        if heads is None:
+            memory = ParallelLMU(
+                width,
+                width,
+                order,
+                theta,
+                encoder=False,
+                input_to_output=False,
+                output_activation=None,
+                bias=False,
+                standardize=standardize,
+                **place,
+            )
+        elif standardize:
+            raise ValueError("standardize=True is for a memory read by W_m: with heads it must be False")
+        else:
+            memory = SelectiveLMU(width, width, order, theta, heads, **place)
+
+        def dense(inputs: int, outputs: int) -> nn.Linear:
+            return nn.Linear(inputs, outputs, bias=False, **place)
+
+        def gate(outputs: int) -> nn.Module:
+            return nn.Sequential(dense(width, outputs), nn.SiLU())
+
+        p = share(dropout, "dropout")
+        mixing: list[nn.Module] = [nn.RMSNorm(width, eps=EPS, **place)]
+        if kernel_size is not None:
+            mixing.append(CausalConvolution(width, kernel_size, **place))
+        mixing += [Gated(memory, gate(width)), dense(width, width), nn.Dropout(p)]
+        feeding = [nn.RMSNorm(width, eps=EPS, **place), Gated(dense(width, wide), gate(wide)), dense(wide, width)]
+        super().__init__(Residual(Sequential(*mixing)), Residual(Sequential(*feeding, nn.Dropout(p))))
+        self.width, self.order, self.theta = width, plain_order(order), plain_theta(theta)
+        self.hidden, self.kernel_size, self.heads = hidden, kernel_size, heads
+        self.dropout, self.standardize = p, standardize
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, order={self.order}, theta={self.theta}"

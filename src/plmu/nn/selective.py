@@ -1,0 +1,101 @@
+"""A memory that is read by weights which depend on the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plmu.nn.memory import Memory, plain_order, plain_theta
+from plmu.nn.steppable import Steppable, check_features, factory, positive
+from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
+from plmu.ops.nonfinite import infinity_as_nan
+
+EPS = 1e-6  # of norms
+
+
+class SelectiveLMU(Steppable):
+    """A parallel LMU whose readout weights depend on the input; Ā and B̄ are constant.
+
+        u_t = W_u x_t
+        m_t = Ā m_{t-1} + B̄ u_t                                 (19)
+        o_t[h] = norm(Σ_i C_t[h, i] m_t[i, h]), C_t = W_c x_t + b
+
+    The channels are divided into heads, neighbours in one. Each head has weights of its own over the order Legendre
+    coefficients, the same for all its channels, made from x_t. `norm` is an RMS norm over the channels of a head, so
+    that long windows, whose coefficients are small, count as much as short ones. It trains in parallel over time, and
+    stores m for the backward pass: order numbers for each channel and step.
+
+    Args:
+        input_size: features of x.
+        hidden_size: channels of the memory, and features of the output.
+        order: how many Legendre coefficients each memory channel keeps.
+        theta: the window in steps; several numbers give equal groups of memory channels one window each.
+        heads: how many groups of channels have readout weights of their own; best a multiple of the windows.
+        algorithm: "auto", or one by name; see `plmu.plan`.
+        device, dtype: of the parameters, as in `torch.nn`.
+
+    Shape:
+        x: (batch, time, input_size).
+        out: (batch, time, hidden_size).
+        state: (batch, order, hidden_size).
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        order: int,
+        theta: float | Sequence[float],
+        heads: int = 1,
+        *,
+        algorithm: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        place = factory(device, dtype)
+        self.input_size = positive(input_size, "input_size")
+        self.hidden_size = self.output_size = positive(hidden_size, "hidden_size")
+        self.heads = positive(heads, "heads")
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size must be a multiple of heads, got {hidden_size} and {heads}")
+        self.order, self.theta, self.algorithm = plain_order(order), plain_theta(theta), algorithm
+        self.encoder = nn.Linear(self.input_size, self.hidden_size, bias=False, **place)
+        self.memory = Memory(self.hidden_size, order, theta, None, "none", algorithm, **place)
+        self.readout = nn.Linear(self.input_size, self.heads * self.memory.order, **place)
+        self.norm = nn.RMSNorm(self.hidden_size // self.heads, eps=EPS, **place)
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        check_features(x, 3, self.input_size, self.encoder.weight)
+        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        x = keep_valid(x, known)
+        m, last = self.memory.states(self.encoder(x), state, known, resets)
+        return keep_valid(self._read(m, x), known), last
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        check_features(x, 2, self.input_size, self.encoder.weight)
+        before = self.initial_state(x.shape[0], x.dtype, x.device)
+        if state is not None:
+            check_state(state, tuple(before.shape), before.dtype, x.device)
+            before = state
+        u = infinity_as_nan(self.encoder(x))
+        m = self.memory.stepper(before.dtype, x.device)(u.to(before.dtype), before)
+        return self._read(m.to(u.dtype), x), m
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.memory.initial_state(batch, dtype, device)
+
+    def _read(self, m: Tensor, x: Tensor) -> Tensor:
+        """The output for m (..., order, hidden_size)."""
+        weights = self.readout(x).unflatten(-1, (self.heads, -1))
+        read = torch.einsum("...hi,...ihc->...hc", weights, m.unflatten(-1, (self.heads, -1)))
+        out: Tensor = self.norm(read)
+        return out.flatten(-2)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}, heads={self.heads}"
