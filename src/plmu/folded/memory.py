@@ -111,16 +111,17 @@ class Delay(Folded):
 
     def remember(self, u: Tensor, m: Tensor) -> Tensor:
         """The next m (batch, order, channels) from u (batch, channels), or (batch, inputs) where they share one."""
-        matrices = self._cast(m)
-        order = self.matrix.shape[1]
+        matrix, added = self._cast(m)
+        groups, order, columns = matrix.shape
         u = infinity_as_nan(as_dtype(u, m.dtype))
-        u = u.unsqueeze(2) if self.matrix.shape[2] > order + 1 else u.unsqueeze(1)
+        u = u.unsqueeze(2) if columns > order + 1 else u.unsqueeze(1)
         both = torch.cat([m, u], dim=1)
-        if len(matrices) == 1:
-            return self._product(matrices[0], both, m, self.near_identity[0])
-        groups = len(matrices)
-        parts = zip(matrices, both.chunk(groups, dim=2), m.chunk(groups, dim=2), self.near_identity, strict=True)
-        return torch.cat([self._product(*part) for part in parts], dim=2)
+        if groups == 1:
+            return self._product(matrix[0], both, m, self.near_identity[0])
+        batch, width = m.shape[0], self.channels // groups
+        inputs = both.view(batch, columns, groups, width).permute(2, 1, 0, 3).reshape(groups, columns, batch * width)
+        new = torch.bmm(matrix, inputs).view(groups, order, batch, width).permute(2, 1, 0, 3).reshape(m.shape)
+        return torch.addcmul(new, m, added)
 
     @staticmethod
     def _product(matrix: Tensor, both: Tensor, m: Tensor, near_identity: bool) -> Tensor:
@@ -131,12 +132,15 @@ class Delay(Folded):
             return linear(flat, matrix).unsqueeze(2)
         return m + apply(matrix, both) if near_identity else apply(matrix, both)
 
-    def _cast(self, m: Tensor) -> tuple[Tensor, ...]:
-        casts: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = self._casts  # type: ignore[attr-defined]
+    def _cast(self, m: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrix, and for each channel 1 where m is added to the product, else 0."""
+        casts: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = self._casts  # type: ignore[attr-defined]
         key = (m.dtype, m.device)
         found = casts.get(key)
         if found is None:
-            found = casts[key] = tuple(read_only(self.matrix, m.dtype, m.device).unbind())
+            added = torch.tensor(self.near_identity).repeat_interleave(self.channels // len(self.near_identity))
+            found = read_only(self.matrix, m.dtype, m.device), read_only(added, m.dtype, m.device)
+            casts[key] = found
         return found
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
