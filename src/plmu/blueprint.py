@@ -84,14 +84,7 @@ TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.LogSoftmax: ("dim",),
     nn.GLU: ("dim",),
     Standardize: ("features",),
-    Highway: ("features", "activation"),
-    CausalConvolution: ("channels", "kernel_size"),
-    CausalAttention: ("width", "heads", "window", "bias"),
-    SelectiveLMU: ("input_size", "hidden_size", "order", "theta", "heads", "algorithm"),
-    LMUBlock: ("width", "order", "theta", "highways", "activation", "norm", "dropout", "standardize"),
-    MemoryBlock: ("width", "order", "theta", "hidden", "kernel_size", "heads", "dropout", "standardize"),
 }
-_INSIDE = {CausalAttention: 2, SelectiveLMU: 8, LMUBlock: 12, MemoryBlock: 32}  # modules that these make
 _PLAIN = (
     nn.Identity,
     nn.ReLU,
@@ -108,9 +101,19 @@ _PLAIN = (
     nn.Tanhshrink,
 )
 TORCH.update(dict.fromkeys(_PLAIN, ()))
+BLOCKS: dict[type[nn.Module], tuple[str, ...]] = {
+    Highway: ("features", "activation"),
+    CausalConvolution: ("channels", "kernel_size"),
+    CausalAttention: ("width", "heads", "window", "bias"),
+    SelectiveLMU: ("input_size", "hidden_size", "order", "theta", "heads", "algorithm"),
+    LMUBlock: ("width", "order", "theta", "highways", "activation", "norm", "dropout", "standardize", "algorithm"),
+    MemoryBlock: ("width", "order", "theta", "hidden", "kernel_size", "heads", "dropout", "standardize", "algorithm"),
+}
+_INSIDE = {CausalAttention: 2, SelectiveLMU: 8, LMUBlock: 12, MemoryBlock: 32}  # modules that these make
+OPTIONS = {**TORCH, **BLOCKS}
 OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, TokenDelayLayer, LMU, LMUCell)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
-_LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *TORCH)}
+_LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *OPTIONS)}
 _STACKS: dict[str, Callable[..., nn.Module]] = {
     "Sequential": Sequential,
     "Residual": Residual,
@@ -165,8 +168,8 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
                 raise ValueError(f"{where} ({kind.__name__}) has {key}={value!r}: only activations given by name can"
                                  " be saved")  # fmt: skip
         return {"class": kind.__name__, "config": config}
-    if kind in TORCH:
-        config = {name: getattr(module, name) for name in TORCH[kind]}
+    if kind in OPTIONS:
+        config = {name: getattr(module, name) for name in OPTIONS[kind]}
         if callable(config.get("activation")):
             raise ValueError(f"{where} ({kind.__name__}) has activation={config['activation']!r}: only activations"
                              " given by name can be saved")  # fmt: skip
@@ -244,7 +247,7 @@ def _options(kind: type[nn.Module]) -> set[str]:
     """What a description may give to a constructor; never `device` or `dtype`."""
     if kind in OWN:
         return set(inspect.signature(kind).parameters) - {"device", "dtype"}
-    return {*TORCH[kind], *(("bias",) if kind in _WITH_BIAS else ())}
+    return {*OPTIONS[kind], *(("bias",) if kind in _WITH_BIAS else ())}
 
 
 def _is_whole(value: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.blueprint import OWN, TORCH
+from plmu.blueprint import OPTIONS, OWN
 from plmu.nn.memory import Memory
 from plmu.nn.steppable import activation_name
 from plmu.systems import LinearSystem
@@ -76,9 +76,9 @@ def fingerprint(model: nn.Module) -> str:
             options = _own_options(module)
         elif isinstance(module, Memory) and id(module) not in known:
             options = {"width": module.width, **_memory_options(module)}
-        elif kind in TORCH:
-            options = {key: getattr(module, key) for key in TORCH[kind] if key != "dropout"}  # of training alone
-        if kind not in TORCH and not kind.__module__.startswith("plmu."):
+        elif kind in OPTIONS:
+            options = {key: getattr(module, key) for key in OPTIONS[kind] if key != "dropout"}  # of training alone
+        if kind not in OPTIONS and not kind.__module__.startswith("plmu."):
             later = _LATER if isinstance(module, OWN) else ()
             options |= {key: value for key, value in vars(module).items() if _is_option(key) and key not in later}
         kept = {key: _hashable(value) for key, value in options.items() if key not in _UNSEEN}

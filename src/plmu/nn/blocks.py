@@ -12,9 +12,11 @@ from plmu.nn.convolution import CausalConvolution
 from plmu.nn.highway import Highway
 from plmu.nn.memory import plain_order, plain_theta
 from plmu.nn.parallel import ParallelLMU
-from plmu.nn.selective import EPS, SelectiveLMU
+from plmu.nn.selective import SelectiveLMU
 from plmu.nn.sequential import Residual, Sequential
 from plmu.nn.steppable import Activation, factory, positive, share
+
+EPS = 1e-6  # of norms; torch's default for bfloat16 is 0.008
 
 
 class LMUBlock(Residual):
@@ -23,7 +25,7 @@ class LMUBlock(Residual):
         h_t = f(W_m m_t + W_x x_t + b), m the memory of x; then highway layers; out = x + h
 
     Blocks with short windows and a small order in a row see far back: their windows add up, as the kernels of
-    convolutions do. It trains without storing m.
+    convolutions do. As in `ParallelLMU`, m need not be stored in training.
 
     Args:
         width: features of the input and the output; each has a memory of its own.
@@ -34,6 +36,7 @@ class LMUBlock(Residual):
         norm: whether an `nn.LayerNorm` comes first. The paper does not speak of one; it makes training steadier.
         dropout: share of the numbers of h dropped in training.
         standardize: as in `ParallelLMU`.
+        algorithm: "auto", or one by name; see `plmu.plan`.
         device, dtype: of the parameters, as in `torch.nn`.
 
     Shape:
@@ -52,6 +55,7 @@ class LMUBlock(Residual):
         norm: bool = True,
         dropout: float = 0.0,
         standardize: bool = False,
+        algorithm: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -66,6 +70,7 @@ class LMUBlock(Residual):
             encoder=False,
             output_activation=activation,
             standardize=standardize,
+            algorithm=algorithm,
             **place,
         )
         modules: list[nn.Module] = [nn.LayerNorm(width, **place)] if norm else []
@@ -74,7 +79,7 @@ class LMUBlock(Residual):
         super().__init__(Sequential(*modules))
         self.width, self.order, self.theta = width, plain_order(order), plain_theta(theta)
         self.highways, self.activation, self.norm = highways, activation, norm
-        self.dropout, self.standardize = float(dropout), standardize
+        self.dropout, self.standardize, self.algorithm = float(dropout), standardize, algorithm
 
     def extra_repr(self) -> str:
         return f"{self.width}, order={self.order}, theta={self.theta}"
@@ -87,7 +92,8 @@ class MemoryBlock(Sequential):
         x ← x + W_o (W_m m_t · SiLU(W_g z_t)), m the memory of z
         x ← x + W_3 (W_1 norm(x) · SiLU(W_2 norm(x)))
 
-    Norms are RMS norms and come first. Nothing has a bias. It trains without storing m, unless `heads` is given.
+    Norms are RMS norms and come first. Nothing has a bias. As in `ParallelLMU`, m need not be stored in training; with
+    `heads` it is.
 
     Args:
         width: features of the input and the output; each has a memory of its own.
@@ -99,6 +105,8 @@ class MemoryBlock(Sequential):
             stored in training. None reads it by W_m.
         dropout: share of the numbers dropped in training, at the end of both parts.
         standardize: as in `ParallelLMU`; not with `heads`, which have a norm.
+        algorithm: "auto", or one by name; see `plmu.plan`. On a GPU the fused kernels take multiples of 8 channels for
+            each window, so that a width of 192 suits four windows, and 208 does not.
         device, dtype: of the parameters, as in `torch.nn`.
 
     Shape:
@@ -117,6 +125,7 @@ class MemoryBlock(Sequential):
         heads: int | None = None,
         dropout: float = 0.0,
         standardize: bool = False,
+        algorithm: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -135,12 +144,13 @@ class MemoryBlock(Sequential):
                 output_activation=None,
                 bias=False,
                 standardize=standardize,
+                algorithm=algorithm,
                 **place,
             )
         elif standardize:
             raise ValueError("standardize=True is for a memory read by W_m: with heads it must be False")
         else:
-            memory = SelectiveLMU(width, width, order, theta, heads, **place)
+            memory = SelectiveLMU(width, width, order, theta, heads, algorithm=algorithm, **place)
 
         def dense(inputs: int, outputs: int) -> nn.Linear:
             return nn.Linear(inputs, outputs, bias=False, **place)
@@ -157,7 +167,7 @@ class MemoryBlock(Sequential):
         super().__init__(Residual(Sequential(*mixing)), Residual(Sequential(*feeding, nn.Dropout(p))))
         self.width, self.order, self.theta = width, plain_order(order), plain_theta(theta)
         self.hidden, self.kernel_size, self.heads = hidden, kernel_size, heads
-        self.dropout, self.standardize = p, standardize
+        self.dropout, self.standardize, self.algorithm = p, standardize, algorithm
 
     def extra_repr(self) -> str:
         return f"{self.width}, order={self.order}, theta={self.theta}"

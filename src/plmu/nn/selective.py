@@ -13,7 +13,7 @@ from plmu.nn.steppable import Steppable, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.nonfinite import infinity_as_nan
 
-EPS = 1e-6  # of norms
+_EPS = 1e-8  # of the norm: far below the mean square of the coefficients of a long window, which is about 1 / θ
 
 
 class SelectiveLMU(Steppable):
@@ -66,7 +66,7 @@ class SelectiveLMU(Steppable):
         self.encoder = nn.Linear(self.input_size, self.hidden_size, bias=False, **place)
         self.memory = Memory(self.hidden_size, order, theta, None, "none", algorithm, **place)
         self.readout = nn.Linear(self.input_size, self.heads * self.memory.order, **place)
-        self.norm = nn.RMSNorm(self.hidden_size // self.heads, eps=EPS, **place)
+        self.norm = nn.RMSNorm(self.hidden_size // self.heads, eps=_EPS, **place)
 
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
@@ -94,8 +94,8 @@ class SelectiveLMU(Steppable):
         """The output for m (..., order, hidden_size)."""
         weights = self.readout(x).unflatten(-1, (self.heads, -1))
         read = torch.einsum("...hi,...ihc->...hc", weights, m.unflatten(-1, (self.heads, -1)))
-        out: Tensor = self.norm(read)
-        return out.flatten(-2)
+        out: Tensor = self.norm(read.to(self.norm.weight.dtype))  # under autocast wider, as torch's kernel wants it
+        return out.to(read.dtype).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, heads={self.heads}"
