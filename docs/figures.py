@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import block_diagrams
 import matplotlib
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     idea(IMAGES / "idea.png")
     delay_orders(IMAGES / "delay-orders.png")
+    block_diagrams.draw(IMAGES / "blocks.png")
     for kind in ("layers", "training-time", "complexity"):
         found = json.loads((RESULTS / f"bench-{kind}-cuda.json").read_text(encoding="utf-8"))
         show.figure(kind, found, IMAGES / f"bench-{kind}.png")
