@@ -183,11 +183,15 @@ def test_files_and_streams(name: str, path: Path) -> None:
 
 
 def test_folded_blocks_are_named_arrays() -> None:
-    names = set(plmu.fold(build("memory")).arrays())
-    assert {name.split(".")[-1] for name in names} == {"weight", "matrix", "readout"}
-    assert {"1.weights", "0.weights"} & set(plmu.fold(build("weighted")).arrays()) == set()
-    assert "weights" in plmu.fold(build("weighted")).arrays()
-    assert list(plmu.fold(build("highway")).arrays()) == ["0.both.weight", "0.both.bias"]
+    """None stays a copy of its module, attention alone excepted."""
+    kinds = {
+        name: {key.split(".")[-1] for key in plmu.fold(build(name)).arrays()} for name in BLOCKS if "att" not in name
+    }
+    assert kinds["highway"] == {"weight", "bias"}
+    assert kinds["memory"] == {"weight", "matrix", "readout"}
+    assert kinds["memory, selective"] == {"weight", "bias", "matrix"}
+    assert kinds["convolution"] == {"weight"}
+    assert kinds["weighted"] == {"weight", "weights", "bias", "matrix", "readout", "input_weight"}
 
 
 def test_weights_tied_to_the_embedding_are_saved_once(path: Path) -> None:
@@ -304,6 +308,8 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: WeightedStack(ParallelLMU(4, 4, 2, 3.0, return_sequences=False)), "must return sequences",
     ),
     "features": (lambda: LMUBlock(4, 2, 3.0, norm=False)(torch.ones(1, 2, 5)), r"\(batch, time, 4\), got \(1, 2, 5\)"),
+    "features of a norm": (lambda: MemoryBlock(4)(torch.ones(1, 2, 5)), r"\(batch, time, 4\), got \(1, 2, 5\)"),
+    "features of a step": (lambda: MemoryBlock(4).step(torch.ones(2, 5)), r"\(batch, 4\), got \(2, 5\)"),
     "highway features": (lambda: Highway(4)(torch.ones(1, 2, 5)), r"\(..., 4\), got \(1, 2, 5\)"),
     "states": (lambda: WeightedStack(nn.Identity())(torch.ones(1, 2, 4), (None, None)), "tuple of 1"),
 }  # fmt: skip

@@ -6,6 +6,7 @@ derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of
 """
 
 from plmu.folded.base import Folded, Place, Stateless, wide_dtype
+from plmu.folded.blocks import SelectiveMemory, Taps
 from plmu.folded.functions import Affine, Applied, Carry, Function, Identity, Lookup, Norm, Scale
 from plmu.folded.joining import chain
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
@@ -30,9 +31,11 @@ __all__ = [
     "Place",
     "Product",
     "Scale",
+    "SelectiveMemory",
     "Stateless",
     "Stepped",
     "Sum",
+    "Taps",
     "WeightedSum",
     "chain",
     "wide_dtype",

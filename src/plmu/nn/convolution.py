@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.folded import wide_dtype
+from plmu.folded import Folded, Taps, wide_dtype
+from plmu.nn.folding import exact
 from plmu.nn.past import documents, ends, since_reset
-from plmu.nn.steppable import Steppable, check_features, factory, positive
+from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
 
@@ -76,6 +77,11 @@ class CausalConvolution(Steppable):
         steps = torch.cat([self._before(x, state).to(x.dtype), x[:, None]], dim=1)
         out = (steps * self.weight.flip(0)).sum(1)
         return out.to(result_dtype(x)), steps[:, 1:].to(wide_dtype(x.dtype), copy=True)
+
+    def fold(self) -> Folded:
+        if changed(self, "fold"):
+            return super().fold()
+        return Taps(exact(self.weight).flip(0), dtype=self.weight.dtype, device=self.weight.device)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(batch, self.kernel_size - 1, self.channels, dtype=wide_dtype(dtype), device=device)

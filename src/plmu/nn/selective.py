@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plmu.folded import Folded, Norm, SelectiveMemory, wide_dtype
+from plmu.nn.folding import fold_linear, fold_module, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
-from plmu.nn.steppable import Steppable, check_features, factory, positive
+from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.nonfinite import infinity_as_nan
 
@@ -89,6 +92,16 @@ class SelectiveLMU(Steppable):
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
+
+    def fold(self) -> Folded:
+        if changed(self, "fold") or not all(is_plain(one, nn.Linear) for one in (self.encoder, self.readout)):
+            return super().fold()
+        norm = fold_module(self.norm)
+        if not isinstance(norm, Norm):
+            return super().fold()
+        weight = self.encoder.weight
+        memory = replace(self.memory.fold(), dtype=wide_dtype(weight.dtype), device=weight.device)
+        return SelectiveMemory(fold_linear(self.encoder), memory, fold_linear(self.readout), norm, self.heads)
 
     def _read(self, m: Tensor, x: Tensor) -> Tensor:
         """The output for m (..., order, hidden_size)."""

@@ -354,12 +354,13 @@ def checked_input(
 def check_step(model: Steppable, x: Tensor) -> None:
     """Raise unless x has the features and the precision of the first module, for modules that do not say so."""
     first = entrance(model)
-    if not isinstance(first, nn.Linear):  # other modules name what they expect
+    if not isinstance(first, nn.Linear | nn.LayerNorm | nn.RMSNorm):  # other modules name what they expect
         return
-    if x.shape[-1] != first.in_features:
-        shape = f"({'batch, time, ' if x.dim() > 2 else 'batch, '}{first.in_features})"
+    size = features_of(first)
+    if x.shape[-1] != size:
+        shape = f"({'batch, time, ' if x.dim() > 2 else 'batch, '}{size})"
         raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
-    if x.dtype != first.weight.dtype and not autocasts(x.device):
+    if isinstance(first, nn.Linear) and x.dtype != first.weight.dtype and not autocasts(x.device):
         raise TypeError(
             f"x is {x.dtype} and nn.Linear {first.weight.dtype}: convert one of them, for example x.to(...)"
         )
