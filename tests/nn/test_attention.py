@@ -151,3 +151,25 @@ def test_a_stream_goes_on_for_long_as_it_began() -> None:
     seen = [torch.stack([stream.push(one) for one in samples]) for _ in range(80)]
     assert torch.equal(seen[1], seen[-1])
     assert not torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize("time", [7, 30], ids=["one window", "several windows"])
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_a_bad_value_reaches_the_steps_that_see_it_and_no_others(time: int, value: float) -> None:
+    layer = small(window=9)
+    x = torch.randn(3, time, 8, dtype=torch.float64)
+    resets = torch.zeros(3, time, dtype=torch.bool)
+    resets[1, 5] = True
+    expected, _ = layer(x, resets=resets)
+    spoilt = x.clone()
+    spoilt[:2, 3, 2] = value
+    out, state = layer(spoilt, resets=resets)
+    bad = torch.zeros(3, time, dtype=torch.bool)
+    bad[0, 3:12] = bad[1, 3:5] = True
+    assert torch.equal(out.isnan().all(2), bad)
+    assert_same(out[~bad], expected[~bad])
+    first, middle = layer(spoilt[:, :4], resets=resets[:, :4])
+    second, end = layer(spoilt[:, 4:], middle, resets=resets[:, 4:])
+    assert torch.equal(torch.cat([first, second], dim=1).isnan().all(2), bad)
+    assert torch.equal(end[1].isfinite(), state[1].isfinite())
+    assert bool(end[1].isfinite().all()) == (time == 30)  # by then it has left the cache

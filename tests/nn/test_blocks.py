@@ -151,6 +151,16 @@ def test_compiled_without_a_break(backend: str) -> None:
     assert_same(torch.autograd.grad(found.square().sum(), weights), wanted)
 
 
+@pytest.mark.full
+def test_exported_for_every_length() -> None:
+    model = everything().eval()
+    sizes = {0: torch.export.Dim("batch", min=2, max=64), 1: torch.export.Dim("time", min=2, max=4000)}
+    exported = torch.export.export(model, (torch.randint(11, (2, 9)),), dynamic_shapes=(sizes,)).module()
+    for batch, time in ((2, 3), (3, 30)):
+        tokens = torch.randint(11, (batch, time))
+        assert_same(exported(tokens), model(tokens))
+
+
 def test_a_stream_of_everything_is_the_whole_sequence() -> None:
     model = everything().eval()
     tokens = torch.randint(11, (3, 40))

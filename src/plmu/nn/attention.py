@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from plmu.folded import wide_dtype
+from plmu.modes import is_open
 from plmu.nn.past import documents, ends, since_reset
 from plmu.nn.steppable import Steppable, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid
+from plmu.ops.nonfinite import suspect
 
 State = tuple[Tensor, Tensor, Tensor]
 _LONGEST = 10_000.0  # the slowest rotation, in steps per radian
@@ -71,10 +74,11 @@ class CausalAttention(Steppable):
         cached, size = self._cached(x, state), self.window - 1
         query, *new = self.inputs(keep_valid(x, known)).chunk(3, dim=-1)
         key, value = (torch.cat([old.to(one.dtype), one], dim=1) for old, one in zip(cached[:2], new, strict=True))
-        numbers = documents(torch.where(cached[2] > 0, 0, -1), resets, time)  # of -1 is nothing that comes
-        unseen = size if state is None and time <= size else 0  # steps of the cache that nothing sees
-        alone = unseen > 0 and resets is None
-        mixed = self._mixed(query, key[:, unseen:], value[:, unseen:], None if alone else numbers[:, unseen:])
+        numbers = documents(torch.where(cached[2] > 0, 0, -1), resets, time)  # -1: no document of a new step
+        if state is None and not is_open(time) and time <= size:  # all is in one window, and nothing in the cache
+            mixed = self._mixed(query, new[0], new[1], numbers[:, size:], plain=resets is None)
+        else:
+            mixed = self._mixed(query, key, value, numbers)
         out = self.output(mixed)
         seen = since_reset(numbers, size, known)
         if known is not None:  # an empty sequence leaves its state as it was
@@ -105,33 +109,46 @@ class CausalAttention(Steppable):
             check_state(part, (*shape, *features), wide_dtype(x.dtype), x.device, f"{name} of state")
         return state
 
-    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, numbers: Tensor | None) -> Tensor:
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, numbers: Tensor, plain: bool = False) -> Tensor:
         """The values that queries (batch, time, width) attend to. Keys, values and document numbers begin earlier, with
-        the cache; without numbers there is no cache, and one document."""
+        the cache. It is plain causal attention where there is no cache and one document, shorter than the window."""
         batch, time, _ = query.shape
         before, size = key.shape[1] - time, self.window - 1
-        block = min(time, size)
-        blocks = -(-time // block)
+        block = time if is_open(time) else min(time, size)
+        blocks = 1 if is_open(time) else -(-time // block)
         more = blocks * block - time  # in the last block, at its end
         query, key, value = (pad(one, (0, 0, 0, more)) for one in (query, key, value))
-        queries = query.unflatten(1, (blocks, block)).flatten(0, 1)
-        keys, values = (one.unfold(1, before + block, block).flatten(0, 1).mT for one in (key, value))
+        bad = None
+        if suspect(key, value):  # zero times NaN is NaN: what is not seen must not have any
+            bad = ~(torch.isfinite(key) & torch.isfinite(value)).all(2, keepdim=True)
+            key, value = (torch.where(bad, 0.0, one) for one in (key, value))
+        queries, keys, values = (_windows(one, blocks, block) for one in (query, key, value))
         split = [one.unflatten(2, (self.heads, -1)).transpose(1, 2) for one in (queries, keys, values)]
         turned = _turned(split[0], before), _turned(split[1], 0)
-        if numbers is None:
+        if plain and bad is None:
             out = scaled_dot_product_attention(*turned, split[2], is_causal=True)
         else:
-            numbers = pad(numbers, (0, more), value=-2)
+            numbers = pad(numbers, (0, more), value=-2)[:, :, None]
+            own, others = _windows(numbers[:, before:], blocks, block), _windows(numbers, blocks, block)
             ago = torch.arange(before, before + block, device=query.device)[:, None]
             ago = ago - torch.arange(before + block, device=query.device)
-            own = numbers[:, before:].unflatten(1, (blocks, block))[:, :, :, None]
-            visible = (own == numbers.unfold(1, before + block, block)[:, :, None]) & (ago >= 0) & (ago <= size)
-            out = scaled_dot_product_attention(*turned, split[2], attn_mask=visible.flatten(0, 1)[:, None])
-        joined: Tensor = out.transpose(1, 2).flatten(2).unflatten(0, (batch, blocks)).flatten(1, 2)
-        return joined[:, :time]
+            visible = (own == others.mT) & (ago >= 0) & (ago <= size)  # (batch · blocks, queries, keys)
+            out = scaled_dot_product_attention(*turned, split[2], attn_mask=visible[:, None])
+            if bad is not None:
+                spoilt = (visible & _windows(bad, blocks, block).mT).any(2)
+                out = out.masked_fill(spoilt[:, None, :, None], math.nan)
+        joined: Tensor = out.transpose(1, 2).flatten(2)
+        return joined if blocks == 1 else joined.unflatten(0, (batch, blocks)).flatten(1, 2)[:, :time]
 
     def extra_repr(self) -> str:
         return f"{self.width}, heads={self.heads}, window={self.window}"
+
+
+def _windows(x: Tensor, blocks: int, step: int) -> Tensor:
+    """x (batch, time, features) as windows (batch · blocks, length, features), each `step` after the one before."""
+    if blocks == 1:
+        return x
+    return x.unfold(1, x.shape[1] - (blocks - 1) * step, step).flatten(0, 1).mT
 
 
 def _turned(x: Tensor, start: int) -> Tensor:

@@ -83,11 +83,7 @@ class Spoilt:
 def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
     """The problem with zeros in place of non-finite values, and where its results must be marked, if anywhere."""
     u, state = problem.u, problem.state
-    on_cpu = u.device.type == "cpu"
-    if on_cpu and not watched() and not (type(u) is not Tensor and values_unknown(u)):
-        if _surely_finite(u) and (state is None or _surely_finite(state)):
-            return problem, None
-    elif not (_isolating or (on_cpu and transformed())):
+    if not suspect(u, state):
         return problem, None
     bad = ~torch.isfinite(u)
     steps = bad.any(2)  # (batch, time, channels)
@@ -99,6 +95,14 @@ def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
     started = None if problem.lengths is None else problem.lengths > 0
     spoilt = Spoilt(steps, end, started, problem.state)
     return replace(problem, u=torch.where(bad, 0.0, u), state=state), spoilt
+
+
+def suspect(u: Tensor, *more: Tensor | None) -> bool:
+    """Whether bad values are to be looked for: there may be some, and this is where they are isolated."""
+    on_cpu = u.device.type == "cpu"
+    if on_cpu and not watched() and not (type(u) is not Tensor and values_unknown(u)):
+        return not all(one is None or _surely_finite(one) for one in (u, *more))
+    return _isolating or (on_cpu and transformed())
 
 
 def _surely_finite(values: Tensor) -> bool:
