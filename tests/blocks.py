@@ -40,8 +40,10 @@ BLOCKS: dict[str, Callable[[], plmu.nn.Steppable]] = {
     "convolution": lambda: CausalConvolution(WIDTH, 4),
     "selective": lambda: SelectiveLMU(WIDTH, 6, 3, WINDOWS, heads=2),
     "gated": _gated,
-    "gated steps": lambda: Gated(nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 5, bias=False)),
-    "weighted": lambda: WeightedStack(nn.Identity(), LMUBlock(WIDTH, 2, 3.0, highways=1), MemoryBlock(WIDTH, 2, 5.0)),
+    "gated steps": lambda: Gated(nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 5)),
+    "weighted": lambda: WeightedStack(
+        nn.Linear(WIDTH, WIDTH), LMUBlock(WIDTH, 2, 3.0, highways=1), MemoryBlock(WIDTH, 2, 5.0)
+    ),
     "attention": lambda: CausalAttention(WIDTH, 2, 5, bias=True),
     "attention behind a block": lambda: Sequential(
         LMUBlock(WIDTH, 2, 3.0, highways=1), Residual(Sequential(nn.RMSNorm(WIDTH), CausalAttention(WIDTH, 1, 4)))

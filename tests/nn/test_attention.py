@@ -115,6 +115,13 @@ def test_the_start_is_not_attended_to() -> None:
     assert_same(state[2], torch.tensor([[0.0, 0, 0, 0, 1]] * 2, dtype=torch.float64))
 
 
+def test_an_empty_sequence_leaves_no_steps_behind() -> None:
+    layer = small(window=4)
+    _, state = layer(torch.randn(2, 5, 8, dtype=torch.float64), lengths=[0, 2])
+    assert not any(part[0].any() for part in state)
+    assert state[2][1].tolist() == [0.0, 1.0, 1.0]
+
+
 WRONG: dict[str, tuple[Any, str]] = {
     "window": (lambda: CausalAttention(8, 2, 1), "window must be at least 2, got 1"),
     "heads": (lambda: CausalAttention(8, 3, 4), "width must be an even multiple of heads, got width=8 and heads=3"),

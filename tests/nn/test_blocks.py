@@ -291,6 +291,15 @@ def test_dropout_acts_in_training_alone() -> None:
         assert torch.equal(block(x)[0], block(x)[0])
 
 
+def test_a_stream_goes_on_in_a_model_without_the_dropout_of_training(path: Path) -> None:
+    trained, plain = (MemoryBlock(WIDTH, 2, WINDOWS, dropout=p) for p in (0.5, 0.0))
+    plain.load_state_dict(trained.state_dict())
+    stream, x = plmu.Stream(trained), torch.randn(2, WIDTH)
+    stream.push(x)
+    stream.save(path)
+    assert torch.equal(plmu.Stream.restore(plain, path).push(x), stream.push(x))
+
+
 WRONG: dict[str, tuple[Any, str]] = {
     "width": (lambda: LMUBlock(0, 2, 3.0), "width must be a whole number of at least 1, got 0"),
     "highways": (lambda: LMUBlock(4, 2, 3.0, highways=-1), "highways must be a whole number"),

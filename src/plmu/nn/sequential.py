@@ -368,6 +368,8 @@ def check_step(model: Steppable, x: Tensor) -> None:
 
 def _each_step(module: nn.Module, x: Tensor) -> Any:
     """module(x), with a bad token named where torch itself finds it: not while compiling, and not on a GPU."""
+    if isinstance(module, nn.RMSNorm) and module.weight is not None and autocasts(x.device):
+        return module(x.to(module.weight.dtype))  # as torch does for nn.LayerNorm; its kernel takes one precision
     first = entrance(module)
     if not isinstance(first, nn.Embedding) or torch.compiler.is_compiling():
         return module(x)
