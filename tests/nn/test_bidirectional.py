@@ -155,7 +155,7 @@ def test_steps_are_refused(within: Callable[[nn.Module], plmu.nn.Steppable]) -> 
 
 def test_bad_arguments_are_named() -> None:
     layer = ParallelLMU(3, 4, **SMALL)
-    for wrong, kind in ((nn.Linear(3, 3), "Linear"), (None, "NoneType"), (ParallelLMU, "type")):
+    for wrong, kind in ((nn.Linear(3, 3), "Linear"), (None, "NoneType"), (ParallelLMU, "the class ParallelLMU")):
         with pytest.raises(TypeError, match=rf"^layer must be a steppable module.*got {kind}"):
             Bidirectional(wrong)
     with pytest.raises(TypeError, match=r"^backward_layer must be a steppable module.*got Linear"):

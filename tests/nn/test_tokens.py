@@ -138,3 +138,20 @@ def test_it_folds_into_a_table_and_a_memory():
 
     doubled = Doubled(30, 6, order=3, theta=12.0)
     assert torch.equal(plmu.fold(doubled).step(given[:, 0])[0], doubled.step(given[:, 0])[0])
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"trainable": "theta"}], ids=str)
+@pytest.mark.parametrize("reset", [False, True])
+def test_the_plan_names_what_runs(options, reset, monkeypatch):
+    layer, _ = _pair(**options)
+    called = []
+    for name in ("_sums", "_embedded"):
+        usual = getattr(layer, name)
+        monkeypatch.setattr(layer, name, lambda *given, usual=usual, name=name: called.append(name) or usual(*given))
+    resets = torch.zeros(2, 9, dtype=torch.bool) if reset else None
+    plan = layer.plan(batch=2, time=9, resets=reset)
+    layer(torch.zeros(2, 9, dtype=torch.int64), resets=resets)
+    sums = plan.algorithm == "sums of table rows"
+    assert called == ["_sums" if sums else "_embedded"]
+    assert sums == ("sums of table rows" not in plan.passed_over)
+    assert str(plan)

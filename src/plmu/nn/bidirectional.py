@@ -140,4 +140,4 @@ def _initialise(module: nn.Module, where: str) -> None:
 
 
 def _kind(given: object) -> str:
-    return type(given).__name__
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__

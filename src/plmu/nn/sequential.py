@@ -85,6 +85,13 @@ class Sequential(Filling):
                 raise ValueError(f"module {index} ({_name(module)}) needs a sequence, but a module before it has"
                                  " return_sequences=False")  # fmt: skip
             sequences = sequences and (not isinstance(module, Steppable) or module.returns_sequences)
+        given = None
+        for index, module in enumerate(modules):
+            wanted = features_of(entrance(module))
+            if given is not None and wanted is not None and given != wanted:
+                raise ValueError(f"module {index} ({_name(module)}) takes {wanted} features, but those before it give"
+                                 f" {given}")  # fmt: skip
+            given = features_after(module, given)
         first = next((found for module in modules if (found := entrance(module)) is not None), None)
         size = features_of(first)
         if self.missing is not None and isinstance(first, nn.Embedding):
@@ -317,6 +324,27 @@ def features_of(module: nn.Module | None) -> int | None:
         return module.features[-1]
     size = getattr(module, "input_size", None)
     return size if isinstance(module, Steppable) and isinstance(size, int) else None
+
+
+def features_after(module: nn.Module, given: int | None) -> int | None:
+    """How many features a module gives for so many; None where that is not known."""
+    if isinstance(module, Sequential | nn.Sequential):
+        for inner in module.layers if isinstance(module, Sequential) else module:
+            given = features_after(inner, given)
+        return given
+    if isinstance(module, Residual):
+        return features_after(module.module, given)
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim
+    if isinstance(module, nn.GLU):
+        return None if given is None else given // 2
+    if isinstance(module, Steppable):
+        size = getattr(module, "output_size", None)
+        return size if isinstance(size, int) else None
+    same = isinstance(module, (*PER_STEP, nn.Softmax, nn.LogSoftmax, Standardize))
+    return (features_of(module) or given) if same else None
 
 
 def fills(module: nn.Module) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Steppable(nn.Module):
+class Steppable(nn.Module, ABC):
     """A module with `forward(x, state, lengths) -> (out, state)` and `step(x_t, state) -> (out_t, state)` that agree.
 
     Subclass it to put a layer of your own into `plmu.Sequential` and `plmu.Stream`.
@@ -90,7 +90,8 @@ def changed(layer: Steppable, method: str) -> bool:
     methods in place of that class's. What the method says of the class then does not hold."""
     own = next(kind for kind in type(layer).__mro__ if method in vars(kind))
     between = type(layer).__mro__[: type(layer).__mro__.index(own)]
-    names = {name for kind in between for name in vars(kind)} - {"forward", "extra_repr", "reset_parameters"}
+    harmless = {"forward", "extra_repr", "reset_parameters", "_abc_impl"}
+    names = {name for kind in between for name in vars(kind)} - harmless
     if any(hasattr(own, name) for name in names if not name.startswith("__")):
         return True
     return any(callable(getattr(own, name, None)) for name in vars(layer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from plmu.nn.delay import DelayLayer
 from plmu.nn.folding import fold_module
 from plmu.nn.memory import Memory
 from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, share
+from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_padded, checked_lengths
 from plmu.systems import LinearSystem
 
@@ -106,7 +108,8 @@ class TokenDelayLayer(Steppable):
         if known is not None:  # padding may be any number
             valid = torch.arange(tokens.shape[1], device=tokens.device) < known[:, None]
             tokens = torch.where(valid, tokens, 0)
-        if self._sums_rows(tokens, state, resets):
+        fresh = state is None and resets is None
+        if fresh and self._why_not_rows(tokens.shape[1], tokens.device) is None:
             last = self._sums(tokens, known)
             return last.flatten(1).clone(), last
         x = self._embedded(tokens)
@@ -137,14 +140,50 @@ class TokenDelayLayer(Steppable):
         first = fold_module(self.embedding)
         return After(first, self.delay.fold()) if isinstance(first, Stateless) else super().fold()
 
-    def _sums_rows(self, tokens: Tensor, state: Tensor | None, resets: Tensor | None) -> bool:
-        """Whether the final state is made of table rows."""
-        table, memory = self.embedding, self.memory
-        plain = type(table) is nn.Embedding and table.max_norm is None and not table._forward_hooks
-        fixed = memory.trainable == "none" and memory.groups == 1 and memory.systems()[0].inputs is None
-        fresh = not self.returns_sequences and state is None and resets is None and memory.algorithm == "auto"
-        full = table.weight.dtype in (torch.float32, torch.float64) and not autocasts(tokens.device)
-        return plain and fixed and fresh and full and memory.order <= MOST_SUMS and not is_open(*tokens.shape)
+    def plan(
+        self,
+        *,
+        batch: int,
+        time: int,
+        device: torch.device | str | None = None,
+        lengths: bool = False,
+        resets: bool = False,
+    ) -> Plan:
+        """What `layer(tokens)` runs for tokens (batch, time), and why.
+
+        Args:
+            batch: the first size of the tokens.
+            time: the second.
+            device: where they are; where the table is if not given.
+            lengths: whether they are given.
+            resets: whether they are given.
+        """
+        table = self.embedding.weight
+        place = table.device if device is None else torch.device(device)
+        why_not = "the state is reset inside sequences" if resets else self._why_not_rows(time, place)
+        if why_not is None:
+            reason = "The final state is a weighted sum of table rows for each order (equation 25)."
+            return Plan("final_state", "sums of table rows", 1, reason=reason, stored=("tokens", "weights of the rows"))
+        found = self.delay.plan(batch=batch, time=time, dtype=table.dtype, device=place, lengths=lengths, resets=resets)
+        stored = ("tokens", *found.stored)
+        return replace(found, stored=stored, passed_over={**found.passed_over, "sums of table rows": why_not})
+
+    def _why_not_rows(self, time: int, device: torch.device) -> str | None:
+        """Why the final state is not made of table rows, if it is not, for texts that begin with the call."""
+        table, memory, reason = self.embedding, self.memory, None
+        if self.returns_sequences:
+            reason = "all states are asked for"
+        elif type(table) is not nn.Embedding or table.max_norm is not None or table._forward_hooks:
+            reason = "the table is no plain nn.Embedding"
+        elif memory.trainable != "none" or memory.groups > 1 or memory.systems()[0].inputs is not None:
+            reason = "the memory is trained, or not the same for all channels"
+        elif memory.algorithm != "auto":
+            reason = "an algorithm was asked for by name"
+        elif memory.order > MOST_SUMS:
+            reason = f"the order is above {MOST_SUMS}"
+        elif table.weight.dtype not in (torch.float32, torch.float64) or autocasts(device) or is_open(time):
+            reason = "the precision is below float32, or the length is left open"
+        return reason
 
     def extra_repr(self) -> str:
         return f"{self.embedding.num_embeddings}, {self.embedding.embedding_dim}{options_repr(self, TokenDelayLayer)}"
