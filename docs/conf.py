@@ -82,3 +82,6 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", formulas_as_written, priority=400)  # before the sections are parsed
     app.add_directive("math", DisplayedMath, override=True)
     app.connect("source-read", from_the_root)
+
+
+napoleon_custom_sections = [("Shape", "params_style")]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ops import ALGORITHMS
+from operations import ALGORITHMS
 from reference import recurrence
 from torch import Tensor
 

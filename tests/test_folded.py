@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from layers import LAYERS, SMALL, assert_equal, assert_same, build, flat, random_state
+from closeness import assert_same
+from layers import LAYERS, SMALL, assert_equal, build, flat, random_state
 from torch import Tensor, nn
 
 import plmu

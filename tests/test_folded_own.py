@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from layers import SMALL, assert_same
+from closeness import assert_same
+from layers import SMALL
 from torch import Tensor, nn
 
 import plmu

@@ -1,5 +1,8 @@
 """Experiments are compositions of public names: what they train, a user can build."""
 
+import re
+from pathlib import Path
+
 import torch
 from test_models import _tiny_task
 from torch import nn
@@ -7,6 +10,8 @@ from torch import nn
 import plmu
 from plmu.experiments import EXPERIMENTS
 from plmu.experiments.text_models import TextExperiment, classifier
+
+ROOT = Path(__file__).parents[2]
 
 
 def _networks():
@@ -37,3 +42,22 @@ def test_trained_embeddings_enter_the_memory_from_their_table():
     network = classifier(EXPERIMENTS["imdb"].defaults("plmu").model, nn.Embedding(30, 300), 1, 1)
     assert [type(part) for part in network.layers] == [plmu.TokenDelayLayer, plmu.Standardize, nn.Dropout, nn.Linear]
     assert isinstance(network(torch.zeros(2, 5, dtype=torch.int64))[0], torch.Tensor)
+
+
+def test_the_models_of_the_readme_take_the_weights_of_an_experiment():
+    """Its few lines are run as they stand."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (listing,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "order=468" in code]
+    assert listing.count("\n") <= 10
+    names = {"torch": torch, "nn": nn, "plmu": plmu}
+    exec(listing, names)
+    experiment = EXPERIMENTS["psmnist"]
+    trained = experiment.build(experiment.defaults("plmu"), _tiny_task("psmnist"))
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = names["model"]
+    assert repr(model) == repr(trained)
+    model.load_state_dict(trained.state_dict())
+    x = torch.rand(3, 784, 1)
+    assert torch.equal(model.eval()(x)[0], trained.eval()(x)[0])

@@ -57,15 +57,25 @@ class Standardize(nn.Module):
         return self._sums is not None
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """`lengths` (batch,) only matters while `plmu.standardize` measures: padding is then left out."""
+        """(x − mean) / std.
+
+        Args:
+            x: (..., features).
+            lengths: (batch,); only of use while `plmu.standardize` measures: padding is then left out.
+        """
         if x.shape[x.dim() - len(self.features) :] != self.features:
             raise ValueError(f"x must have shape (..., {', '.join(map(str, self.features))}), got {tuple(x.shape)}")
         if self._sums is not None:
-            self.observe(x, lengths)
+            self._observe(x, lengths)
         return ((x - self.mean) / self.std).to(x.dtype)
 
     def set(self, mean: Tensor | float, std: Tensor | float) -> None:
-        """Set the constants; numbers, or tensors that expand to `features`. Every std must be above 0."""
+        """Set the constants.
+
+        Args:
+            mean: a number, or a tensor that expands to `features`.
+            std: the same, above 0.
+        """
         for name, given in (("mean", mean), ("std", std)):
             value = torch.as_tensor(given, dtype=torch.float64, device="cpu" if not isinstance(given, Tensor) else None)
             if not bool(value.isfinite().all()) or (name == "std" and not bool((value > 0).all())):
@@ -73,7 +83,7 @@ class Standardize(nn.Module):
                 raise ValueError(f"{name} must be {wanted}, got {given!r}")
             getattr(self, name).copy_(value)
 
-    def observe(self, x: Tensor, lengths: Tensor | None = None) -> None:
+    def _observe(self, x: Tensor, lengths: Tensor | None = None) -> None:
         """Add x (..., features) to what is measured, without the steps past a length."""
         assert self._sums is not None
         self._sums.add(_valid(x, lengths, len(self.features)).reshape(-1, *self.features))

@@ -93,7 +93,14 @@ class TokenDelayLayer(Steppable):
     def forward(
         self, tokens: Tensor, state: Tensor | None = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Tokens (batch, time) to the state after each text, or after each token; see the class."""
+        """The state after each text, or after each token.
+
+        Args:
+            tokens: (batch, time).
+            state: where to go on from, (batch, order, embedding_dim); None begins at zero.
+            lengths: how long each text is, (batch,); None for no padding. Padding may be any number.
+            resets: (batch, time), True for the first token of a further text in the same row.
+        """
         self._check(tokens, 2)
         known = checked_lengths(lengths, tokens.shape[0], tokens.shape[1], tokens.device)
         if known is not None:  # padding may be any number
@@ -109,7 +116,12 @@ class TokenDelayLayer(Steppable):
         return out
 
     def step(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Tokens (batch,) to the state after them."""
+        """One token of each text.
+
+        Args:
+            tokens: (batch,).
+            state: after the token before; None at the start.
+        """
         self._check(tokens, 1)
         x = self._embedded(tokens)
         if self.training and self.token_dropout:
