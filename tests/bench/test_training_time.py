@@ -106,7 +106,7 @@ def test_a_random_task_can_be_trained_and_scored(experiment: str, loss: str) -> 
         assert torch.equal(task.loss(model, task.train), exact)
     scores = Trainer(task, model, config.training, CPU, 0).evaluate(task.test)
     assert scores == {"loss": float(exact)}
-    assert task.metric in scores
+    assert (task.metric in scores, task.evaluation_batch) == (True, 5)
     assert task.better(1.0, 2.0), "a smaller loss"
 
 
