@@ -184,3 +184,9 @@ def test_answers_are_held_to_their_precision(dtype: torch.dtype, bound: float, e
     for one in (lambda: exact * (1 + 1.01 * bound), lambda: exact * math.nan):
         with pytest.raises(RuntimeError, match=rf"wrong answers at b2 n20 4→3 d2 θ5, {dtype}: other"):
             problem.errors({"auto": right, "other": one})
+
+
+def test_an_error_as_large_as_the_bound_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "relative_error", lambda value, exact: 1e-5)
+    problem = Problem(TINY)
+    assert problem.errors({"auto": problem.project("auto")}) == {"auto": 1e-5}
