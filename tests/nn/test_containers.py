@@ -147,3 +147,17 @@ def test_modules_of_unknown_sizes_fit_anywhere() -> None:
         per_step = True
 
     plmu.Sequential(nn.Linear(3, 4), Mine(), nn.Linear(7, 2), nn.Softmax(-1), nn.Linear(2, 1))
+
+
+def test_sizes_are_compared_only_where_they_are_known_for_sure() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            return torch.cat([out, -out], dim=-1)
+
+    hooked = nn.Linear(2, 3)
+    hooked.register_forward_hook(lambda module, given, out: torch.cat([out, out], dim=-1))
+    for first in (Doubled(2, 3), hooked):
+        assert Sequential(first, ParallelLMU(6, 3, **SMALL))(torch.randn(2, 5, 2))[0].shape == (2, 5, 3)
+    lazy = Sequential(ParallelLMU(2, 3, **SMALL), nn.LazyLinear(4), nn.Linear(4, 1))
+    assert lazy(torch.randn(2, 5, 2))[0].shape == (2, 5, 1)

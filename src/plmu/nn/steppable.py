@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-from abc import ABC, abstractmethod
+import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -31,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Steppable(nn.Module, ABC):
+class Steppable(nn.Module):
     """A module with `forward(x, state, lengths) -> (out, state)` and `step(x_t, state) -> (out_t, state)` that agree.
 
     Subclass it to put a layer of your own into `plmu.Sequential` and `plmu.Stream`.
@@ -68,6 +69,12 @@ class Steppable(nn.Module, ABC):
 
         Override it to give a layer of your own as one of the kinds in `plmu.folded`, or as a kind of your own.
         """
+        if hasattr(self, "frozen_step"):
+            warnings.warn(
+                f"{type(self).__name__}.frozen_step is no longer used: override fold() instead",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         return Stepped.of(self)
 
     @abstractmethod
@@ -90,7 +97,7 @@ def changed(layer: Steppable, method: str) -> bool:
     methods in place of that class's. What the method says of the class then does not hold."""
     own = next(kind for kind in type(layer).__mro__ if method in vars(kind))
     between = type(layer).__mro__[: type(layer).__mro__.index(own)]
-    harmless = {"forward", "extra_repr", "reset_parameters", "_abc_impl"}
+    harmless = {"forward", "extra_repr", "reset_parameters"}
     names = {name for kind in between for name in vars(kind)} - harmless
     if any(hasattr(own, name) for name in names if not name.startswith("__")):
         return True

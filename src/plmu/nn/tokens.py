@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding_bag
 
 from plmu.folded import After, Folded, Stateless
-from plmu.modes import autocasts, is_open
+from plmu.modes import autocasts, is_open, transformed
 from plmu.nn.delay import DelayLayer
-from plmu.nn.folding import fold_module
+from plmu.nn.folding import fold_module, is_plain
 from plmu.nn.memory import Memory
 from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, share
 from plmu.ops import Plan
@@ -29,6 +29,7 @@ class TokenDelayLayer(Steppable):
     With `return_sequences=False`, the default, the final state is a sum of rows of the table, weighted by the impulse
     response (equation 25): the embedded text (batch, time, embedding_dim), by far the largest tensor of such a model,
     is never made. This holds for a fixed memory with one theta and up to 8 orders, for texts that begin with the call.
+    It has no second derivative; `algorithm="chunked"` embeds the text, which has.
 
     Args:
         num_embeddings: rows of the table; tokens are numbers from 0 to num_embeddings − 1.
@@ -148,6 +149,7 @@ class TokenDelayLayer(Steppable):
         device: torch.device | str | None = None,
         lengths: bool = False,
         resets: bool = False,
+        state: bool = False,
     ) -> Plan:
         """What `layer(tokens)` runs for tokens (batch, time), and why.
 
@@ -157,10 +159,12 @@ class TokenDelayLayer(Steppable):
             device: where they are; where the table is if not given.
             lengths: whether they are given.
             resets: whether they are given.
+            state: whether one is given.
         """
         table = self.embedding.weight
         place = table.device if device is None else torch.device(device)
-        why_not = "the state is reset inside sequences" if resets else self._why_not_rows(time, place)
+        begun = "the text begins before the call, or is reset inside it" if resets or state else None
+        why_not = begun or self._why_not_rows(time, place)
         if why_not is None:
             reason = "The final state is a weighted sum of table rows for each order (equation 25)."
             return Plan("final_state", "sums of table rows", 1, reason=reason, stored=("tokens", "weights of the rows"))
@@ -173,8 +177,12 @@ class TokenDelayLayer(Steppable):
         table, memory, reason = self.embedding, self.memory, None
         if self.returns_sequences:
             reason = "all states are asked for"
-        elif type(table) is not nn.Embedding or table.max_norm is not None or table._forward_hooks:
+        elif not is_plain(table, nn.Embedding) or table.max_norm is not None or table.padding_idx is not None:
             reason = "the table is no plain nn.Embedding"
+        elif table.sparse or table.scale_grad_by_freq:
+            reason = "the gradient of the table is sparse or scaled"
+        elif transformed():
+            reason = "works neither under torch.func nor with forward-mode gradients"
         elif memory.trainable != "none" or memory.groups > 1 or memory.systems()[0].inputs is not None:
             reason = "the memory is trained, or not the same for all channels"
         elif memory.algorithm != "auto":
@@ -193,7 +201,8 @@ class TokenDelayLayer(Steppable):
         response at their distance from the end."""
         batch, time = tokens.shape
         table = self.embedding.weight
-        response = self.memory.systems()[0].derive(_response, time, dtype=table.dtype, device=table.device)
+        system, longer = self.memory.systems()[0], 1 << (time - 1).bit_length()  # one table for many lengths
+        response = system.derive(_response, longer, dtype=table.dtype, device=table.device)[:, :time]
         if lengths is None:
             weights = response.flip(1)[:, None].expand(-1, batch, -1)
         else:
@@ -201,9 +210,14 @@ class TokenDelayLayer(Steppable):
             weights = torch.where(age >= 0, response[:, age.clamp(min=0)], 0.0)  # (order, batch, time)
         if self.training and self.token_dropout:
             weights = weights * self._kept(tokens, weights.dtype)
-        sums = [
-            embedding_bag(tokens, table, mode="sum", per_sample_weights=one.contiguous()) for one in weights.unbind()
-        ]
+        try:
+            sums = [
+                embedding_bag(tokens, table, mode="sum", per_sample_weights=one.contiguous())
+                for one in weights.unbind()
+            ]
+        except RuntimeError:
+            self._check_range(tokens)
+            raise
         return torch.stack(sums, dim=1)
 
     def _kept(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -211,13 +225,27 @@ class TokenDelayLayer(Steppable):
         return dropout(torch.ones(tokens.shape, dtype=dtype, device=tokens.device), self.token_dropout)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.embedding(tokens)
+        try:
+            x: Tensor = self.embedding(tokens)
+        except IndexError:
+            self._check_range(tokens)
+            raise
         return x
+
+    def _check_range(self, tokens: Tensor) -> None:
+        size = self.embedding.num_embeddings
+        bad = tokens[(tokens < 0) | (tokens >= size)]
+        if bad.numel():
+            raise IndexError(f"tokens must be from 0 to {size - 1}, got {int(bad[0])}") from None
 
     def _check(self, tokens: Tensor, dims: int) -> None:
         check_padded(tokens, "tokens")
         if tokens.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"tokens must be token numbers, int64 or int32, got {tokens.dtype}")
+        if self.embedding.embedding_dim != self.delay.input_size:
+            raise ValueError(
+                f"embedding must have {self.delay.input_size} numbers for a token, got {self.embedding.embedding_dim}"
+            )
         if tokens.dim() != dims or (dims == 2 and tokens.shape[1] == 0):
             expected = "(batch, time) with at least one step" if dims == 2 else "(batch,)"
             raise ValueError(f"tokens must have shape {expected}, got {tuple(tokens.shape)}")
