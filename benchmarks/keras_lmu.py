@@ -102,12 +102,19 @@ def row(shape: Shape, sequences: bool, rounds: int) -> dict[str, Any]:
         "output": "all steps" if sequences else "last step",
         "milliseconds": {name: 1e3 * seconds for name, seconds in times.medians().items()},
         "times ours": {form: times.ratio(form, OURS) for form in FORMS},
+        "quartiles of times ours": {form: quartiles(times[form], times[OURS]) for form in FORMS},
         "difference in float64": difference,
         "error": {
             OURS: relative_error(layer(x)[0], expected[0]),
             "keras-lmu": relative_error(_tensor(calls[FORMS[1]]()[0]), expected[0]),  # type: ignore[index]
         },
     }
+
+
+def quartiles(seconds: list[float], ours: list[float]) -> list[float]:
+    """The first and the third, of the ratios within each round: how far a busy machine moves them."""
+    ratios = torch.tensor(seconds, dtype=torch.float64) / torch.tensor(ours, dtype=torch.float64)
+    return torch.quantile(ratios, torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
 
 
 def leaves(layer: plmu.ParallelLMU) -> list[Tensor]:

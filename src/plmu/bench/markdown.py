@@ -189,13 +189,18 @@ def cpu(found: Found) -> str:
 
 
 def keras_lmu(found: Found) -> str:
-    """Each form of keras-lmu: its time over ours; and the errors of both in float32."""
+    """Each form of keras-lmu: its time over ours, with quartiles; and the errors of both in float32."""
     forms = list(found["rows"][0]["times ours"])
+
+    def ratio(row: Found, form: str) -> str:
+        low, high = row["quartiles of times ours"][form]
+        return f"{_number(row['times ours'][form])} ({_number(low)} to {_number(high)})"
+
     lines = [
         [
             f"{row['shape']}, {row['output']}",
             _number(row["milliseconds"]["plmu"]),
-            *(_number(row["times ours"][form]) for form in forms),
+            *(ratio(row, form) for form in forms),
             *(f"{row['error'][name]:.1e}" for name in ("plmu", "keras-lmu")),
         ]
         for row in found["rows"]
