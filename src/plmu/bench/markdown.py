@@ -188,6 +188,26 @@ def cpu(found: Found) -> str:
     return _table(["case", "ours", "ms", "ratio", "bar"], lines)
 
 
+def keras_lmu(found: Found) -> str:
+    """Each form of keras-lmu: its time over ours, with quartiles; and the errors of both in float32."""
+    forms = list(found["rows"][0]["times ours"])
+
+    def ratio(row: Found, form: str) -> str:
+        low, high = row["quartiles of times ours"][form]
+        return f"{_number(row['times ours'][form])} ({_number(low)} to {_number(high)})"
+
+    lines = [
+        [
+            f"{row['shape']}, {row['output']}",
+            _number(row["milliseconds"]["plmu"]),
+            *(ratio(row, form) for form in forms),
+            *(f"{row['error'][name]:.1e}" for name in ("plmu", "keras-lmu")),
+        ]
+        for row in found["rows"]
+    ]
+    return _table(["shape, output", "plmu, ms", *forms, "error of plmu", "error of keras-lmu"], lines)
+
+
 _LAYERS = ("bench-layers-cuda.json", "plmu bench layers --device cuda")
 # For each table its file, the command that writes the file, and what makes the table.
 TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
@@ -209,4 +229,9 @@ TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         isolation,
     ),
     "cpu": ("bench-cpu.json", "python -m benchmarks.cpu --json results/bench-cpu.json", cpu),
+    "keras-lmu": (
+        "bench-keras-lmu-cpu.json",
+        "python -m benchmarks.keras_lmu --json results/bench-keras-lmu-cpu.json",
+        keras_lmu,
+    ),
 }
