@@ -61,6 +61,7 @@ PLACES = {file: f"{page}.md" for page, file in PAGES.items()}
 def from_the_root(app: Any, page: str, source: list[str]) -> None:
     """Put a file of the repository's root in front of its page, with its links as they are seen from docs/."""
     if page in PAGES:
+        app.env.note_dependency(str(ROOT / PAGES[page]))
         text = (ROOT / PAGES[page]).read_text(encoding="utf-8")
         source[0] = re.sub(r"(?<=\]\()(?!\w+:|#)[^)]+(?=\))", _from_docs, text) + "\n" + source[0]
 

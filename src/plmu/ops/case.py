@@ -61,9 +61,9 @@ class Option:
 
     label: str  # as a plan lists it
     seconds: float  # estimated, forward and backward
-    chunk: int = 0  # steps a block
-    fold: bool = False  # whether the weight is multiplied into the block matrix first
-    tile: int = 0  # blocks of m that exist at a time in `project`
+    chunk: int = 0  # steps a chunk
+    fold: bool = False  # whether the weight is multiplied into the chunk's matrix first
+    tile: int = 0  # chunks of m that exist at a time in `project`
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Plan:
     Attributes:
         kind: "states", "project" or "final_state"; for an `LMU`, "recurrence".
         algorithm: the name of the algorithm.
-        chunk: steps of a block, where time is cut into blocks.
-        fold: whether the weight is multiplied into the block matrix first.
-        tile: blocks of m that exist at a time in `project`.
+        chunk: steps of a chunk, where time is cut into chunks.
+        fold: whether the weight is multiplied into the chunk's matrix first.
+        tile: chunks of m that exist at a time in `project`.
         reason: what the algorithm does, and why it was taken.
         kernel: what computes the products: "library" (torch's), "Triton" or "Hopper" (kernels of our own).
         stored: what is kept for the backward pass, beside constants.

@@ -113,7 +113,7 @@ def plan(
         ValueError: for sizes that are none, and where an algorithm asked for by name cannot run.
 
     >>> print(plan("states", batch=8, time=512, channels=64, system=system))  # doctest: +SKIP
-    states: chunked. Blocks of 32 steps, one product with a constant matrix each, ...
+    states: chunked. Chunks of 32 steps, one product with a constant matrix each, ...
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
