@@ -40,7 +40,7 @@ myst_dmath_double_inline = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-default_role = "code"  # docstrings have single backquotes, as Markdown has
+default_role = "py:obj"  # names in single backquotes are links where they are known, and code where not
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 100
 

@@ -111,6 +111,8 @@ def test_the_reference_has_every_public_name() -> None:
     known = {name for name in plmu.__all__ if name not in ("nn", "__version__")}
     missing = known - shown
     missing |= {f"nn.{name}" for name in plmu.nn.__all__ if name not in shown and f"nn.{name}" not in shown}
+    missing |= {f"ops.{name}" for name in {*plmu.ops.__all__} - {"ALGORITHMS"} if not {name, f"ops.{name}"} & shown}
+    missing |= {f"folded.{name}" for name in {*plmu.folded.__all__} - {"Place"} if f"folded.{name}" not in shown}
     assert missing == set(), "add them to docs/api.rst"
     for name in shown:
         operator.attrgetter(name)(plmu)

@@ -19,13 +19,13 @@ Lengths = Tensor | Sequence[int] | None
 class Problem:
     """A checked input. Time steps at and past a sequence's length are zero in `u`."""
 
-    u: Tensor  # (batch, time, inputs, channels)
-    system: LinearSystem
-    state: Tensor | None  # (batch, order, channels), float32 or float64
-    lengths: Tensor | None  # (batch,)
-    resets: Tensor | None  # (batch, time)
-    dtype: torch.dtype  # of m and o
-    wide: torch.dtype  # of states: float32, or float64 for float64 input
+    u: Tensor  #: (batch, time, inputs, channels)
+    system: LinearSystem  #: the system, for example of `DelayNetwork.discretize`
+    state: Tensor | None  #: (batch, order, channels), float32 or float64
+    lengths: Tensor | None  #: (batch,)
+    resets: Tensor | None  #: (batch, time)
+    dtype: torch.dtype  #: of m and o
+    wide: torch.dtype  #: of states: float32, or float64 for float64 input
 
     def keep_valid(self, values: Tensor) -> Tensor:
         """`values` (batch, time, ...) with zeros past each sequence's length."""
