@@ -283,9 +283,10 @@ class ParallelLMU(Filling):
                 stored = (*found.stored, "m", "x", "weight")
             else:
                 found = self.memory.plan("project", out=self.hidden_size, **asked)
-                found = replace(found, passed_over={**found.passed_over, "m stored beside x": why_not})
+                found = replace(found, passed_over={**found.passed_over, "one product for m and x": why_not})
                 stored = (*found.stored, *(("x",) if self.input_weight is not None else ()))
-        first = f"The encoder comes after the memory, which runs on {self.input_size} input channels. " if after else ""
+        inputs = f"{self.input_size} input channel{'' if self.input_size == 1 else 's'}"
+        first = f"The encoder comes after the memory, which runs on {inputs}. " if after else ""
         return replace(found, stored=stored, reason=first + found.reason)
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ class Algorithm(ABC):
     def auto_limit(self, case: Case) -> str | None:
         """Why "auto" leaves it out though it could run; here, where `project` would store a large m."""
         if case.kind == "project" and case.states > case.rates.stored:
-            return f"would store m, {case.states:,} numbers of at most {case.rates.stored:,}"
+            return f"would store m: it has {case.states:,} elements; limit {case.rates.stored:,}"
         return None
 
     @abstractmethod

@@ -21,7 +21,7 @@ class Case:
     channels: int  #: that each drive a copy of their own
     out: int  #: 0 but for `project`
     dtype: torch.dtype  #: of m and o
-    device: str  #: such as "cuda:0"
+    device: str  #: such as "cuda"
     lengths: bool  #: whether sequences differ in length
     resets: bool  #: whether the state is reset inside sequences
     several_inputs: bool  #: whether B̄ has the shape (order, inputs)

@@ -142,7 +142,8 @@ def checked_resets(resets: Tensor | None, batch: int, time: int, device: torch.d
         return None
     if not isinstance(resets, Tensor) or resets.dtype != torch.bool:
         kind = resets.dtype if isinstance(resets, Tensor) else type(resets).__name__
-        raise TypeError(f"resets must be a tensor of bool, got {kind}")
+        hint = "use resets.bool()" if isinstance(resets, Tensor) else "use torch.tensor(resets, dtype=torch.bool)"
+        raise TypeError(f"resets must be a tensor of bool, got {kind}: {hint}")
     if tuple(resets.shape) != (batch, time):
         raise ValueError(f"resets must have shape ({batch}, {time}), got {tuple(resets.shape)}")
     if resets.device != device:
