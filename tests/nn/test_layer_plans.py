@@ -127,14 +127,17 @@ def compare(calls: Calls, seed: int, half: bool) -> plmu.Plan | None:
     resets = torch.rand(batch, time) < 0.1 if rng.random() < 0.2 else None
     x = torch.randn(batch, time, layer.input_size).to(dtype)
     asked = {"batch": batch, "time": time, "dtype": dtype, "lengths": lengths is not None, "resets": resets is not None}
+    state = None
+    if isinstance(layer, ParallelLMU) and rng.random() < 0.3:
+        state, asked["state"] = layer.initial_state(batch, dtype, torch.device("cpu")), True
     calls.kinds, calls.algorithms, calls.kernels = [], [], set()
     with torch.set_grad_enabled(rng.random() < 0.7):
         plan, refusal = planned(layer, asked)
         if plan is None:
             with pytest.raises(ValueError, match=f"^{re.escape(refusal)}$"):
-                layer(x, None, lengths, resets=resets)
+                layer(x, state, lengths, resets=resets)
             return None
-        layer(x, None, lengths, resets=resets)
+        layer(x, state, lengths, resets=resets)
     check(plan, calls, layer, time)
     return plan
 

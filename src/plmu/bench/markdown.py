@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,9 @@ def _number(value: float | None, digits: int = 3) -> str:
     """To `digits` figures, never as a power of ten."""
     if value is None:
         return ""
-    if value >= 10**digits:
+    if round(value) >= 10**digits:
         return f"{value:,.0f}"
-    text = f"{value:#.{digits}g}"
-    return f"{value:.{digits}f}" if "e" in text else text.rstrip(".")
+    return f"{Decimal(f'{value:#.{digits}g}'):f}"
 
 
 def _parameters(row: Found) -> str:

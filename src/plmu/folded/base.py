@@ -45,6 +45,8 @@ class Folded:
         if not isinstance(x, Tensor) or not 1 <= x.dim() <= 2:
             kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must be a tensor (batch, features), or (batch,) for token numbers; got {kind}")
+        if not x.is_floating_point() and not self.takes_tokens():
+            raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
         if torch.is_grad_enabled() or autocasts(x.device):
             with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
                 return self.advance(x, state)
@@ -74,6 +76,10 @@ class Folded:
             A tensor, None or nested tuples of them.
         """
         return None
+
+    def takes_tokens(self) -> bool:
+        """Whether x may be token numbers."""
+        return False
 
     def arrays(self) -> dict[str, Tensor]:
         """All arrays by name, such as "0.matrix" for the `matrix` of the first part."""

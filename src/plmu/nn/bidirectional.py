@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from plmu.nn.sequential import entrance, features_of, fills
 from plmu.nn.steppable import Steppable, reverse
@@ -48,6 +49,9 @@ class Bidirectional(Steppable):
         if self.forward_layer.returns_sequences != self.backward_layer.returns_sequences:
             raise ValueError("layer and backward_layer must have the same return_sequences")
         self.merge = merge
+        sizes = [getattr(one, "output_size", None) for one in (self.forward_layer, self.backward_layer)]
+        if isinstance(sizes[0], int) and isinstance(sizes[1], int):
+            self.output_size = sizes[0] + sizes[1] if merge == "concat" else sizes[0]
         self.returns_sequences = layer.returns_sequences
         self.input_size = features_of(entrance(layer))
 
@@ -132,8 +136,14 @@ def _from_behind(resets: Tensor | None, lengths: Tensor | None) -> Tensor | None
 
 def _renewed(layer: Steppable) -> Steppable:
     """A copy with weights initialised anew."""
+    if any(is_parametrized(module) for module in layer.modules()):
+        raise ValueError("layer has parametrized weights, which cannot be initialised anew: give backward_layer")
     other = copy.deepcopy(layer)
     _initialise(other, "layer")
+    with torch.no_grad():
+        for mine, given in zip(other.parameters(), layer.parameters(), strict=True):
+            if not given.requires_grad:  # such as pretrained vectors
+                mine.copy_(given)
     return other
 
 
@@ -153,4 +163,4 @@ def _initialise(module: nn.Module, where: str) -> None:
 
 
 def _kind(given: object) -> str:
-    return type(given).__name__
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__

@@ -119,6 +119,11 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
+def watched_backward(module: nn.Module) -> bool:
+    """Whether hooks wait for its gradients."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
 def exact(value: Tensor) -> Tensor:
     """In float64 on the CPU, where arrays are multiplied out."""
     return value.detach().cpu().double()

@@ -147,7 +147,7 @@ class ParallelLMU(Filling):
         self.input_weight = nn.Parameter(torch.empty(hidden_size, input_size, **place)) if input_to_output else None
         self.bias = nn.Parameter(torch.empty(hidden_size, **place)) if bias else None
         shape = (self.memory.order, self.memory_size)
-        self.register_module("standardize", Standardize(shape, **place) if standardize else None)
+        self.standardize = Standardize(shape, **place) if standardize else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -242,6 +242,7 @@ class ParallelLMU(Filling):
         device: torch.device | str | None = None,
         lengths: bool = False,
         resets: bool = False,
+        state: bool = False,
     ) -> Plan:
         """What `layer(x)` runs for an x of (batch, time, input_size), and why.
 
@@ -252,6 +253,7 @@ class ParallelLMU(Filling):
             device: where x is; where the weights are if not given.
             lengths: whether they are given.
             resets: whether they are given.
+            state: whether one is given: the encoder then comes before the memory.
 
         Returns:
             The plan of the memory. Its `kind` is "project" where m is multiplied by W_m as it is made, "states" where
@@ -263,7 +265,7 @@ class ParallelLMU(Filling):
         device = self.memory_weight.device if device is None else torch.device(device)
         asked: dict[str, Any] = {"batch": batch, "time": time, "dtype": dtype, "device": device}
         asked |= {"lengths": lengths, "resets": resets}
-        after = not resets and encoder_after.applies(self, time, dtype, device)
+        after = not resets and not state and encoder_after.applies(self, time, dtype, device)
         if after:
             asked["width"] = self.input_size
         if not self.returns_sequences:
@@ -303,6 +305,14 @@ class ParallelLMU(Filling):
     def _fold(self) -> Folded:
         return fold_parallel(self)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A layer that was pickled before it had these options has none of them."""
+        super().__setstate__(state)
+        if "standardize" not in self._modules:
+            self.__dict__.setdefault("standardize", None)
+        for name in ("memory_noise", "memory_dropout"):
+            self.__dict__.setdefault(name, 0.0)
+
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
 
@@ -340,10 +350,11 @@ class ParallelLMU(Filling):
         """W_m and b_o for m as it is, with the standardisation multiplied in."""
         if self.standardize is None:
             return self.memory_weight, self.bias
-        weight = self.memory_weight / self.standardize.std
-        offset = weight.flatten(1) @ self.standardize.mean.flatten().to(weight.dtype)
+        weight = (self.memory_weight / self.standardize.std).to(self.memory_weight.dtype)
+        wide = weight.to(self.standardize.mean.dtype)  # as rounded, so that the rounding meets m − μ and not m
+        offset = wide.flatten(1) @ self.standardize.mean.flatten()
         bias = -offset if self.bias is None else self.bias - offset
-        return weight.to(self.memory_weight.dtype), bias.to(self.memory_weight.dtype)
+        return weight, bias.to(weight.dtype)
 
     def _from_input(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """W_x x + b_o, what of it there is."""
@@ -382,16 +393,16 @@ class ParallelLMU(Filling):
 
     def _output_of_state(self, m: Tensor, x: Tensor) -> Tensor:
         """Equation 20 for one state m (batch, order, channels)."""
-        memory_weight, bias = self.readout()
-        flat, weight = _as(m, x.dtype).flatten(1), memory_weight.flatten(1)
-        from_input = self._from_input(x, bias)
+        z = m if self.standardize is None else self.standardize(m)
+        flat, weight = _as(z, x.dtype).flatten(1), self.memory_weight.flatten(1)
+        from_input = self._from_input(x, self.bias)
         return self._output(linear(flat, weight) if from_input is None else torch.addmm(from_input, flat, weight.mT))
 
     def _output_of_final(self, m: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
         """The same for the final states of a batch, which may be measured, and in training disturbed."""
         if self.standardize is None and not self._disturbs:
             return self._output_of_state(m, x)
-        z = self._standardized(_as(m, x.dtype), lengths)
+        z = self._standardized(m, lengths)  # in the precision of the state, to be rounded without its mean
         return self._output(self._joint_product(z, x, self.memory_weight, self.bias))
 
     def extra_repr(self) -> str:

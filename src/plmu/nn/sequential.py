@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from plmu.folded import Folded, Sum
 from plmu.modes import autocasts
+from plmu.nn.delay import DelayLayer
 from plmu.nn.dense import dense
-from plmu.nn.folding import fold_module, fold_stack
+from plmu.nn.folding import fold_module, fold_stack, is_plain
 from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.original import LMU
+from plmu.nn.parallel import ParallelLMU
 from plmu.nn.standardization import Standardize
 from plmu.nn.steppable import Steppable, changed
 from plmu.nn.tokens import TokenDelayLayer
@@ -91,6 +94,14 @@ class Sequential(Filling):
                 raise ValueError(f"module {index} ({_name(module)}) needs a sequence, but a module before it has"
                                  " return_sequences=False")  # fmt: skip
             sequences = sequences and (not isinstance(module, Steppable) or module.returns_sequences)
+        given = None
+        for index, module in enumerate(modules):
+            first = entrance(module)
+            wanted = features_of(first) if first is not None and is_plain(first, *_EXACT) else None
+            if given is not None and wanted is not None and given != wanted:
+                raise ValueError(f"module {index} ({_name(module)}) takes {wanted} features, but those before it give"
+                                 f" {given}")  # fmt: skip
+            given = features_after(module, given)
         first = next((found for module in modules if (found := entrance(module)) is not None), None)
         size = features_of(first)
         if self.missing is not None and isinstance(first, nn.Embedding):
@@ -185,12 +196,8 @@ class Sequential(Filling):
         for index, module in enumerate(self.layers):
             if isinstance(module, Steppable):
                 x, states[index] = module(x, states[index], known, resets=resets)
-            elif isinstance(module, Standardize):
-                x = module(x, known)
-            elif isinstance(module, nn.Linear):
-                x = dense(module, x)
             else:
-                x = _each_step(module, x)
+                x = _over_steps(module, x, known)
         return _keep_output(x, known, self.returns_sequences), tuple(states)
 
     def _step(self, x: Tensor, state: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
@@ -273,7 +280,7 @@ class Residual(Steppable):
         if isinstance(self.module, Steppable):
             out, state = self.module(x, state, known, resets=resets)
         else:
-            out, state = _each_step(self.module, x), None
+            out, state = _over_steps(self.module, x, known), None
         return keep_valid(self._sum(x, out), known), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
@@ -303,6 +310,8 @@ def check_module(module: nn.Module, where: str) -> None:
     if getattr(module, "inplace", False):
         raise ValueError(f"{where} ({_name(module)}) has inplace=True and would overwrite a state or the caller's"
                          " input: use inplace=False")  # fmt: skip
+    if isinstance(module, Standardize) and len(module.features) != 1:
+        raise ValueError(f"{where} (Standardize) must be over the features alone, got {module.features}")
     if isinstance(module, Steppable) or getattr(module, "per_step", False):
         return
     if isinstance(module, PER_STEP) and not _takes_time(module):
@@ -325,6 +334,8 @@ def check_module(module: nn.Module, where: str) -> None:
     )
 
 
+# Classes whose number of input features is known for sure.
+_EXACT = (nn.Linear, nn.LayerNorm, nn.RMSNorm, Standardize, ParallelLMU, DelayLayer, LMU)
 # Of PER_STEP, those that ask for a number of features, or for tokens; the others take any.
 _SIZED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
@@ -355,6 +366,32 @@ def features_of(module: nn.Module | None) -> int | None:
         return module.features[-1]
     size = getattr(module, "input_size", None)
     return size if isinstance(module, Steppable) and isinstance(size, int) else None
+
+
+def features_after(module: nn.Module, given: int | None) -> int | None:
+    """How many features a module gives for so many; None where that is not known, as of classes that are not plmu's or
+    torch's own, and of modules with hooks."""
+    if not is_plain(module, type(module)) or not type(module).__module__.startswith(("plmu.", "torch.")):
+        return None
+    if isinstance(module, nn.LazyLinear):
+        return None
+    if isinstance(module, Sequential | nn.Sequential):
+        for inner in module.layers if isinstance(module, Sequential) else module:
+            given = features_after(inner, given)
+        return given
+    if isinstance(module, Residual):
+        return features_after(module.module, given)
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim
+    if isinstance(module, nn.GLU):
+        return None if given is None else given // 2
+    if isinstance(module, Steppable):
+        size = getattr(module, "output_size", None)
+        return size if isinstance(size, int) else None
+    same = isinstance(module, (*PER_STEP, nn.Softmax, nn.LogSoftmax, Standardize))
+    return (features_of(module) or given) if same else None
 
 
 def fills(module: nn.Module) -> str | None:
@@ -390,6 +427,17 @@ def _check_features(x: Tensor, first: nn.Module | None) -> None:
         raise TypeError(
             f"x is {x.dtype} and nn.Linear {first.weight.dtype}: convert one of them, for example x.to(...)"
         )
+
+
+def _over_steps(module: nn.Module, x: Tensor, lengths: Tensor | None) -> Any:
+    """module(x) for all steps of a sequence. While a model is standardised, what measures is told the lengths."""
+    if isinstance(module, Standardize) and module.measuring:
+        return module(x, lengths)
+    if isinstance(module, nn.Sequential) and any(isinstance(one, Standardize) and one.measuring for one in module):
+        for inner in module:
+            x = _over_steps(inner, x, lengths)
+        return x
+    return dense(module, x) if isinstance(module, nn.Linear) else _each_step(module, x)
 
 
 def _each_step(module: nn.Module, x: Tensor) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, TypedDict
@@ -80,6 +81,12 @@ class Steppable(nn.Module):
         Returns:
             The folded layer, with arrays in float64 on the CPU.
         """
+        if hasattr(self, "frozen_step"):
+            warnings.warn(
+                f"{type(self).__name__}.frozen_step is no longer used: override fold() instead",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         return Stepped.of(self)
 
     @abstractmethod
@@ -105,7 +112,8 @@ def changed(layer: Steppable, method: str) -> bool:
     methods in place of that class's. What the method says of the class then does not hold."""
     own = next(kind for kind in type(layer).__mro__ if method in vars(kind))
     between = type(layer).__mro__[: type(layer).__mro__.index(own)]
-    names = {name for kind in between for name in vars(kind)} - {"forward", "extra_repr", "reset_parameters"}
+    harmless = {"forward", "extra_repr", "reset_parameters"}
+    names = {name for kind in between for name in vars(kind)} - harmless
     if any(hasattr(own, name) for name in names if not name.startswith("__")):
         return True
     return any(callable(getattr(own, name, None)) for name in vars(layer))
