@@ -168,6 +168,9 @@ class TokenDelayLayer(Steppable):
             lengths: whether they are given.
             resets: whether they are given.
             state: whether one is given.
+
+        Returns:
+            The plan: a sum of table rows, or that of the memory over the embedded text.
         """
         table = self.embedding.weight
         place = table.device if device is None else torch.device(device)
