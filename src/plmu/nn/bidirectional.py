@@ -58,6 +58,19 @@ class Bidirectional(Steppable):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """Both readings of each sequence.
+
+        Args:
+            x: the input, (batch, time, features), or token numbers (batch, time) where the layers take those.
+            state: must be None.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: the first step of each document.
+
+        Returns:
+            The output (batch, time, forward + backward features), zero in the padding; or (batch, features) if the
+            layers have `return_sequences=False`. And the pair of the layers' final states.
+        """
         if state is not None:
             raise ValueError("Bidirectional needs the whole sequence and cannot go on from a state: state must be None")
         check_padded(x, "x")
@@ -77,7 +90,7 @@ class Bidirectional(Steppable):
         return ahead + back, (end, start)
 
     def step(self, x: Tensor, state: Any = None) -> NoReturn:
-        """Raises: the backward layer would have to know what comes.
+        """Not supported: needs future inputs.
 
         Args:
             x: not taken.
@@ -86,7 +99,7 @@ class Bidirectional(Steppable):
         _refuse()
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> NoReturn:
-        """Raises: there is no state to begin with.
+        """Not supported: there is no state to begin with.
 
         Args:
             batch: how many sequences.
@@ -96,7 +109,7 @@ class Bidirectional(Steppable):
         _refuse()
 
     def fold(self) -> NoReturn:
-        """Raises: a folded model takes steps."""
+        """Not supported: a folded model takes steps."""
         _refuse()
 
     def _fills(self) -> str | None:

@@ -49,24 +49,33 @@ class ParallelLMU(Filling):
         hidden_size: features of the output.
         order: how many Legendre coefficients each memory channel keeps.
         theta: the window in steps; several numbers give equal groups of memory channels one window each.
-        memory_size: channels of u; by default 1, or `input_size` where x itself may enter the memory.
+        memory_size: channels of u; by default 1, or `input_size` if gated or encoder=False.
         gated: mix x into u by a learned gate; needs `memory_size == input_size`.
-        encoder: whether there is a U_x at all; without it x is u.
-        input_to_output: whether there is a W_x.
-        input_activation, output_activation: f1 and f2, by name, as a callable, or None.
-        bias: whether there are b_u and b_o.
+        encoder: encode x by U_x; if False, x feeds the memory directly (u = x).
+        input_to_output: add W_x x to the output.
+        input_activation: f1, by name, as a callable, or None; the names are those of `plmu.nn.ACTIVATIONS`.
+        output_activation: f2, in the same way.
+        bias: add b_u and b_o.
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: False gives the output at each sequence's last step alone, through equation 25.
         algorithm: "auto", or one by name; see `plmu.plan`.
         missing: what NaN in x means: None takes it as it is; "hold" repeats the last value of that feature, "zero"
             takes zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
-        standardize: read (m − μ) / σ instead of m in equation 20, a reparametrisation of W_m and b_o that lets all
-            orders learn at one rate and the memory's share of the output not fade with theta. `plmu.standardize(model,
+        standardize: read (m − μ) / σ instead of m in equation 20, a reparametrisation of W_m and b_o. It equalises the
+            scale of the coefficients, so that training does not slow down for long windows. `plmu.standardize(model,
             data)` measures μ and σ; until then μ is 0 and σ that of white noise of variance 1 in u.
         memory_noise: standard deviation of noise on the standardised memory in training; needs `standardize`.
-        memory_dropout: share of memory coefficients dropped in training. With this or noise, m is stored in training.
-        device, dtype: of the parameters, as in `torch.nn`; a trained memory's own are float32 or wider.
+        memory_dropout: dropout probability of memory coefficients in training. With this or noise, m is stored in
+            training.
+        device: where the parameters are.
+        dtype: the precision of the parameters; a trained memory's own are float32 or wider.
+
+    Shape:
+        x: (batch, time, input_size).
+        out: (batch, time, hidden_size), or (batch, hidden_size) with `return_sequences=False`.
+        state: m after the last step, (batch, order, memory_size), float32 or wider; one channel for a `system` with
+            several inputs. With `missing="hold"` the pair of m and the last values (batch, input_size).
     """
 
     input_size: int
@@ -164,6 +173,20 @@ class ParallelLMU(Filling):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """All steps at once: the outputs, and the state after the last step.
+
+        Args:
+            x: the input, (batch, time, input_size).
+            state: the state that the previous piece returned; None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            The output o (batch, time, hidden_size), zero in the padding; or (batch, hidden_size), that of each
+            sequence's last step, with `return_sequences=False`. And the state, m after each sequence's last step
+            (batch, order, memory_size), float32 or wider.
+        """
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(
@@ -224,9 +247,12 @@ class ParallelLMU(Filling):
         """What `layer(x)` runs for an x of (batch, time, input_size), and why.
 
         Args:
-            batch, time: the sizes of x.
-            dtype, device: of x; those of the weights if not given.
-            lengths, resets: whether they are given.
+            batch: how many sequences x has.
+            time: how many steps they have.
+            dtype: of x; that of the weights if not given.
+            device: where x is; where the weights are if not given.
+            lengths: whether they are given.
+            resets: whether they are given.
             state: whether one is given: the encoder then comes before the memory.
 
         Returns:
@@ -259,9 +285,10 @@ class ParallelLMU(Filling):
                 stored = (*found.stored, "m", "x", "weight")
             else:
                 found = self.memory.plan("project", out=self.hidden_size, **asked)
-                found = replace(found, passed_over={**found.passed_over, "m stored beside x": why_not})
+                found = replace(found, passed_over={**found.passed_over, "one product for m and x": why_not})
                 stored = (*found.stored, *(("x",) if self.input_weight is not None else ()))
-        first = f"The encoder comes after the memory, which runs on {self.input_size} input channels. " if after else ""
+        inputs = f"{self.input_size} input channel{'' if self.input_size == 1 else 's'}"
+        first = f"The encoder comes after the memory, which runs on {inputs}. " if after else ""
         return replace(found, stored=stored, reason=first + found.reason)
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -54,12 +54,12 @@ PER_STEP: tuple[type[nn.Module], ...] = (
 
 
 class Sequential(Filling):
-    """Modules in a row: `out, state = model(x)`, `out_t, state = model.step(x_t, state)`, the state a tuple of theirs.
+    """Modules in a row: `out, state = model(x)`, `out_t, state = model.step(x_t, state)`.
 
     Takes steppable modules (those of plmu, or any `plmu.nn.Steppable`) and modules that act on each time step alone:
     torch's Linear, Embedding, norms over features, dropout and activations, `nn.Sequential` of those, and your own with
-    a class attribute `per_step = True`. Anything else would see other steps than its own and raises. Indices, slices,
-    `len`, loops, `append`, `extend` and `insert` work as in `nn.Sequential`.
+    a class attribute `per_step = True`. Other modules (for example Conv1d) raise ValueError: they mix time steps.
+    Indices, slices, `len`, loops, `append`, `extend` and `insert` work as in `nn.Sequential`.
 
     `missing="hold"` or `"zero"` fills NaN in x before the first module, as in `ParallelLMU`.
 
@@ -67,6 +67,12 @@ class Sequential(Filling):
         modules: steppable modules, and modules that act on each step alone, in their order.
         missing: what NaN in x means: None takes it as it is, "hold" repeats the last value of that feature, "zero"
             takes zero.
+
+    Shape:
+        x: (batch, time, features), or token numbers (batch, time) if the first module is an `nn.Embedding`.
+        out: (batch, time, features), or (batch, features) if a module has `return_sequences=False`.
+        state: a tuple with one entry per module, None for a module without a state. With `missing="hold"` the pair of
+            that and the last values (batch, features).
     """
 
     def __init__(self, *modules: nn.Module, missing: str | None = None) -> None:
@@ -164,6 +170,20 @@ class Sequential(Filling):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """All steps at once: the outputs, and the state after the last step.
+
+        Args:
+            x: the input, (batch, time, features), or token numbers (batch, time).
+            state: the state that the previous piece returned; None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            The last module's output (batch, time, features), zero in the padding; or (batch, features), that of each
+            sequence's last step, if a module has `return_sequences=False`. And the state, a tuple with one entry per
+            module.
+        """
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(
@@ -222,6 +242,10 @@ class Residual(Steppable):
 
     Args:
         module: a steppable module, or one that acts on each step alone, with as many outputs as inputs.
+
+    Shape:
+        x: (batch, time, features). The output has the same shape.
+        state: the module's; None for a module without one.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -237,6 +261,19 @@ class Residual(Steppable):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """All steps at once: the outputs, and the state after the last step.
+
+        Args:
+            x: the input, (batch, time, features).
+            state: the state that the previous piece returned; None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            x plus the module's output, (batch, time, features), zero in the padding; and the module's state, None if it
+            has none.
+        """
         known, resets = _checked(x, lengths, resets)
         _check_features(x, entrance(self))
         x = keep_valid(x, known)
@@ -292,7 +329,8 @@ def check_module(module: nn.Module, where: str) -> None:
         raise TypeError(f"{where} must be an nn.Module, got {type(module).__name__}")
     raise ValueError(
         f"{where} ({_name(module)}) is neither steppable nor known to act on each time step alone, so parallel and"
-        " step-by-step results could differ. If it acts on each step alone, give its class `per_step = True`"
+        " step-by-step results could differ. If it acts on each step alone, give its class `per_step = True`;"
+        " if it has a state, subclass plmu.nn.Steppable"
     )
 
 

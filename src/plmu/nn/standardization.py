@@ -65,6 +65,9 @@ class Standardize(nn.Module):
         Args:
             x: (..., features).
             lengths: (batch,); only of use while `plmu.standardize` measures: padding is then left out.
+
+        Returns:
+            The standardised features, with the shape and precision of x.
         """
         if not x.is_floating_point():
             raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
@@ -122,8 +125,8 @@ def standardize(
     """Set the constants of every `Standardize` in a model, those inside its layers too, from what reaches them.
 
     A layer with `return_sequences=False` is measured on its final states, any other on all steps that are not padding.
-    The model runs in evaluation mode and without gradients. Where several layers measure, each sees the ones before it
-    set: with k such layers `data` is passed over k times.
+    The model runs in evaluation mode and without gradients. Layers are calibrated in order, one pass over `data` per
+    layer.
 
     >>> plmu.standardize(model, x)  # one batch
     >>> plmu.standardize(model, loader)  # batches x, or (x, ...) of which x is taken

@@ -36,12 +36,13 @@ class TokenDelayLayer(Steppable):
         embedding_dim: numbers of a row, and channels of the memory.
         order: how many Legendre coefficients each channel keeps.
         theta: the window in tokens; several numbers give equal groups of channels one window each.
-        token_dropout: share of tokens dropped in training; the others count for more.
+        token_dropout: dropout probability of tokens in training; the others count for more.
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: True gives the state after each token.
         algorithm: "auto", or one by name; see `plmu.plan`.
-        device, dtype: of the parameters, as in `torch.nn`; a trained memory's own are float32 or wider.
+        device: where the parameters are.
+        dtype: the precision of the parameters; a trained memory's own are float32 or wider.
 
     Shape:
         tokens: (batch, time), int64 or int32.
@@ -103,6 +104,10 @@ class TokenDelayLayer(Steppable):
             state: where to go on from, (batch, order, embedding_dim); None begins at zero.
             lengths: how long each text is, (batch,); None for no padding. Padding may be any number.
             resets: (batch, time), True for the first token of a further text in the same row.
+
+        Returns:
+            The output (batch, order · embedding_dim), or (batch, time, order · embedding_dim) with
+            `return_sequences=True`; and the state (batch, order, embedding_dim).
         """
         self._check(tokens, 2)
         known = checked_lengths(lengths, tokens.shape[0], tokens.shape[1], tokens.device)
@@ -125,6 +130,9 @@ class TokenDelayLayer(Steppable):
         Args:
             tokens: (batch,).
             state: after the token before; None at the start.
+
+        Returns:
+            The output (batch, order · embedding_dim), and the state (batch, order, embedding_dim).
         """
         self._check(tokens, 1)
         x = self._embedded(tokens)
@@ -160,6 +168,9 @@ class TokenDelayLayer(Steppable):
             lengths: whether they are given.
             resets: whether they are given.
             state: whether one is given.
+
+        Returns:
+            The plan: a sum of table rows, or that of the memory over the embedded text.
         """
         table = self.embedding.weight
         place = table.device if device is None else torch.device(device)
