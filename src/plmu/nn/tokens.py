@@ -20,7 +20,7 @@ from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_padded, checked_lengths
 from plmu.systems import LinearSystem
 
-MOST_SUMS = 8  # orders up to which one sum of table rows for each beats the embedded text
+MOST_SUMS = 4  # orders up to which one sum of table rows for each beats the embedded text
 
 
 class TokenDelayLayer(Steppable):
@@ -28,7 +28,7 @@ class TokenDelayLayer(Steppable):
 
     With `return_sequences=False`, the default, the final state is a sum of rows of the table, weighted by the impulse
     response (equation 25): the embedded text (batch, time, embedding_dim), by far the largest tensor of such a model,
-    is never made. This holds for a fixed memory with one theta and up to 8 orders, for texts that begin with the call.
+    is never made. This holds for a fixed memory with one theta and up to 4 orders, for texts that begin with the call.
     It has no second derivative; `algorithm="chunked"` embeds the text, which has.
 
     Args:
