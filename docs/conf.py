@@ -40,7 +40,7 @@ myst_dmath_double_inline = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-default_role = "code"  # docstrings have single backquotes, as Markdown has
+default_role = "py:obj"  # names in single backquotes are links where they are known, and code where not
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 100
 
@@ -61,6 +61,7 @@ PLACES = {file: f"{page}.md" for page, file in PAGES.items()}
 def from_the_root(app: Any, page: str, source: list[str]) -> None:
     """Put a file of the repository's root in front of its page, with its links as they are seen from docs/."""
     if page in PAGES:
+        app.env.note_dependency(str(ROOT / PAGES[page]))
         text = (ROOT / PAGES[page]).read_text(encoding="utf-8")
         source[0] = re.sub(r"(?<=\]\()(?!\w+:|#)[^)]+(?=\))", _from_docs, text) + "\n" + source[0]
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of the README, the guide and the benchmarks into docs/images. Run it with `make figures`."""
+"""Draws the pictures of the pages into docs/images. Run it with `make figures`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import plmu
+from plmu import report
 from plmu.bench import show
 
 IMAGES = Path(__file__).parent / "images"
@@ -33,6 +34,8 @@ def main() -> None:
         found = json.loads((RESULTS / f"bench-{kind}-cuda.json").read_text(encoding="utf-8"))
         show.figure(kind, found, IMAGES / f"bench-{kind}.png")
         print(f"wrote {IMAGES / f'bench-{kind}.png'}")
+    report.plot(report.load(RESULTS), IMAGES / "results.png")
+    print(f"wrote {IMAGES / 'results.png'}")
 
 
 def signal(time: Tensor) -> Tensor:

@@ -23,13 +23,6 @@ MODELS = {
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
-def assert_same(actual: Tensor, expected: Tensor, terms: int = 200) -> None:
-    """Equal up to one rounding for each of the `terms` products that are summed, at the size of the largest value. 20
-    steps of at most 4 orders, in a stack of a few layers, sum no more than that."""
-    bound = terms * torch.finfo(actual.dtype).eps * expected.detach().abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.detach().double(), rtol=0, atol=bound)
-
-
 def pushed(stream: Stream, samples: list | Tensor) -> Tensor:
     return torch.stack([stream.push(sample) for sample in samples])
 

@@ -76,7 +76,7 @@ for words in {commands!r}:
         (["train", "psmnist", "--model"], "--model needs a name"),
         (["train", "psmnist", "--data.root", "/nowhere"], "the data folder /nowhere does not exist"),
         (["train", "psmnist", "--training.epochs", "0"], "training.epochs must be above 0"),
-        (["train", "mackey-glass", "--device", "cuda:77"], "device 'cuda:77' is not there"),
+        (["train", "mackey-glass", "--device", "cuda:77"], "device 'cuda:77' is not available"),
         (["evaluate", "nowhere"], "nowhere is not a run"),
         (["report", "--results", "nowhere"], "no results in nowhere"),
         (["report"], "no results in results: `plmu train` writes them"),
@@ -169,7 +169,7 @@ def test_help_of_an_experiment_says_what_it_and_its_models_are(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "usage: plmu train psmnist" in shown
     assert "psMNIST (the paper's section 4.1)" in shown
-    assert "Model: lstm. With --model NAME another one: plmu, lstm, lmu." in shown
+    assert "--model {plmu,lstm,lmu} (default: plmu). The options below are those of lstm." in shown
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["evaluate", "--help"], ["trian"]])

@@ -47,6 +47,12 @@ def test_every_parameter_is_documented(name: str) -> None:
     assert undocumented(PUBLIC[name]) == []
 
 
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name.endswith((".forward", ".step"))])
+def test_forward_and_step_say_what_they_return(name: str) -> None:
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    assert "\nReturns:\n" in text or "Not supported" in text
+
+
 def test_what_counts_as_documented() -> None:
     def documented(a: int, b: int, *, c: int) -> None:
         """Does nothing.

@@ -241,3 +241,25 @@ def test_bad_arguments_are_named() -> None:
             folded.step(wrong)
     with pytest.raises(ValueError, match="state must be a tuple of 2, one for each module; got a tuple of 1"):
         folded.step(torch.zeros(2, 3), (None,))
+
+
+def test_frozen_step_is_no_longer_used() -> None:
+    class Own(plmu.nn.Steppable):
+        def forward(self, x, state=None, lengths=None, *, resets=None):
+            return 2 * x, None
+
+        def step(self, x, state=None):
+            return 2 * x, None
+
+        def frozen_step(self):
+            return lambda x, state: (3 * x, None)
+
+    with pytest.warns(DeprecationWarning, match=r"Own\.frozen_step is no longer used: override fold\(\) instead"):
+        folded = plmu.fold(Own())
+    assert folded.step(torch.ones(1, 2))[0].tolist() == [[2.0, 2.0]]
+
+
+def test_whole_numbers_are_refused_where_there_are_no_tokens() -> None:
+    folded = plmu.fold(plmu.Sequential(plmu.ParallelLMU(2, 3, 3, 9.0)))
+    with pytest.raises(TypeError, match=r"x must be floating point, got torch\.int64"):
+        folded.step(torch.zeros(1, 2, dtype=torch.int64))

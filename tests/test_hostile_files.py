@@ -256,7 +256,7 @@ def test_what_load_would_refuse_is_not_saved(path: Path) -> None:
     deep: nn.Module = ParallelLMU(1, 2, **SMALL)
     for _ in range(65):
         deep = Sequential(deep)
-    with pytest.raises(ValueError, match=r"nested more than 64 deep: use save\(model, path, weights_only=True\)"):
+    with pytest.raises(ValueError, match=r"nested more than 64 deep; use save\(model, path, weights_only=True\)"):
         plmu.save(deep, path)
     plmu.save(deep, path, weights_only=True)
     plmu.load_into(deep, path)

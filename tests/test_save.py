@@ -51,9 +51,9 @@ def inner(model: nn.Module, name: str, **attributes: object) -> nn.Module:
 OTHER = plmu.LinearSystem(SYSTEM.A, 2 * SYSTEM.B)
 CHANGED = {
     "a parametrised encoder": (parametrised, r"model\.encoder is a ParametrizedLinear"),
-    "a parametrised layer": (parametrised_itself, "is a ParametrizedParallelLMU"),
+    "a parametrised layer": (parametrised_itself, "cannot save ParametrizedParallelLMU: "),
     "weight norm": (
-        lambda: Sequential(parametrizations.weight_norm(nn.Linear(3, 3))), r"model\.0 is a ParametrizedLinear",
+        lambda: Sequential(parametrizations.weight_norm(nn.Linear(3, 3))), r"save ParametrizedLinear \(model\.0\): ",
     ),
     "another encoder": (lambda: having(ParallelLMU(3, 4, **SMALL), encoder=nn.Tanh()), "model.encoder is a Tanh"),
     "a longer encoder": (
@@ -100,6 +100,8 @@ CHANGED = {
     "a memory with other matrices": (
         lambda: inner(DelayLayer(3, order=2, theta=7.0), "memory", _fixed=[SYSTEM]), "has a system with other matrices",
     ),
+    "a foreign class": (lambda: nn.LSTM(3, 4), "cannot save LSTM: only plmu layers and per-step torch modules are"),
+    "one inside": (lambda: nn.Sequential(nn.Tanh(), nn.GRU(3, 4)), r"cannot save GRU \(model\.1\): only plmu layers"),
     "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "weight is torch.complex64"),
     "no numbers": (lambda: nn.Linear(3, 3).to("meta"), "weight cannot be saved: it is on the meta device"),
     "no JSON": (lambda: nn.Sequential(having(nn.Dropout(), p=torch.tensor(0.5))), "Tensor is not JSON serializable"),

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from closeness import assert_same
 from safetensors.torch import load_file
-from streams import MODELS, SMALL, TIME, assert_same, every_model, pushed, stack
+from streams import MODELS, SMALL, TIME, every_model, pushed, stack
 from torch import Tensor, nn
 
 from plmu import LMU, ParallelLMU, Sequential, Stream

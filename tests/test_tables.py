@@ -68,7 +68,9 @@ def test_a_headline_compares_with_the_lstm_and_the_paper() -> None:
     alone = _summary("qqp-deep", percent=False, paper=None, seeds=[{}], notes={"data": "partial"})
     rows = headlines_table([_summary("psmnist-plmu"), lstm, alone]).splitlines()[2:]
     assert rows == [
-        "| psmnist | plmu | accuracy ↑ | 98.77 ± 0.13 % | 50.00 ± 25.00 % | 98.49 % | 12,345 | 99 |",
+        "| psmnist | plmu | accuracy ↑ | 98.77 ± 0.13 % | 50.00 ± 25.00 % | 98.49 % | 12,345 | 99 |".replace(
+            " ± ", "\u00a0±\u00a0"
+        ).replace(" %", "\u00a0%"),
         "| qqp (partial data) | deep | accuracy ↓ | 0.988 |  |  | 12,345 |  |",
     ]
 
@@ -90,7 +92,16 @@ def test_a_file_without_a_place_is_named(tmp_path: Path) -> None:
         page.write_text(content)
         with pytest.raises(ValueError, match=r"README.md has no place for a table: it needs the lines <!-- results: b"):
             write_tables(page, [_summary("psmnist-plmu")], [])
-    assert results_table([_summary("psmnist-plmu")]).splitlines()[1] == "|" + "---|" * 11
+
+
+def test_hardware_is_a_column_where_it_differs() -> None:
+    one, other = _summary("psmnist-plmu"), _summary("psmnist-lstm", hardware="a GPU")
+    for summaries, last in (([one], "validation"), ([one, other], "hardware")):
+        header, line, *rows = results_table(summaries).splitlines()
+        assert header.endswith(f" | {last} |")
+        assert header.count("|") == line.count("|")
+        assert all(row.count("|") == line.count("|") for row in rows)
+        assert "98.77\u00a0±\u00a00.13\u00a0%" in rows[0]
 
 
 def test_benchmarks_come_from_the_first_folder_that_has_them(tmp_path: Path) -> None:

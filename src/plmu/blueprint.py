@@ -176,7 +176,8 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
         if kind in _WITH_BIAS:
             config["bias"] = module.bias is not None
         return {"class": kind.__name__, "config": config}
-    raise ValueError(f"{where} is a {kind.__name__}, which load could not rebuild")
+    place = "" if where == "model" else f" ({where})"
+    raise ValueError(f"cannot save {kind.__name__}{place}: only plmu layers and per-step torch modules are supported")
 
 
 def build(description: Description, tensor: Callable[[str], Tensor], size: int) -> nn.Module:

@@ -168,7 +168,8 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
         prog=f"plmu train {experiment.name}",
         description=(
             f"{(sys.modules[type(experiment).__module__].__doc__ or '').strip()}\n\n"
-            f"Model: {model}. With --model NAME another one: {', '.join(experiment.models)}."
+            f"--model {{{','.join(experiment.models)}}} (default: {experiment.models[0]})."
+            f" The options below are those of {model}."
         ),
     )
     return parsed.config, parsed.options
@@ -243,8 +244,8 @@ def _report_parser() -> Parser:
         "--results",
         type=Path,
         action="append",
-        help="folder of result JSON files; may be given several times. Of files of the same name the first folder's is"
-        " shown. (results, then runs, those that are there; with --readme, results alone)",
+        help="folder of result JSON files; may be given several times. On duplicate names the first folder wins."
+        " (results, then runs, those that are there; with --readme, results alone)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report"), help="folder for report.html and the plots (report)"

@@ -69,7 +69,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
         except TooLarge as error:
             raise ValueError(f"load would refuse the file, since {error}: {_WEIGHTS_ONLY}") from None
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{error}: {_WEIGHTS_ONLY}") from error
+            raise ValueError(f"{error}; {_WEIGHTS_ONLY}") from error
         buffers = dict(model.named_buffers(remove_duplicate=False))
         frozen = [name for name, value in tensors.items() if not value.requires_grad and name not in buffers]
         description["frozen"] = frozen

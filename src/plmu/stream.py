@@ -31,13 +31,12 @@ class Stream:
     >>> stream = plmu.Stream(model)
     >>> y = stream.push(x)  # x: (features,) or (batch, features), or token numbers () or (batch,)
 
-    A stream is the model as it was when the stream was made: what happens to the model later does not show in it.
+    A stream is the model as it was when the stream was made: later changes to the model do not affect it.
     Samples are converted to the precision of the model's weights. A model without weights takes that of the first
     sample, and whole numbers as torch's default precision.
 
     Args:
-        model: any steppable module; of one that is wrapped for averaging, for distributed training or by
-            `torch.compile`, the model inside is taken.
+        model: any steppable module. AveragedModel, DDP and torch.compile wrappers are removed.
         missing: what a sample of None or NaN does: "raise", "hold" the last value, or take "zero". In a batch it is
             decided for each number alone. Before the first value, "hold" takes zero too. None: what the model does
             itself (the `missing` of its first layer), or else "raise".
@@ -102,9 +101,10 @@ class Stream:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, from which `Stream.restore(model, path)` continues in any process.
 
-        The file holds a fingerprint of the model, a hash of its options and weights, but not the model. Functions count
-        by their names. Of a class of your own the hash covers its weights and its public attributes that are numbers,
-        names, tensors or functions, and lists or dictionaries of those; its step must not change them.
+        The file holds a fingerprint of the model, a hash of its options and weights, but not the model. Functions are
+        hashed by name; two different lambdas can have the same fingerprint. Of a class of your own the hash covers its
+        weights and its public attributes that are numbers, names, tensors or functions, and lists or dictionaries of
+        those; its step must not change them.
 
         Args:
             path: the file. It is replaced only when all of it has been written.

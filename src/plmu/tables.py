@@ -100,8 +100,16 @@ def shown(value: float, percent: bool, std: float | None = None) -> str:
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
-    """All scores of all results."""
-    return _markdown((*HEADER, "hardware"), (row for summary in summaries for row in rows(summary)))
+    """All scores of all results; with the hardware, unless it is the same for all."""
+    lines = [row for summary in summaries for row in rows(summary)]
+    if len({row[-1] for row in lines}) == 1:
+        return _markdown(HEADER, (_unbroken(row[:-1]) for row in lines))
+    return _markdown((*HEADER, "hardware"), map(_unbroken, lines))
+
+
+def _unbroken(cells: Sequence[str]) -> list[str]:
+    """Scores with no-break spaces, so that a narrow column does not split "98.61 ± 0.06 %"."""
+    return [cell.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%") for cell in cells]
 
 
 def headlines_table(summaries: list[dict[str, Any]]) -> str:
@@ -116,8 +124,8 @@ def headlines_table(summaries: list[dict[str, Any]]) -> str:
         cells += [_score(ours), "" if lstm is None else _score(lstm)]
         cells.append("" if ours["paper"] is None else shown(ours["paper"], ours["percent"]))
         cells += [f"{one['parameters']:,}" if one else "" for one in (ours, lstm)]
-        lines.append(cells)
-    header = ("experiment", "model", "metric", "plmu", "LSTM", "paper", "parameters", "LSTM")
+        lines.append(_unbroken(cells))
+    header = ("experiment", "model", "metric", "ours", "LSTM", "paper", "parameters (ours)", "parameters (LSTM)")
     return _markdown(header, lines)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from plmu.bench import run, show
+from plmu.bench.measure import Keep
 
 
 @pytest.fixture
@@ -16,7 +17,11 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
     found: list[tuple[str, str, int]] = []
 
     def measuring(kind: str) -> Any:
-        return lambda device, rounds: found.append((kind, device, rounds)) or {"rows": [{"kind": kind}]}
+        def measure(device: str, rounds: int, keep: Keep) -> dict[str, Any]:
+            found.append((kind, device, rounds))
+            return {"rows": [{"kind": kind}]}
+
+        return measure
 
     monkeypatch.setattr(run, "KINDS", {kind: measuring(kind) for kind in run.KINDS})
     monkeypatch.setattr(run, "copy_bandwidth", lambda device: 5.0)
@@ -54,8 +59,47 @@ def test_the_device_and_the_folder_asked_for(
         "command": "plmu bench layers --device cuda:1 --rounds 1",
         "machine": {"hardware": "cuda:1"},
         "rows": [{"kind": "layers"}],
-        "copy bandwidth, bytes a second": 5.0,
+        "copy bandwidth, bytes per second": 5.0,
     }
     assert (out / "bench-layers-cuda.png").read_text() == "layers"
     assert f"wrote {out / 'bench-layers-cuda'}.json and .png" in capsys.readouterr().out
     assert (out / "bench-layers-cpu.json").read_text().startswith('{\n "benchmark"'), "one line a field"
+
+
+@pytest.mark.usefixtures("asked")
+def test_what_there_is_after_every_row_is_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marked as unfinished, until it is whole."""
+    path, seen = Path("bench") / "bench-layers-cpu.json", []
+
+    def measure(device: str, rounds: int, keep: Keep) -> dict[str, Any]:
+        found: dict[str, Any] = {"rows": []}
+        for number in range(2):
+            found["rows"].append({"number": number})
+            keep(found)
+            seen.append(json.loads(path.read_text(encoding="utf-8")))
+        return found
+
+    monkeypatch.setitem(run.KINDS, "layers", measure)
+    run.main(["layers", "--device", "cpu", "--rounds", "2"])
+    first, second = seen
+    assert (first["rows"], second["rows"]) == ([{"number": 0}], [{"number": 0}, {"number": 1}])
+    assert first["unfinished"] is second["unfinished"] is True
+    assert second["command"] == "plmu bench layers --device cpu --rounds 2"
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    assert whole.pop("copy bandwidth, bytes per second") == 5.0
+    second.pop("unfinished")
+    assert whole == second
+
+
+@pytest.mark.usefixtures("asked")
+def test_without_matplotlib_the_file_is_written_and_the_figure_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def figure(*given: object) -> None:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+
+    monkeypatch.setattr(show, "figure", figure)
+    run.main(["layers", "--device", "cpu"])
+    assert [path.name for path in Path("bench").iterdir()] == ["bench-layers-cpu.json"]
+    path = Path("bench") / "bench-layers-cpu.json"
+    assert f"wrote {path}; a figure needs matplotlib: pip install matplotlib" in capsys.readouterr().out

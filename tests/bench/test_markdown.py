@@ -35,7 +35,7 @@ def _row(layer: str, order: int, times: float, parameters: int, *, matched: bool
 
 
 WHOLE = [
-    _row("ours", 4, 1.0, 1_048_576),
+    _row("ours", 4, 1.0, 1_375_000),
     _row("x", 4, 2.0, 1_060_000),
     _row("y", 4, 30.0, 2_000_000, matched=False),
     _row("ours", 16, 1.0, 4_200_000),
@@ -68,17 +68,35 @@ def test_whole_layers_are_compared_where_parameters_match(results: Path) -> None
         "<!-- bench whole: begin -->",
         "| shape | ours | x | y |",
         "| --- | --- | --- | --- |",
-        "| d4 | 0.457 (1.05) | 0.913 (1.06) |  |",
+        "| d4 | 0.457 (1.38) | 0.913 (1.06) |  |",
         "| d16 | 0.457 (4.20) | 0.228 (4.19) | 4.57 (4.20) |",
         "<!-- bench whole: end -->",
         "<!-- bench whole-ratios: begin -->",
-        "| baseline | its time over ours | faster than ours at |",
+        "| baseline | time relative to plmu | shapes where it is faster |",
         "| --- | --- | --- |",
         "| x | 0.500 to 2.00 | order 16, 4.19 M |",
-        "| y | 10.0 to 10.0 | nowhere |",
+        "| y | 10.0 to 10.0 | none |",
         "<!-- bench whole-ratios: end -->",
         "after",
     ]
+
+
+def test_versions_and_hardware_stand_under_a_table(results: Path) -> None:
+    machine = {"hardware": "a GPU", "torch": "2.11", "plmu": "0.2", "python": "3.12"}
+    file = results / "bench-layers-cuda.json"
+    file.write_text(json.dumps({"machine": machine, "whole layers": WHOLE}))
+    assert "| none |\n\nMeasured with plmu 0.2, torch 2.11, a GPU.\n<!--" in markdown.fill(
+        _place("whole-ratios"), results
+    )
+    file.write_text(json.dumps({"machine": {"torch": "2.11"}, "whole layers": WHOLE}))
+    assert "| none |\n\nMeasured with torch 2.11.\n<!--" in markdown.fill(_place("whole-ratios"), results)
+
+
+def test_rows_of_one_shape_differ_by_the_memory_channels() -> None:
+    widths = {4: "order 4 on all 512 channels", 16: "order 4 on 64 channels, after an encoder"}
+    rows = [{**row, "shape": "d4", "budget": row["order"], "width": widths[row["order"]]} for row in WHOLE]
+    shapes = [line.split(" | ")[0] for line in markdown.whole({"whole layers": rows}).splitlines()[2:]]
+    assert shapes == ["| d4, 512 memory channels", "| d4, 64 memory channels"]
 
 
 def test_widths_and_implementations_are_named(results: Path) -> None:

@@ -88,9 +88,59 @@ def test_layers_are_drawn_over_ours(drawn) -> None:
     assert [text.get_text() for text in times.get_legend().get_texts()] == ["x", "y", "ours"]
     assert _names(times, "y") == ["order 4, 1,000 steps, 2.0 M", "order 16, 20 steps, 3.4 M"]
     assert {label.get_rotation() for label in times.get_yticklabels()} == {0.0}
-    assert (times.get_xscale(), times.yaxis_inverted()) == ("log", True)
+    assert (times.get_xscale(), times.get_ylim()) == ("log", (1.5, -0.5))
+    assert times.get_xlabel() == "time over ours, forward + backward (right of the line: slower than ours)"
+    assert times.get_title() == "Whole layers with equally many parameters"
+    assert [line.get_color() for line in times.lines] == ["C1", "C2", "C0"]
+    assert [line.get_marker() for line in times.lines[:2]] == ["o", "s"]
+    assert {line.get_linestyle() for line in times.lines[:2]} == {"None"}
+    times.set_xlim(0.4, 11)
+    shown = [value for value in times.get_xticks() if 0.4 < value < 11]
+    assert shown == pytest.approx([0.5, 1, 2, 5, 10])
+    assert times.xaxis.get_major_formatter()(0.5, 0) == "0.5×"
+    assert list(times.get_xticks(minor=True)) == []
+    assert any(line.get_visible() for line in times.yaxis.get_gridlines())
+    assert not any(line.get_visible() for line in times.xaxis.get_gridlines())
+    assert length.get_position().width < 0.8 * times.get_position().width
     assert _lines(length) == [([10.0, 100.0], [2.0, 4.0])]
     assert length.get_ylim() == pytest.approx((0, 4.4))
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    return one.x0 < other.x1 and other.x0 < one.x1 and one.y0 < other.y1 and other.y0 < one.y1
+
+
+@pytest.mark.parametrize(("kind", "found"), [("layers", LAYERS), ("complexity", GROWTH)], ids=["layers", "complexity"])
+def test_the_legend_is_one_line_above_the_axes(kind: str, found: dict[str, Any], drawn) -> None:
+    """In their middle, and below the title."""
+    axis = drawn(kind, found)[0]
+    legend, frame = axis.get_legend(), axis.get_window_extent()
+    box = legend.get_window_extent()
+    assert not _overlap(box, frame)
+    assert 0 <= box.y0 - frame.y1 < 20
+    assert (box.x0 + box.x1) / 2 == pytest.approx((frame.x0 + frame.x1) / 2, abs=1)
+    texts = [text.get_window_extent() for text in legend.get_texts()]
+    assert max(text.y1 for text in texts) - min(text.y0 for text in texts) < 1.5 * texts[0].height
+    assert not axis.get_title() or not _overlap(box, axis.title.get_window_extent())
+
+
+def test_comparisons_are_in_the_order_of_their_sizes() -> None:
+    """Order, time and budget of each one's first row."""
+    sizes = [(4, 9, 1), (4, 9, 2), (4, 20, 1), (16, 5, 1)]
+    rows = [
+        {"shape": f"{order} {time}", "order": order, "time": time, "budget": budget, "layer": layer, "matched": True}
+        for order, time, budget in (sizes[k] for k in (2, 3, 1, 0))
+        for layer in ("ours", "x")
+    ]
+    groups = show.comparisons({"whole layers": rows})
+    assert [[(row["order"], row["time"], row["budget"]) for row in group] for group in groups] == [
+        [one, one] for one in sizes
+    ]
+
+
+def test_the_file_ends_with_a_line_break(tmp_path: Path) -> None:
+    show.write(tmp_path / "a.json", {"a": {"b": [1]}})
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n "a": {\n  "b": [\n   1\n  ]\n }\n}\n'
 
 
 def test_training_times_are_drawn(drawn) -> None:

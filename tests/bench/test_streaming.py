@@ -55,12 +55,15 @@ def test_a_step_is_held_against_its_products(
     monkeypatch.setattr(torch, "mv", lambda a, b: sizes.append(tuple(a.shape)) or product(a, b))
     model = plmu.Sequential(plmu.ParallelLMU(1, 3, order=4, theta=7.0, memory_size=2), torch.nn.Linear(3, 5))
     monkeypatch.setattr(streaming, "models", lambda: {"small": model})
-    first, lstm = streaming.run("cpu", 7)["steps"]
+    kept: list[list[str]] = []
+    steps = streaming.run("cpu", 7, lambda found: kept.append([row["model"] for row in found["steps"]]))["steps"]
+    first, lstm = steps
+    assert kept == [["small"]]
     assert 0 <= first.pop("error") < 1e-4
     assert first == {
         "model": "small",
         "microseconds": pytest.approx(6.0),
-        "microseconds of the bare products": pytest.approx(2.0),
+        "microseconds of the products alone": pytest.approx(2.0),
         "over the products": pytest.approx(3.0),
     }
     assert lstm == {"model": "torch LSTM on psMNIST: 200 units", "microseconds": pytest.approx(6.0)}

@@ -25,7 +25,9 @@ def test_shorter_sequences_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"eager": {None: 6.0, "recurrent": 3.0, "auto": 0.5}[algorithm]}
 
     monkeypatch.setattr(training_time, "step_times", step_times)
-    found = training_time.run("cpu", 5)
+    kept: list[int] = []
+    found = training_time.run("cpu", 5, lambda tables: kept.append(len(tables["training step"])))
+    assert kept == [3, 7], "after each task"
     steps = [(row["task"], row["steps"], row["batch"], row["model"]) for row in found["training step"]]
     assert steps == [
         ("psMNIST", 196, 100, "original LMU"),
@@ -59,7 +61,7 @@ def test_a_step_is_timed_in_training_mode_eager_and_as_a_graph(
     made: list[Any] = []
 
     def trainer(task: Any, network: nn.Module, training: Any, group: Any, seed: int) -> Any:
-        made.append(SimpleNamespace(task=task, trained=network.eval(), training=training, _step=object()))
+        made.append(SimpleNamespace(task=task, trained=network.eval(), training=training, one_step=object()))
         return made[-1]
 
     @contextmanager
@@ -76,7 +78,7 @@ def test_a_step_is_timed_in_training_mode_eager_and_as_a_graph(
     found = training_time.step_times("mackey-glass", "plmu", "auto", 130, 3, device, rounds)
     assert found == {kind: 1.0 + number for number, kind in enumerate(kinds)}
     for one, kind in zip(made, kinds, strict=True):
-        assert one.timed == ({"step": one._step}, device, taken)
+        assert one.timed == ({"step": one.one_step}, device, taken)
         assert one.trained.training
         assert (one.training.graph, one.training.batch_size) == (kind == "graph", 3)
         assert one.task.train[0].shape == (3, 130, 1)
@@ -98,20 +100,22 @@ def test_a_random_task_can_be_trained_and_scored(experiment: str, loss: str) -> 
     config = EXPERIMENTS[experiment].defaults("plmu")
     model = training_time.build(experiment, config, task, "auto").eval()
     with torch.no_grad():
-        out = model(task.train[0])
-        exact = getattr(nn.functional, loss)(out if experiment == "psmnist" else out[0], task.train[1])
+        x, expected = task.train
+        out = model(x[:, :, None] if experiment == "psmnist" else x)[0]
+        exact = getattr(nn.functional, loss)(out, expected)
         assert torch.equal(task.loss(model, task.train), exact)
     scores = Trainer(task, model, config.training, CPU, 0).evaluate(task.test)
     assert scores == {"loss": float(exact)}
-    assert task.metric in scores
+    assert (task.metric in scores, task.evaluation_batch) == (True, 5)
     assert task.better(1.0, 2.0), "a smaller loss"
 
 
 @pytest.mark.parametrize("experiment", ["psmnist", "mackey-glass"])
 @pytest.mark.parametrize("algorithm", ["recurrent", "auto"])
 def test_lti_runs_step_by_step(experiment: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, calls = plmu.ops._PLAIN["recurrent"], []
-    monkeypatch.setitem(plmu.ops._PLAIN, "recurrent", lambda *given: calls.append(1) or plain(*given))
+    step_by_step, calls = plmu.ops.ALGORITHMS["recurrent"], []
+    run = step_by_step.states
+    monkeypatch.setattr(step_by_step, "states", lambda *given: calls.append(1) or run(*given))
     task = training_time.random_task(experiment, 130, 2)
     model = training_time.build(experiment, EXPERIMENTS[experiment].defaults("plmu"), task, algorithm)
     task.loss(model, task.train)

@@ -2,87 +2,17 @@
 
 import math
 import sys
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from closeness import within
 from torch import Tensor
 
 from plmu.bench import peers, whole_layers
+from plmu.bench.measure import Times
 from plmu.bench.problems import GPU_SHAPES, Shape
 
 SHAPE = Shape(2, 20, 8, 8, 16, 5.0)
-COMPARISONS = [(shape, budget) for shape in GPU_SHAPES for budget in whole_layers.budgets(shape)]
-COMPARISONS += [(SHAPE, budget) for budget in whole_layers.budgets(SHAPE)]
-
-
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, normalize: bool) -> tuple[Tensor, None]:
-    assert not normalize
-    return gated_linear_attention(q, k, v, q.new_zeros(q.shape[:3]), q.shape[3] ** -0.5)
-
-
-def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float) -> tuple[Tensor, None]:
-    """Step by step: S = exp(g) S + k vᵀ, o = scale · qᵀ S."""
-    S, outs = q.new_zeros(*q.shape[:1], *q.shape[2:], v.shape[3]), []
-    for t in range(q.shape[1]):
-        S = g[:, t, :, None, None].exp() * S + k[:, t, :, :, None] * v[:, t, :, None, :]
-        outs.append(scale * (q[:, t, :, None, :] @ S).squeeze(2))
-    return torch.stack(outs, dim=1), None
-
-
-def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk: int, **given: Tensor) -> Tensor:
-    assert given["dt_softplus"]
-    assert chunk == 256
-    step = torch.nn.functional.softplus(dt + given["dt_bias"])
-    B, C = (one.expand(-1, -1, x.shape[2], -1) for one in (B, C))
-    out = gated_linear_attention(C, B, step[..., None] * x, step * A, 1.0)[0]
-    return (out + given["D"][:, None] * x) * torch.nn.functional.silu(given["z"])
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flash-linear-attention and mamba-ssm, by their definitions, step by step."""
-    modules = {
-        "fla.ops.linear_attn": {"chunk_linear_attn": linear_attention},
-        "fla.ops.simple_gla": {"chunk_simple_gla": gated_linear_attention},
-        "mamba_ssm.ops.triton.ssd_combined": {"mamba_chunk_scan_combined": scan},
-    }
-    for path, functions in modules.items():
-        parts = path.split(".")
-        for end in range(1, len(parts) + 1):
-            module = sys.modules.get(".".join(parts[:end])) or ModuleType(".".join(parts[:end]))
-            module.__version__, module.__path__ = "1.2", []
-            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), module)
-        for name, function in functions.items():
-            monkeypatch.setattr(sys.modules[path], name, function, raising=False)
-
-
-@pytest.fixture
-def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("fla", "fla.ops", "fla.ops.linear_attn", "mamba_ssm", "mamba_ssm.ops"):
-        monkeypatch.setitem(sys.modules, name, None)
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(("shape", "budget"), COMPARISONS, ids=str)
-def test_parameters_match(shape: Shape, budget: int) -> None:
-    """Within 5 % of each other, at orders 16 and 32 too, and at the sizes that the names say."""
-    with torch.device("meta"):
-        made = {kind: kind(shape, budget) for kinds in peers.LAYERS.values() for kind in kinds}
-    counts = [layer.parameter_count() for layer in made.values()]
-    assert max(counts) <= (1 + whole_layers.CLOSE) * min(counts) or shape is SHAPE
-    ours, attention, mamba, lstm = (
-        made[kind] for kind in (peers.Ours, peers.Attention, peers.Mamba2ByItsAuthors, peers.LSTM)
-    )
-    all_channels = shape.order * shape.channels * shape.out
-    assert (ours.parameter_count() == all_channels) == (budget == all_channels)
-    assert attention.qkv.weight.numel() + attention.o.weight.numel() == attention.parameter_count()
-    assert attention.width == f"{attention.inner // attention.head} × {attention.head}"
-    assert f"expand {mamba.inner / shape.channels:.3g}" in mamba.width
-    units = lstm.lstm.hidden_size
-    assert lstm.width == f"{units} units"
-    assert lstm.parameter_count() == 4 * units * (units + shape.channels) + 8 * units
 
 
 def test_orders_16_and_32_have_two_comparisons() -> None:
@@ -92,23 +22,6 @@ def test_orders_16_and_32_have_two_comparisons() -> None:
     assert found[4] == [[1 << 20], [1 << 22]]
     assert found[16] == [[1 << 20, 1 << 22]]
     assert found[32] == [[1 << 20, 1 << 23]]
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    "kind", [kind for kinds in peers.LAYERS.values() for kind in kinds], ids=lambda kind: kind.__name__
-)
-@pytest.mark.parametrize("budget", whole_layers.budgets(SHAPE))
-def test_the_fast_form_and_the_plain_one_agree(kind: type[peers.Layer], budget: int) -> None:
-    torch.manual_seed(0)
-    layer, x = kind(SHAPE, budget), torch.randn(2, 20, 8, requires_grad=True)
-    within(max(peers.errors(layer, x).values()), 1e-5)
-    other = x.detach().clone()
-    other[:, 12:] += 1
-    with torch.no_grad():
-        plain = layer.plain(x)
-        torch.testing.assert_close(layer.plain(other)[:, :12], plain[:, :12])  # the future has no influence
-    assert (layer.plain(other)[:, 12:] - plain[:, 12:]).norm() > 0.1
 
 
 @pytest.mark.usefixtures("installed")
@@ -154,11 +67,107 @@ def test_a_wrong_or_failing_layer_is_not_timed_and_loses_no_other(monkeypatch: p
     assert rows["Mamba-2"]["skipped"] == "Mamba2ByItsAuthors: RuntimeError: out of shared memory"
 
 
-def test_a_wrong_gradient_is_found() -> None:
-    class Wrong(peers.Attention):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.detach()) + 0 * x.sum()
+class Clock:
+    """Measures nothing: a layer's forward takes 0.1 s and its step 0.4 s, by its place among the candidates."""
 
-    found = peers.errors(Wrong(SHAPE, 256), torch.randn(2, 20, 8, requires_grad=True))
-    within(found["output"], 1e-5)
-    assert found["gradient of x"] > 0.9
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.asked: list[tuple[str, int]] = []
+        monkeypatch.setattr(whole_layers, "timed", self.timed)
+
+    def timed(self, calls: dict[str, Any], *, device: str, rounds: int) -> Times:
+        self.calls.append(calls)
+        self.asked.append((device, rounds))
+        first = 0.1 if len(self.calls) == 1 else 0.4
+        return Times({name: [first * (place + 1)] * rounds for place, name in enumerate(calls)})
+
+
+@pytest.mark.usefixtures("missing")
+def test_a_row_has_the_times_of_its_layer_over_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    rows = {row["layer"]: row for row in whole_layers.compared(SHAPE, 256, torch.float32, "cpu", 2)}
+    assert clock.asked == [("cpu", 2)] * 2
+    forward, both = clock.calls
+    assert list(forward) == list(both) == ["ours", "causal attention", "LSTM"]
+    for place, name in enumerate(both):
+        assert rows[name]["milliseconds forward"] == pytest.approx(100 * (place + 1))
+        assert rows[name]["milliseconds forward and backward"] == pytest.approx(400 * (place + 1))
+        assert rows[name]["times ours"] == pytest.approx(place + 1)
+        assert not forward[name]().requires_grad
+        x, *weights = both[name]()
+        assert x.shape == (2, 20, 8)
+        assert sum(one.numel() for one in weights) == rows[name]["parameters"], "the gradients of all weights"
+        assert rows[name]["dtype"] == "float32"
+        assert "skipped" not in rows[name]
+    torch.manual_seed(9)
+    again = whole_layers.compared(SHAPE, 256, torch.float32, "cpu", 2)
+    assert [row.get("error") for row in again] == [row.get("error") for row in rows.values()], "the same numbers"
+
+
+@pytest.mark.usefixtures("missing")
+def test_layers_run_as_graphs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(whole_layers, "checked", lambda layer, x: {})
+    monkeypatch.setattr(whole_layers, "graphed", lambda call: ("graph", call))
+    rows = whole_layers.compared(SHAPE, 256, torch.bfloat16, "meta", 2)
+    assert rows[0]["dtype"] == "bfloat16"
+    for calls in clock.calls:
+        assert [kind for kind, _ in calls.values()] == ["graph"] * 3
+    for one in clock.calls[1].values():
+        assert {value.dtype for value in one[1]()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "matched"), [(1000, True), (1049, True), (1051, False), (951, True), (949, False)]
+)
+def test_parameter_counts_match_within_five_per_cent(parameters: int, matched: bool) -> None:
+    forward, both = Times({"x": [1.0, 3.0]}), Times({"x": [6.0, 4.0], "ours": [2.0, 2.0]})
+    row = {"layer": "x", "parameters": parameters}
+    assert whole_layers._times(row, {"parameters": 1000}, forward, both) == {
+        "milliseconds forward": 2000.0,
+        "milliseconds forward and backward": 5000.0,
+        "times ours": 2.5,
+        "matched": matched,
+    }
+
+
+@pytest.mark.usefixtures("missing")
+def test_if_ours_is_wrong_nothing_is_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    right = peers.Ours.plain
+    monkeypatch.setattr(peers.Ours, "plain", lambda self, x: 1.01 * right(self, x))
+    rows = {row["layer"]: row for row in whole_layers.compared(SHAPE, 256, torch.float32, "cpu", 1)}
+    assert rows["ours"]["skipped"].startswith("Ours: RuntimeError: wrong answer, relative error of output")
+    for name in ("causal attention", "LSTM"):
+        assert rows[name]["milliseconds forward and backward"] > 0
+        assert not rows[name].keys() & {"times ours", "matched"}
+
+
+def test_of_several_implementations_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready: dict[str, Any] = {name: ({"source": name}, f"{name} forward", f"{name} both") for name in "abc"}
+
+    def medians(calls: dict[str, Any], *, device: str, rounds: int) -> dict[str, float]:
+        assert (calls, device, rounds) == ({name: f"{name} both" for name in "abc"}, "cuda", 3)
+        return {"a": 3.0, "b": 1.0, "c": 2.0}
+
+    monkeypatch.setattr(whole_layers, "medians", medians)
+    times = {"a": 3000.0, "b": 1000.0, "c": 2000.0}
+    fastest = whole_layers._fastest(ready, "cuda")
+    assert fastest == ({"source": "b", "milliseconds by source": times}, "b forward", "b both")
+    assert whole_layers._fastest({"a": ready["a"]}, "cuda") == ready["a"], "one is not timed"
+
+
+@pytest.mark.parametrize("what", ["output", "gradient of x", "gradient of the weights"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
+def test_errors_are_held_to_the_precision(
+    what: str, dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = dict.fromkeys(("output", "gradient of x", "gradient of the weights"), 0.0)
+    monkeypatch.setattr(whole_layers, "errors", lambda layer, x: found)
+    layer, x = peers.Attention(SHAPE, 256), torch.zeros(1, dtype=dtype)
+    found[what] = bound
+    assert whole_layers.checked(layer, x) == found
+    for wrong in (1.01 * bound, math.nan):
+        found[what] = wrong
+        with pytest.raises(RuntimeError, match=f"^wrong answer, relative error of {what} {wrong:.1e}$"):
+            whole_layers.checked(layer, x)

@@ -241,7 +241,10 @@ def test_ours_learns_the_small_reviews_and_streams_them(data, monkeypatch, capsy
 
 
 def test_stream_names_what_is_missing(tmp_path):
-    with pytest.raises(RunError, match=r"nowhere is not there: `plmu train imdb` writes it"):
+    with pytest.raises(
+        RunError,
+        match=r"no model at .*nowhere: expected the folder of a finished IMDB run \(model plmu, frozen or deep\)",
+    ):
         show(tmp_path / "nowhere", [])
     path = tmp_path / "model.plmu"
     plmu.save(plmu.DelayLayer(2, order=2, theta=3.0), path)

@@ -155,7 +155,7 @@ def test_steps_are_refused(within: Callable[[nn.Module], plmu.nn.Steppable]) -> 
 
 def test_bad_arguments_are_named() -> None:
     layer = ParallelLMU(3, 4, **SMALL)
-    for wrong, kind in ((nn.Linear(3, 3), "Linear"), (None, "NoneType"), (ParallelLMU, "type")):
+    for wrong, kind in ((nn.Linear(3, 3), "Linear"), (None, "NoneType"), (ParallelLMU, "the class ParallelLMU")):
         with pytest.raises(TypeError, match=rf"^layer must be a steppable module.*got {kind}"):
             Bidirectional(wrong)
     with pytest.raises(TypeError, match=r"^backward_layer must be a steppable module.*got Linear"):
@@ -219,3 +219,16 @@ def test_a_file_must_have_both_layers(path: Path) -> None:
         plmu.files.write(path, tensors, {"kind": "model", "tied": {}, "model": description})
         with pytest.raises(plmu.FileFormatError, match="must have two modules"):
             plmu.load(path)
+
+
+def test_what_cannot_be_initialised_anew() -> None:
+    layer = ParallelLMU(3, 4, **SMALL)
+    torch.nn.utils.parametrizations.weight_norm(layer.encoder)
+    with pytest.raises(ValueError, match="layer has parametrized weights, which cannot be initialised anew"):
+        Bidirectional(layer)
+    tokens = plmu.TokenDelayLayer(9, 3, **SMALL)
+    tokens.embedding.requires_grad_(False)
+    both = Bidirectional(tokens)
+    assert torch.equal(both.backward_layer.embedding.weight, tokens.embedding.weight)  # pretrained vectors stay
+    assert both.output_size == 2 * tokens.output_size
+    assert Bidirectional(ParallelLMU(3, 4, **SMALL), merge="sum").output_size == 4

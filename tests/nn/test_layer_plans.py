@@ -127,14 +127,17 @@ def compare(calls: Calls, seed: int, half: bool) -> plmu.Plan | None:
     resets = torch.rand(batch, time) < 0.1 if rng.random() < 0.2 else None
     x = torch.randn(batch, time, layer.input_size).to(dtype)
     asked = {"batch": batch, "time": time, "dtype": dtype, "lengths": lengths is not None, "resets": resets is not None}
+    state = None
+    if isinstance(layer, ParallelLMU) and rng.random() < 0.3:
+        state, asked["state"] = layer.initial_state(batch, dtype, torch.device("cpu")), True
     calls.kinds, calls.algorithms, calls.kernels = [], [], set()
     with torch.set_grad_enabled(rng.random() < 0.7):
         plan, refusal = planned(layer, asked)
         if plan is None:
             with pytest.raises(ValueError, match=f"^{re.escape(refusal)}$"):
-                layer(x, None, lengths, resets=resets)
+                layer(x, state, lengths, resets=resets)
             return None
-        layer(x, None, lengths, resets=resets)
+        layer(x, state, lengths, resets=resets)
     check(plan, calls, layer, time)
     return plan
 
@@ -210,7 +213,8 @@ def test_what_is_stored(algorithm: str, channels: int, hidden: int, trainable: s
     ("layer", "says"),
     [
         (ParallelLMU(1, 64, order=8, theta=50.0), "m is small: it is stored"),
-        (ParallelLMU(4, 64, order=8, theta=50.0, gated=True), "not m stored beside x: m has several channels"),
+        (ParallelLMU(1, 64, order=8, theta=50.0, memory_size=3), "which runs on 1 input channel. "),
+        (ParallelLMU(4, 64, order=8, theta=50.0, gated=True), "not one product for m and x: m has several channels"),
         (DelayLayer(2, order=8, theta=50.0), "not fused: runs on a GPU alone"),
         (LMU(1, 4, order=8, theta=50.0), "one product and one tanh each"),
         (LMU(1, 4, order=8, theta=50.0, memory_size=2), "not coupled: there is more than one memory channel"),

@@ -145,7 +145,7 @@ MIXING = [
 @pytest.mark.parametrize("module", MIXING, ids=lambda one: str(one)[:20])
 def test_a_module_that_may_mix_time_steps_is_refused_by_name(module: nn.Module) -> None:
     name = type(module).__name__
-    with pytest.raises(ValueError, match=rf"module 1 \({name}\).*per_step = True"):
+    with pytest.raises(ValueError, match=rf"module 1 \({name}\).*per_step = True`; if it has a state, subclass plmu"):
         Sequential(nn.Linear(3, 3), module)
     with pytest.raises(ValueError, match=rf"the module \({name}\)"):
         Residual(module)

@@ -1,9 +1,11 @@
 """Standardised memories: what they compute, where their constants come from, and noise and dropout on them."""
 
+import copy
 import math
 
 import pytest
 import torch
+from closeness import within
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -111,7 +113,7 @@ def test_what_cannot_be_measured_is_refused():
         plmu.standardize(nn.Linear(2, 2), torch.randn(3, 2))
     with pytest.raises(ValueError, match="data has no batches"):
         plmu.standardize(layer, [])
-    with pytest.raises(ValueError, match="got no data"):
+    with pytest.raises(ValueError, match="no data reached standardize when the model ran"):
         plmu.standardize(layer, torch.randn(2, 5, 2).double(), lambda model, batch: None)
     with pytest.raises(ValueError, match="data must be finite"):
         plmu.standardize(layer, torch.full((2, 5, 2), float("nan")).double())
@@ -240,3 +242,108 @@ def test_a_linear_layer_takes_the_constants_in_when_folded():
     alone = plmu.fold(plmu.Sequential(plmu.DelayLayer(3, order=1, theta=5.0), layer.bfloat16()))
     assert sorted(alone.arrays()) == ["0.matrix", "1.offset", "1.scale"]
     assert alone.step(x.bfloat16())[0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_in_half_precision_the_mean_is_taken_off_before_rounding(dtype):
+    """For the last output and for steps (m − μ) / σ has all its digits, though m, far from zero, would lose them."""
+    torch.manual_seed(0)
+    options = {"standardize": True, "output_activation": None, "input_to_output": False, "return_sequences": False}
+    layer = plmu.ParallelLMU(1, 8, 4, 20.0, **options)
+    x = (3 + 0.05 * torch.randn(16, 100, 1)).to(dtype)
+    plmu.standardize(layer, x.float())
+    exact = layer(x.float())[0]
+    half = copy.deepcopy(layer).to(dtype)
+    state = None
+    for t in range(100):
+        stepped, state = half.step(x[:, t], state)
+    size = float((layer.memory_weight.abs().sum((1, 2)) * half.standardize(state).abs().max() + 1).max())
+    for out in (half(x)[0], stepped):
+        within((out.float() - exact).abs().max(), 4 * torch.finfo(dtype).eps * size)
+
+
+@pytest.mark.parametrize("around", [plmu.Residual, nn.Sequential, lambda one: one], ids=["Residual", "nn", "alone"])
+def test_padding_is_not_measured_inside_other_modules(around):
+    inner = plmu.Standardize(2)
+    model = plmu.Sequential(around(inner))
+    x, lengths = torch.randn(4, 50, 2) + 5, torch.tensor([5, 5, 2, 0])
+    plmu.standardize(model, x, lambda model, batch: model(batch, lengths=lengths))
+    valid = x[torch.arange(50) < lengths[:, None]]
+    torch.testing.assert_close(inner.mean, valid.mean(0))
+    torch.testing.assert_close(inner.std, valid.std(0, correction=0))
+
+
+def test_a_failure_leaves_all_constants_as_they_were():
+    class Once:
+        def __init__(self, batches):
+            self.left = iter(batches)
+
+        def __iter__(self):
+            return self.left
+
+    model = plmu.Sequential(plmu.Standardize(2), nn.Linear(2, 3), plmu.Standardize(3))
+    with pytest.raises(ValueError, match="data has no batches when it is passed over again, once for each layer"):
+        plmu.standardize(model, Once([torch.randn(5, 4, 2)]))
+    nn.init.constant_(model[1].weight, float("inf"))
+    with pytest.raises(ValueError, match="data must be finite"):
+        plmu.standardize(model, torch.randn(5, 4, 2))
+    assert not model[0].mean.any()
+    assert (model[0].std == 1).all()
+    with pytest.raises(ValueError, match=r"no data reached layers\.2 when the model ran"):
+        plmu.standardize(model, torch.randn(5, 4, 2), lambda model, x: model[0](x))
+    for data in (None, {"x": torch.randn(5, 4, 2)}):
+        with pytest.raises(TypeError, match="data must be a tensor or an iterable of batches, got"):
+            plmu.standardize(model, data)
+    with pytest.raises(ValueError, match="meta device"):
+        plmu.standardize(plmu.Standardize(2).to("meta"), torch.randn(5, 2))
+
+
+def test_constants_are_set_both_or_none():
+    layer = plmu.Standardize(2)
+    for mean, std in ((5.0, -1.0), (1e60, 1.0), (0.0, 1e-60)):
+        with pytest.raises(ValueError, match="must be finite numbers"):
+            layer.set(mean, std)
+        assert not layer.mean.any()
+    layer.set(torch.ones(2, requires_grad=True), 2.0)
+    assert not copy.deepcopy(layer).mean.requires_grad
+    with pytest.raises(TypeError, match=r"x must be floating point, got torch\.int64"):
+        layer(torch.ones(3, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="dtype must be a floating-point"):
+        plmu.Standardize(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="at least one axis"):
+        plmu.Standardize([])
+    with pytest.raises(ValueError, match=r"must be over the features alone, got \(5, 2\)"):
+        plmu.Sequential(plmu.Standardize((5, 2)))
+    hooked = plmu.Sequential(plmu.Standardize(2), plmu.DelayLayer(2, 2, 5.0))
+    hooked[0].register_forward_hook(lambda module, given, out: 10 * out)
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(plmu.fold(hooked).step(x)[0], hooked.step(x)[0])
+
+
+def test_layers_pickled_before_they_had_these_options_run():
+    layer = plmu.ParallelLMU(2, 3, 4, 9.0)
+    old = copy.copy(layer.__dict__)
+    for name in ("standardize", "memory_noise", "memory_dropout"):
+        del old[name]
+    other = plmu.ParallelLMU.__new__(plmu.ParallelLMU)
+    other.__setstate__(old)
+    x = torch.randn(2, 5, 2)
+    assert torch.equal(other(x)[0], layer(x)[0])
+    assert "standardize" not in repr(layer)
+
+
+def test_an_encoder_with_hooks_of_any_kind_comes_first():
+    layer = plmu.ParallelLMU(1, 3, 4, 9.0, memory_size=5)
+    seen = []
+    layer.encoder.register_full_backward_hook(lambda *_: seen.append(1))
+    layer(torch.randn(2, 6, 1, requires_grad=True))[0].sum().backward()
+    assert seen
+    patched = plmu.ParallelLMU(1, 3, 4, 9.0, memory_size=5)
+    usual = patched.encoder.forward
+    patched.encoder.forward = lambda x: 2 * usual(x)
+    x = torch.randn(2, 6, 1)
+    state = None
+    for t in range(6):
+        out, state = patched.step(x[:, t], state)
+    torch.testing.assert_close(patched(x)[0][:, -1], out, rtol=1e-4, atol=1e-5)

@@ -44,7 +44,7 @@ def test_it_is_an_embedding_and_a_delay_layer(options, lengths):
 def test_the_embedded_text_is_not_made(monkeypatch):
     layer, _ = _pair()
     given = torch.randint(0, 30, (4, 40))
-    monkeypatch.setattr(layer.embedding, "forward", lambda x: pytest.fail("the text was embedded"))
+    monkeypatch.setattr(nn.functional, "embedding", lambda *_, **__: pytest.fail("the text was embedded"))
     layer(given)
     monkeypatch.undo()
     made = []
@@ -138,3 +138,80 @@ def test_it_folds_into_a_table_and_a_memory():
 
     doubled = Doubled(30, 6, order=3, theta=12.0)
     assert torch.equal(plmu.fold(doubled).step(given[:, 0])[0], doubled.step(given[:, 0])[0])
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"trainable": "theta"}], ids=str)
+@pytest.mark.parametrize("reset", [False, True])
+def test_the_plan_names_what_runs(options, reset, monkeypatch):
+    layer, _ = _pair(**options)
+    called = []
+    for name in ("_sums", "_embedded"):
+        usual = getattr(layer, name)
+        monkeypatch.setattr(layer, name, lambda *given, usual=usual, name=name: called.append(name) or usual(*given))
+    resets = torch.zeros(2, 9, dtype=torch.bool) if reset else None
+    if reset and "algorithm" in options:
+        with pytest.raises(ValueError, match="fft"):
+            layer.plan(batch=2, time=9, resets=True)
+        return
+    plan = layer.plan(batch=2, time=9, resets=reset)
+    layer(torch.zeros(2, 9, dtype=torch.int64), resets=resets)
+    sums = plan.algorithm == "sums of table rows"
+    assert called == ["_sums" if sums else "_embedded"]
+    assert sums == ("sums of table rows" not in plan.passed_over)
+    assert str(plan)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        nn.Embedding(30, 6, padding_idx=3),
+        nn.Embedding(30, 6, scale_grad_by_freq=True),
+        nn.Embedding(30, 6, sparse=True),
+    ],
+    ids=["padding", "scaled", "sparse"],
+)
+def test_options_of_a_table_are_honoured(table):
+    layer, delay = _pair()
+    layer.embedding = table.double()
+    given = torch.randint(0, 5, (4, 10))
+    gradients = []
+    for out in (layer(given)[0], delay(table(given))[0]):
+        (gradient,) = torch.autograd.grad(out.sum(), table.weight)
+        gradients.append(gradient.to_dense())
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_table_of_another_width_is_refused():
+    layer, _ = _pair()
+    layer.embedding = nn.Embedding(30, 8)
+    with pytest.raises(ValueError, match="embedding must have 6 numbers for a token, got 8"):
+        layer(torch.zeros(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("sequences", [True, False])
+def test_tokens_out_of_range_are_named(sequences):
+    layer, _ = _pair(return_sequences=sequences)
+    with pytest.raises(IndexError, match="tokens must be from 0 to 29, got 30"):
+        layer(torch.tensor([[1, 30]]))
+    with pytest.raises(IndexError, match="tokens must be from 0 to 29, got -1"):
+        layer.step(torch.tensor([-1]))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_forward_mode_gradients():
+    layer, _ = _pair()
+    given = torch.randint(0, 30, (2, 7))
+    weight, tangent = layer.embedding.weight.detach(), torch.randn(30, 6, dtype=torch.float64)
+
+    def out(table):
+        return torch.func.functional_call(layer, {"embedding.weight": table}, (given,))[0]
+
+    _, found = torch.func.jvp(out, (weight,), (tangent,))
+    torch.testing.assert_close(found, out(tangent))  # it is linear in the table
+
+
+def test_the_plan_of_a_text_that_goes_on():
+    layer, _ = _pair()
+    assert (
+        layer.plan(batch=2, time=9, state=True).passed_over["sums of table rows"].startswith("the text begins before")
+    )

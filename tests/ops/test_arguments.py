@@ -104,8 +104,16 @@ BAD = {
     "float lengths": ({"lengths": [1.0, 2.0]}, TypeError, "lengths must be whole numbers, got torch.float32"),
     "a mask as lengths": ({"lengths": torch.ones(2, dtype=torch.bool)}, TypeError, "lengths must be whole numbers"),
     "words as lengths": ({"lengths": ["a", "b"]}, (TypeError, ValueError), "lengths must be whole numbers"),
-    "resets as numbers": ({"resets": torch.zeros(2, 5)}, TypeError, "resets must be a tensor of bool, got torch.float"),
-    "resets as a list": ({"resets": [[False] * 5] * 2}, TypeError, "resets must be a tensor of bool, got list"),
+    "resets as numbers": (
+        {"resets": torch.zeros(2, 5)},
+        TypeError,
+        "resets must be a tensor of bool, got torch.float32: use resets.bool()",
+    ),
+    "resets as a list": (
+        {"resets": [[False] * 5] * 2},
+        TypeError,
+        "resets must be a tensor of bool, got list: use torch.tensor",
+    ),
     "resets of another shape": (
         {"resets": torch.zeros(2, 4, dtype=torch.bool)},
         ValueError,

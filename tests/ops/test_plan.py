@@ -68,6 +68,13 @@ def test_what_is_asked_for_by_name_is_planned(kind: str, algorithm: str) -> None
     assert "asked for by name" in str(chosen).lower()
 
 
+def test_what_is_passed_over_says_why() -> None:
+    text = str(plan("project", batch=64, time=2000, channels=64))
+    assert "not fft: less accurate: its error scales with the largest input; on a GPU only" in text
+    assert "not toeplitz: would store m: it has " in text
+    assert " elements; limit 1,048,576" in text
+
+
 def test_the_cheapest_candidate_is_chosen() -> None:
     for time, channels in itertools.product([1, 8, 100, 2000], [1, 64]):
         chosen = plan(time=time, channels=channels)

@@ -180,7 +180,7 @@ def _as_rank(trainer: Trainer, rank: int) -> Trainer:
 
 
 def test_a_device_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match="device 'nonsense' is not there"), processes("nonsense"):
+    with pytest.raises(ValueError, match="device 'nonsense' is not available"), processes("nonsense"):
         pytest.fail("started")
     with pytest.raises(ValueError, match="device 'meta' holds no values"), processes("meta"):
         pytest.fail("started")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,17 @@ def fill(page: str, results: Path) -> str:
             made = make(found)
         except KeyError:  # an older file, or none
             made = f"*No results in {file}: run `{command}`.*"
+        made += _measured_with(found.get("machine", {}))
         return f"<!-- bench {name}: begin -->\n{made}\n<!-- bench {name}: end -->"
 
     return MARK.sub(table, page)
+
+
+def _measured_with(machine: Found) -> str:
+    """A line with the versions and the hardware, as far as a file has them."""
+    known = [f"{name} {machine[name]}" for name in ("plmu", "torch") if name in machine]
+    known += [machine["hardware"]] if "hardware" in machine else []
+    return f"\n\nMeasured with {', '.join(known)}." if known else ""
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -47,10 +56,9 @@ def _number(value: float | None, digits: int = 3) -> str:
     """To `digits` figures, never as a power of ten."""
     if value is None:
         return ""
-    if value >= 10**digits:
+    if round(value) >= 10**digits:
         return f"{value:,.0f}"
-    text = f"{value:#.{digits}g}"
-    return f"{value:.{digits}f}" if "e" in text else text.rstrip(".")
+    return f"{Decimal(f'{value:#.{digits}g}'):f}"
 
 
 def _parameters(row: Found) -> str:
@@ -63,20 +71,26 @@ def whole(found: Found) -> str:
     lines = []
     for rows in comparisons(found):
         known = {row["layer"]: f"{_number(row[BOTH])} ({_parameters(row)})" for row in rows}
-        lines.append([rows[0]["shape"], *(known.get(name, "") for name in names)])
+        lines.append([_with_channels(rows[0]), *(known.get(name, "") for name in names)])
     return _table(["shape", *names], lines)
 
 
+def _with_channels(ours: Found) -> str:
+    """A shape, with the memory channels of our layer where the file has them: one shape may be there twice."""
+    channels = re.search(r"on (?:all )?(\d+) channels", ours["width"])
+    return f"{ours['shape']}, {channels[1]} memory channels" if channels else str(ours["shape"])
+
+
 def whole_ratios(found: Found) -> str:
-    """For each baseline: its time over ours, from the least to the most, and where it is faster."""
+    """For each baseline: its time relative to ours, from the least to the most, and where it is faster."""
     groups = comparisons(found)
     lines = []
     for name in dict.fromkeys(row["layer"] for rows in groups for row in rows[1:]):
         known = [(row["times ours"], row) for rows in groups for row in rows if row["layer"] == name]
         ratios = [ratio for ratio, _ in known]
         wins = [f"order {row['order']}, {_parameters(row)} M" for ratio, row in known if ratio < 1]
-        lines.append([name, f"{_number(min(ratios))} to {_number(max(ratios))}", "; ".join(wins) or "nowhere"])
-    return _table(["baseline", "its time over ours", "faster than ours at"], lines)
+        lines.append([name, f"{_number(min(ratios))} to {_number(max(ratios))}", "; ".join(wins) or "none"])
+    return _table(["baseline", "time relative to plmu", "shapes where it is faster"], lines)
 
 
 def whole_widths(found: Found) -> str:
@@ -143,7 +157,7 @@ def training(found: Found) -> str:
     lines = [
         [
             f"{row['task']}, {row['steps']:,} steps, batch {row['batch']}",
-            row["model"],
+            row["model"].replace("LTI", "recurrent"),
             *(_number(row["milliseconds"][kind]) for kind in ("eager", "graph")),
             *(_number(row["times faster than the original"][kind]) for kind in ("eager", "graph")),
         ]
@@ -185,7 +199,27 @@ def cpu(found: Found) -> str:
         [row["name"], row["ours"], _number(row["milliseconds"]), _number(row["ratio"]), row["bar"]]
         for row in found["rows"]
     ]
-    return _table(["case", "ours", "ms", "ratio", "bar"], lines)
+    return _table(["case", "ours", "ms", "ratio", "target"], lines)
+
+
+def keras_lmu(found: Found) -> str:
+    """Each form of keras-lmu: its time over ours, with quartiles; and the errors of both in float32."""
+    forms = list(found["rows"][0]["times ours"])
+
+    def ratio(row: Found, form: str) -> str:
+        low, high = row["quartiles of times ours"][form]
+        return f"{_number(row['times ours'][form])} ({_number(low)} to {_number(high)})"
+
+    lines = [
+        [
+            f"{row['shape']}, {row['output']}",
+            _number(row["milliseconds"]["plmu"]),
+            *(ratio(row, form) for form in forms),
+            *(f"{row['error'][name]:.1e}" for name in ("plmu", "keras-lmu")),
+        ]
+        for row in found["rows"]
+    ]
+    return _table(["shape, output", "plmu, ms", *forms, "error of plmu", "error of keras-lmu"], lines)
 
 
 _LAYERS = ("bench-layers-cuda.json", "plmu bench layers --device cuda")
@@ -209,4 +243,9 @@ TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
         isolation,
     ),
     "cpu": ("bench-cpu.json", "python -m benchmarks.cpu --json results/bench-cpu.json", cpu),
+    "keras-lmu": (
+        "bench-keras-lmu-cpu.json",
+        "python -m benchmarks.keras_lmu --json results/bench-keras-lmu-cpu.json",
+        keras_lmu,
+    ),
 }

@@ -12,6 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from importlib import import_module
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -223,6 +224,18 @@ class LSTM(Layer):
         units = _nearest(math.sqrt(half * half + budget / 4) - half, 32 if shape.channels >= 512 else 4)
         self.width = f"{units} units"
         self.lstm = nn.LSTM(shape.channels, units, batch_first=True)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """After a move or a cast the weights lie in one piece again, or cuDNN would copy and warn at every call."""
+        super()._apply(fn, recurse)
+        known = torch.backends.cudnn.CUDNN_TENSOR_DTYPES  # without bfloat16, though cuDNN's LSTM takes it
+        before = set(known)
+        known.add(torch.bfloat16)
+        try:
+            self.lstm.flatten_parameters()
+        finally:
+            known.intersection_update(before)
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.lstm(x)[0]

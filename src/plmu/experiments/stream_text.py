@@ -21,7 +21,7 @@ def load(path: Path) -> tuple[Steppable, dict[str, int]]:
     """The model of a run's folder, or a model file, and the numbers of its words, from the file beside it."""
     folder, file = (path, path / "model.plmu") if path.is_dir() else (path.parent, path)
     if not file.is_file():
-        raise RunError(f"{file} is not there: `plmu train imdb` writes it when it has finished; the LSTM has none")
+        raise RunError(f"no model at {path}: expected the folder of a finished IMDB run (model plmu, frozen or deep)")
     known = folder / VOCABULARY_FILE
     if not known.is_file():
         raise RunError(f"{known} is missing: it holds the model's vocabulary and must be beside the model")

@@ -40,11 +40,13 @@ class Folded:
             state: what the step before returned, or the model's own `step` or `forward`; None at the start.
 
         Returns:
-            The output (batch, features) and the next state, both of their own.
+            The output (batch, features) and the next state; they share no memory with the inputs.
         """
         if not isinstance(x, Tensor) or not 1 <= x.dim() <= 2:
             kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must be a tensor (batch, features), or (batch,) for token numbers; got {kind}")
+        if not x.is_floating_point() and not self.takes_tokens():
+            raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
         if torch.is_grad_enabled() or autocasts(x.device):
             with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
                 return self.advance(x, state)
@@ -52,11 +54,32 @@ class Folded:
 
     @abstractmethod
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """`step` without its checks, called without gradients and without autocast."""
+        """`step` without its checks, called without gradients and without autocast.
+
+        Args:
+            x: (batch, features), or token numbers (batch,).
+            state: what the step before returned; None at the start.
+
+        Returns:
+            The output and the next state; they share no memory with the inputs.
+        """
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
-        """The state that None stands for, as the model's own `initial_state` gives it."""
+        """The state that None stands for, as the model's own `initial_state` gives it.
+
+        Args:
+            batch: how many sequences.
+            dtype: the precision of the input; states are float32 or wider.
+            device: where the state is.
+
+        Returns:
+            A tensor, None or nested tuples of them.
+        """
         return None
+
+    def takes_tokens(self) -> bool:
+        """Whether x may be token numbers."""
+        return False
 
     def arrays(self) -> dict[str, Tensor]:
         """All arrays by name, such as "0.matrix" for the `matrix` of the first part."""

@@ -49,6 +49,9 @@ class Lookup(Stateless):
 
     table: Tensor
 
+    def takes_tokens(self) -> bool:
+        return True
+
     def __call__(self, x: Tensor) -> Tensor:
         try:
             return F.embedding(x, self.table)
@@ -104,6 +107,9 @@ class Applied(Stateless):
     @classmethod
     def of(cls, module: nn.Module) -> Applied:
         return cls(copied(module))
+
+    def takes_tokens(self) -> bool:
+        return True  # not known
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(x)

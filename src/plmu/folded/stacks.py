@@ -41,6 +41,9 @@ class Chain(Folded):
             x, after[place] = part.advance(x, state[place])
         return x, tuple(after)
 
+    def takes_tokens(self) -> bool:
+        return self.parts[0].takes_tokens() if self.parts else True
+
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         if self.states is None:
             return None
@@ -64,6 +67,9 @@ class Sum(Folded):
                 f" {out.shape[-1]}, which must be equal"
             )
         return x + out, state
+
+    def takes_tokens(self) -> bool:
+        return self.inner.takes_tokens()
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.inner.initial_state(batch, dtype, device)
@@ -118,6 +124,9 @@ class After(Folded):
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self.inner.advance(self.first(x), state)
 
+    def takes_tokens(self) -> bool:
+        return self.first.takes_tokens()
+
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.inner.initial_state(batch, dtype, device)
 
@@ -137,6 +146,9 @@ class Filled(Folded):
         filled = torch.where(torch.isnan(x), 0.0 if held is None else held.to(x.dtype), x)
         out, inner = self.inner.advance(filled, inner)
         return out, (inner, filled.to(wide_dtype(x.dtype), copy=True))  # the caller may write the next sample into x
+
+    def takes_tokens(self) -> bool:
+        return self.inner.takes_tokens()
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         inner = self.inner.initial_state(batch, dtype, device)
@@ -159,6 +171,9 @@ class Stepped(Folded):
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         out: tuple[Tensor, Any] = self.module.step(x, state)
         return out
+
+    def takes_tokens(self) -> bool:
+        return True  # not known
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.module.initial_state(batch, dtype, device)

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from plmu.nn.sequential import entrance, features_of, fills
 from plmu.nn.steppable import Steppable, reverse
@@ -48,12 +49,28 @@ class Bidirectional(Steppable):
         if self.forward_layer.returns_sequences != self.backward_layer.returns_sequences:
             raise ValueError("layer and backward_layer must have the same return_sequences")
         self.merge = merge
+        sizes = [getattr(one, "output_size", None) for one in (self.forward_layer, self.backward_layer)]
+        if isinstance(sizes[0], int) and isinstance(sizes[1], int):
+            self.output_size = sizes[0] + sizes[1] if merge == "concat" else sizes[0]
         self.returns_sequences = layer.returns_sequences
         self.input_size = features_of(entrance(layer))
 
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """Both readings of each sequence.
+
+        Args:
+            x: the input, (batch, time, features), or token numbers (batch, time) where the layers take those.
+            state: must be None.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: the first step of each document.
+
+        Returns:
+            The output (batch, time, forward + backward features), zero in the padding; or (batch, features) if the
+            layers have `return_sequences=False`. And the pair of the layers' final states.
+        """
         if state is not None:
             raise ValueError("Bidirectional needs the whole sequence and cannot go on from a state: state must be None")
         check_padded(x, "x")
@@ -73,7 +90,7 @@ class Bidirectional(Steppable):
         return ahead + back, (end, start)
 
     def step(self, x: Tensor, state: Any = None) -> NoReturn:
-        """Raises: the backward layer would have to know what comes.
+        """Not supported: needs future inputs.
 
         Args:
             x: not taken.
@@ -82,7 +99,7 @@ class Bidirectional(Steppable):
         _refuse()
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> NoReturn:
-        """Raises: there is no state to begin with.
+        """Not supported: there is no state to begin with.
 
         Args:
             batch: how many sequences.
@@ -92,7 +109,7 @@ class Bidirectional(Steppable):
         _refuse()
 
     def fold(self) -> NoReturn:
-        """Raises: a folded model takes steps."""
+        """Not supported: a folded model takes steps."""
         _refuse()
 
     def _fills(self) -> str | None:
@@ -119,8 +136,14 @@ def _from_behind(resets: Tensor | None, lengths: Tensor | None) -> Tensor | None
 
 def _renewed(layer: Steppable) -> Steppable:
     """A copy with weights initialised anew."""
+    if any(is_parametrized(module) for module in layer.modules()):
+        raise ValueError("layer has parametrized weights, which cannot be initialised anew: give backward_layer")
     other = copy.deepcopy(layer)
     _initialise(other, "layer")
+    with torch.no_grad():
+        for mine, given in zip(other.parameters(), layer.parameters(), strict=True):
+            if not given.requires_grad:  # such as pretrained vectors
+                mine.copy_(given)
     return other
 
 
@@ -140,4 +163,4 @@ def _initialise(module: nn.Module, where: str) -> None:
 
 
 def _kind(given: object) -> str:
-    return type(given).__name__
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__

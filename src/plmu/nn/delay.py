@@ -37,6 +37,12 @@ class DelayLayer(Filling):
             takes zero.
         device: where the parameters are.
         dtype: the precision of the parameters.
+
+    Shape:
+        x: (batch, time, channels).
+        out: (batch, time, order · channels), or (batch, order · channels) with `return_sequences=False`.
+        state: m after the last step, (batch, order, channels), float32 or wider; one channel for a `system` with
+            several inputs. With `missing="hold"` the pair of m and the last values (batch, channels).
     """
 
     input_size: int
@@ -75,6 +81,19 @@ class DelayLayer(Filling):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """All steps at once: the outputs, and the state after the last step.
+
+        Args:
+            x: the input, (batch, time, channels).
+            state: the state that the previous piece returned; None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            m flattened, (batch, time, order · channels), zero in the padding; or (batch, order · channels), that of
+            each sequence's last step, with `return_sequences=False`. And the state (batch, order, channels).
+        """
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(
@@ -102,10 +121,15 @@ class DelayLayer(Filling):
         """What `layer(x)` runs for an x of (batch, time, channels), and why.
 
         Args:
-            batch, time: the sizes of x.
+            batch: how many sequences x has.
+            time: how many steps they have.
             dtype: of x; torch's default if not given.
             device: where x is.
-            lengths, resets: whether they are given.
+            lengths: whether they are given.
+            resets: whether they are given.
+
+        Returns:
+            The plan of the memory; its `kind` is "states", or "final_state" with `return_sequences=False`.
 
         >>> print(layer.plan(batch=8, time=500))  # doctest: +SKIP
         """

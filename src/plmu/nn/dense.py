@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.modes import autocasts, watched
+from plmu.nn.folding import is_plain, watched_backward
 
 FEW = 16  # outputs, up to which a GPU adds the bias faster after the product than within it
 
@@ -24,10 +25,10 @@ def dense(linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _suits(linear: nn.Linear, x: Tensor) -> bool:
-    if not x.is_cuda or type(linear) is not nn.Linear or linear.bias is None or not torch.is_grad_enabled():
+    if not x.is_cuda or linear.bias is None or not torch.is_grad_enabled():
         return False
-    hooked = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks
-    return not hooked and x.dtype == linear.weight.dtype == torch.float32 and not autocasts(x.device) and not watched()
+    plain = is_plain(linear, nn.Linear) and not watched_backward(linear)
+    return plain and x.dtype == linear.weight.dtype == torch.float32 and not autocasts(x.device) and not watched()
 
 
 class _Dense(torch.autograd.Function):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.modes import autocasts, is_open
+from plmu.nn.folding import is_plain, watched_backward
 from plmu.ops.matrices import unit_states
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def applies(layer: ParallelLMU, time: int, dtype: torch.dtype, device: torch.dev
     The memory must be fixed and the same for all channels, and it must begin at zero, for all sequences at once.
     """
     encoder, memory = layer.encoder, layer.memory
-    linear = type(encoder) is nn.Linear and not encoder._forward_hooks and not encoder._forward_pre_hooks
+    linear = encoder is not None and is_plain(encoder, nn.Linear) and not watched_backward(encoder)
     same = memory.trainable == "none" and memory.groups == 1 and memory.systems()[0].inputs is None
     fewer = layer.input_size == 1 or layer.input_size < layer.memory_size
     full = dtype in (torch.float32, torch.float64) and not autocasts(device) and not is_open(time)
@@ -68,4 +69,5 @@ def _parts(layer: ParallelLMU) -> tuple[Tensor, Tensor | None]:
 
 
 def _ones(layer: ParallelLMU, time: int, like: Tensor) -> Tensor:
-    return layer.memory.systems()[0].derive(unit_states, time, dtype=like.dtype, device=like.device)
+    longer = 1 << (time - 1).bit_length()  # one table for many lengths
+    return layer.memory.systems()[0].derive(unit_states, longer, dtype=like.dtype, device=like.device)[:time]

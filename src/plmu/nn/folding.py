@@ -42,7 +42,7 @@ FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
 
 
 def fold(model: nn.Module) -> Folded:
-    """A trained model as an immutable set of named arrays, for steps alone.
+    """A trained model as an inference-only model: read-only arrays and a `step` method.
 
     >>> folded = plmu.fold(model)
     >>> out, state = folded.step(x_t, state)  # as model.step, without gradients and with dropout off
@@ -50,12 +50,14 @@ def fold(model: nn.Module) -> Folded:
 
     Constants are multiplied out in float64 and cast once to the precision of the weights: a linear memory with its
     encoder and readout, linear layers in a row. States have the form of the model's own, so that a sequence can begin
-    with `model(x)` and go on with `folded.step`. What happens to the model later does not show. A layer of your own
+    with `model(x)` and go on with `folded.step`. Later changes to the model do not affect it. A layer of your own
     stays as it is, in a copy, unless it overrides `plmu.nn.Steppable.fold`.
 
     Args:
-        model: any steppable module; of one that is wrapped for averaging, for distributed training or by
-            `torch.compile`, the model inside is taken.
+        model: any steppable module. AveragedModel, DDP and torch.compile wrappers are removed.
+
+    Returns:
+        The folded model.
 
     Raises:
         TypeError: the model is not steppable.
@@ -115,6 +117,11 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     if type(module) not in kinds:
         return False
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def watched_backward(module: nn.Module) -> bool:
+    """Whether hooks wait for its gradients."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def exact(value: Tensor) -> Tensor:

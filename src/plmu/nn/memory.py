@@ -54,13 +54,16 @@ class Memory(nn.Module):
         if system is not None:
             self._fixed = [_checked_system(system, order, theta, trainable, width)]
         elif order is None or theta is None:
-            raise ValueError("order and theta are needed, or a system in their place")
+            raise ValueError("pass order and theta, or system")
         else:
             given = plain_theta(theta)
             thetas = given if isinstance(given, list) else [given]
-            if not thetas or width % len(thetas):
+            if not thetas:
+                raise ValueError("theta must be a number or several, got none")
+            if width % len(thetas):
                 raise ValueError(
-                    f"theta must be one number or as many as divide the {width} memory channels, got {len(thetas)}"
+                    f"theta has {len(thetas)} values, which do not divide the number of memory channels, {width}: make"
+                    f" memory_size, or the channels of a DelayLayer, a multiple of {len(thetas)}"
                 )
             with torch.device("cpu"):  # whatever the default device is, and it may be "meta"
                 self._fixed = [DelayNetwork(order, one).discretize() for one in thetas]

@@ -145,6 +145,9 @@ class LMUCell(nn.Module):
             x: one step of the input, (batch, input_size).
             state: the pair (h, m) of the previous step, (batch, hidden_size) and (batch, order, memory_size); None to
                 start from zero.
+
+        Returns:
+            The output h (batch, hidden_size), and the state (h, m).
         """
         check_features(x, 2, self.input_size, self.memory_weight)
         h, m = self._checked_state(state, x)
@@ -196,7 +199,7 @@ class LMUCell(nn.Module):
         elif dtype != precision(dtype, device) or dtype not in (torch.float32, torch.float64):
             reason = "the precision is neither float32 nor float64"
         elif any(values_unknown(one) for one in (*inputs, *self.parameters())) or watched():
-            reason = "torch looks at the single operations, or there are no values"
+            reason = "under tracing, torch.func, or fake or meta tensors"
         return reason
 
     def extra_repr(self) -> str:
@@ -256,6 +259,12 @@ class LMU(Filling):
             takes zero.
         device: where the parameters are.
         dtype: the precision of the parameters.
+
+    Shape:
+        x: (batch, time, input_size).
+        out: (batch, time, hidden_size), or (batch, hidden_size) with `return_sequences=False`.
+        state: (h, m) after the last step, (batch, hidden_size) and (batch, order, memory_size), float32 or wider. With
+            `missing="hold"` the pair of that and the last values (batch, input_size).
     """
 
     input_size: int
@@ -314,6 +323,20 @@ class LMU(Filling):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """All steps at once: the outputs, and the state after the last step.
+
+        Args:
+            x: the input, (batch, time, input_size).
+            state: the state that the previous piece returned; None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            The output h (batch, time, hidden_size), zero in the padding; or (batch, hidden_size), that of each
+            sequence's last step, with `return_sequences=False`. And the state (h, m), (batch, hidden_size) and (batch,
+            order, memory_size).
+        """
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(self, x: Tensor, state: State | None, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, State]:
@@ -377,9 +400,15 @@ class LMU(Filling):
         """What `layer(x)` runs for an x of (batch, time, input_size), and why: always one step after another.
 
         Args:
-            batch, time: the sizes of x.
-            dtype, device: of x; those of the weights if not given.
-            lengths, resets: whether they are given.
+            batch: how many sequences x has.
+            time: how many steps they have.
+            dtype: of x; that of the weights if not given.
+            device: where x is; where the weights are if not given.
+            lengths: whether they are given.
+            resets: whether they are given.
+
+        Returns:
+            The plan; its `kind` is "recurrence", its algorithm "coupled" or "step by step".
 
         >>> print(layer.plan(batch=64, time=512))  # doctest: +SKIP
         """

@@ -49,24 +49,33 @@ class ParallelLMU(Filling):
         hidden_size: features of the output.
         order: how many Legendre coefficients each memory channel keeps.
         theta: the window in steps; several numbers give equal groups of memory channels one window each.
-        memory_size: channels of u; by default 1, or `input_size` where x itself may enter the memory.
+        memory_size: channels of u; by default 1, or `input_size` if gated or encoder=False.
         gated: mix x into u by a learned gate; needs `memory_size == input_size`.
-        encoder: whether there is a U_x at all; without it x is u.
-        input_to_output: whether there is a W_x.
-        input_activation, output_activation: f1 and f2, by name, as a callable, or None.
-        bias: whether there are b_u and b_o.
+        encoder: encode x by U_x; if False, x feeds the memory directly (u = x).
+        input_to_output: add W_x x to the output.
+        input_activation: f1, by name, as a callable, or None; the names are those of `plmu.nn.ACTIVATIONS`.
+        output_activation: f2, in the same way.
+        bias: add b_u and b_o.
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: False gives the output at each sequence's last step alone, through equation 25.
         algorithm: "auto", or one by name; see `plmu.plan`.
         missing: what NaN in x means: None takes it as it is; "hold" repeats the last value of that feature, "zero"
             takes zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
-        standardize: read (m − μ) / σ instead of m in equation 20, a reparametrisation of W_m and b_o that lets all
-            orders learn at one rate and the memory's share of the output not fade with theta. `plmu.standardize(model,
+        standardize: read (m − μ) / σ instead of m in equation 20, a reparametrisation of W_m and b_o. It equalises the
+            scale of the coefficients, so that training does not slow down for long windows. `plmu.standardize(model,
             data)` measures μ and σ; until then μ is 0 and σ that of white noise of variance 1 in u.
         memory_noise: standard deviation of noise on the standardised memory in training; needs `standardize`.
-        memory_dropout: share of memory coefficients dropped in training. With this or noise, m is stored in training.
-        device, dtype: of the parameters, as in `torch.nn`; a trained memory's own are float32 or wider.
+        memory_dropout: dropout probability of memory coefficients in training. With this or noise, m is stored in
+            training.
+        device: where the parameters are.
+        dtype: the precision of the parameters; a trained memory's own are float32 or wider.
+
+    Shape:
+        x: (batch, time, input_size).
+        out: (batch, time, hidden_size), or (batch, hidden_size) with `return_sequences=False`.
+        state: m after the last step, (batch, order, memory_size), float32 or wider; one channel for a `system` with
+            several inputs. With `missing="hold"` the pair of m and the last values (batch, input_size).
     """
 
     input_size: int
@@ -138,7 +147,7 @@ class ParallelLMU(Filling):
         self.input_weight = nn.Parameter(torch.empty(hidden_size, input_size, **place)) if input_to_output else None
         self.bias = nn.Parameter(torch.empty(hidden_size, **place)) if bias else None
         shape = (self.memory.order, self.memory_size)
-        self.register_module("standardize", Standardize(shape, **place) if standardize else None)
+        self.standardize = Standardize(shape, **place) if standardize else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -164,6 +173,20 @@ class ParallelLMU(Filling):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """All steps at once: the outputs, and the state after the last step.
+
+        Args:
+            x: the input, (batch, time, input_size).
+            state: the state that the previous piece returned; None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            The output o (batch, time, hidden_size), zero in the padding; or (batch, hidden_size), that of each
+            sequence's last step, with `return_sequences=False`. And the state, m after each sequence's last step
+            (batch, order, memory_size), float32 or wider.
+        """
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(
@@ -219,13 +242,18 @@ class ParallelLMU(Filling):
         device: torch.device | str | None = None,
         lengths: bool = False,
         resets: bool = False,
+        state: bool = False,
     ) -> Plan:
         """What `layer(x)` runs for an x of (batch, time, input_size), and why.
 
         Args:
-            batch, time: the sizes of x.
-            dtype, device: of x; those of the weights if not given.
-            lengths, resets: whether they are given.
+            batch: how many sequences x has.
+            time: how many steps they have.
+            dtype: of x; that of the weights if not given.
+            device: where x is; where the weights are if not given.
+            lengths: whether they are given.
+            resets: whether they are given.
+            state: whether one is given: the encoder then comes before the memory.
 
         Returns:
             The plan of the memory. Its `kind` is "project" where m is multiplied by W_m as it is made, "states" where
@@ -237,7 +265,7 @@ class ParallelLMU(Filling):
         device = self.memory_weight.device if device is None else torch.device(device)
         asked: dict[str, Any] = {"batch": batch, "time": time, "dtype": dtype, "device": device}
         asked |= {"lengths": lengths, "resets": resets}
-        after = not resets and encoder_after.applies(self, time, dtype, device)
+        after = not resets and not state and encoder_after.applies(self, time, dtype, device)
         if after:
             asked["width"] = self.input_size
         if not self.returns_sequences:
@@ -257,9 +285,10 @@ class ParallelLMU(Filling):
                 stored = (*found.stored, "m", "x", "weight")
             else:
                 found = self.memory.plan("project", out=self.hidden_size, **asked)
-                found = replace(found, passed_over={**found.passed_over, "m stored beside x": why_not})
+                found = replace(found, passed_over={**found.passed_over, "one product for m and x": why_not})
                 stored = (*found.stored, *(("x",) if self.input_weight is not None else ()))
-        first = f"The encoder comes after the memory, which runs on {self.input_size} input channels. " if after else ""
+        inputs = f"{self.input_size} input channel{'' if self.input_size == 1 else 's'}"
+        first = f"The encoder comes after the memory, which runs on {inputs}. " if after else ""
         return replace(found, stored=stored, reason=first + found.reason)
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -275,6 +304,14 @@ class ParallelLMU(Filling):
 
     def _fold(self) -> Folded:
         return fold_parallel(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A layer that was pickled before it had these options has none of them."""
+        super().__setstate__(state)
+        if "standardize" not in self._modules:
+            self.__dict__.setdefault("standardize", None)
+        for name in ("memory_noise", "memory_dropout"):
+            self.__dict__.setdefault(name, 0.0)
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
@@ -313,10 +350,11 @@ class ParallelLMU(Filling):
         """W_m and b_o for m as it is, with the standardisation multiplied in."""
         if self.standardize is None:
             return self.memory_weight, self.bias
-        weight = self.memory_weight / self.standardize.std
-        offset = weight.flatten(1) @ self.standardize.mean.flatten().to(weight.dtype)
+        weight = (self.memory_weight / self.standardize.std).to(self.memory_weight.dtype)
+        wide = weight.to(self.standardize.mean.dtype)  # as rounded, so that the rounding meets m − μ and not m
+        offset = wide.flatten(1) @ self.standardize.mean.flatten()
         bias = -offset if self.bias is None else self.bias - offset
-        return weight.to(self.memory_weight.dtype), bias.to(self.memory_weight.dtype)
+        return weight, bias.to(weight.dtype)
 
     def _from_input(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """W_x x + b_o, what of it there is."""
@@ -355,16 +393,16 @@ class ParallelLMU(Filling):
 
     def _output_of_state(self, m: Tensor, x: Tensor) -> Tensor:
         """Equation 20 for one state m (batch, order, channels)."""
-        memory_weight, bias = self.readout()
-        flat, weight = _as(m, x.dtype).flatten(1), memory_weight.flatten(1)
-        from_input = self._from_input(x, bias)
+        z = m if self.standardize is None else self.standardize(m)
+        flat, weight = _as(z, x.dtype).flatten(1), self.memory_weight.flatten(1)
+        from_input = self._from_input(x, self.bias)
         return self._output(linear(flat, weight) if from_input is None else torch.addmm(from_input, flat, weight.mT))
 
     def _output_of_final(self, m: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
         """The same for the final states of a batch, which may be measured, and in training disturbed."""
         if self.standardize is None and not self._disturbs:
             return self._output_of_state(m, x)
-        z = self._standardized(_as(m, x.dtype), lengths)
+        z = self._standardized(m, lengths)  # in the precision of the state, to be rounded without its mean
         return self._output(self._joint_product(z, x, self.memory_weight, self.bias))
 
     def extra_repr(self) -> str:

@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 from plmu.folded import Folded, Sum
 from plmu.modes import autocasts
+from plmu.nn.delay import DelayLayer
 from plmu.nn.dense import dense
-from plmu.nn.folding import fold_module, fold_stack
+from plmu.nn.folding import fold_module, fold_stack, is_plain
 from plmu.nn.highway import Highway
 from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.original import LMU
+from plmu.nn.parallel import ParallelLMU
 from plmu.nn.standardization import Standardize
 from plmu.nn.steppable import Steppable, changed
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
@@ -51,12 +54,12 @@ PER_STEP: tuple[type[nn.Module], ...] = (
 
 
 class Sequential(Filling):
-    """Modules in a row: `out, state = model(x)`, `out_t, state = model.step(x_t, state)`, the state a tuple of theirs.
+    """Modules in a row: `out, state = model(x)`, `out_t, state = model.step(x_t, state)`.
 
     Takes steppable modules (those of plmu, or any `plmu.nn.Steppable`) and modules that act on each time step alone:
     torch's Linear, Embedding, norms over features, dropout and activations, `nn.Sequential` of those, and your own with
-    a class attribute `per_step = True`. Anything else would see other steps than its own and raises. Indices, slices,
-    `len`, loops, `append`, `extend` and `insert` work as in `nn.Sequential`.
+    a class attribute `per_step = True`. Other modules (for example Conv1d) raise ValueError: they mix time steps.
+    Indices, slices, `len`, loops, `append`, `extend` and `insert` work as in `nn.Sequential`.
 
     `missing="hold"` or `"zero"` fills NaN in x before the first module, as in `ParallelLMU`.
 
@@ -64,6 +67,12 @@ class Sequential(Filling):
         modules: steppable modules, and modules that act on each step alone, in their order.
         missing: what NaN in x means: None takes it as it is, "hold" repeats the last value of that feature, "zero"
             takes zero.
+
+    Shape:
+        x: (batch, time, features), or token numbers (batch, time) if the first module is an `nn.Embedding`.
+        out: (batch, time, features), or (batch, features) if a module has `return_sequences=False`.
+        state: a tuple with one entry per module, None for a module without a state. With `missing="hold"` the pair of
+            that and the last values (batch, features).
     """
 
     def __init__(self, *modules: nn.Module, missing: str | None = None) -> None:
@@ -85,6 +94,14 @@ class Sequential(Filling):
                 raise ValueError(f"module {index} ({_name(module)}) needs a sequence, but a module before it has"
                                  " return_sequences=False")  # fmt: skip
             sequences = sequences and (not isinstance(module, Steppable) or module.returns_sequences)
+        given = None
+        for index, module in enumerate(modules):
+            first = entrance(module)
+            wanted = features_of(first) if first is not None and is_plain(first, *_EXACT) else None
+            if given is not None and wanted is not None and given != wanted:
+                raise ValueError(f"module {index} ({_name(module)}) takes {wanted} features, but those before it give"
+                                 f" {given}")  # fmt: skip
+            given = features_after(module, given)
         first = _first_entrance(modules)
         size = features_of(first)
         if self.missing is not None and isinstance(first, nn.Embedding):
@@ -153,6 +170,20 @@ class Sequential(Filling):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """All steps at once: the outputs, and the state after the last step.
+
+        Args:
+            x: the input, (batch, time, features), or token numbers (batch, time).
+            state: the state that the previous piece returned; None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            The last module's output (batch, time, features), zero in the padding; or (batch, features), that of each
+            sequence's last step, if a module has `return_sequences=False`. And the state, a tuple with one entry per
+            module.
+        """
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(
@@ -198,6 +229,10 @@ class Residual(Steppable):
 
     Args:
         module: a steppable module, or one that acts on each step alone, with as many outputs as inputs.
+
+    Shape:
+        x: (batch, time, features). The output has the same shape.
+        state: the module's; None for a module without one.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -213,6 +248,19 @@ class Residual(Steppable):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
+        """All steps at once: the outputs, and the state after the last step.
+
+        Args:
+            x: the input, (batch, time, features).
+            state: the state that the previous piece returned; None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
+                `time` steps.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            x plus the module's output, (batch, time, features), zero in the padding; and the module's state, None if it
+            has none.
+        """
         x, known, resets = checked_input(self, x, lengths, resets)
         out, state = run(self.module, x, state, known, resets)
         return keep_valid(self._sum(x, out), known), state
@@ -245,6 +293,8 @@ def check_module(module: nn.Module, where: str) -> None:
     if getattr(module, "inplace", False):
         raise ValueError(f"{where} ({_name(module)}) has inplace=True and would overwrite a state or the caller's"
                          " input: use inplace=False")  # fmt: skip
+    if isinstance(module, Standardize) and len(module.features) != 1:
+        raise ValueError(f"{where} (Standardize) must be over the features alone, got {module.features}")
     if isinstance(module, Steppable) or getattr(module, "per_step", False):
         return
     if isinstance(module, PER_STEP) and not _takes_time(module):
@@ -262,10 +312,13 @@ def check_module(module: nn.Module, where: str) -> None:
         raise TypeError(f"{where} must be an nn.Module, got {type(module).__name__}")
     raise ValueError(
         f"{where} ({_name(module)}) is neither steppable nor known to act on each time step alone, so parallel and"
-        " step-by-step results could differ. If it acts on each step alone, give its class `per_step = True`"
+        " step-by-step results could differ. If it acts on each step alone, give its class `per_step = True`;"
+        " if it has a state, subclass plmu.nn.Steppable"
     )
 
 
+# Classes whose number of input features is known for sure.
+_EXACT = (nn.Linear, nn.LayerNorm, nn.RMSNorm, Standardize, ParallelLMU, DelayLayer, LMU)
 # Of PER_STEP, those that ask for a number of features, or for tokens; the others take any.
 _SIZED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
@@ -298,6 +351,32 @@ def features_of(module: nn.Module | None) -> int | None:
     return size if isinstance(module, Steppable) and isinstance(size, int) else None
 
 
+def features_after(module: nn.Module, given: int | None) -> int | None:
+    """How many features a module gives for so many; None where that is not known, as of classes that are not plmu's or
+    torch's own, and of modules with hooks."""
+    if not is_plain(module, type(module)) or not type(module).__module__.startswith(("plmu.", "torch.")):
+        return None
+    if isinstance(module, nn.LazyLinear):
+        return None
+    if isinstance(module, Sequential | nn.Sequential):
+        for inner in module.layers if isinstance(module, Sequential) else module:
+            given = features_after(inner, given)
+        return given
+    if isinstance(module, Residual):
+        return features_after(module.module, given)
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim
+    if isinstance(module, nn.GLU):
+        return None if given is None else given // 2
+    if isinstance(module, Steppable):
+        size = getattr(module, "output_size", None)
+        return size if isinstance(size, int) else None
+    same = isinstance(module, (*PER_STEP, nn.Softmax, nn.LogSoftmax, Standardize))
+    return (features_of(module) or given) if same else None
+
+
 def fills(module: nn.Module) -> str | None:
     """How a model fills missing values of its input, if it does."""
     return module._fills() if isinstance(module, Steppable) else None
@@ -315,9 +394,7 @@ def run(module: nn.Module, x: Tensor, state: Any, lengths: Tensor | None, resets
     if isinstance(module, Steppable):
         found: tuple[Tensor, Any] = module(x, state, lengths, resets=resets)
         return found
-    if isinstance(module, Standardize):
-        return module(x, lengths), None
-    return dense(module, x) if isinstance(module, nn.Linear) else _each_step(module, x), None
+    return _over_steps(module, x, lengths), None
 
 
 def run_step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -364,6 +441,17 @@ def check_step(model: Steppable, x: Tensor) -> None:
         raise TypeError(
             f"x is {x.dtype} and nn.Linear {first.weight.dtype}: convert one of them, for example x.to(...)"
         )
+
+
+def _over_steps(module: nn.Module, x: Tensor, lengths: Tensor | None) -> Any:
+    """module(x) for all steps of a sequence. While a model is standardised, what measures is told the lengths."""
+    if isinstance(module, Standardize) and module.measuring:
+        return module(x, lengths)
+    if isinstance(module, nn.Sequential) and any(isinstance(one, Standardize) and one.measuring for one in module):
+        for inner in module:
+            x = _over_steps(inner, x, lengths)
+        return x
+    return dense(module, x) if isinstance(module, nn.Linear) else _each_step(module, x)
 
 
 def _each_step(module: nn.Module, x: Tensor) -> Any:

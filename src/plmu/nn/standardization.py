@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from plmu.folded import Applied, Scale, Stateless
-from plmu.nn.steppable import positive
+from plmu.nn.folding import is_plain
+from plmu.nn.steppable import factory, positive
 
 SMALLEST = 1e-6  # of the largest standard deviation: below it a feature counts as constant
 _NARROW = (torch.float16, torch.bfloat16)
@@ -43,9 +44,11 @@ class Standardize(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        shape = [features] if isinstance(features, int) else list(features)
+        shape = list(features) if isinstance(features, Sequence) else [features]
         self.features = tuple(positive(size, "features") for size in shape)
-        kind = dtype or torch.get_default_dtype()
+        if not self.features:
+            raise ValueError("features must be a number or a shape with at least one axis, got none")
+        kind = factory(device, dtype)["dtype"] or torch.get_default_dtype()
         kind = torch.float32 if kind in _NARROW else kind
         self.register_buffer("mean", torch.zeros(self.features, device=device, dtype=kind))
         self.register_buffer("std", torch.ones(self.features, device=device, dtype=kind))
@@ -62,7 +65,12 @@ class Standardize(nn.Module):
         Args:
             x: (..., features).
             lengths: (batch,); only of use while `plmu.standardize` measures: padding is then left out.
+
+        Returns:
+            The standardised features, with the shape and precision of x.
         """
+        if not x.is_floating_point():
+            raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
         if x.shape[x.dim() - len(self.features) :] != self.features:
             raise ValueError(f"x must have shape (..., {', '.join(map(str, self.features))}), got {tuple(x.shape)}")
         if self._sums is not None:
@@ -76,11 +84,14 @@ class Standardize(nn.Module):
             mean: a number, or a tensor that expands to `features`.
             std: the same, above 0.
         """
+        made = {}
         for name, given in (("mean", mean), ("std", std)):
-            value = torch.as_tensor(given, dtype=torch.float64, device="cpu" if not isinstance(given, Tensor) else None)
+            value = torch.as_tensor(given).detach().to(getattr(self, name)).expand(self.features)
             if not bool(value.isfinite().all()) or (name == "std" and not bool((value > 0).all())):
                 wanted = "finite numbers" if name == "mean" else "finite numbers above 0"
-                raise ValueError(f"{name} must be {wanted}, got {given!r}")
+                raise ValueError(f"{name} must be {wanted} in {value.dtype}, got {given!r}")
+            made[name] = value
+        for name, value in made.items():
             getattr(self, name).copy_(value)
 
     def _observe(self, x: Tensor, lengths: Tensor | None = None) -> None:
@@ -90,7 +101,7 @@ class Standardize(nn.Module):
 
     def fold(self) -> Stateless:
         """What `plmu.fold` makes of it: one product and a sum, which a linear layer after it takes in."""
-        if len(self.features) > 1 or type(self) is not Standardize:
+        if len(self.features) > 1 or not is_plain(self, Standardize):
             return Applied.of(self)
         mean, std = (value.detach().cpu().double() for value in (self.mean, self.std))
         return Scale(1 / std, -mean / std, dtype=self.std.dtype, device=self.std.device)
@@ -114,8 +125,8 @@ def standardize(
     """Set the constants of every `Standardize` in a model, those inside its layers too, from what reaches them.
 
     A layer with `return_sequences=False` is measured on its final states, any other on all steps that are not padding.
-    The model runs in evaluation mode and without gradients. Where several layers measure, each sees the ones before it
-    set: with k such layers `data` is passed over k times.
+    The model runs in evaluation mode and without gradients. Layers are calibrated in order, one pass over `data` per
+    layer.
 
     >>> plmu.standardize(model, x)  # one batch
     >>> plmu.standardize(model, loader)  # batches x, or (x, ...) of which x is taken
@@ -129,15 +140,24 @@ def standardize(
     Raises:
         ValueError: the model has nothing to standardise, or the data is empty or not finite.
     """
-    layers = [module for module in model.modules() if isinstance(module, Standardize)]
+    layers = {module: name for name, module in model.named_modules() if isinstance(module, Standardize)}
     if not layers:
         raise ValueError("the model has no plmu.Standardize and no layer with standardize=True")
+    if any(layer.std.is_meta for layer in layers):
+        raise ValueError("model is on the meta device: nothing can be measured there")
+    if isinstance(data, dict) or not isinstance(data, Tensor | Iterable):
+        raise TypeError(f"data must be a tensor or an iterable of batches, got {type(data).__name__}")
     batches = [data] if isinstance(data, Tensor) else list(data) if isinstance(data, Iterator) else data
+    before = [(layer, layer.mean.clone(), layer.std.clone()) for layer in layers]
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
             _measure(model, layers, batches, call or _first_of)
+    except BaseException:
+        for layer, mean, std in before:
+            layer.set(mean, std)
+        raise
     finally:
         for layer in layers:
             layer._sums = None
@@ -146,7 +166,7 @@ def standardize(
 
 
 def _measure(
-    model: nn.Module, layers: list[Standardize], batches: Iterable[Any], call: Callable[[nn.Module, Any], Any]
+    model: nn.Module, layers: dict[Standardize, str], batches: Iterable[Any], call: Callable[[nn.Module, Any], Any]
 ) -> None:
     waiting = list(layers)
     while waiting:
@@ -158,9 +178,10 @@ def _measure(
             empty = False
             call(model, batch)
         if empty:
-            raise ValueError("data has no batches")
+            again = " when it is passed over again, once for each layer" if len(waiting) < len(layers) else ""
+            raise ValueError(f"data has no batches{again}")
         if not reached:
-            raise ValueError(f"{len(waiting)} layers to standardise got no data when the model ran")
+            raise ValueError(f"no data reached {layers[waiting[0]] or 'the layer'} when the model ran")
         first = reached[0]  # the others were measured on what will be another input
         assert first._sums is not None
         first.set(*first._sums.result())

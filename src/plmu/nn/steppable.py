@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, TypedDict
@@ -34,7 +35,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Steppable(nn.Module):
     """A module with `forward(x, state, lengths) -> (out, state)` and `step(x_t, state) -> (out_t, state)` that agree.
 
-    Subclass it to put a layer of your own into `plmu.Sequential` and `plmu.Stream`.
+    Subclass it to put a layer of your own into `plmu.Sequential` and `plmu.Stream`; docs/adding-a-layer.md shows how.
+
+    Attributes:
+        returns_sequences: whether `forward` returns the output of every step, or of each sequence's last one alone.
     """
 
     returns_sequences = True
@@ -43,41 +47,59 @@ class Steppable(nn.Module):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """x (batch, time, features) to out (batch, time, features), or (batch, features) for the last step alone.
+        """All steps at once: the outputs, and the state after the last step.
 
         Args:
-            x: the input, (batch, time, features); token numbers (batch, time) for a model that begins with an
-                embedding.
-            state: the state that the previous piece returned, or None to start from zero.
+            x: the input, (batch, time, features).
+            state: the state that the previous piece returned, or None to start from `initial_state`.
             lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
                 `time` steps.
             resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            The output (batch, time, features), zero in the padding; or (batch, features), that of each sequence's last
+            step, if `returns_sequences` is False. And the state after each sequence's last step.
         """
 
     @abstractmethod
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """x (batch, features) to out (batch, features) and the next state.
+        """One step: its output, and the next state.
 
         Args:
-            x: one step of the input, (batch, features), or token numbers (batch,).
-            state: the state that the previous step returned, or None to start.
+            x: one step of the input, (batch, features).
+            state: the state that the previous step or piece returned; None to start.
+
+        Returns:
+            The output (batch, features), and the state for the next step.
         """
 
     def fold(self) -> Folded:
         """What `plmu.fold` makes of this layer, before arrays are cast: by default the layer itself, in a copy.
 
         Override it to give a layer of your own as one of the kinds in `plmu.folded`, or as a kind of your own.
+
+        Returns:
+            The folded layer, with arrays in float64 on the CPU.
         """
+        if hasattr(self, "frozen_step"):
+            warnings.warn(
+                f"{type(self).__name__}.frozen_step is no longer used: override fold() instead",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         return Stepped.of(self)
 
     @abstractmethod
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
-        """The state that `None` stands for: a tensor or nested tuples of tensors.
+        """The state that `None` stands for.
 
         Args:
             batch: how many sequences.
             dtype: the precision of the input; states are float32 or wider.
             device: where the state is.
+
+        Returns:
+            A tensor, None or nested tuples of them; the batch is the first axis of each tensor.
         """
 
     def _fills(self) -> str | None:
@@ -94,7 +116,8 @@ def changed(layer: Steppable, method: str) -> bool:
     methods in place of that class's. What the method says of the class then does not hold."""
     own = next(kind for kind in type(layer).__mro__ if method in vars(kind))
     between = type(layer).__mro__[: type(layer).__mro__.index(own)]
-    names = {name for kind in between for name in vars(kind)} - {"forward", "extra_repr", "reset_parameters"}
+    harmless = {"forward", "extra_repr", "reset_parameters"}
+    names = {name for kind in between for name in vars(kind)} - harmless
     if any(hasattr(own, name) for name in names if not name.startswith("__")):
         return True
     return any(callable(getattr(own, name, None)) for name in vars(layer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,15 +11,16 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding_bag
 
 from plmu.folded import After, Folded, Stateless
-from plmu.modes import autocasts, is_open
+from plmu.modes import autocasts, is_open, transformed
 from plmu.nn.delay import DelayLayer
-from plmu.nn.folding import fold_module
+from plmu.nn.folding import fold_module, is_plain
 from plmu.nn.memory import Memory
 from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, share
+from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_padded, checked_lengths
 from plmu.systems import LinearSystem
 
-MOST_SUMS = 8  # orders up to which one sum of table rows for each beats the embedded text
+MOST_SUMS = 4  # orders up to which one sum of table rows for each beats the embedded text
 
 
 class TokenDelayLayer(Steppable):
@@ -26,19 +28,21 @@ class TokenDelayLayer(Steppable):
 
     With `return_sequences=False`, the default, the final state is a sum of rows of the table, weighted by the impulse
     response (equation 25): the embedded text (batch, time, embedding_dim), by far the largest tensor of such a model,
-    is never made. This holds for a fixed memory with one theta and up to 8 orders, for texts that begin with the call.
+    is never made. This holds for a fixed memory with one theta and up to 4 orders, for texts that begin with the call.
+    It has no second derivative; `algorithm="chunked"` embeds the text, which has.
 
     Args:
         num_embeddings: rows of the table; tokens are numbers from 0 to num_embeddings − 1.
         embedding_dim: numbers of a row, and channels of the memory.
         order: how many Legendre coefficients each channel keeps.
         theta: the window in tokens; several numbers give equal groups of channels one window each.
-        token_dropout: share of tokens dropped in training; the others count for more.
+        token_dropout: dropout probability of tokens in training; the others count for more.
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: True gives the state after each token.
         algorithm: "auto", or one by name; see `plmu.plan`.
-        device, dtype: of the parameters, as in `torch.nn`; a trained memory's own are float32 or wider.
+        device: where the parameters are.
+        dtype: the precision of the parameters; a trained memory's own are float32 or wider.
 
     Shape:
         tokens: (batch, time), int64 or int32.
@@ -100,13 +104,18 @@ class TokenDelayLayer(Steppable):
             state: where to go on from, (batch, order, embedding_dim); None begins at zero.
             lengths: how long each text is, (batch,); None for no padding. Padding may be any number.
             resets: (batch, time), True for the first token of a further text in the same row.
+
+        Returns:
+            The output (batch, order · embedding_dim), or (batch, time, order · embedding_dim) with
+            `return_sequences=True`; and the state (batch, order, embedding_dim).
         """
         self._check(tokens, 2)
         known = checked_lengths(lengths, tokens.shape[0], tokens.shape[1], tokens.device)
         if known is not None:  # padding may be any number
             valid = torch.arange(tokens.shape[1], device=tokens.device) < known[:, None]
             tokens = torch.where(valid, tokens, 0)
-        if self._sums_rows(tokens, state, resets):
+        fresh = state is None and resets is None
+        if fresh and self._why_not_rows(tokens.shape[1], tokens.device) is None:
             last = self._sums(tokens, known)
             return last.flatten(1).clone(), last
         x = self._embedded(tokens)
@@ -121,6 +130,9 @@ class TokenDelayLayer(Steppable):
         Args:
             tokens: (batch,).
             state: after the token before; None at the start.
+
+        Returns:
+            The output (batch, order · embedding_dim), and the state (batch, order, embedding_dim).
         """
         self._check(tokens, 1)
         x = self._embedded(tokens)
@@ -140,14 +152,60 @@ class TokenDelayLayer(Steppable):
     def _entrance(self) -> nn.Module:
         return self.embedding
 
-    def _sums_rows(self, tokens: Tensor, state: Tensor | None, resets: Tensor | None) -> bool:
-        """Whether the final state is made of table rows."""
-        table, memory = self.embedding, self.memory
-        plain = type(table) is nn.Embedding and table.max_norm is None and not table._forward_hooks
-        fixed = memory.trainable == "none" and memory.groups == 1 and memory.systems()[0].inputs is None
-        fresh = not self.returns_sequences and state is None and resets is None and memory.algorithm == "auto"
-        full = table.weight.dtype in (torch.float32, torch.float64) and not autocasts(tokens.device)
-        return plain and fixed and fresh and full and memory.order <= MOST_SUMS and not is_open(*tokens.shape)
+    def plan(
+        self,
+        *,
+        batch: int,
+        time: int,
+        device: torch.device | str | None = None,
+        lengths: bool = False,
+        resets: bool = False,
+        state: bool = False,
+    ) -> Plan:
+        """What `layer(tokens)` runs for tokens (batch, time), and why.
+
+        Args:
+            batch: the first size of the tokens.
+            time: the second.
+            device: where they are; where the table is if not given.
+            lengths: whether they are given.
+            resets: whether they are given.
+            state: whether one is given.
+
+        Returns:
+            The plan: a sum of table rows, or that of the memory over the embedded text.
+        """
+        table = self.embedding.weight
+        place = table.device if device is None else torch.device(device)
+        begun = "the text begins before the call, or is reset inside it" if resets or state else None
+        why_not = begun or self._why_not_rows(time, place)
+        if why_not is None:
+            reason = "The final state is a weighted sum of table rows for each order (equation 25)."
+            return Plan("final_state", "sums of table rows", 1, reason=reason, stored=("tokens", "weights of the rows"))
+        found = self.delay.plan(batch=batch, time=time, dtype=table.dtype, device=place, lengths=lengths, resets=resets)
+        stored = ("tokens", *found.stored)
+        return replace(found, stored=stored, passed_over={**found.passed_over, "sums of table rows": why_not})
+
+    def _why_not_rows(self, time: int, device: torch.device) -> str | None:
+        """Why the final state is not made of table rows, if it is not, for texts that begin with the call."""
+        table, memory, reason = self.embedding, self.memory, None
+        if self.returns_sequences:
+            reason = "all states are asked for"
+        elif not is_plain(table, nn.Embedding) or table.max_norm is not None or table.padding_idx is not None:
+            reason = "the table is no plain nn.Embedding"
+        elif table.sparse or table.scale_grad_by_freq:
+            reason = "the gradient of the table is sparse or scaled"
+        elif transformed():
+            reason = "works neither under torch.func nor with forward-mode gradients"
+        elif memory.trainable != "none" or memory.groups > 1 or memory.systems()[0].inputs is not None:
+            reason = "the memory is trained, or not the same for all channels"
+        elif memory.algorithm != "auto":
+            reason = "an algorithm was asked for by name"
+        elif memory.order > MOST_SUMS:
+            reason = f"the order is above {MOST_SUMS}"
+        elif table.weight.dtype not in (torch.float32, torch.float64) or autocasts(device) or is_open(time):
+            reason = "the precision is below float32, or the length is left open"
+        return reason
 
     def extra_repr(self) -> str:
         return f"{self.embedding.num_embeddings}, {self.embedding.embedding_dim}{options_repr(self, TokenDelayLayer)}"
@@ -157,7 +215,8 @@ class TokenDelayLayer(Steppable):
         response at their distance from the end."""
         batch, time = tokens.shape
         table = self.embedding.weight
-        response = self.memory.systems()[0].derive(_response, time, dtype=table.dtype, device=table.device)
+        system, longer = self.memory.systems()[0], 1 << (time - 1).bit_length()  # one table for many lengths
+        response = system.derive(_response, longer, dtype=table.dtype, device=table.device)[:, :time]
         if lengths is None:
             weights = response.flip(1)[:, None].expand(-1, batch, -1)
         else:
@@ -165,9 +224,14 @@ class TokenDelayLayer(Steppable):
             weights = torch.where(age >= 0, response[:, age.clamp(min=0)], 0.0)  # (order, batch, time)
         if self.training and self.token_dropout:
             weights = weights * self._kept(tokens, weights.dtype)
-        sums = [
-            embedding_bag(tokens, table, mode="sum", per_sample_weights=one.contiguous()) for one in weights.unbind()
-        ]
+        try:
+            sums = [
+                embedding_bag(tokens, table, mode="sum", per_sample_weights=one.contiguous())
+                for one in weights.unbind()
+            ]
+        except RuntimeError:
+            self._check_range(tokens)
+            raise
         return torch.stack(sums, dim=1)
 
     def _kept(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -175,13 +239,27 @@ class TokenDelayLayer(Steppable):
         return dropout(torch.ones(tokens.shape, dtype=dtype, device=tokens.device), self.token_dropout)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.embedding(tokens)
+        try:
+            x: Tensor = self.embedding(tokens)
+        except IndexError:
+            self._check_range(tokens)
+            raise
         return x
+
+    def _check_range(self, tokens: Tensor) -> None:
+        size = self.embedding.num_embeddings
+        bad = tokens[(tokens < 0) | (tokens >= size)]
+        if bad.numel():
+            raise IndexError(f"tokens must be from 0 to {size - 1}, got {int(bad[0])}") from None
 
     def _check(self, tokens: Tensor, dims: int) -> None:
         check_padded(tokens, "tokens")
         if tokens.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"tokens must be token numbers, int64 or int32, got {tokens.dtype}")
+        if self.embedding.embedding_dim != self.delay.input_size:
+            raise ValueError(
+                f"embedding must have {self.delay.input_size} numbers for a token, got {self.embedding.embedding_dim}"
+            )
         if tokens.dim() != dims or (dims == 2 and tokens.shape[1] == 0):
             expected = "(batch, time) with at least one step" if dims == 2 else "(batch,)"
             raise ValueError(f"tokens must have shape {expected}, got {tuple(tokens.shape)}")

@@ -64,6 +64,10 @@ def states(
             the end are zero.
         algorithm: "auto", or one by name; see `plmu.plan`.
         resets: (batch, time) of bools: steps before which the state is set to zero.
+
+    Returns:
+        m (batch, time, order, channels), zero in the padding, and the state after each sequence's last step (batch,
+        order, channels), float32 or wider.
     """
     problem, spoilt = isolated(checked(u, system, state, lengths, resets))
     problem = _driven(problem)
@@ -93,6 +97,9 @@ def final_state(
         lengths: the length of each sequence, (batch,), where they are padded on the right. States and outputs past
             the end are zero.
         resets: (batch, time) of bools: steps before which the state is set to zero.
+
+    Returns:
+        The state after each sequence's last step, (batch, order, channels), float32 or wider.
     """
     problem = _driven(checked(u, system, state, lengths, resets))
     with _no_autocast(u.device):
@@ -111,7 +118,7 @@ def project(
 ) -> tuple[Tensor, Tensor]:
     """o_t = W_m m_t (batch, time, out) for a weight (out, order, channels), and the final state.
 
-    The memory product of equation 20. With `"chunked"`, and with `"auto"` beyond a few MiB, m is never stored.
+    The memory product of equation 20. `"auto"` stores m only if it has at most 4 MiB (CPU) or 64 MiB (GPU).
 
     Args:
         u: the input of the memory, (batch, time, channels).
@@ -122,6 +129,10 @@ def project(
             the end are zero.
         algorithm: "auto", or one by name; see `plmu.plan`.
         resets: (batch, time) of bools: steps before which the state is set to zero.
+
+    Returns:
+        o (batch, time, out), zero in the padding, and the state after each sequence's last step (batch, order,
+        channels), float32 or wider.
     """
     problem, spoilt = isolated(checked(u, system, state, lengths, resets))
     problem = _driven(problem)

@@ -27,7 +27,7 @@ PROJECT_LAUNCHES = 8
 class Algorithm(ABC):
     """A way to evaluate a linear system. A subclass without one of the abstract methods cannot be instantiated."""
 
-    name: str  # as `algorithm=` takes it
+    name: str  #: as `algorithm=` takes it
 
     @abstractmethod
     def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ class Algorithm(ABC):
     def auto_limit(self, case: Case) -> str | None:
         """Why "auto" leaves it out though it could run; here, where `project` would store a large m."""
         if case.kind == "project" and case.states > case.rates.stored:
-            return f"would store m, {case.states:,} numbers of at most {case.rates.stored:,}"
+            return f"would store m: it has {case.states:,} elements; limit {case.rates.stored:,}"
         return None
 
     @abstractmethod
@@ -84,7 +84,15 @@ def projected(problem: Problem, m: Tensor, weight: Tensor) -> Tensor:
 
 
 def last_of(problem: Problem, m: Tensor) -> Tensor:
-    """The final state, from m where that is float32 or wider."""
+    """The final state, from m where that is float32 or wider.
+
+    Args:
+        problem: what was solved.
+        m: all its states, (batch, time, order, channels).
+
+    Returns:
+        The state after each sequence's last step, (batch, order, channels), in float32 or wider.
+    """
     if m.dtype != problem.wide:
         return final_of(problem)
     if problem.lengths is None:

@@ -13,23 +13,23 @@ from plmu.ops.rates import Rates, rates_of
 class Case:
     """All that a choice may depend on: sizes, precision, device, and what is known of the system, but no values."""
 
-    kind: str  # "states", "project" or "final_state"
-    batch: int
-    time: int
-    order: int
-    inputs: int  # that drive one system together
-    channels: int  # that each drive a copy of their own
-    out: int  # 0 but for `project`
-    dtype: torch.dtype  # of m and o
-    device: str
-    lengths: bool  # whether sequences differ in length
-    resets: bool  # whether the state is reset inside sequences
-    several_inputs: bool  # whether B̄ has the shape (order, inputs)
-    bounded: bool  # whether the powers of Ā are known to die out
-    constant: bool  # whether Ā and B̄ are known and stay
-    trained: bool  # whether Ā or B̄ has a gradient
-    transformed: bool  # whether torch.func or forward-mode gradients are at work
-    graph: bool  # whether the call is planned for a CUDA graph
+    kind: str  #: "states", "project" or "final_state"
+    batch: int  #: sequences
+    time: int  #: steps
+    order: int  #: numbers of a channel's state
+    inputs: int  #: that drive one system together
+    channels: int  #: that each drive a copy of their own
+    out: int  #: 0 but for `project`
+    dtype: torch.dtype  #: of m and o
+    device: str  #: such as "cuda"
+    lengths: bool  #: whether sequences differ in length
+    resets: bool  #: whether the state is reset inside sequences
+    several_inputs: bool  #: whether B̄ has the shape (order, inputs)
+    bounded: bool  #: whether the powers of Ā are known to die out
+    constant: bool  #: whether Ā and B̄ are known and stay
+    trained: bool  #: whether Ā or B̄ has a gradient
+    transformed: bool  #: whether torch.func or forward-mode gradients are at work
+    graph: bool  #: whether the call is planned for a CUDA graph
 
     @property
     def target(self) -> torch.device:
@@ -59,11 +59,11 @@ class Case:
 class Option:
     """One way in which an algorithm may run a case."""
 
-    label: str  # as a plan lists it
-    seconds: float  # estimated, forward and backward
-    chunk: int = 0  # steps a block
-    fold: bool = False  # whether the weight is multiplied into the block matrix first
-    tile: int = 0  # blocks of m that exist at a time in `project`
+    label: str  #: as a plan lists it
+    seconds: float  #: estimated, forward and backward
+    chunk: int = 0  #: steps a chunk
+    fold: bool = False  #: whether the weight is multiplied into the chunk's matrix first
+    tile: int = 0  #: chunks of m that exist at a time in `project`
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Plan:
     Attributes:
         kind: "states", "project" or "final_state"; for an `LMU`, "recurrence".
         algorithm: the name of the algorithm.
-        chunk: steps of a block, where time is cut into blocks.
-        fold: whether the weight is multiplied into the block matrix first.
-        tile: blocks of m that exist at a time in `project`.
+        chunk: steps of a chunk, where time is cut into chunks.
+        fold: whether the weight is multiplied into the chunk's matrix first.
+        tile: chunks of m that exist at a time in `project`.
         reason: what the algorithm does, and why it was taken.
         kernel: what computes the products: "library" (torch's), "Triton" or "Hopper" (kernels of our own).
         stored: what is kept for the backward pass, beside constants.

@@ -19,13 +19,13 @@ Lengths = Tensor | Sequence[int] | None
 class Problem:
     """A checked input. Time steps at and past a sequence's length are zero in `u`."""
 
-    u: Tensor  # (batch, time, inputs, channels)
-    system: LinearSystem
-    state: Tensor | None  # (batch, order, channels), float32 or float64
-    lengths: Tensor | None  # (batch,)
-    resets: Tensor | None  # (batch, time)
-    dtype: torch.dtype  # of m and o
-    wide: torch.dtype  # of states: float32, or float64 for float64 input
+    u: Tensor  #: (batch, time, inputs, channels)
+    system: LinearSystem  #: the system, for example of `DelayNetwork.discretize`
+    state: Tensor | None  #: (batch, order, channels), float32 or float64
+    lengths: Tensor | None  #: (batch,)
+    resets: Tensor | None  #: (batch, time)
+    dtype: torch.dtype  #: of m and o
+    wide: torch.dtype  #: of states: float32, or float64 for float64 input
 
     def keep_valid(self, values: Tensor) -> Tensor:
         """`values` (batch, time, ...) with zeros past each sequence's length."""
@@ -142,7 +142,8 @@ def checked_resets(resets: Tensor | None, batch: int, time: int, device: torch.d
         return None
     if not isinstance(resets, Tensor) or resets.dtype != torch.bool:
         kind = resets.dtype if isinstance(resets, Tensor) else type(resets).__name__
-        raise TypeError(f"resets must be a tensor of bool, got {kind}")
+        hint = "use resets.bool()" if isinstance(resets, Tensor) else "use torch.tensor(resets, dtype=torch.bool)"
+        raise TypeError(f"resets must be a tensor of bool, got {kind}: {hint}")
     if tuple(resets.shape) != (batch, time):
         raise ValueError(f"resets must have shape ({batch}, {time}), got {tuple(resets.shape)}")
     if resets.device != device:

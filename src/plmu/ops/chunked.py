@@ -97,7 +97,7 @@ class Chunked(Algorithm):
             after = f"with the weight multiplied into their matrix: cheaper than {option.chunk} states."
         else:
             after = "one product with a constant matrix each, states carried between them."
-        return f"Blocks of {option.chunk} {'step' if option.chunk == 1 else 'steps'}, {after}"
+        return f"Chunks of {option.chunk} {'step' if option.chunk == 1 else 'steps'}, {after}"
 
     def stored(self, case: Case, option: Option) -> tuple[str, ...]:
         if case.kind == "states" and case.constant:

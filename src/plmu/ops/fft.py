@@ -78,11 +78,11 @@ class FFT(Algorithm):
     def auto_limit(self, case: Case) -> str | None:
         reason = None
         if not case.rates.gpu:  # on a GPU it is taken for its few launches
-            reason = "rounds every state by the error of the largest; considered on a GPU alone"
+            reason = "less accurate: its error scales with the largest input; on a GPU only"
         elif not case.bounded:
-            reason = "rounds every state by the error of the largest, and this system may grow"
+            reason = "less accurate: its error scales with the largest state, and this system may grow"
         elif case.dtype == torch.float64:
-            reason = "rounds every state by the error of the largest; not considered in float64"
+            reason = "less accurate: its error scales with the largest input; not in float64"
         return reason or super().auto_limit(case)
 
     def options(self, case: Case) -> list[Option]:

@@ -85,7 +85,7 @@ def plan(case: Case) -> Plan:
     if block == case.time:
         why = f"Equation 25: one product with the impulse response, {case.order} × {case.time * case.inputs}."
     else:
-        why = f"Equation 25 over blocks of {block} steps, whose ends are then joined in pairs."
+        why = f"Equation 25 over chunks of {block} steps, whose ends are then joined in pairs."
     flops = FLOPS * case.batch * case.time * case.channels * case.order * case.inputs
     seconds = flops / case.rates.flops + LAUNCHES * case.rates.latency
     stored = () if case.constant else ("u",)

@@ -35,7 +35,7 @@ def isolate_nonfinite() -> Iterator[None]:
     """Within it NaN and infinity stay where they are on a GPU and in compiled graphs too, as they always do on a CPU.
 
     Outputs before a bad value, behind a reset or in other sequences are then as if it were not there. Without it a bad
-    value may spoil steps before it and behind a reset, in its own sequence: those of its block with "chunked" and
+    value may spoil steps before it and behind a reset, in its own sequence: those of its chunk with "chunked" and
     "fused", all with "toeplitz" and "fft". It holds for all threads of the process.
 
     >>> with plmu.isolate_nonfinite():  # doctest: +SKIP

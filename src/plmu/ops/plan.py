@@ -32,7 +32,15 @@ ALGORITHMS: dict[str, Algorithm] = {}  # filled below
 
 
 def register(algorithm: Algorithm) -> None:
-    """Add an algorithm to the table, so that `algorithm=` takes its name and "auto" considers it."""
+    """Add an algorithm to the table, so that `algorithm=` takes its name and "auto" considers it.
+
+    Args:
+        algorithm: an instance of a subclass of `plmu.ops.Algorithm`.
+
+    Raises:
+        TypeError: it is no `Algorithm`.
+        ValueError: its name is no word, or taken.
+    """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"algorithm must be an instance of plmu.ops.Algorithm, got {algorithm!r}")
     name = getattr(algorithm, "name", None)
@@ -98,22 +106,25 @@ def plan(
 
     Args:
         kind: "states", "final_state" or "project".
-        batch, time, channels: the sizes of u.
+        batch: how many sequences u has.
+        time: how many steps they have.
+        channels: how many channels u has.
         system: the `LinearSystem`; of a fixed one the plan looks at whether it grows, of a trained one at shapes alone.
         out: the first size of the weight, for "project".
         dtype: of u; under autocast, autocast's is planned for.
         device: where u is. A GPU need not be there, but without one its kernels for Hopper are not planned.
         algorithm: "auto", or one by name.
-        lengths, resets: whether they are given.
+        lengths: whether they are given.
+        resets: whether they are given.
 
     Returns:
         A `Plan`. It depends on nothing but these arguments and torch's modes, so a choice repeats.
 
     Raises:
-        ValueError: for sizes that are none, and where an algorithm asked for by name cannot run.
+        ValueError: if a size is not a positive integer, and where an algorithm asked for by name cannot run.
 
     >>> print(plan("states", batch=8, time=512, channels=64, system=system))  # doctest: +SKIP
-    states: chunked. Blocks of 32 steps, one product with a constant matrix each, ...
+    states: chunked. Chunks of 32 steps, one product with a constant matrix each, ...
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")

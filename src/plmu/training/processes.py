@@ -76,7 +76,7 @@ def _device(name: str, local_rank: int) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name!r} is not there: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"device {name!r} is not available: {str(error).splitlines()[0]}") from None
     if device.type == "meta":
         raise ValueError(
             "device 'meta' holds no values, so that nothing can be trained or scored there: take cpu or cuda"
