@@ -306,7 +306,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "highways is false": (lambda: LMUBlock(4, 2, 3.0, highways=False), "highways must be a whole number"),
     "activation": (lambda: Highway(4, "rely"), "activation must be None, a callable or one of"),
     "dropout": (lambda: MemoryBlock(4, dropout=1.0), "dropout must be a number of at least 0 and below 1"),
-    "windows": (lambda: MemoryBlock(6), "as many as divide the 6 memory channels, got 4"),
+    "windows": (lambda: MemoryBlock(6), "theta has 4 values, which do not divide the number of memory channels, 6"),
     "heads": (lambda: MemoryBlock(8, heads=3), "hidden_size must be a multiple of heads, got 8 and 3"),
     "standardize": (lambda: MemoryBlock(8, heads=2, standardize=True), "with heads it must be False"),
     "kernel_size": (lambda: MemoryBlock(8, kernel_size=1), "kernel_size must be at least 2, got 1"),

@@ -86,6 +86,9 @@ class Product(Folded):
         out, state = self.inner.advance(x, state)
         return self.gate.advance(x, None)[0] * out, state
 
+    def takes_tokens(self) -> bool:
+        return self.inner.takes_tokens()
+
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.inner.initial_state(batch, dtype, device)
 
@@ -109,6 +112,9 @@ class WeightedSum(Folded):
             total = share * x if total is None else torch.add(total, x, alpha=share)
         assert total is not None
         return total, tuple(after)
+
+    def takes_tokens(self) -> bool:
+        return self.parts[0].takes_tokens()
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return tuple(part.initial_state(batch, dtype, device) for part in self.parts)

@@ -57,6 +57,9 @@ class Highway(nn.Module):
 
         Args:
             x: (..., features).
+
+        Returns:
+            The same shape.
         """
         if x.shape[-1] != self.features:
             raise ValueError(f"x must have shape (..., {self.features}), got {tuple(x.shape)}")
