@@ -17,6 +17,7 @@ from plmu.nn.sequential import (
     checked_states,
     entrance,
     fills,
+    first_entrance,
     run,
     run_step,
 )
@@ -148,7 +149,7 @@ class WeightedStack(Steppable):
         )
 
     def _entrance(self) -> nn.Module | None:
-        return next((found for module in self.layers if (found := entrance(module)) is not None), None)
+        return first_entrance(self.layers)
 
     def _fills(self) -> str | None:
         return fills(self.layers[0])

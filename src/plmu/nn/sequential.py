@@ -102,7 +102,7 @@ class Sequential(Filling):
                 raise ValueError(f"module {index} ({_name(module)}) takes {wanted} features, but those before it give"
                                  f" {given}")  # fmt: skip
             given = features_after(module, given)
-        first = _first_entrance(modules)
+        first = first_entrance(modules)
         size = features_of(first)
         if self.missing is not None and isinstance(first, nn.Embedding):
             raise ValueError(f"missing must be None for a model that takes tokens, got {self.missing!r}")
@@ -221,7 +221,7 @@ class Sequential(Filling):
         return "" if self.missing is None else f"missing={self.missing}"
 
     def _entrance(self) -> nn.Module | None:
-        return _first_entrance(self.layers)
+        return first_entrance(self.layers)
 
 
 class Residual(Steppable):
@@ -328,13 +328,17 @@ def entrance(module: nn.Module) -> nn.Module | None:
     if isinstance(module, Steppable):
         return module._entrance()
     if isinstance(module, nn.Sequential):
-        return _first_entrance(module)
+        return first_entrance(module)
     any_size = isinstance(module, (*PER_STEP, nn.Softmax, nn.LogSoftmax)) and not isinstance(module, _SIZED)
     return None if any_size else module
 
 
-def _first_entrance(modules: Iterable[nn.Module]) -> nn.Module | None:
-    return next((found for module in modules if (found := entrance(module)) is not None), None)
+def first_entrance(modules: Iterable[nn.Module]) -> nn.Module | None:
+    for module in modules:  # a loop: torch.compile of 2.11 cannot read a name bound inside a generator
+        found = entrance(module)
+        if found is not None:
+            return found
+    return None
 
 
 def features_of(module: nn.Module | None) -> int | None:
