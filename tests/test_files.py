@@ -156,7 +156,7 @@ def test_modules_of_torch_come_back(module: nn.Module, path: Path) -> None:
 
 
 def test_every_module_that_a_stack_takes_can_be_saved() -> None:
-    from plmu.nn.sequential import PER_STEP
+    from plmu.nn.stacking import PER_STEP
 
     tested = {type(module) for module in TORCH}
     assert set(PER_STEP) <= tested

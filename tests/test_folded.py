@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import plmu
 from plmu import LMU, DelayLayer, ParallelLMU, Residual, Sequential
 from plmu.folded import Affine, Applied, Folded, LinearMemory
-from plmu.nn.sequential import PER_STEP
+from plmu.nn.stacking import PER_STEP
 
 STEPS, BATCH = 6, 2
 

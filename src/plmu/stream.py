@@ -17,7 +17,7 @@ from plmu.files import Contents, reading, write
 from plmu.modes import unwrapped
 from plmu.nn.folding import fold
 from plmu.nn.memory import Memory
-from plmu.nn.sequential import entrance, features_of, fills
+from plmu.nn.stacking import entrance, features_of, fills
 from plmu.nn.steppable import Steppable
 from plmu.state_tree import check_kind, finite, finite_state, leaves, map_state, spoiled, without_subnormal
 

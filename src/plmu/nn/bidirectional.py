@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from plmu.nn.sequential import entrance, features_of, fills
+from plmu.nn.stacking import entrance, features_of, fills
 from plmu.nn.steppable import Steppable, reverse
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets
 

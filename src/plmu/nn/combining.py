@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from plmu.folded import Folded, Product, WeightedSum
 from plmu.nn.folding import exact, fold_module
-from plmu.nn.sequential import (
+from plmu.nn.stacking import (
     check_module,
     check_step,
     checked_input,

@@ -110,6 +110,11 @@ class Steppable(nn.Module):
         """The first module inside that decides what an input must look like; None where nothing does."""
         return self
 
+    def _features_after(self, given: int | None) -> int | None:
+        """How many features the output has for so many of the input; None where that is not known."""
+        size = getattr(self, "output_size", None)
+        return size if isinstance(size, int) else None
+
 
 def changed(layer: Steppable, method: str) -> bool:
     """Whether a layer is not quite of the class that has this method: a subclass, or the layer itself, has other

@@ -1,0 +1,247 @@
+"""What stands in a stack: which modules act on each step alone, how many features they take and give, and how they
+run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plmu.modes import autocasts
+from plmu.nn.delay import DelayLayer
+from plmu.nn.dense import dense
+from plmu.nn.folding import is_plain
+from plmu.nn.highway import Highway
+from plmu.nn.original import LMU
+from plmu.nn.parallel import ParallelLMU
+from plmu.nn.standardization import Standardize
+from plmu.nn.steppable import Steppable
+from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
+
+# Modules of torch that act on each time step alone, on the last axis or on single elements.
+PER_STEP: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,  # of whole steps: it takes time for the channels
+    nn.AlphaDropout,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Hardtanh,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.LogSigmoid,
+    nn.Tanhshrink,
+)
+
+
+def check_module(module: nn.Module, where: str) -> None:
+    """Raise unless the module is steppable or acts on each time step alone, and leaves its input as it is."""
+    if getattr(module, "inplace", False):
+        raise ValueError(f"{where} ({name_of(module)}) has inplace=True and would overwrite a state or the caller's"
+                         " input: use inplace=False")  # fmt: skip
+    if isinstance(module, Standardize) and len(module.features) != 1:
+        raise ValueError(f"{where} (Standardize) must be over the features alone, got {module.features}")
+    if isinstance(module, Steppable) or getattr(module, "per_step", False):
+        return
+    if isinstance(module, PER_STEP) and not _takes_time(module):
+        return
+    if isinstance(module, nn.Softmax | nn.LogSoftmax | nn.GLU) and module.dim == -1:
+        return
+    if isinstance(module, nn.Sequential):
+        for name, inner in module.named_children():
+            if isinstance(inner, Steppable):
+                raise ValueError(f"{where}.{name} ({name_of(inner)}) has a state, which nn.Sequential would lose:"
+                                 " use plmu.Sequential")  # fmt: skip
+            check_module(inner, f"{where}.{name}")
+        return
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{where} must be an nn.Module, got {type(module).__name__}")
+    raise ValueError(
+        f"{where} ({name_of(module)}) is neither steppable nor known to act on each time step alone, so parallel and"
+        " step-by-step results could differ. If it acts on each step alone, give its class `per_step = True`;"
+        " if it has a state, subclass plmu.nn.Steppable"
+    )
+
+
+# Classes whose number of input features is known for sure.
+EXACT = (nn.Linear, nn.LayerNorm, nn.RMSNorm, Standardize, ParallelLMU, DelayLayer, LMU)
+# Of PER_STEP, those that ask for a number of features, or for tokens; the others take any.
+_SIZED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+
+
+def entrance(module: nn.Module) -> nn.Module | None:
+    """The first module inside that decides what an input must look like; None where nothing does."""
+    if isinstance(module, Steppable):
+        return module._entrance()
+    if isinstance(module, nn.Sequential):
+        return first_entrance(module)
+    any_size = isinstance(module, (*PER_STEP, nn.Softmax, nn.LogSoftmax)) and not isinstance(module, _SIZED)
+    return None if any_size else module
+
+
+def first_entrance(modules: Iterable[nn.Module]) -> nn.Module | None:
+    """The same of modules in a row."""
+    for module in modules:  # a loop: torch.compile of 2.11 cannot read a name bound inside a generator
+        found = entrance(module)
+        if found is not None:
+            return found
+    return None
+
+
+def features_of(module: nn.Module | None) -> int | None:
+    """How many features a module takes; None where it takes any number, or tokens, or does not say."""
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return int(module.normalized_shape[-1])
+    if isinstance(module, Standardize):
+        return module.features[-1]
+    if isinstance(module, Highway):
+        return module.features
+    size = getattr(module, "input_size", None)
+    return size if isinstance(module, Steppable) and isinstance(size, int) else None
+
+
+def features_after(module: nn.Module, given: int | None) -> int | None:
+    """How many features a module gives for so many; None where that is not known, as of classes that are not plmu's or
+    torch's own, and of modules with hooks."""
+    if not is_plain(module, type(module)) or not type(module).__module__.startswith(("plmu.", "torch.")):
+        return None
+    if isinstance(module, nn.LazyLinear):
+        return None
+    if isinstance(module, Steppable):
+        return module._features_after(given)
+    if isinstance(module, nn.Sequential):
+        for inner in module:
+            given = features_after(inner, given)
+        return given
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim
+    if isinstance(module, nn.GLU):
+        return None if given is None else given // 2
+    same = isinstance(module, (*PER_STEP, nn.Softmax, nn.LogSoftmax, Standardize))
+    return (features_of(module) or given) if same else None
+
+
+def fills(module: nn.Module) -> str | None:
+    """How a model fills missing values of its input, if it does."""
+    return module._fills() if isinstance(module, Steppable) else None
+
+
+def _takes_time(module: nn.Module) -> bool:
+    """Whether a module of PER_STEP has options that reach the time axis."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return len(module.normalized_shape) > 1
+    return isinstance(module, nn.PReLU) and module.num_parameters > 1  # one for each index of the second axis
+
+
+def run(module: nn.Module, x: Tensor, state: Any, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
+    """A module of a stack over a whole sequence, and its next state; None where it has none."""
+    if isinstance(module, Steppable):
+        found: tuple[Tensor, Any] = module(x, state, lengths, resets=resets)
+        return found
+    return _over_steps(module, x, lengths), None
+
+
+def run_step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """A module of a stack for one step, and its next state; None where it has none."""
+    return module.step(x, state) if isinstance(module, Steppable) else (_each_step(module, x), None)
+
+
+def checked_states(state: tuple[Any, ...] | None, count: int) -> tuple[Any, ...]:
+    """The states of so many modules."""
+    if state is None:
+        return (None,) * count
+    if not isinstance(state, tuple) or len(state) != count:
+        kind = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
+        raise ValueError(f"state must be a tuple of {count}, one for each module; got {kind}")
+    return state
+
+
+def checked_input(
+    model: Steppable, x: Tensor, lengths: Lengths, resets: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What a stack is given, checked, with zeros in the padding of x."""
+    check_padded(x, "x")
+    if x.dim() < 2:
+        raise ValueError(
+            "x must have shape (batch, time, features), or (batch, time) for token numbers;"
+            f" got {tuple(x.shape)}: for one sequence give x[None]"
+        )
+    known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+    resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
+    check_step(model, x)
+    return keep_valid(x, known), known, resets
+
+
+def check_step(model: Steppable, x: Tensor) -> None:
+    """Raise unless x has the features and the precision of the first module, for modules that do not say so."""
+    first = entrance(model)
+    if not isinstance(first, nn.Linear | nn.LayerNorm | nn.RMSNorm):  # other modules name what they expect
+        return
+    size = features_of(first)
+    if x.shape[-1] != size:
+        shape = f"({'batch, time, ' if x.dim() > 2 else 'batch, '}{size})"
+        raise ValueError(f"x must have shape {shape}, got {tuple(x.shape)}")
+    if isinstance(first, nn.Linear) and x.dtype != first.weight.dtype and not autocasts(x.device):
+        raise TypeError(
+            f"x is {x.dtype} and nn.Linear {first.weight.dtype}: convert one of them, for example x.to(...)"
+        )
+
+
+def _over_steps(module: nn.Module, x: Tensor, lengths: Tensor | None) -> Any:
+    """module(x) for all steps of a sequence. While a model is standardised, what measures is told the lengths."""
+    if isinstance(module, Standardize) and module.measuring:
+        return module(x, lengths)
+    if isinstance(module, nn.Sequential) and any(isinstance(one, Standardize) and one.measuring for one in module):
+        for inner in module:
+            x = _over_steps(inner, x, lengths)
+        return x
+    return dense(module, x) if isinstance(module, nn.Linear) else _each_step(module, x)
+
+
+def _each_step(module: nn.Module, x: Tensor) -> Any:
+    """module(x), with a bad token named where torch itself finds it: not while compiling, and not on a GPU."""
+    if isinstance(module, nn.RMSNorm) and module.weight is not None and autocasts(x.device):
+        return module(x.to(module.weight.dtype))  # as torch does for nn.LayerNorm; its kernel takes one precision
+    first = entrance(module)
+    if not isinstance(first, nn.Embedding) or torch.compiler.is_compiling():
+        return module(x)
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"x must be token numbers for nn.Embedding, got {x.dtype}: convert it, for example x.long()")
+    try:
+        return module(x)
+    except IndexError:
+        size = first.num_embeddings
+        bad = x[(x < 0) | (x >= size)][0].item()
+        raise IndexError(f"x must be token numbers from 0 to {size - 1} for nn.Embedding, got {bad}") from None
+
+
+def keep_output(out: Tensor, lengths: Tensor | None, sequences: bool) -> Tensor:
+    if sequences or lengths is None:
+        return keep_valid(out, lengths)
+    return torch.where((lengths > 0)[:, None], out, 0.0)
+
+
+def name_of(module: nn.Module) -> str:
+    return type(module).__name__
