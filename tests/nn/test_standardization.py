@@ -54,6 +54,11 @@ def test_a_memory_that_does_not_forget_has_no_white_noise_default():
     assert layer.standardize.std.tolist() == [[1.0]]
 
 
+def test_numbers_beyond_float64_end_the_white_noise_default():
+    system = plmu.LinearSystem([[0.5, 0.0], [0.0, 0.25]], [1e200, 0.0])
+    assert plmu.ParallelLMU(1, 3, system=system, standardize=True).standardize.std.tolist() == [[1.0], [1.0]]
+
+
 def test_each_theta_has_a_scale_of_its_own():
     layer = plmu.ParallelLMU(1, 3, order=2, theta=[10.0, 1000.0], memory_size=4, standardize=True)
     alone = [plmu.ParallelLMU(1, 3, order=2, theta=one, standardize=True).standardize.std for one in (10.0, 1000.0)]

@@ -300,14 +300,14 @@ def _stationary_std(system: LinearSystem) -> Tensor:
         return torch.ones(system.order, dtype=torch.float64)
     B = system.B.reshape(system.order, -1)
     power, covariance = system.A, B @ B.mT
-    while True:
+    for _ in range(64):  # more steps than a stable system in float64 can remember
         more = power @ covariance @ power.mT
         covariance = covariance + more
         if float(more.diagonal().abs().max()) <= 1e-12 * float(covariance.diagonal().max()):
             break
         power = power @ power
     std = covariance.diagonal().sqrt()
-    return torch.where(std > 0, std, 1.0)
+    return torch.where((std > 0) & std.isfinite(), std, 1.0)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
