@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -358,3 +359,28 @@ def test_one_tile_of_m_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.autograd.grad(o.sum(), (u, weight))
     assert forward > 3
     assert len(tiles) == 3 * forward
+
+
+def test_fused_states_are_taken_where_they_were_measured_to_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In CUDA graphs, of at least 64 channels and in half precision; what `auto` takes is then near the fastest."""
+    path = ROOT / "results" / "bench-fused-states-cuda.json"
+    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    known_plan.cache_clear()
+    taken = 0
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        sizes = [float(number) for number in re.findall(r"[\d.]+", row["shape"])]
+        batch, time, channels, order = map(int, sizes[:4])
+        asked = {"batch": batch, "time": time, "channels": channels, "dtype": getattr(torch, row["precision"][6:])}
+        system = plmu.DelayNetwork(order, sizes[4]).discretize()
+        assert plmu.plan("states", system=system, device="cuda", **asked).algorithm != "fused"  # eager
+        with plmu.for_graphs():
+            found = plmu.plan("states", system=system, device="cuda", **asked)
+        if found.algorithm == "fused":
+            assert channels >= 64
+            assert row["precision"] == "torch.bfloat16"
+            taken += 1
+            assert found.kernel == "Triton"
+            assert "written once" in found.reason
+            assert row["graph, ms"]["fused"] <= 1.1 * min(row["graph, ms"].values())
+    known_plan.cache_clear()
+    assert taken >= 6
