@@ -83,7 +83,7 @@ def _read(path: Path, key: str) -> dict[str, Array] | None:
     try:
         if not path.is_file():
             return None
-        mapped = np.memmap(path, np.uint8, mode="r")
+        mapped = np.memmap(path, np.uint8, mode="c")  # in memory it may be written to, and torch does not warn
         magic, size, check = (bytes(mapped[i:j]) for i, j in pairwise((0, len(MAGIC), START - 4, START)))
         raw = bytes(mapped[START : START + int.from_bytes(size, "little")])
         if magic != MAGIC or zlib.crc32(raw) != int.from_bytes(check, "little"):

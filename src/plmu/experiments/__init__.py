@@ -7,9 +7,10 @@ from plmu.experiments.mackey_glass import MackeyGlass
 from plmu.experiments.psmnist import PermutedMNIST
 from plmu.experiments.qqp import QQP
 from plmu.experiments.snli import SNLI
+from plmu.experiments.text8 import Text8
 
 EXPERIMENTS: dict[str, Experiment] = {
-    one.name: one for one in (MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI())
+    one.name: one for one in (MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8())
 }
 
 __all__ = ["EXPERIMENTS", "Config", "Experiment"]

@@ -14,7 +14,10 @@ COUNT: Range = (lambda value: value >= 1, "at least 1")
 DROPPED: Range = (lambda value: 0 <= value < 1, "a fraction, at least 0 and below 1")
 FINITE: Range = (math.isfinite, "a finite number")
 NAMES = ", ".join(ACTIVATIONS)
-COUNTS = ("order", "hidden", "dense", "layers", "lmu_hidden", "lstm_hidden", "embedding", "vocabulary", "longest")
+COUNTS = (
+    *("order", "hidden", "dense", "layers", "lmu_hidden", "lstm_hidden", "embedding", "vocabulary", "longest"),
+    *("width", "blocks", "window"),
+)
 RANGES: dict[str, Range] = {
     **dict.fromkeys((*COUNTS, "memory", "pool_order"), COUNT),
     "theta": (lambda value: 0 < value < math.inf, "a number of steps, above 0"),
@@ -25,6 +28,7 @@ RANGES: dict[str, Range] = {
     "vectors": (lambda value: isinstance(value, str) and bool(value), "auto, random, zero or the name of a file"),
     "length": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
     "shortest": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
+    **dict.fromkeys(("attention", "highways", "heads", "kernel"), (lambda value: value >= 0, "0 for none, or more")),
     "noise": (lambda value: 0 <= value < math.inf, "at least 0"),
     "dropout": DROPPED,
     "memory_dropout": DROPPED,

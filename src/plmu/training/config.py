@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 
 @dataclass
 class TrainingConfig:
@@ -45,12 +47,12 @@ class TrainingConfig:
     """Gradient clipping: maximum norm. Default: no clipping."""
     average: float | None = None
     """Decay of an exponential moving average of the weights, such as 0.999. The averaged weights are scored."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 runs the model under autocast."""
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    """bfloat16 runs the model under autocast; auto does so on a GPU."""
     graph: bool = True
     """On a GPU, capture the training step as a CUDA graph. Up to 16 times faster for small models."""
     compile: bool = False
-    """Compile the model and its loss with torch.compile; works together with `graph`."""
+    """On a GPU, compile the model and its loss with torch.compile; works together with `graph`."""
     data: Literal["auto", "device", "host"] = "auto"
     """Where the training data lies: on the device if it takes less than a quarter of the free memory, else on the
     host, from where batches are copied ahead of time."""
@@ -95,6 +97,11 @@ class TrainingConfig:
             raise ValueError(f"training.average must lie between 0 and 1, got {self.average}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"training.clip must be above 0, got {self.clip}")
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The context in which the model runs."""
+        narrow = self.precision == "bfloat16" or (self.precision == "auto" and device.type == "cuda")
+        return torch.autocast(device.type, torch.bfloat16, enabled=narrow)
 
     def learning_rate_at(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 0, of a run of so many: warm-up first, then the schedule."""

@@ -156,7 +156,7 @@ class Trainer:
         """The scores of the model as it is, over all processes."""
         self.model.eval()
         if self.task.score is not None:  # each process scores it all
-            with torch.no_grad(), self._autocast():
+            with torch.no_grad(), self.config.autocast(self.device):
                 return self.task.score(self.model, data)
         count, size = data[0].shape[0], self.task.evaluation_batch
         total: Tensor | None = None
@@ -164,7 +164,7 @@ class Trainer:
         def batch(start: int, end: int) -> Batch:
             return tuple(t[start:end].to(self.device) for t in data)
 
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self.config.autocast(self.device):
             for number, start in enumerate(range(0, count, size)):
                 if number % self.processes.count == self.processes.rank:
                     part = self.task.measure(self.model, batch(start, start + size)).double()
@@ -179,7 +179,7 @@ class Trainer:
         """The loss of the model as it is on the first training examples, without dropout and noise."""
         self.model.eval()
         batch = tuple(t.to(self.device) for t in self.source.first(self.task.evaluation_batch))
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self.config.autocast(self.device):
             return float(self.task.loss(self.model, batch))
 
     def _order(self) -> list[Step]:
@@ -299,9 +299,6 @@ class Trainer:
         with torch.no_grad():
             for parameter, value in zip(self.model.parameters(), values, strict=True):
                 parameter.copy_(value)
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
     def _due(self, saved: float) -> bool:
         """Whether it is time for a checkpoint. Several processes agree by asking at the end of an epoch alone."""

@@ -42,7 +42,7 @@ class TrainingStep:
         self.loss: Any = task.carried_loss if config.carry else task.loss
         if self.loss is None:
             raise ValueError("training.carry: this experiment cannot carry a state from batch to batch")
-        if config.compile:
+        if config.compile and self.device.type == "cuda":
             self.loss = torch.compile(self.loss, dynamic=False)
         self.average = [p.detach().clone() for p in model.parameters()] if config.average else None
         self.loss_sum = torch.zeros((), device=self.device, dtype=torch.float64)
@@ -85,7 +85,7 @@ class TrainingStep:
         for number, part in enumerate(parts):
             last = number + 1 == len(parts)
             with nullcontext() if last or self.processes.count == 1 else self.trained.no_sync():  # type: ignore[operator]
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+                with self.config.autocast(self.device):
                     if self.carried is None:
                         loss = self.loss(self.trained, part)
                     else:
