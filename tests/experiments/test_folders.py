@@ -174,15 +174,15 @@ experiment = EXPERIMENTS["mackey-glass"]
 experiment.task = short_task(experiment)
 import os, signal
 import plmu.cli
-from plmu.training.loop import Trainer
+from plmu.training.step import TrainingStep
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-step, calls = Trainer._eager, []
+step, calls = TrainingStep.eager, []
 def slowly(self):
     calls.append(1)
     if len(calls) == {steps}:
         os.kill(os.getpid(), signal.SIGINT)
     step(self)
-Trainer._eager = slowly
+TrainingStep.eager = slowly
 plmu.cli.main(sys.argv[1:])
 """
 

@@ -82,9 +82,9 @@ def test_ours_trains_in_bfloat16(experiment):
     task = random_task(experiment, 160, 4)
     training = dataclasses.replace(config.training, precision="bfloat16", batch_size=4)
     trainer = Trainer(task, one.build(config, task), training, Processes(0, 1, torch.device("cpu")), 0)
-    trainer.index.copy_(torch.arange(4))
+    trainer.stepping.load(trainer.source.shapes[0], (torch.arange(4),))
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    trainer._eager()
+    trainer.stepping.eager()
     assert trainer.loss_sum.isfinite()
     assert any(not torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
 

@@ -8,7 +8,7 @@ import torch
 
 from plmu.cli import main
 from plmu.experiments import EXPERIMENTS, psmnist
-from plmu.training.loop import Trainer
+from plmu.training.step import TrainingStep
 
 FOLDER = Path("runs/mackey-glass-plmu-seed0")
 
@@ -65,7 +65,7 @@ def test_an_interrupted_run_has_logged_its_epochs(short, monkeypatch, capsys):
             written.append("closed")
 
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", Writer)
-    step, calls = Trainer._eager, []
+    step, calls = TrainingStep.eager, []
 
     def stopped(trainer):
         calls.append(1)
@@ -74,7 +74,7 @@ def test_an_interrupted_run_has_logged_its_epochs(short, monkeypatch, capsys):
         step(trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_eager", stopped)
+        patch.setattr(TrainingStep, "eager", stopped)
         with pytest.raises(SystemExit):
             main([*short, "--tensorboard"])
     lines = (FOLDER / "metrics.jsonl").read_text().splitlines()

@@ -10,6 +10,7 @@ import torch
 from worker import config, model, seeded_model, task
 
 from plmu.training import loop
+from plmu.training.batches import Shape
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
@@ -53,22 +54,22 @@ def test_capturing_a_step_leaves_no_trace(average, monkeypatch):
     trainer = Trainer(task(), model(0.2), settings, ONE, 3)
     before, generator = copy.deepcopy(trainer.model.state_dict()), torch.get_rng_state()
     addresses = [p.data_ptr() for p in trainer.model.parameters()]
-    eager = trainer._eager
+    eager = trainer.stepping.eager
 
     def step():
         gpu.log.append("step")
         gpu.random += 1
         eager()
 
-    monkeypatch.setattr(trainer, "_eager", step)
+    monkeypatch.setattr(trainer.stepping, "eager", step)
     trainer.model.eval()
-    assert trainer._captured() == "replay"
+    assert trainer.stepping._captured().replay == "replay"
     assert gpu.log == ["own waits", "warm-up", *["step"] * 3, "end", "main waits", "capture", "step", "end"]
     assert trainer.model.training, "in the mode it trains in"
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name])
     assert [p.data_ptr() for p in trainer.model.parameters()] == addresses
-    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    states = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
     assert len(states) == 3 * 4
     assert not any(value.any() for value in states)
     assert float(trainer.loss_sum) == 0
@@ -86,10 +87,10 @@ def test_a_step_after_a_capture_is_the_first():
     trainers = [Trainer(task(), seeded_model(), config(2), ONE, 3) for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch:
         Gpu(patch)
-        trainers[0]._captured()
+        trainers[0].stepping._captured()
     for trainer in trainers:
-        trainer.index.copy_(torch.arange(8))
-        trainer._eager()
+        trainer.stepping.load(Shape(8), (torch.arange(8),))
+        trainer.stepping.eager()
     for one, two in zip(*(trainer.model.parameters() for trainer in trainers), strict=True):
         assert torch.equal(one, two)
 
@@ -127,13 +128,13 @@ class Steps:
 
         checkpoints.save = noted
         self.trainer = Trainer(task(), seeded_model(), settings, ONE, 3, checkpoints)
-        eager = self.trainer._step
+        eager = self.trainer.stepping.run
 
         def step():
             eager()
             self.now += 1.0
 
-        self.trainer._step = step
+        self.trainer.stepping.run = step
 
 
 def test_seconds_are_counted_over_all_resumes(tmp_path, monkeypatch):

@@ -117,7 +117,7 @@ def test_a_loss_that_is_not_a_number_stops_with_what_was_good_on_disk(tmp_path, 
 def test_weights_that_are_not_finite_are_never_written(tmp_path):
     """The loss of a step is of the weights before it, so it may be finite when they no longer are."""
     trainer = Trainer(task(), seeded_model(), config(5), ONE, 3, Checkpoints(tmp_path))
-    eager, steps = trainer._eager, []
+    eager, steps = trainer.stepping.eager, []
 
     def step() -> None:
         eager()
@@ -125,7 +125,7 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path):
         if len(steps) == 11:
             trainer.model[0].weight.data[0, 0] = float("inf")
 
-    trainer._step = step
+    trainer.stepping.run = step
     with pytest.raises(Diverged, match="the weights are not finite in epoch 2: the best model so far is of epoch 1"):
         trainer.run()
     kept = Checkpoints(tmp_path).newest()
@@ -151,7 +151,7 @@ def test_the_best_epoch_by_validation_is_what_is_tested():
 def test_refitting_trains_on_validation_data_too_and_takes_the_last_epoch(tmp_path):
     settings = dataclasses.replace(config(3), refit=True)
     trainer = Trainer(task(), seeded_model(), settings, ONE, 3, Checkpoints(tmp_path))
-    assert sorted(trainer._order().flatten().tolist()) == list(range(80))
+    assert sorted(torch.cat([step.keys for step in trainer._order()]).tolist()) == list(range(80))
     assert torch.equal(trainer.task.train[0], torch.cat([task().train[0], task().valid[0]]))
     outcome = trainer.run()
     assert (outcome.best_epoch, outcome.valid) == (3, {})
@@ -164,11 +164,15 @@ def test_refitting_trains_on_validation_data_too_and_takes_the_last_epoch(tmp_pa
 
 def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own():
     trainer = Trainer(task(), seeded_model(), config(2), ONE, 3)
-    first = trainer._order()
+    first = _keys(trainer)
     trainer.epoch = 1
-    second = trainer._order()
+    second = _keys(trainer)
     assert sorted(first.flatten().tolist()) == list(range(64)) == sorted(second.flatten().tolist())
     assert not torch.equal(first, second)
+
+
+def _keys(trainer):
+    return torch.stack([step.keys for step in trainer._order()])
 
 
 def test_a_batch_must_divide_by_the_processes():

@@ -7,6 +7,7 @@ from torch import nn
 from worker import config, seeded_model, task
 
 from plmu.training import processes as module
+from plmu.training.batches import Shape
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes, processes
@@ -33,13 +34,13 @@ def trainer_of(monkeypatch):
 
 
 def test_each_takes_half_of_a_batch_and_averages_gradients(trainer_of):
-    whole = Trainer(task(), seeded_model(), config(2), ONE, 3)._order()
-    assert whole.shape == (8, 8)
-    trainers = [trainer_of(rank) for rank in (0, 1)]
-    assert torch.equal(torch.cat([trainer._order() for trainer in trainers], dim=1), whole)
-    for trainer in trainers:
-        assert trainer.index.shape == (4,)
-        assert trainer.trained is not trainer.model, "which sums gradients"
+    whole = Trainer(task(), seeded_model(), config(2), ONE, 3)
+    taken = [torch.stack([keys for _, (keys,) in one._batches()]) for one in (whole, *map(trainer_of, (0, 1)))]
+    assert [one.shape for one in taken] == [(8, 8), (8, 4), (8, 4)]
+    assert torch.equal(torch.cat(taken[1:], dim=1), taken[0])
+    for trainer in map(trainer_of, (0, 1)):
+        assert trainer.source.shapes == [Shape(4)]
+        assert trainer.stepping.trained is not trainer.model, "which sums gradients"
 
 
 def test_each_has_random_numbers_of_its_own(trainer_of):

@@ -1,6 +1,5 @@
 """What training does step by step, when it is said to have diverged, and what is told meanwhile."""
 
-import copy
 import dataclasses
 import errno
 import io
@@ -13,6 +12,7 @@ import torch
 from worker import config, seeded_model, task
 
 from plmu.training import results
+from plmu.training.batches import Shape
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig
 from plmu.training.errors import Diverged, RunError
@@ -69,7 +69,7 @@ def test_other_errors_of_a_step_are_shown_as_they_are():
     def broken() -> None:
         raise RuntimeError("of another kind")
 
-    trainer._step = broken
+    trainer.stepping.run = broken
     with pytest.raises(RuntimeError, match="of another kind"):
         trainer.run()
 
@@ -158,9 +158,9 @@ def test_checkpoints_come_as_often_as_asked_and_at_the_end(seconds, kept, tmp_pa
 
 def test_a_batch_larger_than_the_data_is_the_data():
     trainer = Trainer(task(), seeded_model(), dataclasses.replace(config(1), batch_size=1000), ONE, 3)
-    assert (trainer.batch, trainer.steps_per_epoch, len(trainer.index)) == (64, 1, 64)
+    assert (trainer.source.shapes, trainer.steps_per_epoch) == ([Shape(64)], 1)
     uneven = Trainer(task(), seeded_model(), dataclasses.replace(config(1), batch_size=60), ONE, 3)
-    assert (uneven.steps_per_epoch, uneven._order().shape) == (1, (1, 60))
+    assert (uneven.steps_per_epoch, [len(step.keys) for step in uneven._order()]) == (1, [60])
 
 
 def test_a_process_takes_its_share():
@@ -168,15 +168,6 @@ def test_a_process_takes_its_share():
         slice(0, 4), slice(4, 8), slice(8, 12),
     ]  # fmt: skip
     assert [Processes(rank, 2, torch.device("cpu")).writes for rank in range(2)] == [True, False]
-    trainer = Trainer(task(), seeded_model(), config(1), ONE, 3)
-    both = [Trainer._order(_as_rank(trainer, rank)) for rank in range(2)]
-    assert torch.equal(torch.cat(both, dim=1), trainer._order())
-
-
-def _as_rank(trainer: Trainer, rank: int) -> Trainer:
-    other = copy.copy(trainer)
-    other.processes = Processes(rank, 2, torch.device("cpu"))
-    return other
 
 
 def test_a_device_that_is_not_there_is_named():

@@ -59,13 +59,13 @@ def main() -> None:
         trainer = Trainer(
             task(), model(0.2 if group.count == 1 else 0.0), config(epochs), group, 3, Checkpoints(folder)
         )
-        eager = trainer._eager
+        eager = trainer.stepping.eager
 
         def slowly() -> None:
             time.sleep(pause)
             eager()
 
-        trainer._step = slowly
+        trainer.stepping.run = slowly
         outcome = trainer.run()
         if group.writes:
             print(json.dumps({"history": outcome.history, "test": outcome.test, "best": outcome.best_epoch}))

@@ -96,7 +96,7 @@ def step_times(
             network = build(experiment, config, task, algorithm)
             training = replace(config.training, batch_size=batch, graph=kind == "graph")
             trainer = Trainer(task, network, training, group, 0)
-            trainer.trained.train()
+            trainer.model.train()
             where = group.device.type
             found[kind] = medians({"step": trainer.one_step}, device=where, rounds=max(3, rounds // 3))["step"]
     return found

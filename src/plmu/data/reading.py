@@ -66,12 +66,15 @@ def opened(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
 
 def content(path: Path, most: int, member: str | None = None) -> bytes:
     """All bytes of a file or of a member of a zip archive, which may be at most `most`."""
+    pieces, left = [], most + 1
     with opened(path, member) as file:
-        raw = file.read(most + 1)
-    if len(raw) > most:
+        while piece := file.read(min(left, LONGEST)):  # read(left) would reserve memory for all of `most` at once
+            pieces.append(piece)
+            left -= len(piece)
+    if not left:
         where = f"{path}, {member}: it" if member else f"{path}"
         raise DataError(f"{where} has more than the {most:,} bytes it should have at most: get it again")
-    return raw
+    return b"".join(pieces)
 
 
 def lines(path: Path, member: str | None = None) -> Iterator[tuple[int, str]]:

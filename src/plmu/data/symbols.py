@@ -217,7 +217,7 @@ def read(folder: Path, size: int) -> Symbols:
         raise RunError(f"{path} is damaged ({error}): copy it again from the run that made the model") from None
     if symbols.size != size:
         raise RunError(
-            f"{path} has {symbols.size:,} {symbols.kind} and the model embeddings for {size:,}: they are of different"
+            f"{path} is for {symbols.size:,} token numbers and the model has {size:,} embeddings: they are of different"
             " runs"
         )
     return symbols

@@ -130,9 +130,13 @@ class TextExperiment(Experiment):
 
     def task(self, config: Config[Any]) -> Task:
         data = self.load(config)
-        batches = {name: split.batch(config.model.longest, self.keep) for name, split in data.splits.items()}
+        train, valid, test = (
+            data.splits[name].batch(config.model.longest, self.keep) for name in ("train", "valid", "test")
+        )
         return TextTask(
-            **batches,
+            train,
+            valid,
+            test,
             loss=_loss,
             measure=_measure,
             finish=lambda sums: {"accuracy": float(sums[0] / sums[1])},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,14 +16,29 @@ class TrainingConfig:
     """Passes over the training data."""
     batch_size: int = 100
     """Examples per step, over all processes."""
+    batch_tokens: int | None = None
+    """Tokens per step instead, padding included: examples of similar length form a batch."""
+    accumulate: int = 1
+    """Parts of a batch, one after another, whose gradients are added. Saves memory; the result is the same."""
+    carry: bool = False
+    """For streams of text: continue with the state of the window before, instead of random windows."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0
     """Decoupled weight decay, as in AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's beta1 and beta2."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Learning-rate schedule: constant, or cosine to zero."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: the weight matrices of language models by Muon, all else by AdamW."""
+    schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
+    """Learning-rate schedule: constant, cosine to zero, step (lower after each of `drops`), or plateau (lower when
+    validation has not improved for `patience` validations)."""
+    drops: tuple[float, ...] = ()
+    """Schedule step: epochs after which the learning rate drops."""
+    drop: float = 0.1
+    """Schedules step and plateau: what the learning rate is multiplied by."""
+    patience: int = 2
+    """Schedule plateau: validations without improvement before a drop."""
     warmup: float = 0.0
     """Linear warm-up, as a fraction of all steps."""
     clip: float | None = None
@@ -34,7 +50,10 @@ class TrainingConfig:
     graph: bool = True
     """On a GPU, capture the training step as a CUDA graph. Up to 16 times faster for small models."""
     compile: bool = False
-    """Compile the model with torch.compile."""
+    """Compile the model and its loss with torch.compile; works together with `graph`."""
+    data: Literal["auto", "device", "host"] = "auto"
+    """Where the training data lies: on the device if it takes less than a quarter of the free memory, else on the
+    host, from where batches are copied ahead of time."""
     evaluate_every: int = 1
     """Epochs between validations."""
     refit: bool = False
@@ -48,10 +67,22 @@ class TrainingConfig:
             "batch_size": self.batch_size,
             "learning_rate": self.learning_rate,
             "evaluate_every": self.evaluate_every,
+            "accumulate": self.accumulate,
+            "patience": self.patience,
+            "drop": self.drop,
+            "batch_tokens": 1 if self.batch_tokens is None else self.batch_tokens,
         }
         for name, value in positive.items():
             if not 0 < value < math.inf:
                 raise ValueError(f"training.{name} must be above 0 and finite, got {value}")
+        if not all(0 < epoch < math.inf for epoch in self.drops):
+            raise ValueError(f"training.drops must be epochs above 0, got {self.drops}")
+        if (self.schedule == "step") != bool(self.drops):
+            raise ValueError(
+                f"training.drops and training.schedule = step belong together, got {self.drops} and {self.schedule}"
+            )
+        if self.schedule == "plateau" and self.refit:
+            raise ValueError("training.schedule = plateau needs validation scores, which training.refit does without")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"training.weight_decay must be at least 0 and finite, got {self.weight_decay}")
         if not self.checkpoint_seconds >= 0:
@@ -70,6 +101,21 @@ class TrainingConfig:
         warmup = self.warmup * steps
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
-        if self.schedule == "constant":
-            return self.learning_rate
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, steps - warmup)))
+        if self.schedule == "cosine":
+            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, steps - warmup)))
+        passed = sum(step >= epoch * steps / self.epochs for epoch in self.drops)
+        return self.learning_rate * self.drop**passed
+
+    def plateau_factor(self, scores: Sequence[float], higher_is_better: bool) -> float:
+        """What a plateau multiplies the learning rate by, after validations with these scores."""
+        if self.schedule != "plateau":
+            return 1.0
+        best, without, drops = -math.inf, 0, 0
+        for score in (one if higher_is_better else -one for one in scores):
+            if score > best:
+                best, without = score, 0
+            else:
+                without += 1
+                if without == self.patience:
+                    drops, without = drops + 1, 0
+        return self.drop**drops

@@ -1,8 +1,7 @@
 """The training loop: deterministic, resumable at any step, on one device or several; knows no experiment.
 
-The data lives on the device. An epoch's order depends on the seed and the epoch alone, the random numbers of dropout
-and noise on the generator states in the checkpoint, so a run that was killed and resumed gives the same numbers as one
-that was not.
+An epoch's order depends on the seed and the epoch alone, the random numbers of dropout and noise on the generator
+states in the checkpoint, so a run that was killed and resumed gives the same numbers as one that was not.
 
 Several processes share each batch and sum their gradients, which is the same training within rounding as long as
 nothing in the model is random. Dropout and noise draw from a generator of each process's own: with them, another number
@@ -11,25 +10,26 @@ of processes gives other random numbers, and so another run, not a rounding of t
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import plmu
+from plmu.training.batches import Prefetcher, Shape, Step, fits, source_of
 from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.config import TrainingConfig
 from plmu.training.errors import CheckpointError, Diverged, RunError
+from plmu.training.optimizers import optimizers
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
 from plmu.training.state import restore, snapshot
+from plmu.training.step import TrainingStep
 from plmu.training.task import Batch, Task
 
 History = list[dict[str, float]]
@@ -79,39 +79,37 @@ class Trainer:
         self.device = processes.device
         if config.refit:
             task = dataclasses.replace(task, train=_together(task.train, task.valid))
-        self.task = task.to(self.device)
         self.model = model.to(self.device)
-        self.examples = self.task.train[0].shape[0]
-        self.batch = min(config.batch_size, self.examples)
-        if self.batch % processes.count:
-            raise ValueError(f"training.batch_size = {self.batch} must be divisible by the {processes.count} processes")
-        self.steps_per_epoch = self.examples // self.batch  # an incomplete last batch is left out, another each epoch
+        on_device = config.data == "device" or (config.data == "auto" and fits(task.train, self.device))
+        self.task = task.to(self.device, ("train", "valid", "test") if on_device else ())
+        self.source = source_of(self.task, config, processes.count)
+        self.steps_per_epoch = self.source.steps
         self.total_steps = self.steps_per_epoch * config.epochs
-        graphed = config.graph and self.device.type == "cuda" and processes.count == 1
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=torch.tensor(config.learning_rate, device=self.device) if graphed else config.learning_rate,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            capturable=graphed,
-            fused=self.device.type == "cuda",
-        )
-        self.average = [p.detach().clone() for p in self.model.parameters()] if config.average else None
-        self.trained: nn.Module = torch.compile(self.model) if config.compile else self.model  # type: ignore[assignment]
-        if processes.count > 1:
-            self.trained = nn.parallel.DistributedDataParallel(self.trained)
-        self.loss_sum = torch.zeros((), device=self.device, dtype=torch.float64)
-        self.index = torch.zeros(self.batch // processes.count, dtype=torch.int64, device=self.device)
         self.epoch = self.step = 0  # where the next step is
         self.history: History = []
         self.best: dict[str, Any] | None = None
         self.seconds = 0.0
         torch.manual_seed(seed * 65_537 + processes.rank)
-        self._step = self._captured() if graphed else self._eager
+        graphed = config.graph and self.device.type == "cuda" and processes.count == 1
+        self.optimizers = optimizers(self.model, task, config, graphed)
+        self.stepping = TrainingStep(
+            self.model, self.task, config, processes, self.source, self.optimizers, on_device, graphed
+        )
+        self.prefetcher = None if on_device else Prefetcher(self.source, self.device)
+
+    @property
+    def average(self) -> list[Tensor] | None:
+        """The averaged weights."""
+        return self.stepping.average
+
+    @property
+    def loss_sum(self) -> Tensor:
+        """Of the epoch so far."""
+        return self.stepping.loss_sum
 
     def one_step(self) -> None:
-        """One training step on the examples of `index`: loss, gradients, optimizer. Benchmarks time it."""
-        self._step()
+        """One training step on whatever examples were taken last: loss, gradients, optimizer. Benchmarks time it."""
+        self.stepping.run()
 
     def run(self) -> Outcome:
         """Train to the last epoch, then score the best model on test."""
@@ -122,10 +120,10 @@ class Trainer:
         start = saved = time.monotonic()
         before = self.seconds
         while self.epoch < self.config.epochs:
-            order = self._order()
-            self.trained.train()
+            coming = self._batches()
+            self.stepping.begin(anew=self.step == 0)
             while self.step < self.steps_per_epoch:
-                self.index.copy_(order[self.step])
+                self.stepping.load(*next(coming))
                 self._set_learning_rate()
                 self._guarded_step()
                 self.step += 1
@@ -157,15 +155,22 @@ class Trainer:
     def evaluate(self, data: Batch) -> dict[str, float]:
         """The scores of the model as it is, over all processes."""
         self.model.eval()
+        if self.task.score is not None:  # each process scores it all
+            with torch.no_grad(), self._autocast():
+                return self.task.score(self.model, data)
         count, size = data[0].shape[0], self.task.evaluation_batch
         total: Tensor | None = None
+
+        def batch(start: int, end: int) -> Batch:
+            return tuple(t[start:end].to(self.device) for t in data)
+
         with torch.no_grad(), self._autocast():
             for number, start in enumerate(range(0, count, size)):
                 if number % self.processes.count == self.processes.rank:
-                    part = self.task.measure(self.model, tuple(t[start : start + size] for t in data)).double()
+                    part = self.task.measure(self.model, batch(start, start + size)).double()
                     total = part if total is None else total + part
         if self.processes.count > 1:
-            like = self.task.measure(self.model, tuple(t[:1] for t in data)).double()
+            like = self.task.measure(self.model, batch(0, 1)).double()
             total = self.processes.total(torch.zeros_like(like) if total is None else total)
         assert total is not None
         return self.task.finish(total.cpu())
@@ -173,76 +178,52 @@ class Trainer:
     def _sample_loss(self) -> float:
         """The loss of the model as it is on the first training examples, without dropout and noise."""
         self.model.eval()
-        batch = tuple(t[: self.task.evaluation_batch] for t in self.task.train)
+        batch = tuple(t.to(self.device) for t in self.source.first(self.task.evaluation_batch))
         with torch.no_grad(), self._autocast():
             return float(self.task.loss(self.model, batch))
 
-    def _order(self) -> Tensor:
-        """Which examples each step of this epoch takes, this process's share: (steps, share)."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(self.examples, generator=generator)[: self.steps_per_epoch * self.batch]
-        share = self.processes.share(self.batch)
-        return order.reshape(self.steps_per_epoch, self.batch)[:, share].to(self.device)
+    def _order(self) -> list[Step]:
+        """The steps of this epoch, with the keys of all processes."""
+        return self.source.order(torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch))
+
+    def _batches(self) -> Iterator[tuple[Shape, Batch]]:
+        """Shape and content of what each step from here to the end of the epoch takes, this process's share: the keys
+        of examples that lie on the device, else the examples."""
+        share = [(one.keys[self.processes.share(len(one.keys))], one.shape) for one in self._order()[self.step :]]
+        if self.prefetcher is not None:
+            for (_, shape), batch in zip(share, self.prefetcher.batches(share), strict=True):
+                yield shape, batch
+            return
+        together = torch.cat([keys for keys, _ in share]).to(self.device)  # one copy for all
+        for keys, (_, shape) in zip(together.split([len(keys) for keys, _ in share]), share, strict=True):
+            yield shape, (keys,)
 
     def _guarded_step(self) -> None:
         try:
-            self._step()
+            self.stepping.run()
         except RuntimeError as error:  # the optimiser computes its step size in Python and hands it over as a float32
             if "overflow" not in str(error):
                 raise
             raise self._diverged(f"the optimiser's step is too large for float32 in epoch {self.epoch + 1}") from error
 
-    def _eager(self) -> None:
-        """One step on the examples in `self.index`."""
-        batch = tuple(t[self.index] for t in self.task.train)
-        with self._autocast():
-            loss = self.task.loss(self.trained, batch)
-        loss.backward()
-        if self.config.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.loss_sum += loss.detach()
-        if self.average is not None:
-            assert self.config.average is not None
-            blend = get_ema_multi_avg_fn(self.config.average)
-            blend(self.average, [p.detach() for p in self.model.parameters()], 0)
-
-    def _captured(self) -> Callable[[], None]:
-        """The same step as a CUDA graph: one launch instead of a hundred."""
-        snapshot = copy.deepcopy(self.model.state_dict())
-        generators = torch.get_rng_state(), torch.cuda.get_rng_state(self.device)
-        self.trained.train()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
-        with plmu.for_graphs():
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    self._eager()
-            torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph):
-                self._eager()
-        self.model.load_state_dict(snapshot)  # in place, as all below: the graph has the addresses
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                value.zero_()
-        if self.average is not None:
-            for mean, value in zip(self.average, self.model.parameters(), strict=True):
-                mean.copy_(value.detach())
-        self.loss_sum.zero_()
-        torch.set_rng_state(generators[0])
-        torch.cuda.set_rng_state(generators[1], self.device)
-        return graph.replay
-
     def _set_learning_rate(self) -> None:
         done = self.epoch * self.steps_per_epoch + self.step
-        rate = self.config.learning_rate_at(done, self.total_steps)
-        for group in self.optimizer.param_groups:
+        rate = self.config.learning_rate_at(done, self.total_steps) * self._plateau()
+        for group in (group for one in self.optimizers for group in one.param_groups):
+            begun = done >= group["begins"] * self.steps_per_epoch
+            value = rate * group["scale"] if begun else 0.0
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(value)
             else:
-                group["lr"] = rate
+                group["lr"] = value
+
+    def _plateau(self) -> float:
+        if self.config.schedule != "plateau":
+            return 1.0
+        name = f"valid_{self.task.metric}"
+        return self.config.plateau_factor(
+            [entry[name] for entry in self.history if name in entry], self.task.higher_is_better
+        )
 
     def _end_epoch(self) -> None:
         loss = float(self.processes.total(self.loss_sum)) / (self.steps_per_epoch * self.processes.count)

@@ -9,29 +9,35 @@ import torch.distributed as dist
 from torch import Tensor
 
 import plmu
+from plmu.state_tree import leaves
+from plmu.training.optimizers import parameters_of
 
 if TYPE_CHECKING:
     from plmu.training.loop import Trainer
 
-ADAM = {"step", "exp_avg", "exp_avg_sq"}  # what the optimiser keeps for each parameter
+KEPT = ({"step", "exp_avg", "exp_avg_sq"}, {"momentum"})  # what AdamW and Muon keep for each parameter
 
 
 def snapshot(trainer: Trainer) -> dict[str, Any]:
     """All that decides how the run goes on. Every process calls it: each has random numbers of its own."""
     processes, device = trainer.processes, trainer.device
     own = [torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None]
-    generators: list[Any] = [own]
+    carried = [leaf.cpu() for leaf in leaves(trainer.stepping.carried)]
+    generators, states = [own], [carried]
     if processes.count > 1:
-        generators = [None] * processes.count
-        dist.all_gather_object(generators, own)
+        both: list[Any] = [None] * processes.count
+        dist.all_gather_object(both, (own, carried))
+        generators, states = [one[0] for one in both], [one[1] for one in both]
+    known = parameters_of(trainer.optimizers)
     return {
         "plmu": plmu.__version__,
         "epoch": trainer.epoch,
         "step": trainer.step,
         "model": trainer.model.state_dict(),
         "average": trainer.average,
-        "optimizer": trainer.optimizer.state_dict()["state"],
+        "optimizer": {i: dict(one.state[p]) for i, (one, p) in enumerate(known) if p in one.state},
         "generators": generators,
+        "carried": states,
         "loss_sum": trainer.loss_sum,
         "history": trainer.history,
         "best": trainer.best,
@@ -53,7 +59,8 @@ def restore(trainer: Trainer, found: dict[str, Any]) -> None:
     if trainer.average is not None:
         for mean, value in zip(trainer.average, found["average"], strict=True):
             mean.copy_(value)
-    _load_optimizer(trainer.optimizer, found["optimizer"])
+    _load_optimizers(trainer.optimizers, found["optimizer"])
+    _load_carried(trainer, found.get("carried"))
     cpu, cuda = found["generators"][trainer.processes.rank % len(found["generators"])]
     torch.set_rng_state(cpu.cpu())
     if cuda is not None and trainer.device.type == "cuda":
@@ -63,17 +70,31 @@ def restore(trainer: Trainer, found: dict[str, Any]) -> None:
     trainer.history, trainer.best, trainer.seconds = found["history"], found["best"], found["seconds"]
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Tensor]]) -> None:
+def _load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict[int, dict[str, Tensor]]) -> None:
     """In place where a captured graph already has the addresses."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    known = parameters_of(optimizers)
     for number, values in saved.items():
-        if values.keys() != ADAM:
+        if values.keys() not in KEPT:
             raise ValueError(f"the optimiser's state has the names {', '.join(map(str, values))}")
-        state = optimizer.state[parameters[number]]
+        optimizer, parameter = known[number]
+        state = optimizer.state[parameter]
         for name, value in values.items():
-            if value.shape not in ((), parameters[number].shape):
+            if value.shape not in ((), parameter.shape, (parameter.shape[0], parameter[0].numel())):
                 raise ValueError(f"the optimiser's {name!r} has the shape {tuple(value.shape)}")
             if name in state:
                 state[name].copy_(value)
             else:
-                state[name] = value.to(parameters[number].device, copy=True)
+                state[name] = value.to(parameter.device, copy=True)
+
+
+def _load_carried(trainer: Trainer, saved: list[list[Tensor]] | None) -> None:
+    """The states that are carried from batch to batch, of each process its own."""
+    buffers = leaves(trainer.stepping.carried)
+    if not buffers:
+        return
+    if saved is None or len(saved) != trainer.processes.count:
+        raise ValueError(f"its carried states are not of {trainer.processes.count} processes")
+    for buffer, value in zip(buffers, saved[trainer.processes.rank], strict=True):
+        if buffer.shape != value.shape:
+            raise ValueError(f"a carried state has the shape {tuple(value.shape)}, not {tuple(buffer.shape)}")
+        buffer.copy_(value)

@@ -17,11 +17,24 @@ Batch = tuple[Tensor, ...]
 
 
 @dataclass
+class Group:
+    """Parameters that learn alike."""
+
+    parameters: list[nn.Parameter]
+    rate: float = 1.0  # times the learning rate
+    decay: bool = True  # whether weight decay applies
+    begins: float = 0.0  # the epoch, or fraction of one, before which they do not learn
+    matrices: bool = False  # whether those with two axes or more are matrices that Muon may train
+
+
+@dataclass
 class Task:
     """Data and scoring of an experiment; the loop shuffles, batches, optimises and keeps the best.
 
-    Each split is a tuple of tensors whose first axis is the example. `measure` turns a model and a batch into sums that
-    may be added over batches and processes; `finish` turns the totals into named scores, of which `metric` decides.
+    Each split is a tuple of tensors whose first axis is the example; or, with `window`, a stream of tokens (time,),
+    which is trained on in windows of so many steps. `measure` turns a model and a batch into sums that may be added
+    over batches and processes; `finish` turns the totals into named scores, of which `metric` decides. Where batches
+    are not independent, `score` scores a whole split instead.
     """
 
     train: Batch
@@ -33,6 +46,15 @@ class Task:
     metric: str
     higher_is_better: bool
     evaluation_batch: int = 512
+    window: int | None = None
+    # For a stream whose state is carried: (model, batch, state) to loss and state. The state may be None.
+    carried_loss: Callable[[nn.Module, Batch, Any], tuple[Tensor, Any]] | None = None
+    score: Callable[[nn.Module, Batch], dict[str, float]] | None = None
+    groups: Callable[[nn.Module], list[Group]] | None = None  # by default all parameters learn alike
+    # Of each training tensor that has a time axis, (examples,): for batches of similar length.
+    lengths: tuple[Tensor | None, ...] | None = None
+    # How much of the mean loss a batch is, such as its number of tokens. By default all batches count alike.
+    weight: Callable[[Batch], Tensor] | None = None
     notes: dict[str, object] = field(default_factory=dict)  # completeness of the data and the like, for the result
 
     def check(self) -> None:
@@ -40,11 +62,9 @@ class Task:
         for name in ("train", "valid", "test"):
             check_finite(name, getattr(self, name))
 
-    def to(self, device: torch.device) -> Task:
-        """The same task with its data on a device."""
-        moved: dict[str, Any] = {
-            name: tuple(t.to(device) for t in getattr(self, name)) for name in ("train", "valid", "test")
-        }
+    def to(self, device: torch.device, splits: tuple[str, ...] = ("train", "valid", "test")) -> Task:
+        """The same task with the data of these splits on a device."""
+        moved: dict[str, Any] = {name: tuple(t.to(device) for t in getattr(self, name)) for name in splits}
         return dataclasses.replace(self, **moved)
 
     def better(self, score: float, than: float | None) -> bool:

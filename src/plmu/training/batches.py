@@ -1,0 +1,251 @@
+"""Where batches come from: examples, examples of similar length, or windows of one long stream.
+
+A source says which examples each step of an epoch takes, and gathers them. The data may lie on the device, or on the
+host, in memory or in a mapped file: then the next batch is gathered while the device works on this one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.training.config import TrainingConfig
+from plmu.training.task import Batch, Task
+
+MOST_BUCKETS = 8  # each has a CUDA graph of its own
+SHARE = 4  # training data may take this part of a device's free memory: 1 / SHARE
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a batch is: examples of this process, and to which length each of its tensors is cut."""
+
+    rows: int
+    cut: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an epoch: the keys of its examples, of all processes."""
+
+    keys: Tensor
+    shape: Shape
+
+
+class Source(ABC):
+    """The training data of a task."""
+
+    def __init__(self, tensors: Batch) -> None:
+        self.tensors = tensors
+
+    @property
+    @abstractmethod
+    def shapes(self) -> list[Shape]:
+        """Of the batches of one process."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """In an epoch."""
+
+    @abstractmethod
+    def order(self, generator: torch.Generator) -> list[Step]:
+        """The steps of an epoch. What is left over in an incomplete batch is another part each time."""
+
+    @abstractmethod
+    def take(self, keys: Tensor, shape: Shape) -> Batch:
+        """The examples of these keys."""
+
+    @abstractmethod
+    def first(self, count: int) -> Batch:
+        """At most so many examples, always the same."""
+
+
+class Examples(Source):
+    """Tensors whose first axis is the example, in batches of one size."""
+
+    def __init__(self, tensors: Batch, batch: int, processes: int) -> None:
+        super().__init__(tensors)
+        self.batch, self.processes = batch, processes
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [Shape(self.batch // self.processes)]
+
+    @property
+    def steps(self) -> int:
+        return self.tensors[0].shape[0] // self.batch
+
+    def order(self, generator: torch.Generator) -> list[Step]:
+        mixed = torch.randperm(self.tensors[0].shape[0], generator=generator)
+        return [Step(keys, self.shapes[0]) for keys in mixed[: self.steps * self.batch].split(self.batch)]
+
+    def take(self, keys: Tensor, shape: Shape) -> Batch:
+        return tuple(part[keys] for part in self.tensors)
+
+    def first(self, count: int) -> Batch:
+        return tuple(part[:count] for part in self.tensors)
+
+
+class Buckets(Examples):
+    """Examples of similar length together, so that a batch has about so many tokens, padding included.
+
+    The examples are sorted by length into a few buckets with about as many tokens each; a bucket's batches are cut to
+    the length of its longest example.
+    """
+
+    def __init__(
+        self, tensors: Batch, lengths: Sequence[Tensor | None], tokens: int, processes: int, multiple: int
+    ) -> None:
+        super().__init__(tensors, 0, processes)
+        known = [None if one is None else one.cpu().long() for one in lengths]
+        longest = torch.stack([one for one in known if one is not None]).amax(0).clamp(min=1)
+        ordered = longest.argsort(stable=True)
+        mass = longest[ordered].cumsum(0)
+        wanted = torch.arange(1, MOST_BUCKETS + 1) * (int(mass[-1]) / MOST_BUCKETS)
+        ends = (torch.searchsorted(mass, wanted.long().clamp(max=int(mass[-1]))) + 1).tolist()
+        self.buckets: list[tuple[Tensor, int, Shape]] = []  # members, batch over all processes, shape
+        start = 0
+        for number, end in enumerate(ends):
+            members = ordered[start:end]
+            if not len(members):
+                continue
+            width = int(longest[members[-1]])
+            batch = max(1, min(tokens // width, len(members)) // multiple) * multiple
+            if len(members) < batch and number + 1 < len(ends):
+                continue  # too few for a batch: they go into the next bucket
+            if len(members) < batch:
+                raise ValueError(
+                    f"training.batch_tokens = {tokens} needs at least {batch} examples in a bucket, got {len(members)}"
+                )
+            cut = tuple(None if one is None else max(1, int(one[members].max())) for one in known)
+            self.buckets.append((members, batch, Shape(batch // processes, cut)))
+            start = end
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return list(dict.fromkeys(shape for _, _, shape in self.buckets))
+
+    @property
+    def steps(self) -> int:
+        return sum(len(members) // batch for members, batch, _ in self.buckets)
+
+    def order(self, generator: torch.Generator) -> list[Step]:
+        found = []
+        for members, batch, shape in self.buckets:
+            mixed = members[torch.randperm(len(members), generator=generator)]
+            found += [Step(keys, shape) for keys in mixed[: len(members) // batch * batch].split(batch)]
+        return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
+
+    def take(self, keys: Tensor, shape: Shape) -> Batch:
+        return tuple(
+            part[keys] if cut is None else part[keys, :cut] for part, cut in zip(self.tensors, shape.cut, strict=True)
+        )
+
+
+class Windows(Source):
+    """A stream of tokens (time,) in windows: inputs and, one step on, targets, both (batch, length).
+
+    In each epoch the windows begin elsewhere and come in another order. With `carry` a batch continues where the one
+    before ended: each row reads a part of the stream of its own, from its beginning to its end.
+    """
+
+    def __init__(self, tokens: Tensor, length: int, batch: int, processes: int, carry: bool = False) -> None:
+        super().__init__((tokens,))
+        self.length, self.batch, self.processes, self.carry = length, batch, processes, carry
+        self.windows = (len(tokens) - 1) // length - 1  # but one, for the shift
+        if self.windows < batch:
+            raise ValueError(
+                f"training.batch_size = {batch} windows of {length} tokens need more than {batch * length:,} training"
+                f" tokens, got {len(tokens):,}: take a smaller batch or shorter windows"
+            )
+        self.ahead = torch.arange(length + 1, device=tokens.device)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [Shape(self.batch // self.processes)]
+
+    @property
+    def steps(self) -> int:
+        return self.windows // self.batch
+
+    def order(self, generator: torch.Generator) -> list[Step]:
+        shift = int(torch.randint(self.length, (), generator=generator))
+        if self.carry:
+            rows = torch.arange(self.batch) * self.steps
+            windows = torch.arange(self.steps)[:, None] + rows
+        else:
+            mixed = torch.randperm(self.windows, generator=generator)
+            windows = mixed[: self.steps * self.batch].reshape(self.steps, self.batch)
+        return [Step(keys, self.shapes[0]) for keys in (shift + self.length * windows).unbind()]
+
+    def take(self, keys: Tensor, shape: Shape) -> Batch:
+        found = self.tensors[0][keys[:, None] + self.ahead].long()
+        return found[:, :-1], found[:, 1:]
+
+    def first(self, count: int) -> Batch:
+        keys = self.length * torch.arange(min(count, self.windows), device=self.ahead.device)
+        return self.take(keys, self.shapes[0])
+
+
+def source_of(task: Task, config: TrainingConfig, processes: int) -> Source:
+    """The training data of a task as it is, wherever it lies, in batches as configured."""
+    multiple = processes * config.accumulate
+    if task.window is not None:
+        batch = _whole_batch(config.batch_size, processes, config.accumulate)
+        return Windows(task.train[0], task.window, batch, processes, config.carry)
+    if config.carry:
+        raise ValueError("training.carry is for streams of tokens: these training data are single examples")
+    if config.batch_tokens is not None:
+        if task.lengths is None:
+            raise ValueError("training.batch_tokens is for examples of different lengths: use training.batch_size")
+        return Buckets(task.train, task.lengths, config.batch_tokens, processes, multiple)
+    size = min(config.batch_size, task.train[0].shape[0])
+    return Examples(task.train, _whole_batch(size, processes, config.accumulate), processes)
+
+
+def _whole_batch(size: int, processes: int, accumulate: int) -> int:
+    if size % processes:
+        raise ValueError(f"training.batch_size = {size} must be divisible by the {processes} processes")
+    if size // processes % accumulate:
+        raise ValueError(
+            f"training.batch_size = {size} must be divisible by training.accumulate = {accumulate}"
+            + (f" times the {processes} processes" if processes > 1 else "")
+        )
+    return size
+
+
+def fits(tensors: Batch, device: torch.device) -> bool:
+    """Whether training data may lie on the device beside what training needs there."""
+    if device.type != "cuda":
+        return True
+    return sum(part.nbytes for part in tensors) * SHARE <= torch.cuda.mem_get_info(device)[0]
+
+
+class Prefetcher:
+    """Gathers batches of host data, each while the one before is in use. Pinned, where they go to a GPU."""
+
+    def __init__(self, source: Source, device: torch.device) -> None:
+        self.source, self.pin = source, device.type == "cuda"
+
+    def batches(self, steps: Sequence[tuple[Tensor, Shape]]) -> Iterator[Batch]:
+        """In this order; a background thread is one ahead."""
+        with ThreadPoolExecutor(1) as pool:
+            waiting: Any = None
+            for keys, shape in steps:
+                coming = pool.submit(self._take, keys, shape)
+                if waiting is not None:
+                    yield waiting.result()
+                waiting = coming
+            if waiting is not None:
+                yield waiting.result()
+
+    def _take(self, keys: Tensor, shape: Shape) -> Batch:
+        batch = self.source.take(keys, shape)
+        return tuple(part.pin_memory() for part in batch) if self.pin else batch
