@@ -8,6 +8,7 @@ import lzma
 import random
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,9 @@ def pack(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def imdb_archive(path: Path, each: int = 20, changed: dict[str, bytes] | None = None) -> Path:
+def imdb_archive(
+    path: Path, each: int = 20, changed: dict[str, bytes] | None = None, unlabelled: Sequence[str] = ("other",)
+) -> Path:
     rng = random.Random(0)
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = {".gz": "w:gz", ".xz": "w:xz", ".bz2": "w:bz2"}.get(path.suffix, "w")
@@ -44,9 +47,10 @@ def imdb_archive(path: Path, each: int = 20, changed: dict[str, bytes] | None = 
                     member = tarfile.TarInfo(name)
                     member.size = len(raw)
                     archive.addfile(member, io.BytesIO(raw))
-        member = tarfile.TarInfo("aclImdb/train/unsup/0_0.txt")
-        member.size = 5
-        archive.addfile(member, io.BytesIO(b"other"))
+        for number, text in enumerate(unlabelled):
+            member = tarfile.TarInfo(f"aclImdb/train/unsup/{number}_0.txt")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
     return path
 
 
@@ -132,6 +136,28 @@ def vector_file(path: Path, dimension: int = 300) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("glove.840B.300d.txt", content)
     return path
+
+
+def letters(count: int = 1_200) -> str:
+    """Text as text8 has it."""
+    rng = random.Random(0)
+    return "".join(rng.choices(" abcdefghijklmnopqrstuvwxyz", k=count))
+
+
+def text8_file(path: Path, text: str | None = None) -> Path:
+    content = letters() if text is None else text
+    return zip_file(path, {"text8": content.encode()}) if path.suffix == ".zip" else pack(path, content)
+
+
+def opinions(count: int = 600, kind: str = "radio") -> list[str]:
+    """Texts of which each is another; with this many, some are in each split."""
+    rng = random.Random(kind)
+    return [f"{kind.capitalize()} {number}: {' '.join(rng.choices(FILL, k=4))}, isn't it?" for number in range(count)]
+
+
+def amazon_file(path: Path, texts: Sequence[str] | None = None) -> Path:
+    rows = opinions() if texts is None else texts
+    return pack(path, "".join(json.dumps({"overall": 5.0, "reviewText": text}) + "\n" for text in rows))
 
 
 def zip_file(path: Path, members: dict[str, bytes], **options) -> Path:

@@ -13,17 +13,21 @@ from pathlib import Path
 import numpy as np
 from texts import (
     FILL,
+    amazon_file,
     imdb_archive,
     keras_file,
+    letters,
+    opinions,
     pack,
     qqp_official,
     qqp_partition,
     snli_folder,
     snli_lines,
+    text8_file,
     vector_file,
 )
 
-from plmu.data import imdb, mackey_glass, mnist, qqp, snli, vectors
+from plmu.data import characters, imdb, mackey_glass, mnist, qqp, reviews, snli, vectors
 from plmu.data.files import DataConfig
 
 Load = Callable[[DataConfig], object]
@@ -55,6 +59,22 @@ def _snli_zip(folder: Path) -> Path:
     return path
 
 
+def _text8(config: DataConfig) -> characters.CharacterData:
+    return characters.load(characters.CharactersConfig(config.root))
+
+
+def _own(config: DataConfig) -> characters.CharacterData:
+    return characters.load(characters.CharactersConfig(file=config.root / "own.txt"))
+
+
+def _products(config: DataConfig) -> reviews.ReviewData:
+    return reviews.load(reviews.ReviewsConfig(config.root))
+
+
+def _films(config: DataConfig) -> reviews.ReviewData:
+    return reviews.load(reviews.ReviewsConfig(config.root, "imdb"))
+
+
 # Of each kind: what makes the files and returns the one that is changed, and what reads them.
 KINDS: dict[str, tuple[Callable[[Path], Path], Load]] = {
     "idx.gz": (_mnist, _images),
@@ -71,12 +91,30 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Load]] = {
     "vectors.txt": (lambda folder: vector_file(folder / "glove" / "v.txt", 20), _words),
     "vectors.txt.xz": (lambda folder: vector_file(folder / "glove" / "v.txt.xz", 20), _words),
     "vectors.zip": (lambda folder: vector_file(folder / "glove" / "v.zip", 20), _words),
+    "text8": (lambda folder: text8_file(folder / "text8" / "text8"), _text8),
+    "text8.xz": (lambda folder: text8_file(folder / "text8" / "text8-prefix.xz"), _text8),
+    "text8.zip": (lambda folder: text8_file(folder / "text8" / "text8.zip"), _text8),
+    "own.txt": (lambda folder: pack(folder / "own.txt", letters() + "é\n" * 9), _own),
+    "reviews.json": (lambda folder: amazon_file(folder / "amazon" / "a.json"), _products),
+    "reviews.jsonl.gz": (lambda folder: amazon_file(folder / "amazon" / "a.jsonl.gz"), _products),
+    "reviews.tar": (
+        lambda folder: imdb_archive(folder / "aclImdb" / "aclImdb_v1.tar", 1, unlabelled=opinions(300)),
+        _films,
+    ),
 }
 
 # The same for caches of ours, which are made again whatever was changed.
 CACHES: dict[str, tuple[Callable[[Path], object], Load]] = {
     "qqp": (lambda folder: qqp_partition(folder, 10), lambda config: qqp.load(config).arrays()),
     "vectors": (lambda folder: vector_file(folder / "glove" / "v.txt", 20), lambda config: {"": _words(config).matrix}),
+    "text8": (
+        lambda folder: text8_file(folder / "text8" / "text8"),
+        lambda config: _text8(config).splits | {"alphabet": np.array(_text8(config).symbols.alphabet)},
+    ),
+    "reviews": (
+        lambda folder: amazon_file(folder / "amazon" / "a.json"),
+        lambda config: _products(config).splits | {"words": np.array(_products(config).words)},
+    ),
     "mackey-glass": (lambda folder: None, lambda config: {"": mackey_glass._cached()}),
 }
 

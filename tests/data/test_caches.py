@@ -14,7 +14,7 @@ import pytest
 from texts import pack, qqp_partition, snli_folder
 
 from plmu.atomic import replacing
-from plmu.data import cache, imdb, mackey_glass, mnist, qqp, reading, snli, vectors
+from plmu.data import cache, characters, imdb, mackey_glass, mnist, qqp, reading, reviews, snli, vectors
 from plmu.data.files import DataConfig, DataError, Remote, clear_abandoned, find, present
 from plmu.data.overview import overview
 
@@ -132,6 +132,9 @@ LOADERS = {
     "qqp": (qqp.load, "qqp", "quora_duplicate_questions.tsv"),
     "snli": (snli.load, "snli", "snli_1.0.zip"),
     "vectors": (lambda config: vectors.load(config, ["a"], 2), "glove", "glove.840B.300d.zip"),
+    "text8": (lambda config: characters.load(characters.CharactersConfig(config.root)), "text8", "text8.zip"),
+    "amazon": (lambda config: reviews.load(reviews.ReviewsConfig(config.root)), "amazon", "a.json"),
+    "films": (lambda config: reviews.load(reviews.ReviewsConfig(config.root, "imdb")), "aclImdb", "aclImdb_v1.tar.gz"),
 }
 
 

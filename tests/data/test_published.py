@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from texts import keras_file, npy, zip_file
 
-from plmu.data import imdb, keras, mackey_glass, mnist, qqp, snli, vectors
+from plmu.data import characters, imdb, keras, mackey_glass, mnist, qqp, reviews, snli, vectors
 from plmu.data.files import DataConfig, DataError, unreadable
 
 
@@ -27,6 +27,8 @@ def test_sizes_are_those_of_the_publications():
     assert sum(qqp.PARTITION.values()) == 404_348, "58 more than the official file"
     assert (mackey_glass.SERIES, mackey_glass.LENGTH, mackey_glass.HORIZON) == (128, 5000, 15)
     assert vectors.COMPONENT == 0.3
+    assert (characters.WHOLE, characters.PERCENT) == (100_000_000, {"train": 90, "valid": 5, "test": 5})
+    assert (reviews.PAPER, reviews.VOCABULARY, reviews.FILMS) == (3_700_000, 30_000, 25_000 - 2_500 + 50_000)
 
 
 def _operation(code: bytes) -> pickletools.OpcodeInfo:

@@ -96,7 +96,7 @@ def test_imdb_validates_on_neighbours(tmp_path):
     numbered = imdb.read_archive(path, Builder(1))
     assert numbered == names
     order = np.random.default_rng(0).permutation(len(names))
-    train, valid = imdb._by_films([numbered[row] for row in order])
+    train, valid = imdb.by_films([numbered[row] for row in order])
     blocks = {("pos", number) for number in range(180, 200)} | {("neg", number) for number in range(58, 78)}
     assert {numbered[row] for row in order[valid]} == blocks
     assert sorted([*train, *valid]) == list(range(400))

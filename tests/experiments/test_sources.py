@@ -284,5 +284,5 @@ def test_a_pretrained_model_comes_with_its_symbols(own):
     assert begun.embedding.weight.shape == (256, 4)
     (FOLDER / "symbols.json").unlink()
     (FOLDER / "vocabulary.txt").write_text(Words(("a", "b")).companions()["vocabulary.txt"])
-    with pytest.raises(RunError, match=r"vocabulary\.txt has 4 words and the model embeddings for 256"):
+    with pytest.raises(RunError, match=r"vocabulary\.txt is for 4 token numbers and the model has 256 embeddings"):
         pretrained.read(FOLDER)

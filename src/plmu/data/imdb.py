@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from plmu.data import keras
 from plmu.data.cache import Array, cached
 from plmu.data.files import DataConfig, DataError, Remote, find
 from plmu.data.reading import content, members
-from plmu.data.text import RULES, VOCABULARY, Builder, TextData, completeness, tokenise
+from plmu.data.text import RULES, VOCABULARY, Builder, TextData, completeness, digest, tokenise
 
 FOLDER = "aclImdb"
 ORIGINAL = Remote(
@@ -37,7 +38,8 @@ VALIDATING = 0.1
 FROM = {"pos": 0.9, "neg": 0.288}  # where, in the order of its numbers, a class's tenth for validation begins
 SPLIT_SEED = 0  # of Keras' copy
 
-_REVIEW = re.compile(r"(?:^|/)(train|test)/(neg|pos)/(\d{1,9})_\d+\.txt$")
+_LABELLED = re.compile(r"(?:^|/)(train|test)/(neg|pos)/(\d{1,9})_\d+\.txt$")
+_ALL = re.compile(r"(?:^|/)(train|test)/(neg|pos|unsup)/(\d{1,9})_\d+\.txt$")
 
 
 def locate(config: DataConfig) -> Path:
@@ -45,13 +47,14 @@ def locate(config: DataConfig) -> Path:
     return find(config, FOLDER, (*ARCHIVES, "imdb.npz"), ORIGINAL)
 
 
-def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
-    """Train, valid and test; class 1 is positive."""
+def load(config: DataConfig, size: int = VOCABULARY, words: Sequence[str] | None = None) -> TextData:
+    """Train, valid and test; class 1 is positive. The vocabulary is `words`, else the `size` most frequent ones."""
     path = locate(config)
     index = path.with_name(INDEX)
     numbered = path.suffix == ".npz"
     files = [path, index] if numbered and index.is_file() else [path]
     settings = {"size": size, "rules": RULES, "valid": VALIDATING, "from": FROM, "seed": SPLIT_SEED, "version": 2}
+    settings |= digest(words)
 
     def make() -> dict[str, Array]:
         builder = Builder(1)
@@ -59,8 +62,8 @@ def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
             read_keras(path, index, builder)
             train, valid = _seeded(builder.count("train"))
         else:
-            train, valid = _by_films(read_archive(path, builder))
-        return _finished(path, builder, train, valid, size).arrays()
+            train, valid = by_films(read_archive(path, builder))
+        return _finished(path, builder, train, valid, size, words).arrays()
 
     return cached("imdb", files, settings, make, TextData.of)
 
@@ -68,7 +71,16 @@ def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
 def read_archive(path: Path, builder: Builder) -> list[tuple[str, int]]:
     """Add the labelled reviews of the archive. Returns class and number of each training review."""
     numbered = []
-    for match, raw in members(path, _REVIEW):
+    for split, kind, number, text in reviews(path):
+        builder.add(split, int(kind == "pos"), tokenise(text))
+        if split == "train":
+            numbered.append((kind, number))
+    return numbered
+
+
+def reviews(path: Path, unlabelled: bool = False) -> Iterator[tuple[str, str, int, str]]:
+    """Split, class (pos, neg or unsup), number and text of the archive's reviews; the unlabelled ones if asked for."""
+    for match, raw in members(path, _ALL if unlabelled else _LABELLED):
         split, kind, number = match.groups()
         try:
             text = raw.decode("utf-8")
@@ -77,10 +89,7 @@ def read_archive(path: Path, builder: Builder) -> list[tuple[str, int]]:
             raise DataError(f"{path}, {match.string}: {reason}") from None
         if not text.strip():
             raise DataError(f"{path}, {match.string}: the review is empty")
-        builder.add(split, int(kind == "pos"), tokenise(text))
-        if split == "train":
-            numbered.append((kind, int(number)))
-    return numbered
+        yield split, kind, int(number), text
 
 
 def read_keras(path: Path, index: Path, builder: Builder) -> None:
@@ -92,7 +101,7 @@ def read_keras(path: Path, index: Path, builder: Builder) -> None:
             builder.add(split, int(label), [names.get(rank, f"#{rank}") for rank in review])
 
 
-def _by_films(numbered: list[tuple[str, int]]) -> tuple[Array, Array]:
+def by_films(numbered: list[tuple[str, int]]) -> tuple[Array, Array]:
     """Rows of training reviews that train and that validate, with hardly a film in both."""
     train: list[int] = []
     valid: list[int] = []
@@ -112,14 +121,16 @@ def _seeded(count: int) -> tuple[Array, Array]:
     return order[:first], order[first:]
 
 
-def _finished(path: Path, builder: Builder, train: Array, valid: Array, size: int) -> TextData:
+def _finished(
+    path: Path, builder: Builder, train: Array, valid: Array, size: int, words: Sequence[str] | None
+) -> TextData:
     counts = {split: (builder.count(split), WHOLE) for split in ("train", "test")}
     for split, (here, _) in counts.items():
         if here < 2:
             raise DataError(f"{path} has no {split}/pos and {split}/neg reviews in it: it is not the IMDB archive")
     builder.divide("train", {"train": train, "valid": valid})
     remark = f"{len(valid):,} of train validate; from {path.name}"
-    return builder.finish(size, completeness("IMDB", counts, remark))
+    return builder.finish(size, completeness("IMDB", counts, remark), words)
 
 
 def _index(path: Path) -> dict[int, str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plmu.data import imdb, mnist, qqp, snli, vectors
+from plmu.data import characters, imdb, mnist, qqp, reviews, snli, vectors
 from plmu.data.files import DataConfig, DataError, cache_folder, is_file, unreadable
-from plmu.data.text import TextData
 from plmu.terminal import show_table
 
 
@@ -17,9 +16,11 @@ def overview(config: DataConfig) -> None:
         ("Mackey-Glass series", "mackey-glass", "generated when needed", "an equation"),
         ("adding problem", "addition", "generated when needed", "a generator"),
         ("MNIST, 4 files", "psmnist", _mnist(config), mnist.HOME),
-        ("IMDB", "imdb", _text(config, imdb.FOLDER, imdb.load), imdb.HOME),
-        ("Quora question pairs", "qqp", _text(config, qqp.FOLDER, qqp.load), qqp.HOME),
-        ("SNLI 1.0", "snli", _text(config, snli.FOLDER, snli.load), snli.HOME),
+        ("IMDB", "imdb", _text(config, imdb.FOLDER, lambda here: imdb.load(here).completeness), imdb.HOME),
+        ("Quora question pairs", "qqp", _text(config, qqp.FOLDER, lambda here: qqp.load(here).completeness), qqp.HOME),
+        ("SNLI 1.0", "snli", _text(config, snli.FOLDER, lambda here: snli.load(here).completeness), snli.HOME),
+        ("text8", "text8", _text(config, characters.FOLDER, _text8), characters.HOME),
+        ("Amazon reviews", "reviews", _text(config, reviews.FOLDER, _reviews), reviews.HOME),
         ("word vectors", "imdb, qqp, snli", _vectors(config), vectors.HOME),
     ]
     title = f"data folder: {folder or 'none set; downloads go to the cache'}"
@@ -41,17 +42,26 @@ def _mnist(config: DataConfig) -> str:
     return "complete"
 
 
-def _text(config: DataConfig, name: str, load: Callable[[DataConfig], TextData]) -> str:
-    """What is complete, read from the files at first and from the cache of parsed data later."""
+def _text(config: DataConfig, name: str, describe: Callable[[DataConfig], str]) -> str:
+    """What is here, read from the files at first and from the cache of parsed data later."""
     folder = config.folder() or cache_folder()
     try:
         if not (folder / name).is_dir() or not any((folder / name).iterdir()):
             return "no"
-        return load(DataConfig(folder)).completeness
+        return describe(DataConfig(folder))
     except DataError as error:
         return f"damaged or missing: {error}"
     except OSError as error:
         return str(unreadable(error))
+
+
+def _text8(config: DataConfig) -> str:
+    return characters.load(characters.CharactersConfig(config.root)).completeness
+
+
+def _reviews(config: DataConfig) -> str:
+    """The names of the files alone: to read them takes minutes."""
+    return ", ".join(path.name for path in reviews.locate(config))
 
 
 def _vectors(config: DataConfig) -> str:

@@ -1,11 +1,12 @@
 """What all text sources share: one tokeniser, a vocabulary counted on training data, token numbers as arrays.
 
 Sources differ in case and in how punctuation is split off ("don't", "do n't"); the tokeniser brings them to one form.
-Number 0 is padding and 1 a word outside the vocabulary.
+Number 0 is padding, or separates the texts of a stream, and 1 is a word outside the vocabulary.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from array import array
 from collections.abc import Sequence
@@ -172,21 +173,22 @@ class Builder:
         self.splits.update({name: whole.take(rows) for name, rows in into.items()})
         del self.parts[split]
 
-    def finish(self, size: int, completeness: str) -> TextData:
-        """The words of `train` by frequency, in a tie by alphabet, at most `size`; all else is UNKNOWN."""
+    def finish(self, size: int, completeness: str, words: Sequence[str] | None = None) -> TextData:
+        """With the given words, or the `size` most frequent ones of `train`; all else is UNKNOWN."""
         self.splits.update({name: self._split(name) for name in self.parts})
         names = list(self.numbers)
-        train = self.splits["train"]
-        counts = np.sum([np.bincount(side.values, minlength=len(names)) for side in train.sides], axis=0)
-        seen = [int(number) for number in np.flatnonzero(counts)]
-        chosen = sorted(seen, key=lambda number: (-counts[number], names[number]))[:size]
-        final = np.full(len(names), UNKNOWN, np.uint16 if size + FIRST < 2**16 else np.uint32)
-        final[chosen] = np.arange(FIRST, FIRST + len(chosen))
+        if words is None:
+            train = self.splits["train"]
+            counts = np.sum([np.bincount(side.values, minlength=len(names)) for side in train.sides], axis=0)
+            words = most_frequent(names, counts, size)
+        else:
+            size = len(words)
+        final = final_numbers(names, words, size)
         splits = {
             name: Split(tuple(Ragged(final[side.values], side.ends) for side in split.sides), split.labels)
             for name, split in self.splits.items()
         }
-        return TextData(splits, [names[number] for number in chosen], completeness)
+        return TextData(splits, list(words), completeness)
 
     def _split(self, name: str) -> Split:
         part = self.parts[name]
@@ -195,6 +197,25 @@ class Builder:
             for values, ends in zip(part.values, part.ends, strict=True)
         )
         return Split(tuple(sides), np.frombuffer(part.labels, np.uint8))
+
+
+def most_frequent(names: Sequence[str], counts: Array, size: int) -> list[str]:
+    """The names with the highest counts, in a tie by alphabet, at most `size`; none that does not occur."""
+    seen = [int(number) for number in np.flatnonzero(counts)]
+    chosen = sorted(seen, key=lambda number: (-counts[number], names[number]))[:size]
+    return [names[number] for number in chosen]
+
+
+def final_numbers(names: Sequence[str], words: Sequence[str], size: int) -> Array:
+    """The token number of each name in a vocabulary that has room for `size` words, in as few bytes as that takes."""
+    places = {word: number for number, word in enumerate(words, FIRST)}
+    kind = np.uint16 if size + FIRST < 2**16 else np.uint32
+    return np.array([places.get(name, UNKNOWN) for name in names], kind)
+
+
+def digest(words: Sequence[str] | None) -> dict[str, str]:
+    """For the settings of a cache: which vocabulary was given, if any."""
+    return {} if words is None else {"words": hashlib.sha256("\n".join(words).encode()).hexdigest()}
 
 
 def completeness(name: str, counts: dict[str, tuple[int, int]], remark: str = "") -> str:
