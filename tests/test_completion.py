@@ -39,7 +39,7 @@ COMPLETED = [
     (("train", "imdb", "--model.the"), ["--model.theta", "--model.thetas"]),
     (("train", "psmnist", "--runs", "fo"), ["folder"]),
     (("train", "psmnist", "fo"), []),
-    (("evaluate", ""), ["-h", "--help", "--data.root", "--device", "file", "folder"]),
+    (("evaluate", ""), ["-h", "--help", "--data.root", "--data.file", "--from", "--device", "file", "folder"]),
     (("evaluate", "--de"), ["--device"]),
     (("data", ""), ["-h", "--help", "--data.root"]),
     (("bench", "l"), ["layers"]),
@@ -125,7 +125,7 @@ def test_scripts_hold_words_values_and_paths(capsys):
     """Also where the shell is not there to try them."""
     fish, zsh, bash = (_script(shell, capsys) for shell in ("fish", "zsh", "bash"))
     assert "        case 'train psmnist --model'\n            printf '%s\\n' plmu lstm lmu\n" in fish
-    paths = "'* --runs' '* --data.root' '* --results' '* --out' '* --readme'"
+    paths = "'* --runs' '* --data.root' '* --data.file' '* --from' '* --results' '* --out' '* --readme'"
     assert f"        case {paths}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
     assert "            case train\n                printf '%s\\n' mackey-glass psmnist addition imdb qqp snli" in fish
     shown = "            case stream\n                printf '%s\\n' -h --help\n                __fish_complete_path"
@@ -149,10 +149,10 @@ def test_every_option_is_completed(capsys):
                 main(["train", name, "--model", model, "--help"])
             shown = {word.strip(",") for word in capsys.readouterr().out.split() if re.match("--[a-z]", word)}
             options = {*_flags(Options()), *_flags(experiment.defaults(model))}
-            assert options == shown - {"--help", "--model"}
+            assert options | ({"--from"} if experiment.starts else set()) == shown - {"--help", "--model"}
             assert set(words[f"train {name}"]) >= options
             assert values[f"train {name} --model"] == list(experiment.models)
     parsers = (cli._evaluate_parser(), cli._stream_parser(), cli._data_parser(), cli._report_parser())
     of_parsers = {flag for parser in parsers for flag in parser.known if flag in PATHS}
-    assert {"--data.root", "--results", "--out", "--readme"} == of_parsers
+    assert {"--data.root", "--data.file", "--from", "--results", "--out", "--readme"} == of_parsers
     assert {"--runs", "--data.root"} <= set(PATHS)

@@ -101,7 +101,7 @@ def test_the_part_table_names_what_an_experiment_has() -> None:
     (module, *_) = _blocks("adding-an-experiment.md", "python")
     rows = re.findall(r"^\| (`.*?`) \| .* \|$", page.split("What each part is for")[1].split("## 2")[0], re.MULTILINE)
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert {"name", "metric", "paper", "models", "streamable", "defaults", "task", "build", "deployable"} <= names
+    assert {"name", "metric", "paper", "models", "streamable", "defaults", "task", "build"} <= names
     assert all(re.search(rf"\b{name}\b", module) for name in names)
 
 

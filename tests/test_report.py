@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from plmu.cli import main
-from plmu.report import _page, labelled, load, plot, report, summary_table
+from plmu.curves import labelled
+from plmu.report import _page, load, plot, report, summary_table
 from plmu.tables import HEADER, SHORTENED, epochs, marks, results_table, rows, shortened, shown
 from plmu.training.errors import RunError
 

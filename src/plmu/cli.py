@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import make_dataclass
+from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -139,6 +139,9 @@ def _train(words: list[str]) -> None:
 
 def _model_name(experiment: Experiment, words: list[str]) -> tuple[str, list[str]]:
     """Take `--model NAME` out of the words: it decides which other options there are."""
+    started = any(word.partition("=")[0] == "--from" for word in words)
+    if started:
+        experiment.check_start()
     for i, word in enumerate(words):
         if word == "--model":
             if i + 1 == len(words):
@@ -146,24 +149,29 @@ def _model_name(experiment: Experiment, words: list[str]) -> tuple[str, list[str
             return experiment.check(words[i + 1]), words[:i] + words[i + 2 :]
         if word.startswith("--model="):
             return experiment.check(word.removeprefix("--model=")), words[:i] + words[i + 1 :]
-    return experiment.models[0], words
+    return experiment.default_model(started), words
 
 
 def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, Any]:
     """The configuration from the command line, over the defaults of the experiment and model."""
     import tyro
 
-    from plmu.experiments.base import Config
     from plmu.experiments.run import Options
 
     default = experiment.defaults(model)
-
+    own: Any = type(default)
+    config = own[type(default.model)] if own.__parameters__ else own
+    start: Any = (tyro.conf.Fixed, tyro.conf.Suppress)
+    if experiment.starts:
+        runs = " or ".join(experiment.starts)
+        start = (tyro.conf.arg(name="from", help=f"Folder of a finished run of {runs} to start from."),)
+    config = make_dataclass("Config", [("start", Annotated[Path | None, *start], field(default=None))], bases=(config,))
     flat = tyro.conf.arg(name="")
-    parts: Any = {"options": Options, "config": Config[type(default.model)]}  # type: ignore[misc]
+    parts: Any = {"options": Options, "config": config}
     command: Any = make_dataclass("Command", [(name, Annotated[part, flat]) for name, part in parts.items()])
     parsed = tyro.cli(
         command,
-        default=command(Options(), default),
+        default=command(Options(), config(**vars(default))),
         args=words,
         prog=f"plmu train {experiment.name}",
         description=(
@@ -172,7 +180,7 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
             f" The options below are those of {model}."
         ),
     )
-    return parsed.config, parsed.options
+    return own(**vars(parsed.config)), parsed.options
 
 
 def _evaluate_parser() -> Parser:
@@ -181,6 +189,8 @@ def _evaluate_parser() -> Parser:
     parser.add_argument(
         "--data.root", dest="root", type=Path, help="folder with the data sets (where the run had its data)"
     )
+    parser.add_argument("--data.file", dest="file", type=Path, help="your own text file (the one of the run)")
+    parser.add_argument("--from", dest="start", type=Path, help="folder of the run that this one started from")
     parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
     return parser
 
@@ -188,12 +198,12 @@ def _evaluate_parser() -> Parser:
 def _evaluate(words: list[str]) -> None:
     given = _evaluate_parser().parse_args(words)
 
-    from plmu.data.files import DataConfig
     from plmu.experiments.evaluate import evaluate
     from plmu.training.processes import processes
 
+    paths = {"data.root": given.root, "data.file": given.file, "from": given.start}
     with processes(given.device) as group:
-        epoch, scores = evaluate(given.run, DataConfig(given.root), group)
+        epoch, scores = evaluate(given.run, {name: path for name, path in paths.items() if path is not None}, group)
         if group.writes:
             print(f"best_epoch {epoch}")
             for name, value in scores.items():

@@ -19,7 +19,15 @@ from plmu.experiments.run import Options
 Words = dict[str, list[str]]
 Flags = dict[str, Sequence[str]]  # options, each with the values it takes if they are few
 DEVICES = ("auto", "cpu", "cuda")  # the usual values of --device
-PATHS = ("--runs", "--data.root", "--results", "--out", "--readme")  # options that take a file or folder
+PATHS = (
+    "--runs",
+    "--data.root",
+    "--data.file",
+    "--from",
+    "--results",
+    "--out",
+    "--readme",
+)  # options that take a file or folder
 
 
 def script(shell: str, commands: Mapping[str, Parser | None], options: Sequence[str]) -> str:
@@ -35,6 +43,7 @@ def _words(commands: Mapping[str, Parser | None], options: Sequence[str]) -> tup
     known: dict[str, Flags] = {name: {**parser.known} for name, parser in commands.items() if parser is not None}
     for name, experiment in EXPERIMENTS.items():
         flags: Flags = {"--help": (), "--model": experiment.models, **_flags(Options())}
+        flags |= {"--from": ()} if experiment.starts else {}
         for model in experiment.models:
             flags |= _flags(experiment.defaults(model))
         known[f"train {name}"] = flags
@@ -51,6 +60,8 @@ def _flags(config: Any, prefix: str = "--") -> Flags:
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), field.name.replace("_", "-")
+        if field.name == "start":  # --from, which only some experiments take
+            continue
         if dataclasses.is_dataclass(value):
             found |= _flags(value, f"{prefix}{name}.")
         elif hints[field.name] is bool:

@@ -1,4 +1,4 @@
-"""The report of all results: a table in the terminal, a page and a plot."""
+"""The report of all results: a table in the terminal, a page and plots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plmu.tables import HEADER, SHORTENED, epochs, named, rows, run_name, shortened, titled, write_tables
+from plmu.curves import curves, has_curves, labelled, literal, plot_curves
+from plmu.tables import HEADER, SHORTENED, rows, shortened, titled, write_tables
 from plmu.terminal import Console, show_table
 from plmu.training.errors import RunError
 from plmu.training.results import read_json
@@ -22,17 +23,6 @@ def summary_table(summaries: list[dict[str, Any]]) -> None:
     if any(shortened(summary) for summary in summaries):
         console.print(SHORTENED, highlight=False)
     console.print("on " + "; ".join(sorted({summary["hardware"] for summary in summaries})), highlight=False)
-
-
-def labelled(summary: dict[str, Any]) -> str:
-    """The model in a plot, and what sets the run apart."""
-    short = f"{epochs(summary)} epochs" if shortened(summary) else ""
-    return _literal("\n".join(part for part in (named(summary), run_name(summary), short) if part))
-
-
-def _literal(text: str) -> str:
-    """For a plot, where dollars would begin a formula."""
-    return text.replace("$", r"\$")
 
 
 def load(*folders: Path) -> list[dict[str, Any]]:
@@ -56,6 +46,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         _details(one)
         labelled(one)
         _points(one)
+        curves(one)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
         raise RunError(
             f"{path} is damaged ({type(error).__name__}: {error}): remove it, or make it again with `plmu train`"
@@ -74,6 +65,7 @@ def report(folders: Sequence[Path], out: Path, write: Sequence[Path] = ()) -> No
     try:
         out.mkdir(parents=True, exist_ok=True)
         plot(summaries, out / "results.png")
+        drawn = plot_curves(summaries, out / "curves.png")
         (out / "report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from None
@@ -85,7 +77,8 @@ def report(folders: Sequence[Path], out: Path, write: Sequence[Path] = ()) -> No
             first = next((one for one in folders[:number] if (one / path.name).is_file()), None)
             if first is not None:
                 print(f"{path} is not shown: {first / path.name} comes first (--results)")
-    print(f"wrote {out / 'report.html'} and {out / 'results.png'}")
+    written = ["report.html", "results.png", *(["curves.png"] if drawn else [])]
+    print(f"wrote {', '.join(str(out / name) for name in written)}")
 
 
 def _page(summaries: list[dict[str, Any]]) -> str:
@@ -96,7 +89,8 @@ def _page(summaries: list[dict[str, Any]]) -> str:
     )
     details = "\n".join(_details(one) for one in summaries)
     head = "".join(f"<th>{name}</th>" for name in (*HEADER, "hardware"))
-    return PAGE.format(head=head, body=body, details=details, shortened=html.escape(SHORTENED))
+    drawn = CURVES if any(map(has_curves, summaries)) else ""
+    return PAGE.format(head=head, body=body, details=details, shortened=html.escape(SHORTENED), curves=drawn)
 
 
 def _details(one: dict[str, Any]) -> str:
@@ -145,8 +139,8 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
                 axis.plot(i, paper, "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
         axis.set_xticks(range(len(own)), [_wrapped(labelled(one)) for one in own], fontsize="small", rotation=15)
         axis.set_xlim(-0.6, len(own) - 0.4)
-        axis.set_title(_literal(titled(own[0])))
-        axis.set_ylabel(_literal(own[0]["metric"]) + (", %" if own[0]["percent"] else ""))
+        axis.set_title(literal(titled(own[0])))
+        axis.set_ylabel(literal(own[0]["metric"]) + (", %" if own[0]["percent"] else ""))
         axis.grid(axis="y", alpha=0.3)
         if not own[0]["percent"]:
             axis.set_yscale("log")
@@ -160,6 +154,10 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
+CURVES = """<h2>Learning curves</h2>
+<p>Training loss and validation score after each epoch, mean over seeds.</p>
+<p><img src="curves.png" alt="Training loss and validation score over epochs"></p>
+"""
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>plmu results</title>
 <style>
@@ -174,6 +172,6 @@ trained on validation data too, with settings chosen before. {shortened}</p>
 <table><tr>{head}</tr>
 {body}</table>
 <p><img src="results.png" alt="Each model's test score beside the paper's"></p>
-{details}
+{curves}{details}
 </body></html>
 """

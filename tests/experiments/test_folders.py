@@ -15,8 +15,7 @@ from program import raising, refused
 
 import plmu
 from plmu.cli import main
-from plmu.data.files import DataConfig
-from plmu.experiments import EXPERIMENTS, folders
+from plmu.experiments import EXPERIMENTS, folders, sources
 from plmu.experiments import run as run_module
 from plmu.experiments.text_models import TextExperiment
 from plmu.training.checkpoints import pack, unpack
@@ -149,15 +148,21 @@ def test_evaluate_remembers_where_the_data_was(short, capsys, monkeypatch):
         assert "paths.json is damaged: give --data.root" in refused(["evaluate", str(FOLDER)], capsys)
 
 
+def _root(folder: Path) -> Path | None:
+    _, config = folders.read_config(folder, EXPERIMENTS)
+    sources.locate(folder, config, {})
+    return config.data.root
+
+
 def test_without_a_data_folder_none_is_remembered(short, monkeypatch):
     main(short)
     assert not (FOLDER / "paths.json").exists()
-    assert folders.remembered_data(FOLDER) == DataConfig()
+    assert _root(FOLDER) is None
     Path("data").mkdir()
     monkeypatch.setenv("PLMU_DATA", "data")
     main([*short, "--name", "b"])
     monkeypatch.delenv("PLMU_DATA")
-    assert folders.remembered_data(Path("runs/b-seed0")) == DataConfig(Path("data").absolute())
+    assert _root(Path("runs/b-seed0")) == Path("data").absolute()
 
 
 INTERRUPTED = """

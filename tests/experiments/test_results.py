@@ -81,3 +81,24 @@ def test_a_run_that_ends_a_little_worse_is_finished_with_a_note(short, capsys, m
     notes = json.loads(Path("runs/mackey-glass-plmu.json").read_text())["notes"]
     assert notes["training"] == f"seed 1: {said}"
     assert notes.items() >= json.loads((FOLDER / "result.json").read_text())["notes"].items()
+
+
+def test_results_and_summaries_have_learning_curves(short, capsys):
+    """The entries of metrics.jsonl. A result of a version that did not keep them stays valid."""
+    main([*short, "--seeds", "2"])
+    lines = [json.loads(line) for line in (FOLDER / "metrics.jsonl").read_text().splitlines()]
+    path = FOLDER / "result.json"
+    whole = json.loads(path.read_text())
+    summary = Path("runs/mackey-glass-plmu.json")
+    assert whole["history"] == lines
+    assert {"epoch", "loss", "valid_nrmse"} <= lines[0].keys()
+    first, second = json.loads(summary.read_text())["seeds"]
+    assert first["history"] == lines != second["history"]
+    assert "history" not in json.loads(summary.read_text())
+    for wrong in (3, [3], [{"loss": 1.0}], [{"epoch": 1, "loss": "x"}]):
+        path.write_text(json.dumps({**whole, "history": wrong}))
+        assert f"{path} has a missing or wrong history: remove" in refused(short, capsys)
+    del whole["history"]
+    path.write_text(json.dumps(whole))
+    main(short)
+    assert ["history" in one for one in json.loads(summary.read_text())["seeds"]] == [False, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
@@ -25,6 +26,8 @@ class Config(Generic[ModelConfig]):
     data: DataConfig = field(default_factory=DataConfig)
     seed: int = 0
     """Seed of initialisation, data order, dropout and noise."""
+    start: Path | None = None
+    """Folder of a finished run to start from: `--from` on the command line, for experiments with `starts`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:
@@ -39,11 +42,16 @@ class Experiment(ABC):
     paper: ClassVar[dict[str, float]]  # the paper's figure for each model that has one
     percent = False  # whether the score is shown in percent
     streamable: ClassVar[tuple[str, ...]] = ()  # the models that are steppable: they are saved and can be streamed
+    starts: ClassVar[tuple[str, ...]] = ()  # the experiments whose runs `--from` takes
 
     @property
     @abstractmethod
     def models(self) -> tuple[str, ...]:
         """The names `--model` takes, ours first."""
+
+    def default_model(self, started: bool) -> str:
+        """The model where `--model` is not given; `started` says whether `--from` is."""
+        return self.models[0]
 
     @abstractmethod
     def defaults(self, model: str) -> Config[Any]:
@@ -64,6 +72,11 @@ class Experiment(ABC):
     def more_tests(self, config: Config[Any]) -> dict[str, Batch]:
         """Further test sets, scored once with the best model, by the name of their score."""
         return {}
+
+    def check_start(self) -> None:
+        """Raise unless runs of this experiment may start from another run."""
+        if not self.starts:
+            raise ValueError(f"{self.name} cannot start from another run: leave out --from")
 
     def check(self, model: str) -> str:
         if model not in self.models:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plmu.data.files import DataConfig
-from plmu.experiments import EXPERIMENTS, folders
+from plmu.experiments import EXPERIMENTS, folders, sources
 from plmu.experiments.run import best_model, more_scores
 from plmu.training.errors import RunError
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 
 
-def evaluate(folder: Path, data: DataConfig, processes: Processes) -> tuple[int, dict[str, float]]:
+def evaluate(folder: Path, paths: dict[str, Path], processes: Processes) -> tuple[int, dict[str, float]]:
     """Which epoch the best model of the run in this folder is of, and its test scores.
 
-    Where `data` says nothing, the data is taken from where the run had it.
+    `paths` says where the data is, such as {"data.root": …}, and the run it started from, {"from": …}; without them
+    they are where the run had them.
     """
     experiment, config = folders.read_config(folder, EXPERIMENTS)
-    config.data = folders.remembered_data(folder) if data.root is None else data
+    sources.locate(folder, config, paths)
     config.training.graph = False
     found = best_model(experiment, config, folder)
     if found is None:

@@ -1,5 +1,5 @@
-"""The files of a run's folder: config.json is what is run, data.json a hash of its data, paths.json where that was,
-result.json what came out.
+"""The files of a run's folder: config.json is what is run, result.json what came out; `sources` has data.json and
+paths.json.
 
 What is published is made of result.json alone, so that no path of this machine gets there.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import sys
 import types
@@ -20,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plmu.data.files import DataConfig, DataError, cache_folder
+from plmu.experiments import sources
 from plmu.experiments.base import Config, Experiment
 from plmu.training.errors import RunError
 from plmu.training.results import read_json, write_json
@@ -47,8 +46,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 
 def described(experiment: Experiment, model: str, config: Config[Any]) -> dict[str, Any]:
     """What determines the result, as JSON gives it back."""
-    fields = dataclasses.asdict(config)
-    fields.pop("data")  # where the data lies does not change the result
+    fields = sources.published(config)
     content = {"experiment": experiment.name, "model": model, "seed": config.seed, "config": fields}
     read_back: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return read_back
@@ -103,51 +101,6 @@ def fingerprint(companions: dict[str, str], splits: Iterable[Batch], frozen: Ite
     return digest.hexdigest()
 
 
-def check_data(folder: Path, found: str, data: DataConfig) -> None:
-    """See that the data of this fingerprint is what the run in this folder was trained on."""
-    path = folder / "data.json"
-    if not path.is_file():  # a run of a version that did not write it
-        return
-    try:
-        known = read_json(path)["sha256"]
-    except (ValueError, KeyError, TypeError):
-        raise RunError(f"{path} is damaged: remove it if the data is the run's") from None
-    if known != found:
-        where = _root(data) or cache_folder()
-        raise RunError(f"the data in {where} is not what {folder} was trained on: give that run's --data.root")
-
-
-def remember_data(folder: Path, found: str, data: DataConfig) -> None:
-    """Write what the data of a run is, and where."""
-    write_json(folder / "data.json", {"sha256": found})
-    root = _root(data)
-    if root is not None:
-        write_json(folder / "paths.json", {"data.root": str(root.absolute())})
-
-
-def _root(data: DataConfig) -> Path | None:
-    try:
-        return data.folder()
-    except DataError:  # an experiment that makes its data needs no folder
-        return None
-
-
-def remembered_data(folder: Path) -> DataConfig:
-    """Where the data of the run was. Raises if it is no longer there and nothing says where it is now."""
-    path = folder / "paths.json"
-    if not path.is_file():
-        return DataConfig()
-    try:
-        root = Path(read_json(path)["data.root"])
-    except (ValueError, KeyError, TypeError):
-        raise RunError(f"{path} is damaged: give --data.root, or remove it") from None
-    if root.is_dir():
-        return DataConfig(root)
-    if os.environ.get("PLMU_DATA"):
-        return DataConfig()
-    raise RunError(f"the data of {folder} was in {root}, which is not there: give --data.root, or set PLMU_DATA")
-
-
 def check_same(folder: Path, wanted: dict[str, Any], usual: dict[str, Any]) -> None:
     """See that the run in this folder, of whichever seed, is of this configuration."""
     if not begun(folder):
@@ -192,12 +145,22 @@ def read_result(folder: Path, metric: str, refit: bool = False) -> dict[str, Any
         for name in ("valid", "test"):
             right[name] = right[name] and all(_is(value, (int, float)) for value in result[name].values())
             right[name] = right[name] and (metric in result[name] or (refit and name == "valid"))
-    except (ValueError, TypeError):
+        right["history"] = is_history(result.get("history", []))  # which earlier versions did not write
+    except (ValueError, TypeError, AttributeError):
         raise RunError(f"{path} is damaged: {AGAIN}") from None
-    wrong = [name for name in names if not right[name]]
+    wrong = [name for name, fits in right.items() if not fits]
     if wrong:
         raise RunError(f"{path} has a missing or wrong {', '.join(wrong)}: {AGAIN}")
     return result
+
+
+def is_history(value: Any) -> bool:
+    """Whether this is a learning curve: entries of finite numbers by name, each with its epoch."""
+    entries = value if isinstance(value, list) else [None]
+    return all(
+        isinstance(one, dict) and "epoch" in one and all(_is(number, (int, float)) for number in one.values())
+        for one in entries
+    )
 
 
 def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
@@ -234,7 +197,7 @@ def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list
 
 
 def read_config(folder: Path, experiments: dict[str, Experiment]) -> tuple[Experiment, Config[Any]]:
-    """The experiment and the configuration that config.json says."""
+    """The experiment and the configuration that config.json says, without paths: `sources.locate` sets those."""
     known = folder / "config.json"
     if not known.is_file():
         raise RunError(f"{folder} is not a run: it has no config.json. Runs are folders that `plmu train` writes")
@@ -242,7 +205,8 @@ def read_config(folder: Path, experiments: dict[str, Experiment]) -> tuple[Exper
         content = read_json(known)
         experiment = experiments[content["experiment"]]
         config = experiment.defaults(content["model"])
-        _fill(config, content["config"])
+        fields = {name: value for name, value in content["config"].items() if name != "start"}
+        _fill(config, fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{known} is damaged or not of this version ({type(error).__name__}: {error})") from None
     return experiment, config

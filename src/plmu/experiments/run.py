@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 import plmu
-from plmu.experiments import folders
+from plmu.experiments import folders, sources
 from plmu.experiments.base import Config, Experiment
 from plmu.tables import rows
 from plmu.training.checkpoints import Checkpoints, other_version
@@ -27,7 +26,7 @@ from plmu.training.folder import clear, held, naming
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
-from plmu.training.results import provenance, spread, write_json
+from plmu.training.results import provenance, spread, thinned, write_json
 from plmu.training.task import Task, check_finite
 
 
@@ -71,12 +70,17 @@ def run(
     if options.seeds < 1:
         raise RunError(f"--seeds must be at least 1, got {options.seeds}")
     seeds = [dataclasses.replace(config, seed=config.seed + i) for i in range(options.seeds)]
+    if config.start is not None:
+        experiment.check_start()
+        sources.checked_run(config.start, experiment.starts)
     stem = options.runs / (options.name or f"{experiment.name}-{model}")
     described = folders.described(experiment, model, config)
     usual = folders.described(experiment, model, experiment.defaults(model))["config"]
     if processes.writes:
         for folder in folders.of_name(stem):
             folders.check_same(folder, described, usual)
+            if folders.begun(folder):
+                sources.check_files(folder, config.data)
         folders.read_results(stem, experiment.metric, described, usual)  # what is damaged is said before training
     processes.wait()
     for one in seeds:
@@ -142,8 +146,8 @@ def _run_seed(
     log = _Log(folder, options.tensorboard) if processes.writes else None
     if processes.writes:
         if folders.has_checkpoint(folder):
-            folders.check_data(folder, data, config.data)
-        folders.remember_data(folder, data, config.data)
+            sources.check_data(folder, data, config.data)
+        sources.remember(folder, data, config)
         for name, content in experiment.companions(task).items():
             with naming(folder / name):
                 (folder / name).write_text(content, encoding="utf-8")
@@ -177,8 +181,9 @@ def _run_seed(
         "seconds_training": outcome.seconds,
         "seconds_in_all": time.monotonic() - start,
         "processes": processes.count,
+        "history": thinned(outcome.history, outcome.best_epoch),
         "notes": task.notes,
-        "command": _command(words),
+        "command": sources.command(words, config.data),
         **provenance(processes.device),
     }
     if processes.writes and log is not None:
@@ -220,7 +225,7 @@ def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tup
     if best is None:
         return None
     task, network, data = _prepared(experiment, config)
-    folders.check_data(folder, data, config.data)
+    sources.check_data(folder, data, config.data)
     try:
         network.load_state_dict(best["model"])
     except RuntimeError as error:
@@ -236,18 +241,6 @@ def more_scores(experiment: Experiment, config: Config[Any], trainer: Trainer) -
         check_finite(name, data)
         scores[name] = trainer.evaluate(tuple(t.to(trainer.device) for t in data))[experiment.metric]
     return scores
-
-
-def _command(words: Sequence[str]) -> str:
-    """What was typed, without the folders of this machine."""
-    kept: list[str] = []
-    given = iter(words)
-    for word in given:
-        if word in ("--runs", "--data.root"):
-            next(given, None)
-        elif not word.startswith(("--runs=", "--data.root=")):
-            kept.append(word)
-    return shlex.join(["plmu", *kept])
 
 
 class _Log:
@@ -281,7 +274,7 @@ def _summary(
     experiment: Experiment, model: str, config: dict[str, Any], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """One result for all seeds: what they share once, what differs for each, mean and spread of each test score."""
-    shared = {key: value for key, value in results[0].items() if key not in folders.OWN}
+    shared = {key: value for key, value in results[0].items() if key not in (*folders.OWN, "history")}
     own = list(folders.OWN)
     for key in folders.ORIGIN:
         values = list(dict.fromkeys(one[key] for one in results))
@@ -296,7 +289,7 @@ def _summary(
         "paper": experiment.paper.get(model),
         "percent": experiment.percent,
         "test": scores,
-        "seeds": [{key: one[key] for key in own} for one in results],
+        "seeds": [{key: one[key] for key in (*own, "history") if key in one} for one in results],
     }
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 import plmu
 from plmu.atomic import replacing
 from plmu.training.folder import naming
+
+CURVE = 100  # entries of a learning curve in a result
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -35,6 +38,29 @@ def spread(values: list[float]) -> dict[str, float]:
     mean = sum(values) / len(values)
     variance = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
     return {"mean": mean, "std": math.sqrt(variance)}
+
+
+def thinned(history: list[dict[str, float]], best_epoch: int, most: int = CURVE) -> list[dict[str, float]]:
+    """At most so many entries of a learning curve, evenly, with the first, the last and that of the best epoch.
+
+    Where not every epoch was validated, those that were come first. What is not finite is left out of its entry.
+    """
+    places = range(len(history))
+    if len(history) > most:
+        scored = [place for place in places if any(name.startswith("valid_") for name in history[place])]
+        some = scored if 2 * len(scored) >= most else sorted({*scored, *_evenly(places, most // 2)})
+        best = [place for place in places if history[place]["epoch"] == best_epoch]
+        kept = sorted({places[0], *_evenly(some, most - 3), places[-1], *best[:1]})
+    else:
+        kept = list(places)
+    return [{name: value for name, value in history[place].items() if math.isfinite(value)} for place in kept]
+
+
+def _evenly(values: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the values, evenly, with the first and the last."""
+    if len(values) <= count:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
 
 
 def provenance(device: torch.device) -> dict[str, str]:

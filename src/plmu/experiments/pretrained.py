@@ -1,0 +1,66 @@
+"""A trained model that another experiment starts from: `plmu train imdb --from RUN`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import plmu
+from plmu.data import symbols
+from plmu.data.symbols import Symbols
+from plmu.experiments.sources import MODEL, checked_run, digest
+from plmu.nn import Steppable
+from plmu.training.errors import RunError
+
+
+@dataclass
+class Pretrained:
+    """The model of a finished run, and what its token numbers stand for."""
+
+    model: Steppable
+    symbols: Symbols
+    name: str  # of the run, without its folder, such as reviews-plmu-seed0
+    notes: dict[str, str]  # for the result of what starts from it
+    sha256: str  # of model.plmu
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The model's table of embeddings."""
+        return _embedding(self.model)
+
+
+def read(folder: Path, experiments: Sequence[str] = ()) -> Pretrained:
+    """The model of the finished run in this folder, which must be of one of these experiments if any are named.
+
+    RunError: says what is missing or damaged, or of another experiment.
+    """
+    result = checked_run(folder, experiments)
+    try:
+        model = plmu.load(folder / MODEL)
+        table = _embedding(model)
+    except (ValueError, TypeError) as error:
+        raise RunError(f"--from {folder}: {error}") from None
+    assert isinstance(model, Steppable)
+    return Pretrained(
+        model, symbols.read(folder, table.num_embeddings), folder.resolve().name, _notes(result), digest(folder)
+    )
+
+
+def _embedding(model: nn.Module) -> nn.Embedding:
+    first = model.layers[0] if isinstance(model, plmu.Sequential) else None
+    if not isinstance(first, nn.Embedding):
+        raise TypeError(f"{MODEL} is not a model of text: its first layer is no nn.Embedding")
+    return first
+
+
+def _notes(result: dict[str, Any]) -> dict[str, str]:
+    """What the pre-trained model is, how good, and on which data."""
+    scores = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result["test"].items())
+    notes = {"started from": f"{result['experiment']} {result['model']}, seed {result.get('seed')}; test: {scores}"}
+    if "data" in result["notes"]:
+        notes["pre-training data"] = str(result["notes"]["data"])
+    return notes
