@@ -6,11 +6,12 @@ from plmu.experiments.imdb import IMDB
 from plmu.experiments.mackey_glass import MackeyGlass
 from plmu.experiments.psmnist import PermutedMNIST
 from plmu.experiments.qqp import QQP
+from plmu.experiments.reviews import Reviews
 from plmu.experiments.snli import SNLI
 from plmu.experiments.text8 import Text8
 
 EXPERIMENTS: dict[str, Experiment] = {
-    one.name: one for one in (MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8())
+    one.name: one for one in (MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews())
 }
 
 __all__ = ["EXPERIMENTS", "Config", "Experiment"]

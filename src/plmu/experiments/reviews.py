@@ -1,0 +1,96 @@
+"""A word-level language model of reviews, to start other models from (the paper's section 4.3, semi-supervised).
+
+Five of the paper's blocks with windows of 6 words and order 4, a vocabulary of 30,000 words, at most 34 million
+parameters. It is trained on Amazon's reviews (`--data.corpus amazon`), on IMDB's unlabelled ones (imdb), or on both;
+with `--from RUN` it continues from another run, with that run's vocabulary. `plmu train imdb --from RUN` then trains a
+classifier from it. The score is the perplexity over the whole split, with the state carried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from torch import nn
+
+from plmu.data import reviews
+from plmu.data.reviews import ReviewsConfig
+from plmu.data.symbols import Words
+from plmu.experiments import language, pretrained
+from plmu.experiments.base import Config, Experiment
+from plmu.experiments.language import LanguageTask, LSTMModel, PlmuModel, language_task, training
+from plmu.training.task import Task
+
+ModelConfig = TypeVar("ModelConfig")
+
+
+@dataclass
+class WordModel(PlmuModel):
+    """The paper's blocks, for words."""
+
+    width: int = 576
+    blocks: int = 5
+    order: int = 4
+    theta: float = 6.0
+    highways: int = 2
+    dropout: float = 0.1
+    tied: bool = True
+    length: int = 256
+    vocabulary: int = 30_000
+    """Vocabulary size: the most frequent words of the training texts."""
+
+
+@dataclass
+class WordLSTM(LSTMModel):
+    """LSTM layers, for words."""
+
+    embedding: int = 400
+    hidden: int = 400
+    layers: int = 2
+    length: int = 256
+    vocabulary: int = 30_000
+    """Vocabulary size: the most frequent words of the training texts."""
+
+
+@dataclass
+class ReviewsExperimentConfig(Config[ModelConfig]):
+    """A language model of reviews."""
+
+    data: ReviewsConfig = field(default_factory=ReviewsConfig)
+
+
+class Reviews(Experiment):
+    name = "reviews"
+    metric = "perplexity"
+    paper: ClassVar[dict[str, float]] = {}
+    models = ("plmu", "lstm")
+    streamable = ("plmu",)
+    starts = ("reviews",)
+
+    def defaults(self, model: str) -> Config[Any]:
+        chosen = {"plmu": WordModel(), "lstm": WordLSTM()}[self.check(model)]
+        return ReviewsExperimentConfig(chosen, training(epochs=3, batch_size=128, learning_rate=2e-3))
+
+    def task(self, config: Config[Any]) -> Task:
+        assert isinstance(config.data, ReviewsConfig)
+        words, notes = None, {}
+        if config.start is not None:
+            start = pretrained.read(config.start, self.starts)
+            assert isinstance(start.symbols, Words)
+            words, notes = start.symbols.words, start.notes
+        data = reviews.load(config.data, config.model.vocabulary, words)
+        return language_task(
+            data.splits, Words(data.words), config.model.length, {"data": data.completeness, **notes}, self.metric
+        )
+
+    def build(self, config: Config[Any], task: Task) -> nn.Module:
+        assert isinstance(task, LanguageTask)
+        assert task.symbols is not None
+        if config.start is None:
+            return language.build(config.model, task.symbols.size)
+        return pretrained.read(config.start, self.starts).model
+
+    def companions(self, task: Task) -> dict[str, str]:
+        assert isinstance(task, LanguageTask)
+        assert task.symbols is not None
+        return task.symbols.companions()
