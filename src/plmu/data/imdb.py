@@ -22,7 +22,7 @@ from plmu.data import keras
 from plmu.data.cache import Array, cached
 from plmu.data.files import DataConfig, DataError, Remote, find
 from plmu.data.reading import content, members
-from plmu.data.text import RULES, VOCABULARY, Builder, TextData, completeness, digest, tokenise
+from plmu.data.text import RULES, VOCABULARY, Builder, TextData, completeness, tokenise, vocabulary_settings
 
 FOLDER = "aclImdb"
 ORIGINAL = Remote(
@@ -53,8 +53,8 @@ def load(config: DataConfig, size: int = VOCABULARY, words: Sequence[str] | None
     index = path.with_name(INDEX)
     numbered = path.suffix == ".npz"
     files = [path, index] if numbered and index.is_file() else [path]
-    settings = {"size": size, "rules": RULES, "valid": VALIDATING, "from": FROM, "seed": SPLIT_SEED, "version": 2}
-    settings |= digest(words)
+    settings = {"rules": RULES, "valid": VALIDATING, "from": FROM, "seed": SPLIT_SEED, "version": 2}
+    settings |= vocabulary_settings(size, words)
 
     def make() -> dict[str, Array]:
         builder = Builder(1)

@@ -23,7 +23,16 @@ from plmu.data.cache import Array, cached
 from plmu.data.files import DataConfig, DataError, find, is_file, unreadable
 from plmu.data.reading import filled_lines
 from plmu.data.symbols import SEPARATOR
-from plmu.data.text import FIRST, PACKINGS, RULES, completeness, digest, final_numbers, most_frequent, tokenise
+from plmu.data.text import (
+    FIRST,
+    PACKINGS,
+    RULES,
+    completeness,
+    final_numbers,
+    most_frequent,
+    tokenise,
+    vocabulary_settings,
+)
 
 FOLDER = "amazon"
 HOME = "https://nijianmo.github.io/amazon/"
@@ -92,7 +101,7 @@ def load(config: ReviewsConfig, size: int = VOCABULARY, words: Sequence[str] | N
             remarks.append(_imdb_remark(*streams.add(chosen)))
         return streams.finish([*products, *films], size, words, "; ".join(remarks))
 
-    settings = {"corpus": config.corpus, "size": size, "rules": RULES, "version": 1, **digest(words)}
+    settings = {"corpus": config.corpus, "rules": RULES, "version": 1, **vocabulary_settings(size, words)}
     return cached("reviews", [*products, *films], settings, make, _data)
 
 

@@ -213,9 +213,11 @@ def final_numbers(names: Sequence[str], words: Sequence[str], size: int) -> Arra
     return np.array([places.get(name, UNKNOWN) for name in names], kind)
 
 
-def digest(words: Sequence[str] | None) -> dict[str, str]:
-    """For the settings of a cache: which vocabulary was given, if any."""
-    return {} if words is None else {"words": hashlib.sha256("\n".join(words).encode()).hexdigest()}
+def vocabulary_settings(size: int, words: Sequence[str] | None) -> dict[str, object]:
+    """For the key of a cache: the words that are given, else how many are counted."""
+    if words is None:
+        return {"size": size}
+    return {"size": len(words), "words": hashlib.sha256("\n".join(words).encode()).hexdigest()}
 
 
 def completeness(name: str, counts: dict[str, tuple[int, int]], remark: str = "") -> str:
