@@ -67,7 +67,7 @@ class ModernModel(Checked):
     """Legendre coefficients of each memory channel."""
     thetas: tuple[float, ...] = (4.0, 16.0, 64.0, 256.0)
     """Windows of the memory, in tokens, each for an equal part of the channels."""
-    hidden: int = 448
+    hidden: int = 560
     """Features inside the feed-forward layers."""
     kernel: int = 0
     """Steps of a short causal convolution before the memory; 0 for none."""
@@ -87,9 +87,9 @@ class LSTMModel(Checked):
 
     embedding: int = 128
     """Size of the embeddings."""
-    hidden: int = 496
+    hidden: int = 832
     """Hidden units of each layer."""
-    layers: int = 2
+    layers: int = 1
     """LSTM layers."""
     dropout: float = 0.1
     """Dropout rate of each layer's outputs."""
@@ -280,7 +280,8 @@ def training(**changes: Any) -> TrainingConfig:
     """How language models are trained where the experiment says nothing else."""
     usual: dict[str, Any] = {
         "batch_size": 64,
-        "learning_rate": 3e-3,
+        "optimizer": "muon",
+        "learning_rate": 4e-3,
         "weight_decay": 0.1,
         "betas": (0.9, 0.99),
         "schedule": "cosine",

@@ -44,18 +44,18 @@ class Text8(Experiment):
 
     def defaults(self, model: str) -> Config[Any]:
         choices: dict[str, tuple[Any, TrainingConfig]] = {
-            "plmu": (PlmuModel(), training(epochs=10, batch_size=256, learning_rate=2e-3)),
-            "modern": (ModernModel(), training(epochs=10)),
-            "lstm": (LSTMModel(), training(epochs=10, batch_size=256, learning_rate=2e-3)),
+            "plmu": (PlmuModel(dropout=0.05), training(epochs=10, batch_size=128)),
+            "modern": (ModernModel(), training(epochs=10, batch_size=32)),
+            "lstm": (LSTMModel(), training(epochs=10, batch_size=128)),
             "plmu-attention": (
-                PlmuModel(width=272, attention=2),
-                training(epochs=10, batch_size=256, learning_rate=2e-3),
+                PlmuModel(width=272, attention=2, dropout=0.05),
+                training(epochs=10, batch_size=128),
             ),
             "plmu-paper": (
                 PlmuModel(dropout=0.0),
                 training(
                     epochs=20, batch_size=256, learning_rate=1e-3, weight_decay=0.0, betas=(0.9, 0.999), warmup=0.0,
-                    clip=None, schedule="step", drops=(12.0,),
+                    clip=None, schedule="step", drops=(12.0,), optimizer="adamw",
                 ),
             ),
         }  # fmt: skip
