@@ -139,17 +139,18 @@ def _train(words: list[str]) -> None:
 
 def _model_name(experiment: Experiment, words: list[str]) -> tuple[str, list[str]]:
     """Take `--model NAME` out of the words: it decides which other options there are."""
-    started = any(word.partition("=")[0] == "--from" for word in words)
-    if started:
-        experiment.check_start()
-    for i, word in enumerate(words):
-        if word == "--model":
-            if i + 1 == len(words):
-                _fail(f"--model needs a name: {', '.join(experiment.models)}")
-            return experiment.check(words[i + 1]), words[:i] + words[i + 2 :]
-        if word.startswith("--model="):
-            return experiment.check(word.removeprefix("--model=")), words[:i] + words[i + 1 :]
-    return experiment.default_model(started), words
+    options = [word.partition("=")[0] for word in words]
+    started = "--from" in options
+    model, rest = experiment.default_model(started), words
+    if "--model" in options:
+        i = options.index("--model")
+        after = words[i + 1 : i + 2] if words[i] == "--model" else [words[i].removeprefix("--model=")]
+        if not after:
+            _fail(f"--model needs a name: {', '.join(experiment.models)}")
+        model, rest = experiment.check(after[0]), words[:i] + words[i + (2 if words[i] == "--model" else 1) :]
+    if not {"-h", "--help"} & set(words):
+        experiment.check_start(model, started)
+    return model, rest
 
 
 def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, Any]:
