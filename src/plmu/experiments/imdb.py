@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-import plmu
 from plmu.data import imdb
 from plmu.data.text import FIRST, VOCABULARY, TextData
 from plmu.experiments import imdb_pretrained, pretrained
@@ -32,7 +31,6 @@ from plmu.experiments.text_models import (
     PlmuModel,
     TextExperiment,
     TextTask,
-    logits,
     training,
 )
 from plmu.training.task import Task
@@ -108,12 +106,4 @@ class IMDB(TextExperiment):
             return super().build(config, task)
         assert isinstance(task, TextTask)
         start = None if config.start is None else pretrained.read(config.start, self.starts)
-        network = imdb_pretrained.build(model, start, len(task.words) + FIRST)
-        plmu.standardize(network, imdb_pretrained.sample(task.train), logits)
-        table = network[0]
-        assert isinstance(table, nn.Embedding)
-        task.notes |= {
-            **({} if start is None else start.notes),
-            "parameters besides embeddings": sum(p.numel() for p in network.parameters()) - table.weight.numel(),
-        }
-        return network
+        return imdb_pretrained.build(model, start, len(task.words) + FIRST, task)

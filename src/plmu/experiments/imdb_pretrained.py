@@ -22,10 +22,11 @@ from plmu.experiments import language
 from plmu.experiments.fields import Checked
 from plmu.experiments.pretrained import Pretrained
 from plmu.experiments.reviews import WordModel
+from plmu.experiments.text_models import logits
 from plmu.nn import Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.errors import RunError
-from plmu.training.task import Batch, Group
+from plmu.training.task import Batch, Group, Task
 
 SAMPLE = 250  # training reviews by which states are standardised
 AT_ONCE = 25  # of them
@@ -111,8 +112,9 @@ def words_of(start: Pretrained) -> tuple[str, ...]:
     return start.symbols.words
 
 
-def build(model: ClassifierModel, start: Pretrained | None, tokens: int) -> plmu.Sequential:
-    """The classifier, of the language model it starts from or of a random one for so many tokens."""
+def build(model: ClassifierModel, start: Pretrained | None, tokens: int, task: Task) -> plmu.Sequential:
+    """The classifier, of the language model it starts from or of a random one for so many tokens. Its final states are
+    standardised on the task's training reviews, and the task's notes say what it is."""
     if start is not None:
         parts: Any = start.model
     else:
@@ -127,7 +129,11 @@ def build(model: ClassifierModel, start: Pretrained | None, tokens: int) -> plmu
     if model.units:
         head += [nn.Linear(features, model.units), nn.ReLU(), nn.Dropout(model.dropout)]
     head.append(nn.Linear(model.units or features, 1))
-    return plmu.Sequential(embedding, nn.Dropout1d(model.word_dropout), *inner, *norms, pool, *head)
+    network = plmu.Sequential(embedding, nn.Dropout1d(model.word_dropout), *inner, *norms, pool, *head)
+    plmu.standardize(network, _sample(task.train), logits)
+    besides = sum(p.numel() for p in network.parameters()) - embedding.weight.numel()
+    task.notes |= {**({} if start is None else start.notes), "parameters besides embeddings": besides}
+    return network
 
 
 def _parts(model: nn.Module) -> tuple[nn.Embedding, list[Steppable], list[nn.Module]]:
@@ -142,7 +148,7 @@ def _parts(model: nn.Module) -> tuple[nn.Embedding, list[Steppable], list[nn.Mod
     return embedding, blocks, norms[:1]
 
 
-def sample(train: Batch) -> list[Batch]:
+def _sample(train: Batch) -> list[Batch]:
     """Some training reviews without their labels, the same ones each time, in batches."""
     rows = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     return [tuple(part[some] for part in train[:-1]) for some in rows.split(AT_ONCE)]
