@@ -167,6 +167,8 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
         runs = " or ".join(experiment.starts)
         start = (tyro.conf.arg(name="from", help=f"Folder of a finished run of {runs} to start from."),)
     config = make_dataclass("Config", [("start", Annotated[Path | None, *start], field(default=None))], bases=(config,))
+    usual, started = experiment.default_model(started=False), experiment.default_model(started=True)
+    with_start = f", with --from {started}" if started != usual else ""
     flat = tyro.conf.arg(name="")
     parts: Any = {"options": Options, "config": config}
     command: Any = make_dataclass("Command", [(name, Annotated[part, flat]) for name, part in parts.items()])
@@ -177,7 +179,7 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
         prog=f"plmu train {experiment.name}",
         description=(
             f"{(sys.modules[type(experiment).__module__].__doc__ or '').strip()}\n\n"
-            f"--model {{{','.join(experiment.models)}}} (default: {experiment.models[0]})."
+            f"--model {{{','.join(experiment.models)}}} (default: {usual}{with_start})."
             f" The options below are those of {model}."
         ),
     )

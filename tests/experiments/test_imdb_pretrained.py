@@ -214,6 +214,7 @@ def test_pretraining_is_asked_for_or_not(run, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["train", "imdb", "--model", "pretrained", "--help"])
     assert stopped.value.code == 0
+    assert "(default: plmu, with --from pretrained). The options below" in " ".join(capsys.readouterr().out.split())
 
 
 def test_runs_of_other_kinds_are_refused(run, capsys):
