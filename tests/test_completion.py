@@ -72,7 +72,7 @@ def test_bash_completes(tmp_path, capsys):
         (r"evaluate two\ w", "two words"),
         ("train psmnist --runs tw", "two words"),
         ("train psmnist --model=ls", "--model=lstm"),
-        ("train psmnist --training.schedule=", "--training.schedule=co"),
+        ("train psmnist --training.schedule=c", "--training.schedule=co"),
         ("--traceback train psmnist --model ls", "lstm"),
     ],
 )
@@ -147,7 +147,7 @@ def test_every_option_is_completed(capsys):
         for model in experiment.models:
             with pytest.raises(SystemExit):
                 main(["train", name, "--model", model, "--help"])
-            shown = {word.strip(",") for word in capsys.readouterr().out.split() if re.match("--[a-z]", word)}
+            shown = {word.strip(",.") for word in capsys.readouterr().out.split() if re.match("--[a-z]", word)}
             options = {*_flags(Options()), *_flags(experiment.defaults(model))}
             assert options | ({"--from"} if experiment.starts else set()) == shown - {"--help", "--model"}
             assert set(words[f"train {name}"]) >= options

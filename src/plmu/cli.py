@@ -139,17 +139,18 @@ def _train(words: list[str]) -> None:
 
 def _model_name(experiment: Experiment, words: list[str]) -> tuple[str, list[str]]:
     """Take `--model NAME` out of the words: it decides which other options there are."""
-    started = any(word.partition("=")[0] == "--from" for word in words)
-    if started:
-        experiment.check_start()
-    for i, word in enumerate(words):
-        if word == "--model":
-            if i + 1 == len(words):
-                _fail(f"--model needs a name: {', '.join(experiment.models)}")
-            return experiment.check(words[i + 1]), words[:i] + words[i + 2 :]
-        if word.startswith("--model="):
-            return experiment.check(word.removeprefix("--model=")), words[:i] + words[i + 1 :]
-    return experiment.default_model(started), words
+    options = [word.partition("=")[0] for word in words]
+    started = "--from" in options
+    model, rest = experiment.default_model(started), words
+    if "--model" in options:
+        i = options.index("--model")
+        after = words[i + 1 : i + 2] if words[i] == "--model" else [words[i].removeprefix("--model=")]
+        if not after:
+            _fail(f"--model needs a name: {', '.join(experiment.models)}")
+        model, rest = experiment.check(after[0]), words[:i] + words[i + (2 if words[i] == "--model" else 1) :]
+    if not {"-h", "--help"} & set(words):
+        experiment.check_start(model, started)
+    return model, rest
 
 
 def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, Any]:
@@ -166,6 +167,8 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
         runs = " or ".join(experiment.starts)
         start = (tyro.conf.arg(name="from", help=f"Folder of a finished run of {runs} to start from."),)
     config = make_dataclass("Config", [("start", Annotated[Path | None, *start], field(default=None))], bases=(config,))
+    usual, started = experiment.default_model(started=False), experiment.default_model(started=True)
+    with_start = f", with --from {started}" if started != usual else ""
     flat = tyro.conf.arg(name="")
     parts: Any = {"options": Options, "config": config}
     command: Any = make_dataclass("Command", [(name, Annotated[part, flat]) for name, part in parts.items()])
@@ -176,7 +179,7 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
         prog=f"plmu train {experiment.name}",
         description=(
             f"{(sys.modules[type(experiment).__module__].__doc__ or '').strip()}\n\n"
-            f"--model {{{','.join(experiment.models)}}} (default: {experiment.models[0]})."
+            f"--model {{{','.join(experiment.models)}}} (default: {usual}{with_start})."
             f" The options below are those of {model}."
         ),
     )

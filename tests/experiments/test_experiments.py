@@ -229,6 +229,7 @@ def test_the_defaults_are_what_the_committed_results_were_made_with():
         if one["name"] != f"{one['experiment']}-{model}":
             continue
         wanted = folders.described(experiment, model, experiment.defaults(model))
+        one["config"].pop("start", None)  # of a model that was trained before
         assert folders.differing(one, wanted, wanted["config"]) == [], one["name"]
         assert (one["paper"], one["percent"]) == (experiment.paper.get(model), experiment.percent)
         assert (one["metric"], wanted["seed"]) == (experiment.metric, 0)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from program import raising, refused
+from untrained import built
 
 import plmu
 from plmu.cli import main
 from plmu.experiments import EXPERIMENTS, folders, sources
 from plmu.experiments import run as run_module
-from plmu.experiments.text_models import TextExperiment
 from plmu.training.checkpoints import pack, unpack
 from plmu.training.errors import RunError
 from plmu.training.folder import held
@@ -64,12 +64,10 @@ def test_a_finished_run_without_its_model_gets_it_again(short, capsys):
 
 
 def test_which_models_are_written_is_known_before_they_are_built():
-    from test_models import _tiny_task
-
     for name, experiment in EXPERIMENTS.items():
         assert set(experiment.streamable) <= set(experiment.models)
-        for model in () if isinstance(experiment, TextExperiment) else experiment.models:
-            network = experiment.build(experiment.defaults(model), _tiny_task(name))
+        for model in experiment.models:
+            network, _ = built(name, model)
             assert isinstance(network, plmu.nn.Steppable) == (model in experiment.streamable), (name, model)
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from test_models import _tiny_task
 from torch import nn
+from untrained import built
 
 import plmu
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.text_models import TextExperiment, classifier
+from plmu.experiments.text_models import classifier
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,12 +18,7 @@ ROOT = Path(__file__).parents[2]
 def _networks():
     for name, experiment in EXPERIMENTS.items():
         for model in experiment.models:
-            config = experiment.defaults(model)
-            if not isinstance(experiment, TextExperiment):
-                yield name, model, experiment.build(config, _tiny_task(name))
-                continue
-            sides = 1 if name == "imdb" else 2
-            yield name, model, classifier(config.model, nn.Embedding(30, config.model.embedding), sides, 3)
+            yield name, model, built(name, model)[0]
 
 
 def test_every_part_of_a_network_with_our_layers_is_public():

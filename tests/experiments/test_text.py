@@ -243,7 +243,7 @@ def test_ours_learns_the_small_reviews_and_streams_them(data, monkeypatch, capsy
 def test_stream_names_what_is_missing(tmp_path):
     with pytest.raises(
         RunError,
-        match=r"no model at .*nowhere: expected the folder of a finished IMDB run \(model plmu, frozen or deep\)",
+        match=r"no model at .*nowhere: expected the folder of a finished IMDB run \(of any model but lstm\)",
     ):
         show(tmp_path / "nowhere", [])
     path = tmp_path / "model.plmu"

@@ -73,9 +73,9 @@ class Experiment(ABC):
         """Further test sets, scored once with the best model, by the name of their score."""
         return {}
 
-    def check_start(self) -> None:
-        """Raise unless runs of this experiment may start from another run."""
-        if not self.starts:
+    def check_start(self, model: str, started: bool) -> None:
+        """Raise unless this model may start from another run, if `--from` gives one, or begin without."""
+        if started and not self.starts:
             raise ValueError(f"{self.name} cannot start from another run: leave out --from")
 
     def check(self, model: str) -> str:

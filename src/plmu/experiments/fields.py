@@ -28,8 +28,11 @@ RANGES: dict[str, Range] = {
     "vectors": (lambda value: isinstance(value, str) and bool(value), "auto, random, zero or the name of a file"),
     "length": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
     "shortest": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
-    **dict.fromkeys(("attention", "highways", "heads", "kernel"), (lambda value: value >= 0, "0 for none, or more")),
-    "noise": (lambda value: 0 <= value < math.inf, "at least 0"),
+    **dict.fromkeys(
+        ("attention", "highways", "heads", "kernel", "units"), (lambda value: value >= 0, "0 for none, or more")
+    ),
+    "layer_rate": (lambda value: 0 < value <= 1, "a fraction, above 0 and at most 1"),
+    **dict.fromkeys(("noise", "unfreezing"), (lambda value: 0 <= value < math.inf, "at least 0")),
     "dropout": DROPPED,
     "memory_dropout": DROPPED,
     "word_dropout": DROPPED,

@@ -7,26 +7,62 @@ embeddings were trained, for how long, or how. Here trained ones start at random
 from word vectors). Nothing nonlinear comes before the output, so a review's score is a sum over its words, each by its
 own weight, later words more: what is left to choose is how little to fit. A low learning rate, few epochs and dropped
 words do it better than a decay of weights. Settings were chosen on reviews of films that are not trained on.
+
+`--from RUN` starts from a language model of `plmu train reviews`. `pretrained` fine-tunes its blocks, and
+`pretrained-paper` does so with Adam's defaults; `scratch` is the same model without pre-training. The other models
+start from its embeddings and take its vocabulary.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from torch import nn
+
 from plmu.data import imdb
-from plmu.data.text import TextData
+from plmu.data.text import FIRST, VOCABULARY, TextData
+from plmu.experiments import imdb_pretrained, pretrained
 from plmu.experiments.base import Config
-from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, TextExperiment, training
+from plmu.experiments.imdb_pretrained import ClassifierModel
+from plmu.experiments.text_models import (
+    RANDOM,
+    DeepModel,
+    LSTMModel,
+    PlmuModel,
+    TextExperiment,
+    TextTask,
+    training,
+)
+from plmu.training.task import Task
 
 
 class IMDB(TextExperiment):
     name = "imdb"
-    paper: ClassVar[dict[str, float]] = {"plmu": 0.8910, "frozen": 0.8910, "lstm": 0.8729}
-    streamable = ("plmu", "frozen", "deep")
+    paper: ClassVar[dict[str, float]] = {
+        "plmu": 0.8910, "frozen": 0.8910, "lstm": 0.8729, "pretrained": 0.9320, "pretrained-paper": 0.9320,
+    }  # fmt: skip
+    models = (*TextExperiment.models, "pretrained", "pretrained-paper", "scratch")
+    streamable = ("plmu", "frozen", "deep", "pretrained", "pretrained-paper", "scratch")
+    starts = ("reviews",)
     classes = 2
     keep = "last"
 
+    def default_model(self, started: bool) -> str:
+        return "pretrained" if started else self.models[0]
+
+    def check_start(self, model: str, started: bool) -> None:
+        super().check_start(model, started)
+        if model.startswith("pretrained") and not started:
+            raise ValueError(
+                f"{model} needs --from RUN, a run of {self.starts[0]}: without pre-training, take --model scratch"
+            )
+        if model == "scratch" and started:
+            raise ValueError("scratch is the model without pre-training: leave out --from, or take --model pretrained")
+
     def defaults(self, model: str) -> Config[Any]:
+        self.check(model)
+        if model in (built := imdb_pretrained.models()):
+            return Config(*built[model])
         choices: dict[str, Any] = {
             "plmu": PlmuModel(vectors="random", word_dropout=0.3),
             "frozen": PlmuModel(trained=False),
@@ -38,7 +74,36 @@ class IMDB(TextExperiment):
             "frozen": {"epochs": 60},
             "lstm": {"learning_rate": 2e-3},
         }
-        return Config(choices[self.check(model)], training(model, **changes.get(model, {})))
+        return Config(choices[model], training(model, **changes.get(model, {})))
 
     def load(self, config: Config[Any]) -> TextData:
-        return imdb.load(config.data, config.model.vocabulary)
+        words = None
+        if config.start is not None:
+            words = imdb_pretrained.words_of(pretrained.read(config.start, self.starts))
+        return imdb.load(config.data, getattr(config.model, "vocabulary", VOCABULARY), words)
+
+    def task(self, config: Config[Any]) -> Task:
+        task = super().task(config)
+        if isinstance(config.model, ClassifierModel):
+            task.train, task.valid, task.test = map(imdb_pretrained.begin_reviews, (task.train, task.valid, task.test))
+            task.lengths = (task.train[1], None, None)
+            task.groups = imdb_pretrained.groups(config.model)
+            task.evaluation_batch = 250
+        return task
+
+    def embedding(self, config: Config[Any], task: TextTask) -> tuple[nn.Embedding, str]:
+        if config.start is None:
+            return super().embedding(config, task)
+        start = pretrained.read(config.start, self.starts)
+        table = start.embedding.weight.detach()
+        task.notes |= start.notes
+        scaled = table * (RANDOM / table.std())  # as others start, so that the same learning rate suits
+        return nn.Embedding.from_pretrained(scaled, freeze=False), f"of {start.name}, {table.shape[1]} numbers each"
+
+    def build(self, config: Config[Any], task: Task) -> nn.Module:
+        model = config.model
+        if not isinstance(model, ClassifierModel):
+            return super().build(config, task)
+        assert isinstance(task, TextTask)
+        start = None if config.start is None else pretrained.read(config.start, self.starts)
+        return imdb_pretrained.build(model, start, len(task.words) + FIRST, task)

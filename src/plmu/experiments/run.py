@@ -70,8 +70,8 @@ def run(
     if options.seeds < 1:
         raise RunError(f"--seeds must be at least 1, got {options.seeds}")
     seeds = [dataclasses.replace(config, seed=config.seed + i) for i in range(options.seeds)]
+    experiment.check_start(model, config.start is not None)
     if config.start is not None:
-        experiment.check_start()
         sources.checked_run(config.start, experiment.starts)
     stem = options.runs / (options.name or f"{experiment.name}-{model}")
     described = folders.described(experiment, model, config)

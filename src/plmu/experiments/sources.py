@@ -69,7 +69,9 @@ def checked_run(run: Path, experiments: Sequence[str] = ()) -> dict[str, Any]:
     if not (run / "result.json").is_file():
         raise RunError(f"--from {run} is not finished: `plmu train` continues it")
     if not (run / MODEL).is_file():
-        raise RunError(f"--from {run} has no {MODEL}: the command that trained it makes it again")
+        raise RunError(
+            f"--from {run} has no {MODEL}: models that stream are saved there, by the command that trained them"
+        )
     try:
         result: dict[str, Any] = read_json(run / "result.json")
         if not isinstance(result["experiment"], str) or not isinstance(result["model"], str):

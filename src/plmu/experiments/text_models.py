@@ -120,7 +120,7 @@ class TextExperiment(Experiment):
 
     metric = "accuracy"
     percent = True
-    models = ("plmu", "frozen", "lstm", "deep")
+    models: tuple[str, ...] = ("plmu", "frozen", "lstm", "deep")
     classes: ClassVar[int]
     keep: ClassVar[Literal["first", "last"]]  # which words of a longer text are read
 
@@ -147,22 +147,26 @@ class TextExperiment(Experiment):
             words=tuple(data.words),
         )
 
+    def embedding(self, config: Config[Any], task: TextTask) -> tuple[nn.Embedding, str]:
+        """The untrained embeddings, and what they are, in words."""
+        model = config.model
+        table = nn.Embedding(len(task.words) + FIRST, model.embedding)
+        if model.vectors in ("random", "zero"):
+            nn.init.normal_(table.weight, std=RANDOM)
+            return table, model.vectors
+        found = vectors.load(config.data, task.words, model.embedding, model.vectors)
+        table.weight.data = torch.from_numpy(found.matrix)
+        return table, found.description
+
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         assert isinstance(task, TextTask)
         model = config.model
-        embedding = nn.Embedding(len(task.words) + FIRST, model.embedding)
-        if model.vectors in ("random", "zero"):
-            nn.init.normal_(embedding.weight, std=RANDOM)
-            description = model.vectors
-        else:
-            found = vectors.load(config.data, task.words, model.embedding, model.vectors)
-            embedding.weight.data = torch.from_numpy(found.matrix)
-            description = found.description
+        embedding, description = self.embedding(config, task)
         embedding.requires_grad_(model.trained)
         network = classifier(model, embedding, len(task.train) // 2, 1 if self.classes == 2 else self.classes)
         if not isinstance(model, LSTMModel):
             plmu.standardize(network, _sample(task.train), logits)
-        if model.vectors == "zero":  # with states of the same scale
+        if description == "zero":  # with states of the same scale
             nn.init.zeros_(embedding.weight)
             for module in network.modules():
                 if isinstance(module, plmu.Standardize):

@@ -1,0 +1,178 @@
+"""Classifiers of reviews that are made of a language model: fine-tuned from a run of `reviews`, or from scratch.
+
+The embeddings and blocks of the language model come first. Then the outputs of all of them in a learned weighted sum
+(deep representations), or of the top block alone, under the language model's last norm; a Delay Network over the whole
+review, whose final state is standardised; and a linear classifier. As in pre-training, a review begins with token 0.
+
+Gradual unfreezing and a learning rate that is lower the deeper a block lies keep what was learned before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import plmu
+from plmu.data.symbols import SEPARATOR, Words
+from plmu.experiments import language
+from plmu.experiments.fields import Checked
+from plmu.experiments.pretrained import Pretrained
+from plmu.experiments.reviews import WordModel
+from plmu.experiments.text_models import logits
+from plmu.nn import Steppable
+from plmu.training.config import TrainingConfig
+from plmu.training.errors import RunError
+from plmu.training.task import Batch, Group, Task
+
+SAMPLE = 250  # training reviews by which states are standardised
+AT_ONCE = 25  # of them
+
+
+@dataclass
+class ClassifierModel(Checked):
+    """The blocks of a language model, pooling over time, and a classifier."""
+
+    longest: int = 500
+    """Longest review, in words; of longer ones the last are read."""
+    deep: bool = True
+    """Classify a learned weighted sum of embeddings and all blocks' outputs; else that of the top block alone."""
+    pool_order: int = 2
+    """Legendre coefficients of the memory over the review."""
+    theta: float = 500.0
+    """Window of the memory over the review, in words."""
+    units: int = 0
+    """Hidden units of the classifier; 0 for none."""
+    word_dropout: float = 0.1
+    """Dropout rate of whole words."""
+    dropout: float = 0.3
+    """Dropout rate of the classifier's inputs."""
+
+
+@dataclass
+class PretrainedModel(ClassifierModel):
+    """The blocks of a trained language model, pooling over time, and a classifier."""
+
+    layer_rate: float = 0.65
+    """Learning rate of each block, as a fraction of that of the one above it."""
+    unfreezing: float = 0.3
+    """Epochs between the beginning of training of one block and of the one below it; 0: all begin at once."""
+
+
+@dataclass
+class ScratchModel(ClassifierModel):
+    """The same without pre-training: random weights, and the most frequent words of the labelled reviews."""
+
+    vocabulary: int = 30_000
+    """Vocabulary size: the most frequent words of the training texts."""
+    width: int = 576
+    """Features of each word and block."""
+    blocks: int = 5
+    """Blocks in a row."""
+
+
+def models() -> dict[str, tuple[ClassifierModel, TrainingConfig]]:
+    """The models by name, each with how it is trained."""
+    return {
+        "pretrained": (PretrainedModel(), _training()),
+        "pretrained-paper": (
+            PretrainedModel(layer_rate=1.0, unfreezing=0.0),
+            TrainingConfig(epochs=4, batch_size=64, precision="auto"),  # Adam's defaults, all at once
+        ),
+        "scratch": (ScratchModel(), _training()),
+    }
+
+
+def _training() -> TrainingConfig:
+    return TrainingConfig(
+        epochs=4,
+        batch_tokens=16_384,
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        schedule="cosine",
+        warmup=0.1,
+        clip=1.0,
+        precision="auto",
+    )
+
+
+def begin_reviews(batch: Batch) -> Batch:
+    """Tokens, lengths and labels with a separator before each review."""
+    tokens, lengths, labels = batch
+    return torch.nn.functional.pad(tokens, (1, 0), value=SEPARATOR), lengths + 1, labels
+
+
+def words_of(start: Pretrained) -> tuple[str, ...]:
+    """The vocabulary of a language model."""
+    if not isinstance(start.symbols, Words):
+        raise RunError(f"--from {start.name} is a model of {start.symbols.kind}: it must be one of words")
+    return start.symbols.words
+
+
+def build(model: ClassifierModel, start: Pretrained | None, tokens: int, task: Task) -> plmu.Sequential:
+    """The classifier, of the language model it starts from or of a random one for so many tokens. Its final states are
+    standardised on the task's training reviews, and the task's notes say what it is."""
+    if start is not None:
+        parts: Any = start.model
+    else:
+        assert isinstance(model, ScratchModel)
+        parts = language.build(WordModel(width=model.width, blocks=model.blocks), tokens)
+    embedding, blocks, norms = _parts(parts)
+    width = embedding.embedding_dim
+    inner = [plmu.WeightedStack(nn.Identity(), *blocks)] if model.deep else blocks
+    pool = plmu.DelayLayer(width, order=model.pool_order, theta=model.theta, return_sequences=False)
+    features = pool.output_size
+    head: list[nn.Module] = [plmu.Standardize(features), nn.Dropout(model.dropout)]
+    if model.units:
+        head += [nn.Linear(features, model.units), nn.ReLU(), nn.Dropout(model.dropout)]
+    head.append(nn.Linear(model.units or features, 1))
+    network = plmu.Sequential(embedding, nn.Dropout1d(model.word_dropout), *inner, *norms, pool, *head)
+    plmu.standardize(network, _sample(task.train), logits)
+    besides = sum(p.numel() for p in network.parameters()) - embedding.weight.numel()
+    task.notes |= {**({} if start is None else start.notes), "parameters besides embeddings": besides}
+    return network
+
+
+def _parts(model: nn.Module) -> tuple[nn.Embedding, list[Steppable], list[nn.Module]]:
+    """Embedding, blocks and last norm of a language model, whose last layer gives the words."""
+    layers = list(model.layers) if isinstance(model, plmu.Sequential) else []
+    embedding, last = (layers[0], layers[-1]) if layers else (None, None)
+    inner = [layer for layer in layers[1:-1] if not isinstance(layer, nn.Dropout)]
+    norms: list[nn.Module] = [layer for layer in inner if isinstance(layer, nn.LayerNorm | nn.RMSNorm)]
+    blocks = [layer for layer in inner if isinstance(layer, Steppable)]
+    if not isinstance(embedding, nn.Embedding) or not isinstance(last, nn.Linear) or inner != [*blocks, *norms[:1]]:
+        raise RunError("--from: its model is not embeddings, blocks, a norm and an output layer, as `reviews` has them")
+    return embedding, blocks, norms[:1]
+
+
+def _sample(train: Batch) -> list[Batch]:
+    """Some training reviews without their labels, the same ones each time, in batches."""
+    rows = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(0))[:SAMPLE]
+    return [tuple(part[some] for part in train[:-1]) for some in rows.split(AT_ONCE)]
+
+
+def groups(model: ClassifierModel) -> Callable[[nn.Module], list[Group]]:
+    """What learns at which rate and from when: classifier, top block, …, lowest block, embeddings."""
+    rate, wait = (model.layer_rate, model.unfreezing) if isinstance(model, PretrainedModel) else (1.0, 0.0)
+
+    def of(network: nn.Module) -> list[Group]:
+        assert isinstance(network, plmu.Sequential)
+        embedding = network[0]
+        stack = next((layer for layer in network if isinstance(layer, plmu.WeightedStack)), None)
+        layers = list(network) if stack is None else list(stack.layers)
+        blocks = [one for one in layers if isinstance(one, Steppable) and not isinstance(one, plmu.DelayLayer)]
+        lower = [*blocks[::-1], embedding]
+        taken = {id(p) for part in lower for p in part.parameters()}
+        levels = [[p for p in network.parameters() if id(p) not in taken], *(list(one.parameters()) for one in lower)]
+        found = []
+        for depth, level in enumerate(levels):
+            for decay in (True, False):  # not of biases, norms and embeddings
+                some = [p for p in level if (p.dim() > 1 and level is not levels[-1]) == decay]
+                if some:
+                    found.append(Group(some, rate=rate**depth, decay=decay, begins=wait * depth))
+        return found
+
+    return of

@@ -1,0 +1,44 @@
+"""The untrained model of any experiment, for a few random examples and a small vocabulary."""
+
+import torch
+from torch import nn
+
+from plmu.bench.training_time import random_task
+from plmu.data.symbols import Characters, Symbols, Words
+from plmu.data.text import FIRST
+from plmu.experiments import EXPERIMENTS, imdb_pretrained, language
+from plmu.experiments.imdb_pretrained import ClassifierModel, PretrainedModel
+from plmu.experiments.language import LanguageTask
+from plmu.experiments.pretrained import Pretrained
+from plmu.experiments.reviews import WordModel
+from plmu.experiments.text_models import TextExperiment, TextTask
+from plmu.training.task import Task
+
+WORDS = tuple("w" * k for k in range(1, 51))
+VOCABULARY = tuple(f"w{k}" for k in range(30_000))
+LETTERS = " abcdefghijklmnopqrstuvwxyz"
+
+
+def built(name: str, model: str) -> tuple[nn.Module, Task]:
+    """The untrained model of an experiment, and the task it was built for."""
+    experiment = EXPERIMENTS[name]
+    config = experiment.defaults(model)
+    if name == "addition":
+        task = Task((), (), (), None, None, None, "", True)  # type: ignore[arg-type]
+    elif name in ("psmnist", "mackey-glass"):
+        task = random_task(name, 784 if name == "psmnist" else 130, 4)
+    elif name in ("text8", "reviews"):
+        symbols: Symbols = Characters(LETTERS) if name == "text8" else Words(VOCABULARY)
+        task = LanguageTask((), (), (), None, None, None, "", True, symbols=symbols)  # type: ignore[arg-type]
+    else:
+        assert isinstance(experiment, TextExperiment)
+        long = 8 if isinstance(config.model, ClassifierModel) else config.model.longest
+        tokens, lengths = torch.randint(FIRST, FIRST + 50, (6, long)), torch.arange(1, 7)
+        split = (*(tokens, lengths) * (1 if name == "imdb" else 2), torch.arange(6) % 2)
+        task = TextTask(split, split, split, None, None, None, "", True, words=WORDS)  # type: ignore[arg-type]
+    if isinstance(config.model, PretrainedModel):
+        start = Pretrained(language.build(WordModel(), FIRST + 50), Words(WORDS), "reviews-plmu-seed0", {}, "")  # type: ignore[arg-type]
+        return imdb_pretrained.build(config.model, start, FIRST + 50, task), task
+    if name in ("imdb", "qqp", "snli") and hasattr(config.model, "vectors"):
+        config.model.vectors = "random"
+    return experiment.build(config, task), task
