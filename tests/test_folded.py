@@ -151,7 +151,11 @@ def test_modules_of_torch(module: nn.Module, dtype: torch.dtype) -> None:
     model = Sequential(module).to(dtype).eval()
     x = torch.randint(9, (7,)) if isinstance(module, nn.Embedding) else 2 * torch.randn(7, 4).to(dtype)
     folded = plmu.fold(model)
-    assert torch.equal(folded.step(x)[0], model.step(x)[0].detach())
+    out, expected = folded.step(x)[0], model.step(x)[0].detach()
+    if isinstance(module, nn.RMSNorm):  # in other calls of torch
+        assert_same(out, expected, terms=x.shape[-1] + 4)
+    else:
+        assert torch.equal(out, expected)
     assert not any(isinstance(part, Applied) for part in folded.parts)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,13 @@ class Affine(Stateless):
     weight: Tensor  # (out, in)
     bias: Tensor | None  # (out,)
 
+    def finished(self) -> Self:
+        """With the longer axis of the weight next to each other in memory: a CPU then reads it fastest."""
+        done = super().finished()
+        out, inputs = done.weight.shape
+        with torch.inference_mode():
+            return replace(done, weight=done.weight.mT.contiguous().mT) if out > inputs else done
+
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
@@ -37,10 +44,12 @@ class Scale(Stateless):
     """s · x + b for each feature alone, in the precision of x; its arrays may be wider."""
 
     scale: Tensor  # (features,)
-    offset: Tensor  # (features,)
+    offset: Tensor | None  # (features,)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return as_dtype(torch.addcmul(self.offset, as_dtype(x, self.scale.dtype), self.scale), x.dtype)
+        wide = as_dtype(x, self.scale.dtype)
+        out = wide * self.scale if self.offset is None else torch.addcmul(self.offset, wide, self.scale)
+        return as_dtype(out, x.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +84,16 @@ class Norm(Stateless):
         if self.centred:
             return F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps or 0.0)
         return F.rms_norm(x, (self.features,), self.weight, self.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Unit(Stateless):
+    """x / √(|x|² + floor²) over the features: RMS normalisation without its weight, in the fewest calls of torch."""
+
+    floor: Tensor  # (1,)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +136,18 @@ class Applied(Stateless):
 
     def arrays(self) -> dict[str, Tensor]:
         return copies(self.module)
+
+
+@dataclass(frozen=True, eq=False)
+class Gate(Stateless):
+    """f(g) · z, where z and the gate g before its activation are the halves of one product."""
+
+    both: Affine
+    activation: Stateless | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        value, gate = self.both(x).chunk(2, dim=-1)
+        return (gate if self.activation is None else self.activation(gate)) * value
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,8 @@ from plmu.folded.functions import Affine
 from plmu.ops.matrices import apply
 from plmu.ops.nonfinite import infinity_as_nan
 
+_SMALL = 2**15  # products of single numbers, up to which torch is faster one by one than as matrices
+
 
 @dataclass(frozen=True, eq=False)
 class LinearMemory(Folded):
@@ -111,7 +113,7 @@ class Delay(Folded):
 
     def remember(self, u: Tensor, m: Tensor) -> Tensor:
         """The next m (batch, order, channels) from u (batch, channels), or (batch, inputs) where they share one."""
-        matrix, added = self._cast(m)
+        matrix, spread, added = self._cast(m)
         groups, order, columns = matrix.shape
         u = infinity_as_nan(as_dtype(u, m.dtype))
         u = u.unsqueeze(2) if columns > order + 1 else u.unsqueeze(1)
@@ -119,9 +121,12 @@ class Delay(Folded):
         if groups == 1:
             return self._product(matrix[0], both, m, self.near_identity[0])
         batch, width = m.shape[0], self.channels // groups
+        if batch * spread.numel() <= _SMALL:
+            new = (spread * both.unsqueeze(1)).sum(2)
+            return new if added is None else torch.addcmul(new, m, added)
         inputs = both.view(batch, columns, groups, width).permute(2, 1, 0, 3).reshape(groups, columns, batch * width)
         new = torch.bmm(matrix, inputs).view(groups, order, batch, width).permute(2, 1, 0, 3).reshape(m.shape)
-        return torch.addcmul(new, m, added)
+        return new if added is None else torch.addcmul(new, m, added)
 
     @staticmethod
     def _product(matrix: Tensor, both: Tensor, m: Tensor, near_identity: bool) -> Tensor:
@@ -132,15 +137,18 @@ class Delay(Folded):
             return linear(flat, matrix).unsqueeze(2)
         return m + apply(matrix, both) if near_identity else apply(matrix, both)
 
-    def _cast(self, m: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrix, and for each channel 1 where m is added to the product, else 0."""
-        casts: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = self._casts  # type: ignore[attr-defined]
+    def _cast(self, m: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The matrix; the same for each channel (order, order + inputs, channels); and for each channel 1 where m is
+        added to the product, else 0, or None where it is nowhere."""
+        casts: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor, Tensor | None]] = self._casts  # type: ignore[attr-defined]
         key = (m.dtype, m.device)
         found = casts.get(key)
         if found is None:
-            added = torch.tensor(self.near_identity).repeat_interleave(self.channels // len(self.near_identity))
-            found = read_only(self.matrix, m.dtype, m.device), read_only(added, m.dtype, m.device)
-            casts[key] = found
+            width = self.channels // len(self.near_identity)
+            spread = self.matrix.permute(1, 2, 0).repeat_interleave(width, 2)
+            added = torch.tensor(self.near_identity).repeat_interleave(width)
+            arrays = [read_only(one, *key) for one in (self.matrix, spread, added)]
+            found = casts[key] = arrays[0], arrays[1], arrays[2] if any(self.near_identity) else None
         return found
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
