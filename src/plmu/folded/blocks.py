@@ -40,12 +40,12 @@ class SelectiveMemory(Folded):
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         m = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
-        channels = self.memory.channels
-        u, weights = self.both(x).split_with_sizes([channels, self.both.weight.shape[0] - channels], 1)
+        batch, order, channels = m.shape
+        u, weights = self.both(x).split_with_sizes([channels, self.heads * order], 1)
         m = self.memory.remember(u, m)
-        heads = as_dtype(m, x.dtype).unflatten(2, (self.heads, -1))  # (batch, order, heads, channels of a head)
-        read = (weights.unflatten(1, (-1, self.heads, 1)) * heads).sum(1)
-        return self.norm.advance(read, None)[0].flatten(1), m
+        heads = as_dtype(m, x.dtype).view(batch, order, self.heads, -1)
+        read = (weights.view(batch, order, self.heads, 1) * heads).sum(1)  # (batch, heads, channels of a head)
+        return self.norm.advance(read, None)[0].view(batch, channels), m
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.memory.initial_state(batch, dtype, device)

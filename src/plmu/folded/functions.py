@@ -63,7 +63,7 @@ class Lookup(Stateless):
 
     def __call__(self, x: Tensor) -> Tensor:
         try:
-            return F.embedding(x, self.table)
+            return torch.embedding(self.table, x)
         except IndexError:
             size = self.table.shape[0]
             bad = x[(x < 0) | (x >= size)][0].item()
@@ -145,8 +145,11 @@ class Gate(Stateless):
     both: Affine
     activation: Stateless | None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_halves", [self.both.weight.shape[0] // 2] * 2)
+
     def __call__(self, x: Tensor) -> Tensor:
-        value, gate = self.both(x).chunk(2, dim=-1)
+        value, gate = self.both(x).split_with_sizes(self._halves, -1)  # type: ignore[attr-defined]
         return (gate if self.activation is None else self.activation(gate)) * value
 
 
@@ -157,6 +160,9 @@ class Carry(Stateless):
     both: Affine
     activation: Stateless | None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_halves", [self.both.weight.shape[0] // 2] * 2)
+
     def __call__(self, x: Tensor) -> Tensor:
-        transformed, gate = self.both(x).chunk(2, dim=-1)
+        transformed, gate = self.both(x).split_with_sizes(self._halves, -1)  # type: ignore[attr-defined]
         return torch.lerp(x, transformed if self.activation is None else self.activation(transformed), gate.sigmoid())

@@ -11,7 +11,7 @@ from torch import Tensor
 from plmu.folded.base import Folded, Stateless
 from plmu.folded.functions import Affine, Gate, Identity, Scale
 from plmu.folded.memory import LinearMemory
-from plmu.folded.stacks import Chain, Product
+from plmu.folded.stacks import Chain, Product, Sum
 
 
 def chain(parts: Iterable[tuple[Folded, int]], states: int | None) -> Chain:
@@ -44,6 +44,15 @@ def product(gate: Folded, inner: Folded) -> Folded:
     ):
         return Gate(stacked(value, first), function, dtype=value.dtype, device=value.device)
     return Product(gate, inner)
+
+
+def residual(inner: Folded) -> Sum:
+    """x + inner(x): where `inner` ends with a product, x is added in it."""
+    last = inner.parts[-1] if isinstance(inner, Chain) and inner.parts else None
+    if not isinstance(inner, Chain) or not isinstance(last, Affine) or last.bias is not None:
+        return Sum(inner)
+    before = replace(inner, parts=inner.parts[:-1], places=inner.places[:-1])
+    return Sum(before, last.weight, dtype=last.dtype, device=last.device)
 
 
 def stacked(*parts: Affine) -> Affine:

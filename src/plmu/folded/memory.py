@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from plmu.folded.base import Folded, Stateless, as_dtype, read_only, wide_dtype
 from plmu.folded.functions import Affine
@@ -115,15 +115,17 @@ class Delay(Folded):
         """The next m (batch, order, channels) from u (batch, channels), or (batch, inputs) where they share one."""
         matrix, spread, added = self._cast(m)
         groups, order, columns = matrix.shape
-        u = infinity_as_nan(as_dtype(u, m.dtype))
+        u = as_dtype(u, m.dtype)
+        if groups > 1 and m.shape[0] * spread.numel() <= _SMALL:
+            u = u.unsqueeze(1)
+            new = (spread * torch.cat([m, u, u], dim=1).unsqueeze(1)).sum(2)
+            return new if added is None else torch.addcmul(new, m, added)
+        u = infinity_as_nan(u)
         u = u.unsqueeze(2) if columns > order + 1 else u.unsqueeze(1)
         both = torch.cat([m, u], dim=1)
         if groups == 1:
             return self._product(matrix[0], both, m, self.near_identity[0])
         batch, width = m.shape[0], self.channels // groups
-        if batch * spread.numel() <= _SMALL:
-            new = (spread * both.unsqueeze(1)).sum(2)
-            return new if added is None else torch.addcmul(new, m, added)
         inputs = both.view(batch, columns, groups, width).permute(2, 1, 0, 3).reshape(groups, columns, batch * width)
         new = torch.bmm(matrix, inputs).view(groups, order, batch, width).permute(2, 1, 0, 3).reshape(m.shape)
         return new if added is None else torch.addcmul(new, m, added)
@@ -138,14 +140,15 @@ class Delay(Folded):
         return m + apply(matrix, both) if near_identity else apply(matrix, both)
 
     def _cast(self, m: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The matrix; the same for each channel (order, order + inputs, channels); and for each channel 1 where m is
-        added to the product, else 0, or None where it is nowhere."""
-        casts: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor, Tensor | None]] = self._casts  # type: ignore[attr-defined]
+        """The matrix; the same for each channel, with zeros for a second u, which make NaN of infinity: (order,
+        order + 2, channels); and for each channel 1 where m is added to the product, else 0; None where it is nowhere.
+        """
+        casts: dict[Any, tuple[Tensor, Tensor, Tensor | None]] = self._casts  # type: ignore[attr-defined]
         key = (m.dtype, m.device)
         found = casts.get(key)
         if found is None:
             width = self.channels // len(self.near_identity)
-            spread = self.matrix.permute(1, 2, 0).repeat_interleave(width, 2)
+            spread = pad(self.matrix, (0, 1)).permute(1, 2, 0).repeat_interleave(width, 2)
             added = torch.tensor(self.near_identity).repeat_interleave(width)
             arrays = [read_only(one, *key) for one in (self.matrix, spread, added)]
             found = casts[key] = arrays[0], arrays[1], arrays[2] if any(self.near_identity) else None
