@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,6 +20,8 @@ from plmu.nn.steppable import Steppable, positive
 from plmu.state_tree import map_state, without_subnormal
 
 _FLUSH_EVERY = 256  # steps
+_GREEDY = 1e-200  # temperatures below this would overflow, and leave one token
+_NOT_FINITE = "the model's output is not finite: its weights or its state are broken"
 
 
 def generate(
@@ -29,7 +33,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     excluded: Iterable[int] = (),
-    seed: int | torch.Generator | None = None,
+    seed: int | None = None,
 ) -> Iterator[int]:
     """Sample tokens from a language model, each fed back to give the next.
 
@@ -37,9 +41,9 @@ def generate(
     >>> for token in tokens:
     ...     print(token)
 
-    The model steps through the prompt at once, in the folded form that `plmu.Stream` uses: without gradients, with
-    dropout off, and with a state of constant size. Later changes to the model do not affect the tokens. Each token is
-    sampled when it is asked for, and takes the same time however many came before it.
+    The model runs in the folded form that `plmu.Stream` uses: without gradients, with dropout off, and with a state
+    of constant size. Later changes to the model do not affect the tokens. Each token is sampled when it is asked for,
+    and takes the same time however many came before it.
 
     Args:
         model: a steppable language model: token numbers in, logits over the same tokens out. AveragedModel, DDP and
@@ -52,8 +56,8 @@ def generate(
         top_p: sample from the fewest most likely tokens whose probabilities, after temperature and top_k, add up to at
             least this; None for all.
         excluded: token numbers that are never sampled, for instance that of unknown words.
-        seed: a number, or a CPU `torch.Generator`, which makes the tokens the same again; None to go on with the
-            random numbers of torch.
+        seed: makes the tokens the same again. None draws a seed from torch's random numbers, which
+            `torch.manual_seed` sets.
 
     Returns:
         An iterator over the sampled token numbers.
@@ -75,44 +79,42 @@ def generate(
     limit = None if length is None else positive(length, "length")
     sampler = _Sampler(size, temperature, top_k, top_p, _tokens(excluded, "excluded", size), seed)
     steps = _Steps(folded, size, first.weight.device)
-    for token in tokens:
-        logits = steps.push(token)
-    return _sampled(steps, logits, sampler, limit)
+    with torch.inference_mode():
+        for token in tokens:
+            logits = steps.push(token)
+    return _sampled(steps, sampler, logits, limit)
 
 
-def _sampled(steps: _Steps, logits: Tensor, sampler: _Sampler, length: int | None) -> Iterator[int]:
-    count = 0
-    while True:
+def _sampled(steps: _Steps, sampler: _Sampler, logits: Tensor, length: int | None) -> Iterator[int]:
+    with torch.inference_mode():  # but not while the caller has the token
         token = sampler.sample(logits)
+    yield token
+    for _ in itertools.count() if length is None else range(length - 1):
+        with torch.inference_mode():
+            token = sampler.sample(steps.push(token))
         yield token
-        count += 1
-        if count == length:
-            return
-        logits = steps.push(token)
 
 
 class _Steps:
     """A folded language model and its state."""
 
     def __init__(self, folded: Folded, size: int, device: torch.device) -> None:
-        self.folded, self.size, self.device = folded, size, device
+        self.folded, self.size = folded, size
+        self.numbers = torch.arange(size, device=device)
         self.state: Any = None
         self.count = 0
 
     def push(self, token: int) -> Tensor:
-        """The logits (tokens,) after this token, in float64 on the CPU."""
-        with torch.inference_mode():
-            out, state = self.folded.step(torch.tensor([token], device=self.device), self.state)
-            self.count += 1
-            if self.count % _FLUSH_EVERY == 0:  # a CPU is slow with them
-                state = map_state(state, without_subnormal)
-            self.state = state
-            if out.shape != (1, self.size):
-                raise ValueError(
-                    f"model must have one output for each of its {self.size} tokens, its logit; got"
-                    f" {tuple(out.shape[1:])} outputs"
-                )
-            return out[0].to("cpu", torch.float64)
+        """The logits (tokens,) after this token."""
+        out, self.state = self.folded.step(self.numbers.narrow(0, token, 1), self.state)
+        self.count += 1
+        if self.count % _FLUSH_EVERY == 0:  # a CPU is slow with subnormal numbers
+            self.state = map_state(self.state, without_subnormal)
+        if out.shape != (1, self.size):
+            raise ValueError(
+                f"model must have one output for each of its {self.size} tokens, the logit; got {out.shape[-1]} outputs"
+            )
+        return out.view(self.size)
 
 
 class _Sampler:
@@ -125,7 +127,7 @@ class _Sampler:
         top_k: int | None,
         top_p: float | None,
         excluded: list[int],
-        seed: int | torch.Generator | None,
+        seed: int | None,
     ) -> None:
         self.temperature = _number(temperature, "temperature")
         if not 0 <= self.temperature < math.inf:
@@ -137,50 +139,41 @@ class _Sampler:
         if len(set(excluded)) == size:
             raise ValueError(f"excluded must leave a token to sample, got all {size}")
         self.excluded = torch.tensor(excluded) if excluded else None
-        self.generator = _generator(seed)
+        if seed is None:
+            seed = int(torch.randint(2**62, ()))
+        elif isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed must be a whole number or None, got {seed!r}")
+        self.random = random.Random(seed)
 
     def sample(self, logits: Tensor) -> int:
-        """A token from its logits (tokens,), which are changed."""
-        with torch.inference_mode():
-            if self.excluded is not None:
-                logits.index_fill_(0, self.excluded, -math.inf)
-            if self.temperature == 0:
-                token = int(logits.argmax())
-                _check_finite(logits[token].item())
-                return token
-            names: Tensor | None = None
-            if self.top_k is not None:
-                logits, names = torch.topk(logits, self.top_k)
-            elif self.top_p is not None:
-                logits, names = torch.sort(logits, descending=True)
-            # The highest is subtracted first: a low temperature would make infinities of large logits.
-            total = (logits - logits.max()).div_(self.temperature).exp_().cumsum_(0)
-            mass = total[-1].item()
-            _check_finite(mass)
-            if self.top_p is not None:
-                kept = int(torch.searchsorted(total, self.top_p * mass))
-                mass = total[kept].item()
-            drawn = mass * torch.rand((), dtype=torch.float64, generator=self.generator).item()
-            place = int(torch.searchsorted(total, drawn, right=True))
-            return place if names is None else int(names[place])
-
-
-def _check_finite(value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError("the model's output has numbers that are not finite: its weights or its state are broken")
-
-
-def _generator(seed: int | torch.Generator | None) -> torch.Generator | None:
-    if seed is None:
-        return None
-    if isinstance(seed, torch.Generator):
-        if seed.device.type != "cpu":
-            raise ValueError(f"seed must be a generator on the CPU, got one on {seed.device}")
-        return seed
-    try:
-        return torch.Generator().manual_seed(_whole(seed))
-    except (TypeError, RuntimeError, ValueError, OverflowError):
-        raise ValueError(f"seed must be a whole number of 64 bits, a torch.Generator or None; got {seed!r}") from None
+        """A token from its logits (tokens,), which may be changed."""
+        if not logits.is_cpu:
+            logits = logits.cpu()
+        if self.excluded is not None:
+            logits.index_fill_(0, self.excluded, -math.inf)
+        if self.temperature < _GREEDY:
+            token = int(logits.argmax())
+            if not math.isfinite(logits[token].item()):
+                raise ValueError(_NOT_FINITE)
+            return token
+        names: Tensor | None = None
+        if self.top_k is not None:
+            logits, names = torch.topk(logits, self.top_k)
+        elif self.top_p is not None:
+            logits, names = torch.sort(logits, descending=True)
+        if self.temperature != 1:
+            logits = logits.double() / self.temperature
+        total = torch.softmax(logits, 0, torch.float64).cumsum_(0)
+        drawn = self.random.random()
+        if self.top_p is not None:
+            kept = min(int(torch.searchsorted(total, self.top_p)), len(total) - 1)
+            drawn *= total[kept].item()
+        place = int(torch.searchsorted(total, drawn, right=True))
+        if place == len(total):  # the sum is NaN, or it was rounded to just below 1
+            if not math.isfinite(total[-1].item()):
+                raise ValueError(_NOT_FINITE)
+            place = int(total.argmax())
+        return place if names is None else int(names[place])
 
 
 def _tokens(given: Iterable[int], name: str, size: int) -> list[int]:

@@ -106,8 +106,7 @@ class Function(Stateless):
 
     def __post_init__(self) -> None:
         given = self.function
-        found = (getattr(torch, given, None) or getattr(F, given)) if isinstance(given, str) else given
-        object.__setattr__(self, "_call", found)
+        object.__setattr__(self, "_call", _by_name(given) if isinstance(given, str) else given)
         object.__setattr__(self, "_plain", not self.options and self.weight is None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -115,6 +114,14 @@ class Function(Stateless):
         if self._plain:  # type: ignore[attr-defined]
             return call(x)
         return call(x, **dict(self.options)) if self.weight is None else call(x, self.weight)
+
+
+def _by_name(name: str) -> Any:
+    """A function of torch, without the wrapper in torch.nn.functional where there is one around it."""
+    for module in (torch, torch._C._nn, F):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"torch has no function {name!r}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plmu.folded.base import Folded, Stateless
 from plmu.folded.functions import Affine, Gate, Identity, Scale
-from plmu.folded.memory import LinearMemory
+from plmu.folded.memory import LinearMemory, ParallelMemory
 from plmu.folded.stacks import Chain, Product, Sum
 
 
@@ -65,7 +65,12 @@ def stacked(*parts: Affine) -> Affine:
 def joined(first: Folded, second: Folded) -> Folded | None:
     """The second after the first as one; None where that is not linear, takes more numbers than the two, or would be
     rounded to half precision, which the weights themselves are not."""
-    if (first.dtype, first.device) != (second.dtype, second.device) or first.dtype in (torch.float16, torch.bfloat16):
+    if first.dtype in (torch.float16, torch.bfloat16):
+        return None
+    if isinstance(first, Scale) and isinstance(second, Product):
+        gate, inner = _after_scale(first, second.gate), _after_scale(first, second.inner)
+        return None if gate is None or inner is None else replace(second, gate=gate, inner=inner)
+    if (first.dtype, first.device) != (second.dtype, second.device):
         return None
     if isinstance(first, Scale) and isinstance(second, Scale):
         return replace(first, scale=first.scale * second.scale, offset=_behind(second, first.offset))
@@ -75,6 +80,8 @@ def joined(first: Folded, second: Folded) -> Folded | None:
         return _affine(first, second) if _pays(second.weight, _weight(first)) else None
     if isinstance(first, Scale) and isinstance(second, Gate):
         return replace(second, both=_affine(first, second.both))
+    if isinstance(first, Scale) and isinstance(second, ParallelMemory):
+        return _scaled_memory(first, second)
     if isinstance(first, Affine | Scale) and isinstance(second, LinearMemory):
         inputs = second.matrix[:, second.kept :]
         return _before_memory(first, second, inputs) if _pays(inputs, _weight(first)) else None
@@ -82,6 +89,25 @@ def joined(first: Folded, second: Folded) -> Folded | None:
         outputs = first.matrix[first.order :]
         return _after_memory(first, second, outputs) if _pays(_weight(second), outputs) else None
     return None
+
+
+def _after_scale(first: Scale, second: Folded) -> Folded | None:
+    """The second, perhaps a stack without a state, with the scale before it multiplied in; None where it cannot be."""
+    if not isinstance(second, Chain):
+        return joined(first, second)
+    both = joined(first, second.parts[0]) if second.states is None and second.parts else None
+    return None if both is None else replace(second, parts=(both, *second.parts[1:]))
+
+
+def _scaled_memory(first: Scale, second: ParallelMemory) -> ParallelMemory | None:
+    if second.gate is not None or first.offset is not None:
+        return None
+    weight = None if second.input_weight is None else second.input_weight * first.scale
+    if second.encoder is not None:
+        return replace(second, encoder=_affine(first, second.encoder), input_weight=weight)
+    if second.input_activation is not None or len(first.scale) != second.memory.channels:
+        return None
+    return replace(second, memory=second.memory.scaled(first.scale), input_weight=weight)
 
 
 def _stateless(part: Folded) -> tuple[Folded, ...]:

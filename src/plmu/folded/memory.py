@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,6 +102,7 @@ class Delay(Folded):
     matrix: Tensor  # (groups, order, order + inputs)
     near_identity: tuple[bool, ...]
     channels: int
+    scale: Tensor | None = None  # (channels,), by which u is multiplied first
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_casts", {})
@@ -120,7 +121,7 @@ class Delay(Folded):
             u = u.unsqueeze(1)
             new = (spread * torch.cat([m, u, u], dim=1).unsqueeze(1)).sum(2)
             return new if added is None else torch.addcmul(new, m, added)
-        u = infinity_as_nan(u)
+        u = infinity_as_nan(u if self.scale is None else u * self.scale)
         u = u.unsqueeze(2) if columns > order + 1 else u.unsqueeze(1)
         both = torch.cat([m, u], dim=1)
         if groups == 1:
@@ -139,6 +140,10 @@ class Delay(Folded):
             return linear(flat, matrix).unsqueeze(2)
         return m + apply(matrix, both) if near_identity else apply(matrix, both)
 
+    def scaled(self, scale: Tensor) -> Delay:
+        """The same of an input that comes without this factor (channels,)."""
+        return replace(self, scale=scale if self.scale is None else scale * self.scale)
+
     def _cast(self, m: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The matrix; the same for each channel, with zeros for a second u, which make NaN of infinity: (order,
         order + 2, channels); and for each channel 1 where m is added to the product, else 0; None where it is nowhere.
@@ -149,6 +154,8 @@ class Delay(Folded):
         if found is None:
             width = self.channels // len(self.near_identity)
             spread = pad(self.matrix, (0, 1)).permute(1, 2, 0).repeat_interleave(width, 2)
+            if self.scale is not None:
+                spread[:, -2] *= self.scale
             added = torch.tensor(self.near_identity).repeat_interleave(width)
             arrays = [read_only(one, *key) for one in (self.matrix, spread, added)]
             found = casts[key] = arrays[0], arrays[1], arrays[2] if any(self.near_identity) else None

@@ -93,9 +93,18 @@ class Product(Folded):
     gate: Folded
     inner: Folded
 
+    def __post_init__(self) -> None:
+        parts = self.gate.parts if isinstance(self.gate, Chain) else (self.gate,)
+        calls = [part.__call__ for part in parts if isinstance(part, Stateless)]
+        object.__setattr__(self, "_gate", calls if len(calls) == len(parts) else None)
+
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         out, state = self.inner.advance(x, state)
-        return self.gate.advance(x, None)[0] * out, state
+        if self._gate is None:  # type: ignore[attr-defined]
+            return self.gate.advance(x, None)[0] * out, state
+        for call in self._gate:  # type: ignore[attr-defined]
+            x = call(x)
+        return x * out, state
 
     def takes_tokens(self) -> bool:
         return self.inner.takes_tokens()
