@@ -14,7 +14,6 @@ import plmu
 from plmu.data.symbols import SEPARATOR, Characters, Symbols, Words, read
 from plmu.data.text import UNKNOWN
 from plmu.nn import Steppable
-from plmu.nn.stacking import entrance
 from plmu.training.errors import RunError
 
 MODEL_FILE = "model.plmu"
@@ -26,9 +25,9 @@ def load(path: Path) -> tuple[Steppable, Symbols]:
     if not file.is_file():
         raise RunError(f"no model at {path}: expected the folder of a finished run of a language model")
     model = plmu.load(file)
-    first = entrance(model)
-    if not isinstance(first, nn.Embedding) or not isinstance(model, Steppable):
-        raise RunError(f"{file} is not a model of text: it does not begin with an embedding of tokens")
+    first = next((one for one in model.modules() if isinstance(one, nn.Embedding)), None)
+    if first is None or not isinstance(model, Steppable):
+        raise RunError(f"{file} is not a model of text: it has no embedding of tokens")
     return model, read(folder, first.num_embeddings)
 
 
@@ -44,12 +43,13 @@ def show(
         raise ValueError("--stop must have at least one character")
     screen = sys.stdout if out is None else out
     model, symbols = load(path)
-    start = _start(symbols) if prompt is None else _encoded(symbols, prompt)
-    excluded = [UNKNOWN] if isinstance(symbols, Words) else []
-    tokens = _Counted(plmu.generate(model, start, length, excluded=excluded, **options))
+    written = [] if prompt is None else _encoded(symbols, prompt)
+    is_words = isinstance(symbols, Words)
+    start = _start(symbols) + written if is_words or not written else written  # a text of words begins with a separator
+    tokens = _Counted(plmu.generate(model, start, length, excluded=[UNKNOWN] if is_words else [], **options))
     ended, started = False, time.perf_counter()
     try:
-        for piece in pieces(symbols, [] if prompt is None else start, tokens, stop):
+        for piece in pieces(symbols, written, tokens, stop):
             print(piece, end="", file=screen, flush=True)
             ended = piece.endswith("\n") if piece else ended
     except KeyboardInterrupt:

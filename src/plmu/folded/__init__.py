@@ -8,7 +8,7 @@ derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of
 from plmu.folded.base import Folded, Place, Stateless, wide_dtype
 from plmu.folded.blocks import SelectiveMemory, Taps
 from plmu.folded.functions import Affine, Applied, Carry, Function, Gate, Identity, Lookup, Norm, Scale, Unit
-from plmu.folded.joining import chain, product, residual, stacked
+from plmu.folded.joining import chain
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
 from plmu.folded.stacks import After, Chain, Filled, Product, Stepped, Sum, WeightedSum
 
@@ -40,8 +40,5 @@ __all__ = [
     "Unit",
     "WeightedSum",
     "chain",
-    "product",
-    "residual",
-    "stacked",
     "wide_dtype",
 ]

@@ -105,7 +105,7 @@ def _scaled_memory(first: Scale, second: ParallelMemory) -> ParallelMemory | Non
     weight = None if second.input_weight is None else second.input_weight * first.scale
     if second.encoder is not None:
         return replace(second, encoder=_affine(first, second.encoder), input_weight=weight)
-    if second.input_activation is not None or len(first.scale) != second.memory.channels:
+    if len(first.scale) != second.memory.channels:
         return None
     return replace(second, memory=second.memory.scaled(first.scale), input_weight=weight)
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.folded import Folded, WeightedSum, product
+from plmu.folded import Folded, WeightedSum
+from plmu.folded.joining import product
 from plmu.nn.folding import exact, fold_module
 from plmu.nn.stacking import (
     check_module,

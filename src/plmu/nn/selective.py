@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.folded import Folded, SelectiveMemory, stacked, wide_dtype
+from plmu.folded import Folded, SelectiveMemory, wide_dtype
+from plmu.folded.joining import stacked
 from plmu.nn.folding import fold_linear, fold_module, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive

@@ -8,7 +8,8 @@ from typing import Any, Self, overload
 import torch
 from torch import Tensor, nn
 
-from plmu.folded import Folded, residual
+from plmu.folded import Folded
+from plmu.folded.joining import residual
 from plmu.nn.folding import fold_module, fold_stack, is_plain
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.stacking import (
