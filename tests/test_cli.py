@@ -58,9 +58,12 @@ for words in {commands!r}:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trian"], "there is no command 'trian': the commands are train, evaluate, stream, data, report, bench, "),
-        (["trian"], "completion; did you mean 'train'?"),
+        (["trian"], "there is no command 'trian': the commands are train, evaluate, generate, stream, data, "),
+        (["trian"], "report, bench, completion; did you mean 'train'?"),
         (["--vresion"], "did you mean '--version'?"),
+        (["generate", "x"], "no model at x: expected the folder of a finished run of a language model"),
+        (["generate", "x", "--topk", "3"], "there is no argument '--topk'; did you mean '--top-k'?"),
+        (["generate", "x", "--threads", "0"], "--threads must be at least 1, got 0"),
         (["train", "mnist"], "there is no experiment 'mnist': the experiments are mackey-glass, psmnist"),
         (["train", "mnist"], "; did you mean 'psmnist'?"),
         (["train", "psmnist", "--model=lstn"], "there is no 'lstn'; did you mean 'lstm'?"),
@@ -138,7 +141,7 @@ def test_version_and_help(capsys):
         shown = capsys.readouterr().out.splitlines()
         for name, experiment in EXPERIMENTS.items():
             assert f"  {name:<14} models: {', '.join(experiment.models)}" in shown
-    for command in ("evaluate", "stream", "data", "report", "bench", "completion"):
+    for command in ("evaluate", "generate", "stream", "data", "report", "bench", "completion"):
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
         assert stopped.value.code == 0

@@ -42,6 +42,7 @@ PLMU = [
     "final_state",
     "fold",
     "for_graphs",
+    "generate",
     "isolate_nonfinite",
     "load",
     "load_into",

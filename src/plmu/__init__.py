@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         standardize,
     )
     from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
+    from plmu.sampling import generate
     from plmu.stream import Stream
     from plmu.systems import DelayNetwork, LinearSystem
 
@@ -61,6 +62,7 @@ __all__ = [
     "final_state",
     "fold",
     "for_graphs",
+    "generate",
     "isolate_nonfinite",
     "load",
     "load_into",
@@ -101,6 +103,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "standardize",
     ),
     "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),
+    "sampling": ("generate",),
     "stream": ("Stream",),
     "systems": ("DelayNetwork", "LinearSystem"),
 }

@@ -1,4 +1,4 @@
-"""The program: plmu train | evaluate | stream | data | report | bench | completion.
+"""The program: plmu train | evaluate | generate | stream | data | report | bench | completion.
 
 Each command imports what it needs when it runs, so that `plmu --version` and `--help` answer at once.
 """
@@ -24,6 +24,7 @@ USAGE = """usage: plmu COMMAND …
 
   plmu train EXPERIMENT   train a model, test it once, write a run folder and a result
   plmu evaluate RUN       score the best model of a run again
+  plmu generate RUN       print text that a language model writes, as it is sampled
   plmu stream RUN         read text from standard input, print the sentiment after each word (IMDB models)
   plmu data               list data sets: which are here, which are complete, where to get them
   plmu report             show all results as a table, a page and plots
@@ -213,6 +214,50 @@ def _evaluate(words: list[str]) -> None:
                 print(f"{name} {value:.6g}")
 
 
+def _generate_parser() -> Parser:
+    parser = Parser(
+        prog="plmu generate",
+        description="Print the prompt and the text that a language model continues it with, as it is sampled."
+        " How fast that was goes to standard error.",
+    )
+    parser.add_argument(
+        "run", type=Path, help="folder of a finished run of a language model (text8, reviews), or its model.plmu"
+    )
+    parser.add_argument("--prompt", help="text to begin with (a new text: a line break, space or separator)")
+    parser.add_argument("--length", type=int, default=500, help="how many tokens to sample: characters or words (500)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="below 1 more likely, above 1 more varied; 0 is greedy (1)"
+    )
+    parser.add_argument("--top-k", type=int, help="sample from the k most likely tokens alone (all)")
+    parser.add_argument(
+        "--top-p", type=float, help="sample from the fewest tokens that have this probability together (all)"
+    )
+    parser.add_argument("--seed", type=int, help="makes the text the same again (a new text each time)")
+    parser.add_argument("--stop", help="end when the sampled text contains this, which is printed too")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
+    return parser
+
+
+def _generate(words: list[str]) -> None:
+    given = vars(_generate_parser().parse_args(words))
+    threads = given.pop("threads")
+    if threads < 1:
+        raise ValueError(f"--threads must be at least 1, got {threads}")
+
+    import torch
+
+    from plmu.experiments.generate import show
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        show(given.pop("run"), **given)
+    except KeyboardInterrupt:
+        return
+    finally:
+        torch.set_num_threads(before)
+
+
 def _stream_parser() -> Parser:
     parser = Parser(
         prog="plmu stream",
@@ -306,6 +351,7 @@ def _completion(words: list[str]) -> None:
 
     parsers = {
         "evaluate": _evaluate_parser(),
+        "generate": _generate_parser(),
         "stream": _stream_parser(),
         "data": _data_parser(),
         "report": _report_parser(),
@@ -318,6 +364,7 @@ def _completion(words: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "evaluate": _evaluate,
+    "generate": _generate,
     "stream": _stream,
     "data": _data,
     "report": _report,

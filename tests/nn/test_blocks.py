@@ -198,10 +198,11 @@ def test_folded_blocks_are_named_arrays() -> None:
         name: {key.split(".")[-1] for key in plmu.fold(build(name)).arrays()} for name in BLOCKS if "att" not in name
     }
     assert kinds["highway"] == {"weight", "bias"}
-    assert kinds["memory"] == {"weight", "matrix", "readout"}
-    assert kinds["memory, selective"] == {"weight", "bias", "matrix"}
+    norm = {"floor", "scale"}
+    assert kinds["memory"] == {"weight", "matrix", "readout"} | norm
+    assert kinds["memory, selective"] == {"weight", "bias", "matrix"} | norm
     assert kinds["convolution"] == {"weight"}
-    assert kinds["weighted"] == {"weight", "weights", "bias", "matrix", "readout", "input_weight"}
+    assert kinds["weighted"] == {"weight", "weights", "bias", "matrix", "readout", "input_weight"} | norm
 
 
 def test_weights_tied_to_the_embedding_are_saved_once(path: Path) -> None:

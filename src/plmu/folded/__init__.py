@@ -7,7 +7,7 @@ derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of
 
 from plmu.folded.base import Folded, Place, Stateless, wide_dtype
 from plmu.folded.blocks import SelectiveMemory, Taps
-from plmu.folded.functions import Affine, Applied, Carry, Function, Identity, Lookup, Norm, Scale
+from plmu.folded.functions import Affine, Applied, Carry, Function, Gate, Identity, Lookup, Norm, Scale, Unit
 from plmu.folded.joining import chain
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
 from plmu.folded.stacks import After, Chain, Filled, Product, Stepped, Sum, WeightedSum
@@ -23,6 +23,7 @@ __all__ = [
     "Filled",
     "Folded",
     "Function",
+    "Gate",
     "Identity",
     "LinearMemory",
     "Lookup",
@@ -36,6 +37,7 @@ __all__ = [
     "Stepped",
     "Sum",
     "Taps",
+    "Unit",
     "WeightedSum",
     "chain",
     "wide_dtype",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plmu.folded.base import Folded, as_dtype, wide_dtype
-from plmu.folded.functions import Affine, Norm
+from plmu.folded.functions import Affine
 from plmu.folded.memory import Delay
 
 
@@ -22,7 +22,7 @@ class Taps(Folded):
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         before = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
         steps = torch.cat([before, as_dtype(x, before.dtype).unsqueeze(1)], dim=1)
-        return (as_dtype(steps, x.dtype) * self.weight).sum(1), steps[:, 1:].clone()
+        return (as_dtype(steps, x.dtype) * self.weight).sum(1), steps.narrow(1, 1, before.shape[1])
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         steps, features = self.weight.shape
@@ -33,18 +33,19 @@ class Taps(Folded):
 class SelectiveMemory(Folded):
     """A memory read by weights of the input: norm(Σ_i C_t[h, i] m_t[i, h]) for each head h. The state is m."""
 
-    encoder: Affine
+    both: Affine  # to u, the memory's input, and to C_t (order, heads)
     memory: Delay
-    readout: Affine  # to C_t
-    norm: Norm
+    norm: Folded
     heads: int
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         m = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
-        m = self.memory.remember(self.encoder(x), m)
-        weights = self.readout(x).unflatten(1, (self.heads, 1, -1))  # (batch, heads, 1, order)
-        heads = as_dtype(m, x.dtype).unflatten(2, (self.heads, -1)).transpose(1, 2)  # (batch, heads, order, channels)
-        return self.norm((weights @ heads).squeeze(2)).flatten(1), m
+        batch, order, channels = m.shape
+        u, weights = self.both(x).split_with_sizes([channels, self.heads * order], 1)
+        m = self.memory.remember(u, m)
+        heads = as_dtype(m, x.dtype).view(batch, order, self.heads, -1)
+        read = (weights.view(batch, order, self.heads, 1) * heads).sum(1)  # (batch, heads, channels of a head)
+        return self.norm.advance(read, None)[0].view(batch, channels), m
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.memory.initial_state(batch, dtype, device)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from plmu.folded.base import Folded, Stateless, as_dtype, read_only, wide_dtype
 from plmu.folded.functions import Affine
 from plmu.ops.matrices import apply
 from plmu.ops.nonfinite import infinity_as_nan
+
+_SMALL = 2**15  # products of single numbers, up to which torch is faster one by one than as matrices
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +102,7 @@ class Delay(Folded):
     matrix: Tensor  # (groups, order, order + inputs)
     near_identity: tuple[bool, ...]
     channels: int
+    scale: Tensor | None = None  # (channels,), by which u is multiplied first
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_casts", {})
@@ -111,9 +114,14 @@ class Delay(Folded):
 
     def remember(self, u: Tensor, m: Tensor) -> Tensor:
         """The next m (batch, order, channels) from u (batch, channels), or (batch, inputs) where they share one."""
-        matrix, added = self._cast(m)
+        matrix, spread, added = self._cast(m)
         groups, order, columns = matrix.shape
-        u = infinity_as_nan(as_dtype(u, m.dtype))
+        u = as_dtype(u, m.dtype)
+        if groups > 1 and m.shape[0] * spread.numel() <= _SMALL:
+            u = u.unsqueeze(1)
+            new = (spread * torch.cat([m, u, u], dim=1).unsqueeze(1)).sum(2)
+            return new if added is None else torch.addcmul(new, m, added)
+        u = infinity_as_nan(u if self.scale is None else u * self.scale)
         u = u.unsqueeze(2) if columns > order + 1 else u.unsqueeze(1)
         both = torch.cat([m, u], dim=1)
         if groups == 1:
@@ -121,7 +129,7 @@ class Delay(Folded):
         batch, width = m.shape[0], self.channels // groups
         inputs = both.view(batch, columns, groups, width).permute(2, 1, 0, 3).reshape(groups, columns, batch * width)
         new = torch.bmm(matrix, inputs).view(groups, order, batch, width).permute(2, 1, 0, 3).reshape(m.shape)
-        return torch.addcmul(new, m, added)
+        return new if added is None else torch.addcmul(new, m, added)
 
     @staticmethod
     def _product(matrix: Tensor, both: Tensor, m: Tensor, near_identity: bool) -> Tensor:
@@ -132,15 +140,25 @@ class Delay(Folded):
             return linear(flat, matrix).unsqueeze(2)
         return m + apply(matrix, both) if near_identity else apply(matrix, both)
 
-    def _cast(self, m: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrix, and for each channel 1 where m is added to the product, else 0."""
-        casts: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = self._casts  # type: ignore[attr-defined]
+    def scaled(self, scale: Tensor) -> Delay:
+        """The same of an input that comes without this factor (channels,)."""
+        return replace(self, scale=scale if self.scale is None else scale * self.scale)
+
+    def _cast(self, m: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The matrix; the same for each channel, with zeros for a second u, which make NaN of infinity: (order,
+        order + 2, channels); and for each channel 1 where m is added to the product, else 0; None where it is nowhere.
+        """
+        casts: dict[Any, tuple[Tensor, Tensor, Tensor | None]] = self._casts  # type: ignore[attr-defined]
         key = (m.dtype, m.device)
         found = casts.get(key)
         if found is None:
-            added = torch.tensor(self.near_identity).repeat_interleave(self.channels // len(self.near_identity))
-            found = read_only(self.matrix, m.dtype, m.device), read_only(added, m.dtype, m.device)
-            casts[key] = found
+            width = self.channels // len(self.near_identity)
+            spread = pad(self.matrix, (0, 1)).permute(1, 2, 0).repeat_interleave(width, 2)
+            if self.scale is not None:
+                spread[:, -2] *= self.scale
+            added = torch.tensor(self.near_identity).repeat_interleave(width)
+            arrays = [read_only(one, *key) for one in (self.matrix, spread, added)]
+            found = casts[key] = arrays[0], arrays[1], arrays[2] if any(self.near_identity) else None
         return found
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:

@@ -24,12 +24,15 @@ class Chain(Folded):
     states: int | None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_steps", tuple(zip(self.parts, self.places, strict=True)))
+        # Functions of one step are called as such: a step is made of few microseconds.
+        calls = [part.__call__ if isinstance(part, Stateless) else None for part in self.parts]
+        advances = [part.advance for part in self.parts]
+        object.__setattr__(self, "_steps", tuple(zip(calls, advances, self.places, strict=True)))
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         if self.states is None:
-            for part in self.parts:
-                x, _ = part.advance(x, None)
+            for call, advance, _ in self._steps:  # type: ignore[attr-defined]
+                x = advance(x, None)[0] if call is None else call(x)
             return x, None
         after: list[Any] = [None] * self.states
         if state is None:
@@ -37,8 +40,11 @@ class Chain(Folded):
         elif not isinstance(state, tuple) or len(state) != self.states:
             kind = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
             raise ValueError(f"state must be a tuple of {self.states}, one for each module; got {kind}")
-        for part, place in self._steps:  # type: ignore[attr-defined]
-            x, after[place] = part.advance(x, state[place])
+        for call, advance, place in self._steps:  # type: ignore[attr-defined]
+            if call is None:
+                x, after[place] = advance(x, state[place])
+            else:
+                x = call(x)
         return x, tuple(after)
 
     def takes_tokens(self) -> bool:
@@ -55,18 +61,23 @@ class Chain(Folded):
 
 @dataclass(frozen=True, eq=False)
 class Sum(Folded):
-    """x + inner(x)."""
+    """x + inner(x), or x + W inner(x)."""
 
     inner: Folded
+    weight: Tensor | None = None  # (features, out)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_transposed", None if self.weight is None else self.weight.mT)
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         out, state = self.inner.advance(x, state)
-        if x.shape != out.shape:
+        shape = out.shape if self.weight is None else (out.shape[0], self.weight.shape[0])
+        if x.shape != shape:
             raise ValueError(
                 f"Residual adds its input to its module's output: it turned {x.shape[-1]} features into"
-                f" {out.shape[-1]}, which must be equal"
+                f" {shape[-1]}, which must be equal"
             )
-        return x + out, state
+        return (x + out if self.weight is None else torch.addmm(x, out, self._transposed)), state  # type: ignore[attr-defined]
 
     def takes_tokens(self) -> bool:
         return self.inner.takes_tokens()
@@ -82,9 +93,18 @@ class Product(Folded):
     gate: Folded
     inner: Folded
 
+    def __post_init__(self) -> None:
+        parts = self.gate.parts if isinstance(self.gate, Chain) else (self.gate,)
+        calls = [part.__call__ for part in parts if isinstance(part, Stateless)]
+        object.__setattr__(self, "_gate", calls if len(calls) == len(parts) else None)
+
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         out, state = self.inner.advance(x, state)
-        return self.gate.advance(x, None)[0] * out, state
+        if self._gate is None:  # type: ignore[attr-defined]
+            return self.gate.advance(x, None)[0] * out, state
+        for call in self._gate:  # type: ignore[attr-defined]
+            x = call(x)
+        return x * out, state
 
     def takes_tokens(self) -> bool:
         return self.inner.takes_tokens()

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.folded import Folded, Product, WeightedSum
+from plmu.folded import Folded, WeightedSum
+from plmu.folded.joining import product
 from plmu.nn.folding import exact, fold_module
 from plmu.nn.stacking import (
     check_module,
@@ -67,7 +68,7 @@ class Gated(Steppable):
         return _product(run_step(self.gate, x, None)[0], out), state
 
     def fold(self) -> Folded:
-        return super().fold() if changed(self, "fold") else Product(fold_module(self.gate), fold_module(self.module))
+        return super().fold() if changed(self, "fold") else product(fold_module(self.gate), fold_module(self.module))
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.module.initial_state(batch, dtype, device) if isinstance(self.module, Steppable) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from plmu.folded import Affine, Applied, Chain, Folded, Function, Identity, Lookup, Norm, Stateless, chain
+from plmu.folded import (
+    Affine,
+    Applied,
+    Chain,
+    Folded,
+    Function,
+    Identity,
+    Lookup,
+    Norm,
+    Place,
+    Scale,
+    Stateless,
+    Unit,
+    chain,
+)
 from plmu.modes import unwrapped
 from plmu.nn.steppable import Steppable, activation_name
 
@@ -129,7 +144,22 @@ def exact(value: Tensor) -> Tensor:
     return value.detach().cpu().double()
 
 
-def _fold_torch(module: nn.Module) -> Stateless:
+def _fold_rms(module: nn.RMSNorm) -> Folded:
+    """An RMS norm as x / √(|x|² + n · eps) and a scale, which what follows can take in. A half precision would be
+    rounded more often, and a GPU has one kernel for the whole."""
+    features, weight = int(module.normalized_shape[-1]), module.weight
+    if weight is None:
+        return Norm(None, None, features, module.eps, False)
+    place = Place(dtype=weight.dtype, device=weight.device)
+    if weight.dtype not in (torch.float32, torch.float64) or not weight.is_cpu:
+        return Norm(weight, None, features, module.eps, False, **place)
+    eps = torch.finfo(weight.dtype).eps if module.eps is None else module.eps
+    scale = Scale(math.sqrt(features) * exact(weight), None, **place)
+    unit = Unit(torch.tensor([math.sqrt(features * eps)], dtype=torch.float64), **place)
+    return chain([(unit, 0), (scale, 0)], None)
+
+
+def _fold_torch(module: nn.Module) -> Folded:
     if not is_plain(module, type(module)):
         return Applied.of(module)
     kind = type(module)
@@ -153,5 +183,5 @@ def _fold_torch(module: nn.Module) -> Stateless:
     if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
         return Norm(weight, module.bias, int(module.normalized_shape[-1]), module.eps, True, **place)
     if isinstance(module, nn.RMSNorm) and kind is nn.RMSNorm:
-        return Norm(weight, None, int(module.normalized_shape[-1]), module.eps, False, **place)
+        return _fold_rms(module)
     return Applied.of(module)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.folded import Folded, Norm, SelectiveMemory, wide_dtype
+from plmu.folded import Folded, SelectiveMemory, wide_dtype
+from plmu.folded.joining import stacked
 from plmu.nn.folding import fold_linear, fold_module, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
@@ -96,12 +97,14 @@ class SelectiveLMU(Steppable):
     def fold(self) -> Folded:
         if changed(self, "fold") or not all(is_plain(one, nn.Linear) for one in (self.encoder, self.readout)):
             return super().fold()
-        norm = fold_module(self.norm)
-        if not isinstance(norm, Norm):
-            return super().fold()
         weight = self.encoder.weight
         memory = replace(self.memory.fold(), dtype=wide_dtype(weight.dtype), device=weight.device)
-        return SelectiveMemory(fold_linear(self.encoder), memory, fold_linear(self.readout), norm, self.heads)
+        readout = fold_linear(self.readout)  # its rows are (heads, order), and a step sums over the order
+        rows = torch.arange(readout.weight.shape[0]).unflatten(0, (self.heads, -1)).mT.flatten()
+        assert readout.bias is not None
+        readout = replace(readout, weight=readout.weight[rows], bias=readout.bias[rows])
+        both = stacked(fold_linear(self.encoder), readout)
+        return SelectiveMemory(both, memory, fold_module(self.norm), self.heads)
 
     def _read(self, m: Tensor, x: Tensor) -> Tensor:
         """The output for m (..., order, hidden_size)."""

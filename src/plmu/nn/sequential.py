@@ -8,7 +8,8 @@ from typing import Any, Self, overload
 import torch
 from torch import Tensor, nn
 
-from plmu.folded import Folded, Sum
+from plmu.folded import Folded
+from plmu.folded.joining import residual
 from plmu.nn.folding import fold_module, fold_stack, is_plain
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.stacking import (
@@ -254,7 +255,7 @@ class Residual(Steppable):
         return self._sum(x, out), state
 
     def fold(self) -> Folded:
-        return super().fold() if changed(self, "fold") else Sum(fold_module(self.module))
+        return super().fold() if changed(self, "fold") else residual(fold_module(self.module))
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.module.initial_state(batch, dtype, device) if isinstance(self.module, Steppable) else None
