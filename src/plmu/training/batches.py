@@ -62,6 +62,10 @@ class Source(ABC):
     def take(self, keys: Tensor, shape: Shape) -> Batch:
         """The examples of these keys."""
 
+    def any_keys(self, shape: Shape) -> Tensor:
+        """Keys of examples that fit this shape, to begin with."""
+        return torch.zeros(shape.rows, dtype=torch.int64)
+
     @abstractmethod
     def first(self, count: int) -> Batch:
         """At most so many examples, always the same."""
@@ -142,6 +146,9 @@ class Buckets(Examples):
             mixed = members[torch.randperm(len(members), generator=generator)]
             found += [Step(keys, shape) for keys in mixed[: len(members) // batch * batch].split(batch)]
         return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
+
+    def any_keys(self, shape: Shape) -> Tensor:
+        return next(members[: shape.rows] for members, _, own in self.buckets if own == shape)
 
     def take(self, keys: Tensor, shape: Shape) -> Batch:
         return tuple(

@@ -109,10 +109,9 @@ class TrainingStep:
 
     def _room(self, shape: Shape) -> Batch:
         """Tensors to load a batch of this shape into: its keys, or its content where the data is on the host."""
-        keys = torch.zeros(shape.rows, dtype=torch.int64, device=self.device)
-        if self.on_device:
-            return (keys,)
-        return tuple(torch.empty_like(part, device=self.device) for part in self.source.take(keys.cpu(), shape))
+        keys = self.source.any_keys(shape)
+        content = (keys,) if self.on_device else self.source.take(keys, shape)
+        return tuple(part.to(self.device, copy=True) for part in content)
 
     def _parts(self) -> list[Batch]:
         """The loaded batch, in as many parts as are accumulated."""
