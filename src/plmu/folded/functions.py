@@ -93,7 +93,7 @@ class Unit(Stateless):
     floor: Tensor  # (1,)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
+        return x / torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor)
 
 
 @dataclass(frozen=True, eq=False)
