@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from blocks import BLOCKS, WIDTH, build
 from closeness import assert_same
 from torch import nn
 
@@ -57,3 +58,21 @@ def test_windows_of_few_and_of_many_sequences(order: int) -> None:
             m = plmu.fold(delay).step(x)[1]
             assert m[1, :, 3].isnan().all()
             assert m.isnan().sum() == order
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_blocks_in_half_precision_are_no_further_from_the_truth(name: str, dtype: torch.dtype) -> None:
+    """Than their own steps, but for one rounding of an output."""
+    block = build(name, dtype)
+    exact, folded = build(name, dtype).double(), plmu.fold(block)
+    state = stepped = truth = None
+    errors = torch.zeros(2, dtype=torch.float64)
+    with torch.no_grad():
+        for x in torch.randn(6, 2, WIDTH, dtype=dtype):
+            out, state = folded.step(x, state)
+            expected, stepped = block.step(x, stepped)
+            right, truth = exact.step(x.double(), truth)
+            found = torch.stack([(one.double() - right).abs().max() for one in (out, expected)])
+            errors = torch.maximum(errors, found / right.abs().max())
+    assert errors[0] <= errors[1] + torch.finfo(dtype).eps, errors

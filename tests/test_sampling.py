@@ -169,12 +169,6 @@ def test_extreme_logits_and_temperatures() -> None:
     assert set(plmu.generate(memoryless(LOGITS), [0], 300, temperature=1e300, seed=0)) == {0, 1, 2, 3, 4, 5}
 
 
-def test_a_draw_above_the_rounded_sum_is_the_last_possible_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = sampling._Sampler(7, 1.0, None, None, [], 0)
-    monkeypatch.setattr(sampler.random, "random", lambda: 1.0)  # no draw is, but a sum may be as far below 1
-    assert sampler.sample(torch.tensor(LOGITS)) == 5
-
-
 def test_seeds() -> None:
     model = deep()
 
@@ -224,7 +218,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "top_p is NaN": ({"top_p": math.nan}, ValueError, "top_p must be above 0 and at most 1, got nan"),
     "excluded": ({"excluded": [12]}, ValueError, "excluded must have token numbers between 0 and 10, got 12"),
     "all excluded": ({"excluded": range(11)}, ValueError, "excluded must leave a token to sample, got all 11"),
-    "seed": ({"seed": 1.5}, ValueError, "seed must be a whole number or None, got 1.5"),
+    "seed": ({"seed": 1.5}, ValueError, "seed must be a whole number of at most 64 bits, or None; got 1.5"),
+    "a long seed": ({"seed": 2**64}, ValueError, "seed must be a whole number of at most 64 bits, or None; got 1844"),
     "no model": ({"model": nn.Linear(2, 2)}, TypeError, "model must be steppable .* got Linear"),
     "no tokens": ({"model": Sequential(nn.Linear(2, 2))}, TypeError, "this one begins with Linear"),
     "nothing in it": ({"model": Sequential(nn.ReLU())}, TypeError, "this one begins with Sequential"),

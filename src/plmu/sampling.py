@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,8 +19,8 @@ from plmu.nn.steppable import Steppable, positive
 from plmu.state_tree import map_state, without_subnormal
 
 _FLUSH_EVERY = 256  # steps
-_GREEDY = 1e-200  # temperatures below this would overflow, and leave one token
-_NOT_FINITE = "the model's output is not finite: its weights or its state are broken"
+_NOISE = 4096  # random numbers drawn at once
+_UNIFORM = 1e100  # a temperature at which all tokens are as likely, and noise does not overflow
 
 
 def generate(
@@ -132,6 +131,7 @@ class _Sampler:
         self.temperature = _number(temperature, "temperature")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be a finite number of at least 0, got {temperature!r}")
+        self.temperature = min(self.temperature, _UNIFORM)
         self.top_k = None if top_k is None else min(positive(top_k, "top_k"), size)
         self.top_p = None if top_p is None else _number(top_p, "top_p")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -139,41 +139,50 @@ class _Sampler:
         if len(set(excluded)) == size:
             raise ValueError(f"excluded must leave a token to sample, got all {size}")
         self.excluded = torch.tensor(excluded) if excluded else None
-        if seed is None:
-            seed = int(torch.randint(2**62, ()))
-        elif isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seed must be a whole number or None, got {seed!r}")
-        self.random = random.Random(seed)
+        self.generator = torch.Generator()
+        try:
+            self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else _whole(seed))
+        except (TypeError, RuntimeError, ValueError, OverflowError):
+            raise ValueError(f"seed must be a whole number of at most 64 bits, or None; got {seed!r}") from None
+        self.noise, self.used = torch.empty(0), 0
 
     def sample(self, logits: Tensor) -> int:
-        """A token from its logits (tokens,), which may be changed."""
+        """A token from its logits (tokens,), which may be changed.
+
+        The highest of logits / temperature + Gumbel noise is a draw from their softmax (the Gumbel-max trick).
+        """
         if not logits.is_cpu:
             logits = logits.cpu()
         if self.excluded is not None:
             logits.index_fill_(0, self.excluded, -math.inf)
-        if self.temperature < _GREEDY:
-            token = int(logits.argmax())
-            if not math.isfinite(logits[token].item()):
-                raise ValueError(_NOT_FINITE)
-            return token
         names: Tensor | None = None
-        if self.top_k is not None:
-            logits, names = torch.topk(logits, self.top_k)
-        elif self.top_p is not None:
-            logits, names = torch.sort(logits, descending=True)
-        if self.temperature != 1:
-            logits = logits.double() / self.temperature
-        total = torch.softmax(logits, 0, torch.float64).cumsum_(0)
-        drawn = self.random.random()
-        if self.top_p is not None:
-            kept = min(int(torch.searchsorted(total, self.top_p)), len(total) - 1)
-            drawn *= total[kept].item()
-        place = int(torch.searchsorted(total, drawn, right=True))
-        if place == len(total):  # the sum is NaN, or it was rounded to just below 1
-            if not math.isfinite(total[-1].item()):
-                raise ValueError(_NOT_FINITE)
-            place = int(total.argmax())
-        return place if names is None else int(names[place])
+        if self.temperature > 0:
+            if self.top_k is not None:
+                logits, names = torch.topk(logits, self.top_k)
+            elif self.top_p is not None:
+                logits, names = torch.sort(logits, descending=True)
+            if self.top_p is not None:
+                logits = logits[: self._kept(logits)]
+            logits = torch.add(logits, self._gumbel(len(logits)), alpha=self.temperature)
+        highest, place = torch.max(logits, 0)
+        if not math.isfinite(highest.item()):  # a NaN counts as the highest
+            raise ValueError("the model's output is not finite: its weights or its state are broken")
+        return int(place if names is None else names[place])
+
+    def _kept(self, logits: Tensor) -> int:
+        """How many of these logits, the highest first, have the probability `top_p` together."""
+        assert self.top_p is not None
+        spread = (logits - logits[0]).double() / self.temperature
+        total = torch.softmax(spread, 0).cumsum(0)
+        return min(int(torch.searchsorted(total, self.top_p)) + 1, len(total))
+
+    def _gumbel(self, count: int) -> Tensor:
+        """So many independent draws, made in advance."""
+        if self.used + count > len(self.noise):
+            drawn = torch.empty(max(count, _NOISE), dtype=torch.float64).exponential_(generator=self.generator)
+            self.noise, self.used = drawn.log_().neg_(), 0
+        self.used += count
+        return self.noise[self.used - count : self.used]
 
 
 def _tokens(given: Iterable[int], name: str, size: int) -> list[int]:

@@ -43,9 +43,9 @@ class SelectiveMemory(Folded):
         batch, order, channels = m.shape
         u, weights = self.both(x).split_with_sizes([channels, self.heads * order], 1)
         m = self.memory.remember(u, m)
-        heads = as_dtype(m, x.dtype).view(batch, order, self.heads, -1)
+        heads = m.view(batch, order, self.heads, -1)
         read = (weights.view(batch, order, self.heads, 1) * heads).sum(1)  # (batch, heads, channels of a head)
-        return self.norm.advance(read, None)[0].view(batch, channels), m
+        return self.norm.advance(as_dtype(read, x.dtype), None)[0].view(batch, channels), m
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.memory.initial_state(batch, dtype, device)

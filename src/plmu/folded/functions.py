@@ -35,8 +35,12 @@ class Affine(Stateless):
         with torch.inference_mode():
             return replace(done, weight=done.weight.mT.contiguous().mT) if out > inputs else done
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_transposed", self.weight.mT)
+
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        weight: Tensor = self._transposed  # type: ignore[attr-defined]
+        return torch.mm(x, weight) if self.bias is None else torch.addmm(self.bias, x, weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +97,8 @@ class Unit(Stateless):
     floor: Tensor  # (1,)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
+        size: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
+        return x / size.hypot_(self.floor)
 
 
 @dataclass(frozen=True, eq=False)

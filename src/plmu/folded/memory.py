@@ -178,7 +178,11 @@ class ParallelMemory(Folded):
     input_activation: Stateless | None
     output_activation: Stateless | None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_transposed", self.readout.mT)
+
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        readout: Tensor = self._transposed  # type: ignore[attr-defined]
         u = x if self.encoder is None else self.encoder(x)
         if self.input_activation is not None:
             u = self.input_activation(u)
@@ -188,7 +192,7 @@ class ParallelMemory(Folded):
         m = self.memory.remember(u, m)
         flat = as_dtype(m, x.dtype).flatten(1)
         from_input = self.bias if self.input_weight is None else linear(x, self.input_weight, self.bias)
-        out = linear(flat, self.readout) if from_input is None else torch.addmm(from_input, flat, self.readout.mT)
+        out = torch.mm(flat, readout) if from_input is None else torch.addmm(from_input, flat, readout)
         return (out if self.output_activation is None else self.output_activation(out)), m
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
