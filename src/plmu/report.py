@@ -137,12 +137,15 @@ def plot(summaries: list[dict[str, Any]], path: Path) -> None:
             axis.errorbar(i, mean, std, fmt="o", color="tab:blue", capsize=4)
             if paper is not None:
                 axis.plot(i, paper, "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
-        axis.set_xticks(range(len(own)), [_wrapped(labelled(one)) for one in own], fontsize="small", rotation=15)
+        axis.set_xticks(
+            range(len(own)), [_wrapped(labelled(one)) for one in own], fontsize="small", rotation=25, ha="right"
+        )
         axis.set_xlim(-0.6, len(own) - 0.4)
         axis.set_title(literal(titled(own[0])))
         axis.set_ylabel(literal(own[0]["metric"]) + (", %" if own[0]["percent"] else ""))
         axis.grid(axis="y", alpha=0.3)
-        if not own[0]["percent"]:
+        low, high = min(_points(one)[0] for one in own), max(_points(one)[0] for one in own)
+        if not own[0]["percent"] and 0 < 3 * low < high:
             axis.set_yscale("log")
     handles = [
         Line2D([], [], color="tab:blue", marker="o", linestyle="", label="here, mean ± spread of seeds"),

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import re
 import typing
 from pathlib import Path
 
@@ -233,5 +234,17 @@ def test_the_defaults_are_what_the_committed_results_were_made_with():
         assert folders.differing(one, wanted, wanted["config"]) == [], one["name"]
         assert (one["paper"], one["percent"]) == (experiment.paper.get(model), experiment.percent)
         assert (one["metric"], wanted["seed"]) == (experiment.metric, 0)
-        seen.add((one["experiment"], model))
-    assert seen == {(name, model) for name, one in EXPERIMENTS.items() for model in one.models}
+        seen.add(one["name"])
+    missing = {f"{name}-{model}" for name, one in EXPERIMENTS.items() for model in one.models} - seen
+    assert _listed("have no result yet: ") == missing
+
+
+def test_results_of_few_seeds_are_named_on_the_page():
+    few = {one["name"] for one in load(Path(__file__).parents[2] / "results") if len(one["seeds"]) < 3}
+    assert _listed("are of fewer than three seeds: ") == few
+
+
+def _listed(after: str) -> set[str]:
+    """The names that the results page lists after these words, up to the end of the paragraph."""
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    return set(re.findall(r"`([\w-]+)`", page.partition(after)[2].partition("\n\n")[0]))

@@ -46,7 +46,7 @@ class ClassifierModel(Checked):
     """Window of the memory over the review, in words."""
     units: int = 0
     """Hidden units of the classifier; 0 for none."""
-    word_dropout: float = 0.1
+    word_dropout: float = 0.3
     """Dropout rate of whole words."""
     dropout: float = 0.3
     """Dropout rate of the classifier's inputs."""
@@ -79,7 +79,7 @@ def models() -> dict[str, tuple[ClassifierModel, TrainingConfig]]:
     return {
         "pretrained": (PretrainedModel(), _training()),
         "pretrained-paper": (
-            PretrainedModel(layer_rate=1.0, unfreezing=0.0),
+            PretrainedModel(word_dropout=0.1, layer_rate=1.0, unfreezing=0.0),
             TrainingConfig(epochs=4, batch_size=64, precision="auto"),  # Adam's defaults, all at once
         ),
         "scratch": (ScratchModel(), _training()),
@@ -88,7 +88,7 @@ def models() -> dict[str, tuple[ClassifierModel, TrainingConfig]]:
 
 def _training() -> TrainingConfig:
     return TrainingConfig(
-        epochs=4,
+        epochs=6,
         batch_tokens=16_384,
         learning_rate=1e-3,
         weight_decay=0.01,
