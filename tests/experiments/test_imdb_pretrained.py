@@ -18,9 +18,9 @@ from plmu.cli import main
 from plmu.data.symbols import SEPARATOR, Characters, Words
 from plmu.data.text import UNKNOWN
 from plmu.experiments import EXPERIMENTS, language, pretrained, sources, stream_text
-from plmu.experiments.imdb_pretrained import PretrainedModel, ScratchModel, begin_reviews, groups
+from plmu.experiments.imdb_pretrained import PretrainedModel, ScratchModel, adversarial_loss, begin_reviews, groups
 from plmu.experiments.reviews import WordModel
-from plmu.experiments.text_models import RANDOM, logits
+from plmu.experiments.text_models import RANDOM, classification_loss, logits
 from plmu.training.config import TrainingConfig
 from plmu.training.errors import RunError
 from plmu.training.optimizers import optimizers
@@ -254,3 +254,51 @@ def test_models_of_the_published_size():
     assert 30_002 * network[0].embedding_dim + task.notes["parameters besides embeddings"] <= 34_000_000
     assert task.notes == built("imdb", "pretrained")[1].notes
     assert PretrainedModel().longest == ScratchModel().longest == 500
+
+
+def test_adversarial_training_moves_embeddings_where_the_loss_rises_most(run):
+    config = config_of("pretrained", dropout=0.0, word_dropout=0.0)
+    task = IMDB.task(config)
+    network = IMDB.build(config, task).double()
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    batch = tuple(part[:5] for part in task.train)
+    plain = task.loss(network.train(), batch)
+    vectors = network[0](batch[0]).detach().requires_grad_()
+    rest = plmu.Sequential(*list(network)[1:])
+    (slope,) = torch.autograd.grad(
+        classification_loss(rest(vectors, lengths=batch[1])[0], batch[2]), vectors
+    )  # of the mean loss, so that each review has its own
+    unit = slope / slope.flatten(1).norm(dim=1)[:, None, None]
+    size = 0.5
+    moved = vectors.detach() + size * network[0].weight.std() * unit
+    worse = classification_loss(rest(moved, lengths=batch[1])[0], batch[2])
+    found = adversarial_loss(network, batch, size)
+    assert found.item() == pytest.approx((plain + worse).item() / 2, rel=1e-5)
+    assert worse.item() > plain.item()
+    assert adversarial_loss(network, batch, 1e-9).item() == pytest.approx(plain.item(), rel=1e-5)
+    assert adversarial_loss(network.eval(), batch, size).item() == pytest.approx(plain.item(), rel=1e-5)
+    found.backward()
+    assert all(p.grad is not None for p in network.parameters())
+    with pytest.raises(ValueError, match=r"model\.adversarial is for one process"):
+        adversarial_loss(nn.Sequential(network), batch, size)
+
+
+def test_adversarial_training_runs_and_is_part_of_the_result(run, capsys):
+    main(["train", "imdb", "--from", str(run), "--model.adversarial", "2", *FAST, *TOKENS])
+    assert result("imdb-pretrained")["config"]["model"]["adversarial"] == 2
+
+
+def test_processes_share_a_classifier_of_texts(run):
+    """A data-parallel wrapper is called as the model in it is."""
+    config = config_of("pretrained")
+    task = IMDB.task(config)
+    network = IMDB.build(config, task).eval()
+    batch = tuple(part[:4] for part in task.train)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(network)
+        assert torch.equal(task.loss(wrapped, batch), task.loss(network, batch))
+    finally:
+        torch.distributed.destroy_process_group()

@@ -32,7 +32,7 @@ RANGES: dict[str, Range] = {
         ("attention", "highways", "heads", "kernel", "units"), (lambda value: value >= 0, "0 for none, or more")
     ),
     "layer_rate": (lambda value: 0 < value <= 1, "a fraction, above 0 and at most 1"),
-    **dict.fromkeys(("noise", "unfreezing"), (lambda value: 0 <= value < math.inf, "at least 0")),
+    **dict.fromkeys(("noise", "unfreezing", "adversarial"), (lambda value: 0 <= value < math.inf, "at least 0")),
     "dropout": DROPPED,
     "memory_dropout": DROPPED,
     "word_dropout": DROPPED,

@@ -89,6 +89,9 @@ class IMDB(TextExperiment):
             task.lengths = (task.train[1], None, None)
             task.groups = imdb_pretrained.groups(config.model)
             task.evaluation_batch = 250
+            if config.model.adversarial:
+                size = config.model.adversarial
+                task.loss = lambda model, batch: imdb_pretrained.adversarial_loss(model, batch, size)
         return task
 
     def embedding(self, config: Config[Any], task: TextTask) -> tuple[nn.Embedding, str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import plmu
 from plmu.data.symbols import SEPARATOR, Words
@@ -22,7 +22,7 @@ from plmu.experiments import language
 from plmu.experiments.fields import Checked
 from plmu.experiments.pretrained import Pretrained
 from plmu.experiments.reviews import WordModel
-from plmu.experiments.text_models import logits
+from plmu.experiments.text_models import classification_loss, logits
 from plmu.nn import Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.errors import RunError
@@ -50,6 +50,9 @@ class ClassifierModel(Checked):
     """Dropout rate of whole words."""
     dropout: float = 0.3
     """Dropout rate of the classifier's inputs."""
+    adversarial: float = 0.0
+    """Adversarial training: length of the worst change of a review's embeddings, in standard deviations of theirs; each
+    review is trained on as it is and so changed. 0 for none."""
 
 
 @dataclass
@@ -146,6 +149,24 @@ def _parts(model: nn.Module) -> tuple[nn.Embedding, list[Steppable], list[nn.Mod
     if not isinstance(embedding, nn.Embedding) or not isinstance(last, nn.Linear) or inner != [*blocks, *norms[:1]]:
         raise RunError("--from: its model is not embeddings, blocks, a norm and an output layer, as `reviews` has them")
     return embedding, blocks, norms[:1]
+
+
+def adversarial_loss(model: nn.Module, batch: Batch, size: float) -> Tensor:
+    """The mean of the loss of reviews as they are, and with their embeddings moved where the loss rises most."""
+    if not isinstance(model, plmu.Sequential):
+        raise ValueError("model.adversarial is for one process: set it to 0, or start without torchrun")
+    tokens, lengths, labels = batch
+    embedding, words, *above = list(model)
+    assert isinstance(embedding, nn.Embedding)
+    rest = plmu.Sequential(*above)
+    vectors = words(embedding(tokens))
+    plain = classification_loss(rest(vectors, lengths=lengths)[0], labels)
+    if not model.training:
+        return plain
+    (slope,) = torch.autograd.grad(plain, vectors, retain_graph=True)
+    slope = slope.float() / slope.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
+    moved = vectors + size * embedding.weight.detach().float().std() * slope
+    return 0.5 * (plain + classification_loss(rest(moved, lengths=lengths)[0], labels))
 
 
 def _sample(train: Batch) -> list[Batch]:

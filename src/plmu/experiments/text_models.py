@@ -250,7 +250,8 @@ class LSTMEncoder(nn.Module):
 
 def logits(model: nn.Module, inputs: Batch) -> Tensor:
     """Tokens and lengths of each text to logits."""
-    out: Tensor = model(inputs[0], lengths=inputs[1])[0] if isinstance(model, plmu.Sequential) else model(*inputs)
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    out: Tensor = model(inputs[0], lengths=inputs[1])[0] if isinstance(inner, plmu.Sequential) else model(*inputs)
     return out
 
 
@@ -261,10 +262,14 @@ def _sample(train: Batch) -> list[Batch]:
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    out = logits(model, batch[:-1]).float()
+    return classification_loss(logits(model, batch[:-1]), batch[-1])
+
+
+def classification_loss(out: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of logits (batch, classes), or (batch, 1) for two classes."""
     if out.shape[1] == 1:
-        return binary_cross_entropy_with_logits(out[:, 0], batch[-1].float())
-    return cross_entropy(out, batch[-1])
+        return binary_cross_entropy_with_logits(out[:, 0].float(), labels.float())
+    return cross_entropy(out.float(), labels)
 
 
 def _measure(model: nn.Module, batch: Batch) -> Tensor:
