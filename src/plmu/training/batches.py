@@ -204,14 +204,15 @@ class Windows(Source):
 def source_of(task: Task, config: TrainingConfig, processes: int) -> Source:
     """The training data of a task as it is, wherever it lies, in batches as configured."""
     multiple = processes * config.accumulate
+    if config.batch_tokens is not None and task.lengths is None:
+        raise ValueError("training.batch_tokens is for examples of different lengths: use training.batch_size")
     if task.window is not None:
         batch = _whole_batch(config.batch_size, processes, config.accumulate)
         return Windows(task.train[0], task.window, batch, processes, config.carry)
     if config.carry:
         raise ValueError("training.carry is for streams of tokens: these training data are single examples")
     if config.batch_tokens is not None:
-        if task.lengths is None:
-            raise ValueError("training.batch_tokens is for examples of different lengths: use training.batch_size")
+        assert task.lengths is not None
         return Buckets(task.train, task.lengths, config.batch_tokens, processes, multiple)
     size = min(config.batch_size, task.train[0].shape[0])
     return Examples(task.train, _whole_batch(size, processes, config.accumulate), processes)
