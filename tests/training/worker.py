@@ -1,17 +1,20 @@
-"""A small training run of its own process: python worker.py FOLDER EPOCHS [PAUSE]. Prints its losses as JSON."""
+"""A small training run of its own process: python worker.py FOLDER EPOCHS [PAUSE [KIND]]. Prints its losses as JSON."""
 
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
+from kinds import KINDS, trainer_of
 from torch import nn
 
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
-from plmu.training.processes import processes
+from plmu.training.processes import Processes, processes
 from plmu.training.task import Task
 
 
@@ -49,26 +52,60 @@ def config(epochs: int) -> TrainingConfig:
     )
 
 
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    found = trainer.run()
+    return {"history": found.history, "test": found.test, "best": found.best_epoch}
+
+
+def one(folder: Path, epochs: int, pause: float, kind: str, group: Processes) -> dict[str, Any]:
+    """A run that pauses before each step."""
+    dropout = 0.2 if group.count == 1 else 0.0
+    if kind == "plain":
+        torch.manual_seed(1)
+        trainer = Trainer(task(), model(dropout), config(epochs), group, 3, Checkpoints(folder))
+    else:
+        trainer = trainer_of(kind, epochs, Checkpoints(folder), dropout=dropout, processes=group)
+    eager = trainer.stepping.eager
+
+    def slowly() -> None:
+        time.sleep(pause)
+        eager()
+
+    trainer.stepping.run = slowly
+    return outcome(trainer)
+
+
+def halves(folder: Path, epochs: int, kind: str, group: Processes) -> list[dict[str, Any]]:
+    """A whole run, and one that ends in the middle and is resumed."""
+    folder.mkdir(exist_ok=True)
+    whole = outcome(trainer_of(kind, epochs, processes=group))
+    first = trainer_of(kind, epochs, Checkpoints(folder), processes=group)
+    save = first._save
+
+    def stop() -> None:
+        save()
+        if first.epoch == epochs // 2:
+            raise InterruptedError
+
+    first._save = stop
+    with suppress(InterruptedError):
+        first.run()
+    return [whole, outcome(trainer_of(kind, epochs, Checkpoints(folder), processes=group))]
+
+
 def main() -> None:
     folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
     pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    kind = sys.argv[4] if len(sys.argv) > 4 else "plain"
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     with processes("cpu") as group:
-        torch.manual_seed(1)
-        trainer = Trainer(
-            task(), model(0.2 if group.count == 1 else 0.0), config(epochs), group, 3, Checkpoints(folder)
-        )
-        eager = trainer.stepping.eager
-
-        def slowly() -> None:
-            time.sleep(pause)
-            eager()
-
-        trainer.stepping.run = slowly
-        outcome = trainer.run()
+        if kind == "halves":
+            found: Any = {name: halves(folder / name, epochs, name, group) for name in KINDS}
+        else:
+            found = one(folder, epochs, pause, kind, group)
         if group.writes:
-            print(json.dumps({"history": outcome.history, "test": outcome.test, "best": outcome.best_epoch}))
+            print(json.dumps(found))
 
 
 if __name__ == "__main__":

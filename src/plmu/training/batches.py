@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from plmu.training.config import TrainingConfig
+from plmu.training.processes import Processes
 from plmu.training.task import Batch, Task
 
 MOST_BUCKETS = 8  # each has a CUDA graph of its own
@@ -29,6 +30,7 @@ class Shape:
 
     rows: int
     cut: tuple[int | None, ...] = ()
+    share: float = 1.0  # what the mean loss of these rows counts in the mean over processes
 
 
 @dataclass(frozen=True)
@@ -102,35 +104,32 @@ class Buckets(Examples):
     """Examples of similar length together, so that a batch has at most so many tokens, padding included.
 
     The examples are sorted by length into a few buckets with about as many tokens each; a bucket's batches are cut to
-    the length of its longest example. A batch has a multiple of `multiple` examples, one at least for each process and
-    each accumulated part, even where those are more tokens.
+    the length of its longest example. A batch has at least one example for each process, even where those are more
+    tokens. The number of processes changes nothing else: they share a batch as evenly as can be.
     """
 
-    def __init__(
-        self, tensors: Batch, lengths: Sequence[Tensor | None], tokens: int, processes: int, multiple: int
-    ) -> None:
-        super().__init__(tensors, 0, processes)
+    def __init__(self, tensors: Batch, lengths: Sequence[Tensor | None], tokens: int, processes: Processes) -> None:
+        super().__init__(tensors, 0, processes.count)
         known = [None if one is None else one.cpu().long() for one in lengths]
         longest = torch.stack([one for one in known if one is not None]).amax(0).clamp(min=1)
-        if len(longest) < multiple:
-            raise ValueError(
-                f"training.batch_tokens needs at least {multiple} training examples, one for each process and part of"
-                f" training.accumulate; got {len(longest)}"
-            )
+        count = processes.count
+        if len(longest) < count:
+            raise ValueError(f"{count} processes need as many training examples, got {len(longest)}")
         ordered = longest.argsort(stable=True)
         mass = longest[ordered].cumsum(0)
         wanted = torch.arange(1, MOST_BUCKETS + 1) * int(mass[-1]) // MOST_BUCKETS
         starts = [0]
         for end in (torch.searchsorted(mass, wanted) + 1).tolist():
-            if end - starts[-1] >= multiple and (len(longest) - end >= multiple or end == len(longest)):
+            if end - starts[-1] >= count and (len(longest) - end >= count or end == len(longest)):
                 starts.append(end)  # else there are too few for a batch, here or after it
         self.buckets: list[tuple[Tensor, int, Shape]] = []  # members, batch over all processes, shape
         for start, end in pairwise(starts):
             members = ordered[start:end]
             width = int(longest[members[-1]])
-            batch = max(1, min(tokens // width, len(members)) // multiple) * multiple
+            batch = max(count, min(tokens // width, len(members)))
+            rows = len(range(batch)[processes.share(batch)])
             cut = tuple(None if one is None else max(1, int(one[members].max())) for one in known)
-            self.buckets.append((members, batch, Shape(batch // processes, cut)))
+            self.buckets.append((members, batch, Shape(rows, cut, rows * count / batch)))
 
     @property
     def shapes(self) -> list[Shape]:
@@ -203,30 +202,30 @@ class Windows(Source):
         return self.take(keys, self.shapes[0])
 
 
-def source_of(task: Task, config: TrainingConfig, processes: int) -> Source:
+def source_of(task: Task, config: TrainingConfig, processes: Processes) -> Source:
     """The training data of a task as it is, wherever it lies, in batches as configured."""
-    multiple = processes * config.accumulate
+    count, multiple = processes.count, processes.count * config.accumulate
     if task.window is not None:
         if config.batch_tokens is not None:
             raise ValueError(
                 "training.batch_tokens is for examples of different lengths: for a stream of tokens use"
                 " training.batch_size and model.length"
             )
-        batch = _whole_batch(config.batch_size, processes, config.accumulate)
-        return Windows(task.train[0], task.window, batch, processes, config.carry)
+        batch = _whole_batch(config.batch_size, count, config.accumulate)
+        return Windows(task.train[0], task.window, batch, count, config.carry)
     if config.carry:
         raise ValueError("training.carry is for streams of tokens: these training data are single examples")
     if config.batch_tokens is not None:
         if task.lengths is None:
             raise ValueError("training.batch_tokens is for examples of different lengths: use training.batch_size")
-        return Buckets(task.train, task.lengths(task.train), config.batch_tokens, processes, multiple)
-    batch, examples = _whole_batch(config.batch_size, processes, config.accumulate), task.train[0].shape[0]
+        return Buckets(task.train, task.lengths(task.train), config.batch_tokens, processes)
+    batch, examples = _whole_batch(config.batch_size, count, config.accumulate), task.train[0].shape[0]
     if examples < multiple:
         raise ValueError(
             f"there are {examples} training examples: at least {multiple} are needed, one for each process and part of"
             " training.accumulate"
         )
-    return Examples(task.train, min(batch, examples // multiple * multiple), processes)
+    return Examples(task.train, min(batch, examples // multiple * multiple), count)
 
 
 def _whole_batch(size: int, processes: int, accumulate: int) -> int:

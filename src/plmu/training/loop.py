@@ -82,7 +82,7 @@ class Trainer:
         self.model = model.to(self.device)
         on_device = config.data == "device" or (config.data == "auto" and fits(task.train, self.device))
         self.task = task.to(self.device, ("train", "valid", "test") if on_device else ())
-        self.source = source_of(self.task, config, processes.count)
+        self.source = source_of(self.task, config, processes)
         self.steps_per_epoch = self.source.steps
         self.total_steps = self.steps_per_epoch * config.epochs
         self.epoch = self.step = 0  # where the next step is
