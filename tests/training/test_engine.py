@@ -307,6 +307,8 @@ def test_on_a_cpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated", "ignore:.*should not be instantiated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of an LSTM, by torch itself
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_compiled_loss_is_the_same(model: Any, carry: bool) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import trainer_of
 from worker import config, seeded_model, task
 
 from plmu.training.checkpoints import Checkpoints
@@ -22,19 +23,22 @@ WORKER = [sys.executable, str(Path(__file__).parent / "worker.py")]
 ONE = Processes(0, 1, torch.device("cpu"))
 
 
-def test_a_run_killed_at_random_moments_gives_the_same_numbers(tmp_path):
-    whole = json.loads(subprocess.run([*WORKER, str(tmp_path / "a"), "6"], capture_output=True, check=True).stdout)
+@pytest.mark.parametrize(("kind", "attempts"), [("plain", 4), ("streams", 2)])
+def test_a_run_killed_at_random_moments_gives_the_same_numbers(kind, attempts, tmp_path):
+    """A plain one, and one with everything on: see kinds.py."""
+    options = ["6", "0", kind]
+    whole = json.loads(subprocess.run([*WORKER, str(tmp_path / "a"), *options], capture_output=True, check=True).stdout)
     moments = random.Random(0)
     kills = 0
-    for _ in range(4):
-        process = subprocess.Popen([*WORKER, str(tmp_path / "b"), "6", "0.02"], stdout=subprocess.DEVNULL)
+    for _ in range(attempts):
+        process = subprocess.Popen([*WORKER, str(tmp_path / "b"), "6", "0.02", kind], stdout=subprocess.DEVNULL)
         _wait_for_checkpoints(tmp_path / "b", process)
         time.sleep(moments.uniform(0.0, 0.25))
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
-    assert kills >= 2  # the run takes about a second, so that most kills hit it
-    resumed = json.loads(subprocess.run([*WORKER, str(tmp_path / "b"), "6"], capture_output=True, check=True).stdout)
-    assert resumed == whole  # every loss and score, to the last bit
+    assert kills >= attempts / 2  # the run takes about a second, so that most kills hit it
+    resumed = subprocess.run([*WORKER, str(tmp_path / "b"), *options], capture_output=True, check=True).stdout
+    assert json.loads(resumed) == whole  # every loss and score, to the last bit
 
 
 def test_two_processes_train_as_one(tmp_path):
@@ -46,6 +50,29 @@ def test_two_processes_train_as_one(tmp_path):
     double = json.loads(done.stdout.splitlines()[-1])
     for one, two in zip(single.history, double["history"], strict=True):
         assert one == pytest.approx(two, rel=1e-5)
+
+
+def test_two_processes_train_as_one_with_all_that_the_engine_has(tmp_path):
+    """Parts of batches, a carried state, token budgets and weights; and resume bit for bit. See kinds.py."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *WORKER[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = [str(tmp_path), "2", "0", "halves"]
+    done = subprocess.run([*command, *options], capture_output=True, check=True, env=environment)
+    for kind, (whole, resumed) in json.loads(done.stdout.splitlines()[-1]).items():
+        assert whole == resumed
+        alone = trainer_of(kind, 2, accumulate=1).run()
+        for one, two in zip(alone.history, whole["history"], strict=True):
+            assert one == pytest.approx(two, rel=1e-5)
+        assert alone.test == pytest.approx(whole["test"], rel=1e-5)
+
+
+def test_an_interrupt_ends_a_run_whose_batches_are_prefetched(tmp_path):
+    process = subprocess.Popen([*WORKER, str(tmp_path / "a"), "6", "0.05", "streams"], stderr=subprocess.PIPE)
+    _wait_for_checkpoints(tmp_path / "a", process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert said.decode().splitlines()[-1] == "KeyboardInterrupt"
+    assert process.returncode != 0
 
 
 def test_torchrun_restarts_a_killed_worker(tmp_path):
