@@ -24,7 +24,7 @@ def stream_task() -> Task:
     random = np.random.default_rng(0)
     splits = {
         name: random.integers(len(LETTERS), size=size).astype(np.uint8)
-        for name, size in (("train", 700), ("valid", 150), ("test", 160))
+        for name, size in (("train", 400), ("valid", 150), ("test", 160))
     }
     made = language_task(splits, Characters(LETTERS), 8, {}, "bpc", 50)
     return dataclasses.replace(made, groups=_later)

@@ -258,7 +258,7 @@ def test_everything_together_resumes_bit_for_bit(tmp_path: Any) -> None:
     expected = whole.run()
     scores = [entry["valid_bpc"] for entry in expected.history]
     assert whole.config.plateau_factor(scores[:-1], higher_is_better=False) < 1
-    for stop in (3, 7, 10, 26):  # in turn: before and after a group begins, at the end of an epoch, within the fifth
+    for stop in (3, 3, 15):  # in turn: before a group begins, at the end of an epoch, and within the fourth
         first = trainer_of("streams", 5, Checkpoints(tmp_path), dropout=0.2)
         _stop_after(first, stop)
         with pytest.raises(InterruptedError):

@@ -57,29 +57,32 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     return {"history": found.history, "test": found.test, "best": found.best_epoch}
 
 
-def one(folder: Path, epochs: int, pause: float, kind: str, group: Processes) -> dict[str, Any]:
-    """A run that pauses before each step."""
+def trainer(kind: str, epochs: int, group: Processes, folder: Path | None = None) -> Trainer:
+    """With dropout, unless several processes are compared with one."""
     dropout = 0.2 if group.count == 1 else 0.0
-    if kind == "plain":
-        torch.manual_seed(1)
-        trainer = Trainer(task(), model(dropout), config(epochs), group, 3, Checkpoints(folder))
-    else:
-        trainer = trainer_of(kind, epochs, Checkpoints(folder), dropout=dropout, processes=group)
-    eager = trainer.stepping.eager
+    checkpoints = None if folder is None else Checkpoints(folder)
+    if kind != "plain":
+        return trainer_of(kind, epochs, checkpoints, dropout=dropout, processes=group)
+    torch.manual_seed(1)
+    return Trainer(task(), model(dropout), config(epochs), group, 3, checkpoints)
+
+
+def paused(made: Trainer, pause: float) -> Trainer:
+    """Pauses before each step."""
+    eager = made.stepping.eager
 
     def slowly() -> None:
         time.sleep(pause)
         eager()
 
-    trainer.stepping.run = slowly
-    return outcome(trainer)
+    made.stepping.run = slowly
+    return made
 
 
 def halves(folder: Path, epochs: int, kind: str, group: Processes) -> list[dict[str, Any]]:
     """A whole run, and one that ends in the middle and is resumed."""
     folder.mkdir(exist_ok=True)
-    whole = outcome(trainer_of(kind, epochs, processes=group))
-    first = trainer_of(kind, epochs, Checkpoints(folder), processes=group)
+    first = trainer(kind, epochs, group, folder)
     save = first._save
 
     def stop() -> None:
@@ -90,7 +93,7 @@ def halves(folder: Path, epochs: int, kind: str, group: Processes) -> list[dict[
     first._save = stop
     with suppress(InterruptedError):
         first.run()
-    return [whole, outcome(trainer_of(kind, epochs, Checkpoints(folder), processes=group))]
+    return [outcome(trainer(kind, epochs, group)), outcome(trainer(kind, epochs, group, folder))]
 
 
 def main() -> None:
@@ -101,9 +104,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with processes("cpu") as group:
         if kind == "halves":
-            found: Any = {name: halves(folder / name, epochs, name, group) for name in KINDS}
+            found: Any = {name: halves(folder / name, epochs, name, group) for name in ("plain", *KINDS)}
         else:
-            found = one(folder, epochs, pause, kind, group)
+            found = outcome(paused(trainer(kind, epochs, group, folder), pause))
         if group.writes:
             print(json.dumps(found))
 
