@@ -19,14 +19,11 @@ class TrainingConfig:
     batch_size: int = 100
     """Examples, or sequences of a language model, per step over all processes."""
     batch_tokens: int | None = None
-    """Most tokens per step, padding included, instead of batch_size: examples of similar length form a batch. For
-    classifiers of texts that start from a language model."""
+    """Most tokens per step, padding included, instead of batch_size: texts of similar length form a batch."""
     accumulate: int = 1
-    """Split each batch into so many parts, and add up their gradients before the update. Saves memory; gives the same
-    result within rounding."""
+    """Split each batch into this many parts and add up their gradients: less memory, the same result."""
     carry: bool = False
-    """For language models: each sequence continues the one before it and starts from its final state. Otherwise
-    sequences come in random order and start from zero."""
+    """For language models: train on consecutive sequences and carry the state from one to the next."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0
@@ -34,11 +31,9 @@ class TrainingConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's beta1 and beta2."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """adamw; or muon, for language models: Muon for weight matrices, AdamW for embeddings, output layer, norms and
-    biases."""
+    """muon, for language models: Muon for the weight matrices of the blocks, AdamW for everything else."""
     schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
-    """Learning-rate schedule: constant, cosine to zero, step (drops after the epochs in drops), or plateau (drops when
-    the validation score has stopped improving)."""
+    """Learning-rate schedule: constant, cosine to zero, step (see drops), or plateau (see patience)."""
     drops: tuple[float, ...] = ()
     """Epochs after which the step schedule drops the learning rate."""
     drop: float = 0.1
@@ -58,8 +53,7 @@ class TrainingConfig:
     compile: bool = False
     """On a GPU, compile the model and its loss with torch.compile, with or without a CUDA graph."""
     data: Literal["auto", "device", "host"] = "auto"
-    """Where the training data is kept: device, host (each batch is copied while the one before is trained on), or auto,
-    the device if the data takes at most a quarter of its free memory. Does not affect results."""
+    """Where training data is kept. auto: on the device if it takes at most a quarter of its free memory."""
     evaluate_every: int = 1
     """Epochs between validations."""
     refit: bool = False
