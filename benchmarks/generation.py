@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import plmu
+from plmu.experiments import EXPERIMENTS, language
+from plmu.experiments.language import ModernModel
 from plmu.training.results import provenance, write_json
 
 LETTERS = 27
@@ -27,18 +28,11 @@ PIECE = 1000  # characters that are timed together
 
 
 def models() -> dict[str, plmu.Sequential]:
-    def model(width: int, norm: type[nn.Module], *blocks: nn.Module) -> plmu.Sequential:
-        return plmu.Sequential(nn.Embedding(LETTERS, width), *blocks, norm(width), nn.Linear(width, LETTERS))
-
-    def modern(width: int, **options: Any) -> plmu.Sequential:
-        return model(width, nn.RMSNorm, *(plmu.MemoryBlock(width, **options) for _ in range(6)))
-
-    return {
-        "the paper's: 3 blocks of 288": model(288, nn.LayerNorm, *(plmu.LMUBlock(288, 8, 15.0) for _ in range(3))),
-        "modern: 6 blocks of 208": modern(208, hidden=448),
-        "modern: 6 blocks of 224": modern(224, hidden=448),
-        "selective, with convolution: 6 blocks of 192": modern(192, order=8, heads=8, kernel_size=4),
-    }
+    """The models of text8 as it trains them, and a modern one with a selective readout and a short convolution."""
+    configs: dict[str, Any] = {name: EXPERIMENTS["text8"].defaults(name).model for name in ("plmu", "modern")}
+    configs["modern, selective"] = ModernModel(order=8, thetas=(8.0, 32.0, 128.0, 512.0), heads=8, kernel=4, hidden=736)
+    built = {name: language.build(config, LETTERS) for name, config in configs.items()}
+    return {name: model for name, model in built.items() if isinstance(model, plmu.Sequential)}
 
 
 def main() -> None:

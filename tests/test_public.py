@@ -46,6 +46,7 @@ PLMU = [
     "isolate_nonfinite",
     "load",
     "load_into",
+    "load_keras",
     "nn",
     "plan",
     "project",

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
     from plmu.files import FileFormatError, load, load_into, save
+    from plmu.keras_weights import load_keras
     from plmu.nn import (
         LMU,
         Bidirectional,
@@ -66,6 +67,7 @@ __all__ = [
     "isolate_nonfinite",
     "load",
     "load_into",
+    "load_keras",
     "nn",
     "plan",
     "project",
@@ -80,6 +82,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
     "describe": (),
     "files": ("FileFormatError", "load", "load_into", "save"),
+    "keras_weights": ("load_keras",),
     "folded": (),
     "nn": (
         "LMU",

@@ -24,6 +24,7 @@ HEADLINES = {
     "imdb": "plmu",
     "qqp": "deep",
     "snli": "deep",
+    "text8": "modern",
 }
 
 

@@ -113,7 +113,7 @@ def test_options_of_training(options: list[str], capsys: pytest.CaptureFixture[s
         (["--training.batch-size", "9", "--training.accumulate", "2"], "must be divisible by training.accumulate = 2"),
         (
             ["--training.batch-tokens", "100"],
-            "training.batch_tokens is for examples of different lengths: for a stream",
+            "training.batch_tokens is for examples of different lengths: use",
         ),
         (["--training.accumulate", "0"], "training.accumulate must be above 0 and finite, got 0"),
         (["--training.drop", "2"], "training.drop must lie between 0 and 1, got 2.0"),

@@ -1,6 +1,7 @@
 """How texts are scored, how their models start, and what a stream of text says."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,3 +117,11 @@ def test_texts_that_are_all_the_same_are_scored(task_of):
         setattr(task, split, tuple(part[[3, 3, 3, 3]] for part in getattr(task, split)))
     network = EXPERIMENTS["imdb"].build(config, task).eval()
     assert logits(network, task.test[:-1]).isfinite().all()
+
+
+def test_the_papers_figure_is_not_that_of_a_text_of_ones_own():
+    text8 = EXPERIMENTS["text8"]
+    config = text8.defaults("plmu")
+    assert text8.published("plmu", config) == 1.61
+    config.data.file = Path("my.txt")
+    assert text8.published("plmu", config) is None

@@ -57,6 +57,10 @@ class Experiment(ABC):
     def defaults(self, model: str) -> Config[Any]:
         """The configuration of a model, with the paper's values where it gives them."""
 
+    def published(self, model: str, config: Config[Any]) -> float | None:
+        """The paper's figure for a model, where the data is the paper's."""
+        return self.paper.get(model)
+
     @abstractmethod
     def task(self, config: Config[Any]) -> Task:
         """Data, loss and score."""

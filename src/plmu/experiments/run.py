@@ -97,7 +97,7 @@ def run(
         results = folders.read_results(stem, experiment.metric, described, usual)
         path = stem.with_name(f"{stem.name}.json")
         try:
-            summary = _summary(experiment, model, described["config"], results)
+            summary = _summary(experiment, experiment.published(model, config), described["config"], results)
             rows({**summary, "name": stem.name})  # to see that they can be made
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RunError(f"{path} cannot be made of these results ({type(error).__name__}: {error})") from error
@@ -271,7 +271,7 @@ class _Log:
 
 
 def _summary(
-    experiment: Experiment, model: str, config: dict[str, Any], results: list[dict[str, Any]]
+    experiment: Experiment, paper: float | None, config: dict[str, Any], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """One result for all seeds: what they share once, what differs for each, mean and spread of each test score."""
     shared = {key: value for key, value in results[0].items() if key not in (*folders.OWN, "history")}
@@ -286,7 +286,7 @@ def _summary(
     return {
         **shared,
         "config": {**config, "seed": [one["seed"] for one in results]},
-        "paper": experiment.paper.get(model),
+        "paper": paper,
         "percent": experiment.percent,
         "test": scores,
         "seeds": [{key: one[key] for key in (*own, "history") if key in one} for one in results],

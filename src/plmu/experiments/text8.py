@@ -64,6 +64,10 @@ class Text8(Experiment):
         chosen, how = choices[self.check(model)]
         return Text8Config(chosen, how)
 
+    def published(self, model: str, config: Config[Any]) -> float | None:
+        assert isinstance(config.data, CharactersConfig)
+        return self.paper.get(model) if config.data.file is None else None
+
     def task(self, config: Config[Any]) -> Task:
         assert isinstance(config.data, CharactersConfig)
         data = characters.load(config.data)

@@ -205,19 +205,15 @@ class Windows(Source):
 def source_of(task: Task, config: TrainingConfig, processes: Processes) -> Source:
     """The training data of a task as it is, wherever it lies, in batches as configured."""
     count, multiple = processes.count, processes.count * config.accumulate
+    if config.batch_tokens is not None and task.lengths is None:
+        raise ValueError("training.batch_tokens is for examples of different lengths: use training.batch_size")
     if task.window is not None:
-        if config.batch_tokens is not None:
-            raise ValueError(
-                "training.batch_tokens is for examples of different lengths: for a stream of tokens use"
-                " training.batch_size and model.length"
-            )
         batch = _whole_batch(config.batch_size, count, config.accumulate)
         return Windows(task.train[0], task.window, batch, count, config.carry)
     if config.carry:
         raise ValueError("training.carry is for streams of tokens: these training data are single examples")
     if config.batch_tokens is not None:
-        if task.lengths is None:
-            raise ValueError("training.batch_tokens is for examples of different lengths: use training.batch_size")
+        assert task.lengths is not None
         return Buckets(task.train, task.lengths(task.train), config.batch_tokens, processes)
     batch, examples = _whole_batch(config.batch_size, count, config.accumulate), task.train[0].shape[0]
     if examples < multiple:
