@@ -213,6 +213,24 @@ def test_models_are_what_their_options_say(name: str) -> None:
     assert whole.std() < 5, "an untrained model is not sure of anything"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            lambda: PlmuModel(width=8, attention=3),
+            "model.width must be an even multiple of model.attention, got 8 and 3",
+        ),
+        (lambda: PlmuModel(window=1), "model.window must be at least 2 steps; got 1"),
+        (lambda: ModernModel(width=10), "model.width must be a multiple of the 4 windows of model.thetas, got 10"),
+        (lambda: ModernModel(width=16, heads=3), "model.width must be a multiple of model.heads, got 16 and 3"),
+        (lambda: ModernModel(thetas=()), "model.thetas must be one or more numbers of steps"),
+    ],
+)
+def test_models_that_cannot_be_built_are_named(wrong: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wrong()
+
+
 @pytest.mark.parametrize(("experiment", "most"), [("text8", 3_300_000), ("reviews", 34_000_000)])
 def test_parameter_budgets(experiment: str, most: int) -> None:
     """With 27 characters, and with 30,002 words."""

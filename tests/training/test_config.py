@@ -74,7 +74,10 @@ def test_impossible_settings_are_named(field, value):
     ("changes", "message"),
     [
         ({"schedule": "step"}, "training.schedule = step needs training.drops, the epochs after which the rate drops"),
-        ({"drops": (3.0,)}, "training.drops is for training.schedule = step, and the schedule is constant: give no"),
+        (
+            {"drops": (3.0,)},
+            "training.drops is for training.schedule = step, and the schedule is constant: leave it empty",
+        ),
         ({"schedule": "step", "drops": (3.0, 0.0)}, r"training.drops must be epochs above 0, got 3.0, 0.0"),
         ({"schedule": "step", "drops": (math.inf,)}, r"training.drops must be epochs above 0, got inf"),
         ({"schedule": "plateau", "refit": True}, "plateau needs validation scores, and training.refit has none"),

@@ -55,6 +55,13 @@ class PlmuModel(Checked):
     length: int = 180
     """Tokens of a training sequence."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attention and self.width % (2 * self.attention):
+            raise ValueError(
+                f"model.width must be an even multiple of model.attention, got {self.width} and {self.attention}"
+            )
+
 
 @dataclass
 class ModernModel(Checked):
@@ -80,6 +87,15 @@ class ModernModel(Checked):
     """Whether the output layer's weights are those of the embedding."""
     length: int = 512
     """Tokens of a training sequence."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % len(self.thetas):
+            raise ValueError(
+                f"model.width must be a multiple of the {len(self.thetas)} windows of model.thetas, got {self.width}"
+            )
+        if self.heads and self.width % self.heads:
+            raise ValueError(f"model.width must be a multiple of model.heads, got {self.width} and {self.heads}")
 
 
 @dataclass

@@ -82,7 +82,7 @@ class TrainingConfig:
             raise ValueError("training.schedule = step needs training.drops, the epochs after which the rate drops")
         if self.drops and self.schedule != "step":
             raise ValueError(
-                f"training.drops is for training.schedule = step, and the schedule is {self.schedule}: give no epochs"
+                f"training.drops is for training.schedule = step, and the schedule is {self.schedule}: leave it empty"
             )
         if self.schedule == "plateau" and self.refit:
             raise ValueError("training.schedule = plateau needs validation scores, and training.refit has none")
