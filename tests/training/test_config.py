@@ -23,8 +23,18 @@ LEAST = {
     "warmup": 0.0,
     "average": 1e-9,
     "clip": 1e-9,
+    "accumulate": 1,
+    "batch_tokens": 1,
+    "patience": 1,
+    "drop": 1e-9,
 }
-MOST = {"betas": (0.999999, 0.999999), "warmup": 1.0, "average": 0.999999, "checkpoint_seconds": math.inf}
+MOST = {
+    "betas": (0.999999, 0.999999),
+    "warmup": 1.0,
+    "average": 0.999999,
+    "checkpoint_seconds": math.inf,
+    "drop": 0.999999,
+}
 
 
 @pytest.mark.parametrize(
@@ -47,11 +57,35 @@ MOST = {"betas": (0.999999, 0.999999), "warmup": 1.0, "average": 0.999999, "chec
         ("clip", 0.0),
         ("checkpoint_seconds", -1.0),
         ("checkpoint_seconds", math.nan),
+        ("accumulate", 0),
+        ("batch_tokens", 0),
+        ("patience", 0),
+        ("drop", 0.0),
+        ("drop", 1.0),
+        ("drop", math.nan),
     ],
 )
 def test_impossible_settings_are_named(field, value):
     with pytest.raises(ValueError, match=rf"training\.{field} .*{value if field != 'betas' else ''}"):
         TrainingConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule": "step"}, "training.schedule = step needs training.drops, the epochs after which the rate drops"),
+        (
+            {"drops": (3.0,)},
+            "training.drops is for training.schedule = step, and the schedule is constant: leave it empty",
+        ),
+        ({"schedule": "step", "drops": (3.0, 0.0)}, r"training.drops must be epochs above 0, got 3.0, 0.0"),
+        ({"schedule": "step", "drops": (math.inf,)}, r"training.drops must be epochs above 0, got inf"),
+        ({"schedule": "plateau", "refit": True}, "plateau needs validation scores, and training.refit has none"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**changes)
 
 
 def test_the_defaults_are_plain_adam_with_graphs_on_a_gpu():

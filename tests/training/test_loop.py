@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kinds import KINDS, trainer_of
 from worker import config, seeded_model, task
 
 from plmu.training.checkpoints import Checkpoints
@@ -38,14 +39,35 @@ def test_a_run_killed_at_random_moments_gives_the_same_numbers(tmp_path):
 
 
 def test_two_processes_train_as_one(tmp_path):
-    """Same global batch, without dropout: the same losses within rounding."""
-    single = Trainer(task(), seeded_model(), config(4), ONE, 3).run()
+    """Without dropout: the same losses and scores within rounding, also with parts of batches, a carried state, token
+    budgets and weights; and they resume bit for bit. See kinds.py."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *WORKER[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, str(tmp_path / "c"), "4"], capture_output=True, check=True, env=environment)
+    options = [str(tmp_path), "2", "0", "halves"]
+    done = subprocess.run([*command, *options], capture_output=True, check=True, env=environment)
     double = json.loads(done.stdout.splitlines()[-1])
-    for one, two in zip(single.history, double["history"], strict=True):
-        assert one == pytest.approx(two, rel=1e-5)
+    assert double.keys() == {"plain", *KINDS}
+    for kind, (whole, resumed) in double.items():
+        assert whole == resumed
+        plain = Trainer(task(), seeded_model(), config(2), ONE, 3)
+        alone = (plain if kind == "plain" else trainer_of(kind, 2, accumulate=1)).run()
+        for one, two in zip(alone.history, whole["history"], strict=True):
+            assert one == pytest.approx(two, rel=1e-5)
+        assert alone.test == pytest.approx(whole["test"], rel=1e-5)
+
+
+def test_a_run_with_everything_on_is_interrupted_killed_and_resumed(tmp_path):
+    """Its batches are prefetched by a thread, which must not keep it from ending. See kinds.py."""
+    whole = trainer_of("streams", 5, dropout=0.2).run()
+    for number in (signal.SIGINT, signal.SIGKILL):
+        process = subprocess.Popen([*WORKER, str(tmp_path), "5", "0.05", "streams"], stderr=subprocess.PIPE)
+        _wait_for_checkpoints(tmp_path, process)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert said.decode().splitlines()[-1:] == (["KeyboardInterrupt"] if number == signal.SIGINT else [])
+    done = subprocess.run([*WORKER, str(tmp_path), "5", "0", "streams"], capture_output=True, check=True)
+    assert json.loads(done.stdout) == {"history": whole.history, "test": whole.test, "best": whole.best_epoch}
 
 
 def test_torchrun_restarts_a_killed_worker(tmp_path):

@@ -1,17 +1,20 @@
-"""A small training run of its own process: python worker.py FOLDER EPOCHS [PAUSE]. Prints its losses as JSON."""
+"""A small training run of its own process: python worker.py FOLDER EPOCHS [PAUSE [KIND]]. Prints its losses as JSON."""
 
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
+from kinds import KINDS, trainer_of
 from torch import nn
 
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
-from plmu.training.processes import processes
+from plmu.training.processes import Processes, processes
 from plmu.training.task import Task
 
 
@@ -49,26 +52,63 @@ def config(epochs: int) -> TrainingConfig:
     )
 
 
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    found = trainer.run()
+    return {"history": found.history, "test": found.test, "best": found.best_epoch}
+
+
+def trainer(kind: str, epochs: int, group: Processes, folder: Path | None = None) -> Trainer:
+    """With dropout, unless several processes are compared with one."""
+    dropout = 0.2 if group.count == 1 else 0.0
+    checkpoints = None if folder is None else Checkpoints(folder)
+    if kind != "plain":
+        return trainer_of(kind, epochs, checkpoints, dropout=dropout, processes=group)
+    torch.manual_seed(1)
+    return Trainer(task(), model(dropout), config(epochs), group, 3, checkpoints)
+
+
+def paused(made: Trainer, pause: float) -> Trainer:
+    """Pauses before each step."""
+    eager = made.stepping.eager
+
+    def slowly() -> None:
+        time.sleep(pause)
+        eager()
+
+    made.stepping.run = slowly
+    return made
+
+
+def halves(folder: Path, epochs: int, kind: str, group: Processes) -> list[dict[str, Any]]:
+    """A whole run, and one that ends in the middle and is resumed."""
+    folder.mkdir(exist_ok=True)
+    first = trainer(kind, epochs, group, folder)
+    save = first._save
+
+    def stop() -> None:
+        save()
+        if first.epoch == epochs // 2:
+            raise InterruptedError
+
+    first._save = stop
+    with suppress(InterruptedError):
+        first.run()
+    return [outcome(trainer(kind, epochs, group)), outcome(trainer(kind, epochs, group, folder))]
+
+
 def main() -> None:
     folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
     pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    kind = sys.argv[4] if len(sys.argv) > 4 else "plain"
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     with processes("cpu") as group:
-        torch.manual_seed(1)
-        trainer = Trainer(
-            task(), model(0.2 if group.count == 1 else 0.0), config(epochs), group, 3, Checkpoints(folder)
-        )
-        eager = trainer.stepping.eager
-
-        def slowly() -> None:
-            time.sleep(pause)
-            eager()
-
-        trainer.stepping.run = slowly
-        outcome = trainer.run()
+        if kind == "halves":
+            found: Any = {name: halves(folder / name, epochs, name, group) for name in ("plain", *KINDS)}
+        else:
+            found = outcome(paused(trainer(kind, epochs, group, folder), pause))
         if group.writes:
-            print(json.dumps({"history": outcome.history, "test": outcome.test, "best": outcome.best_epoch}))
+            print(json.dumps(found))
 
 
 if __name__ == "__main__":

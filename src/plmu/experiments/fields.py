@@ -16,7 +16,7 @@ FINITE: Range = (math.isfinite, "a finite number")
 NAMES = ", ".join(ACTIVATIONS)
 COUNTS = (
     *("order", "hidden", "dense", "layers", "lmu_hidden", "lstm_hidden", "embedding", "vocabulary", "longest"),
-    *("width", "blocks", "window"),
+    *("width", "blocks"),
 )
 RANGES: dict[str, Range] = {
     **dict.fromkeys((*COUNTS, "memory", "pool_order"), COUNT),
@@ -26,7 +26,8 @@ RANGES: dict[str, Range] = {
         "one or more numbers of steps, above 0",
     ),
     "vectors": (lambda value: isinstance(value, str) and bool(value), "auto, random, zero or the name of a file"),
-    "length": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
+    "window": (lambda value: value >= 2, "at least 2 steps"),
+    "length": (lambda value: value >= 2, "at least 2 steps"),
     "shortest": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
     **dict.fromkeys(
         ("attention", "highways", "heads", "kernel", "units"), (lambda value: value >= 0, "0 for none, or more")

@@ -86,7 +86,7 @@ class IMDB(TextExperiment):
         task = super().task(config)
         if isinstance(config.model, ClassifierModel):
             task.train, task.valid, task.test = map(imdb_pretrained.begin_reviews, (task.train, task.valid, task.test))
-            task.lengths = (task.train[1], None, None)
+            task.lengths = lambda batch: (batch[1], None, None)
             task.groups = imdb_pretrained.groups(config.model)
             task.evaluation_batch = 250
             if config.model.adversarial:

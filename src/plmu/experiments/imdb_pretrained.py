@@ -51,8 +51,7 @@ class ClassifierModel(Checked):
     dropout: float = 0.3
     """Dropout rate of the classifier's inputs."""
     adversarial: float = 0.0
-    """Adversarial training: length of the worst change of a review's embeddings, in standard deviations of theirs; each
-    review is trained on as it is and so changed. 0 for none."""
+    """Adversarial training: size of the change to a review's embeddings, in their standard deviations; 0 for none."""
 
 
 @dataclass

@@ -25,7 +25,8 @@ from plmu.nn import Steppable
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Group, Task
 
-PIECE = 1 << 16  # tokens that are scored at a time
+PIECE = 1 << 16  # tokens that are scored at a time, at most
+LOGITS = 1 << 28  # and logits
 ROWS, LEAD = 64, 4096  # of an LSTM, which is slow in one row: rows of the text, and tokens read before each
 
 
@@ -54,6 +55,13 @@ class PlmuModel(Checked):
     length: int = 180
     """Tokens of a training sequence."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attention and self.width % (2 * self.attention):
+            raise ValueError(
+                f"model.width must be an even multiple of model.attention, got {self.width} and {self.attention}"
+            )
+
 
 @dataclass
 class ModernModel(Checked):
@@ -79,6 +87,15 @@ class ModernModel(Checked):
     """Whether the output layer's weights are those of the embedding."""
     length: int = 512
     """Tokens of a training sequence."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % len(self.thetas):
+            raise ValueError(
+                f"model.width must be a multiple of the {len(self.thetas)} windows of model.thetas, got {self.width}"
+            )
+        if self.heads and self.width % self.heads:
+            raise ValueError(f"model.width must be a multiple of model.heads, got {self.width} and {self.heads}")
 
 
 @dataclass
@@ -112,6 +129,7 @@ def language_task(
     """Prediction of the next token. `metric` is "bpc", bits per token, or "perplexity"; `reset` adds the same score
     with the state reset every so many tokens."""
     train, valid, test = (as_tokens(splits[name]) for name in ("train", "valid", "test"))
+    piece = min(PIECE, LOGITS // symbols.size)
     return LanguageTask(
         (train,),
         (valid,),
@@ -124,7 +142,7 @@ def language_task(
         evaluation_batch=16,
         window=length,
         carried_loss=carried_loss,
-        score=lambda model, data: scores(model, data[0], metric, reset),
+        score=lambda model, data: scores(model, data[0], metric, reset, piece),
         groups=groups,
         notes=notes,
         symbols=symbols,
@@ -132,9 +150,11 @@ def language_task(
 
 
 def as_tokens(numbers: Array) -> Tensor:
-    """Token numbers as a tensor of the same memory: bytes, else 16 bits with a sign, or 32."""
+    """Token numbers as a tensor, of the same memory where torch can index with it: uint8, int16 or int32."""
     if numbers.dtype == np.uint16:
         numbers = numbers.view(np.int16) if int(numbers.max()) < 2**15 else numbers.astype(np.int32)
+    elif numbers.dtype == np.uint32:
+        numbers = numbers.view(np.int32)
     return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())  # torch warns of what is read-only
 
 
@@ -216,17 +236,20 @@ def _cross_entropy(out: Tensor, targets: Tensor, reduction: str) -> Tensor:
     return cross_entropy(out.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
 
 
-def scores(model: nn.Module, tokens: Tensor, metric: str, reset: int) -> dict[str, float]:
-    """Bits per token, or perplexity, over a whole split with the state carried; and with it reset."""
+def scores(model: nn.Module, tokens: Tensor, metric: str, reset: int, piece: int = PIECE) -> dict[str, float]:
+    """Bits per token, or perplexity, over a whole split with the state carried; and with it reset. At most `piece`
+    tokens are scored at a time."""
     device = next(model.parameters()).device
     rows, lead = (1, 0) if isinstance(model, Steppable) else (ROWS, LEAD)
-    found = {metric: carried_nats(model, tokens, device, rows, lead)}
+    found = {metric: carried_nats(model, tokens, device, rows, lead, piece)}
     if reset:
-        found[f"{metric}_reset_{reset}"] = reset_nats(model, tokens, device, reset)
+        found[f"{metric}_reset_{reset}"] = reset_nats(model, tokens, device, reset, piece)
     return {name: math.exp(nats) if metric == "perplexity" else nats / math.log(2) for name, nats in found.items()}
 
 
-def carried_nats(model: nn.Module, tokens: Tensor, device: torch.device, rows: int = 1, lead: int = 0) -> float:
+def carried_nats(
+    model: nn.Module, tokens: Tensor, device: torch.device, rows: int = 1, lead: int = 0, piece: int = PIECE
+) -> float:
     """Mean loss of each token but the first, the state carried from the beginning.
 
     With several rows each reads a part of the text; all but the first do not count their first `lead` tokens, which
@@ -236,7 +259,7 @@ def carried_nats(model: nn.Module, tokens: Tensor, device: torch.device, rows: i
     rows, lead = (rows, lead) if count > 2 * rows * lead else (1, 0)
     each = -(-(count - lead) // rows)
     first = torch.arange(rows)[:, None] * each
-    piece = max(1, PIECE // rows)
+    piece = max(1, piece // rows)
     total, state = 0.0, None
     for start in range(0, lead + each, piece):
         steps = torch.arange(start, min(start + piece, lead + each))
@@ -249,13 +272,13 @@ def carried_nats(model: nn.Module, tokens: Tensor, device: torch.device, rows: i
     return total / count
 
 
-def reset_nats(model: nn.Module, tokens: Tensor, device: torch.device, length: int) -> float:
+def reset_nats(model: nn.Module, tokens: Tensor, device: torch.device, length: int, piece: int = PIECE) -> float:
     """Mean loss of each token but the first, in windows of so many tokens that begin without a state."""
     count = len(tokens) - 1
     windows, total = count // length, 0.0
     whole = windows * length
     inputs, targets = (tokens[ahead : ahead + whole].reshape(windows, length) for ahead in (0, 1))
-    size = max(1, PIECE // length)
+    size = max(1, piece // length)
     parts = [(inputs[i : i + size], targets[i : i + size]) for i in range(0, windows, size)]
     if whole < count:
         parts.append((tokens[None, whole:count], tokens[None, whole + 1 :]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Pretrained:
     name: str  # of the run, without its folder, such as reviews-plmu-seed0
     notes: dict[str, str]  # for the result of what starts from it
     sha256: str  # of model.plmu
+    options: dict[str, Any] = field(default_factory=dict)  # of the model, by name, as result.json has them
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -45,9 +46,8 @@ def read(folder: Path, experiments: Sequence[str] = ()) -> Pretrained:
     except (ValueError, TypeError) as error:
         raise RunError(f"--from {folder}: {error}") from None
     assert isinstance(model, Steppable)
-    return Pretrained(
-        model, symbols.read(folder, table.num_embeddings), folder.resolve().name, _notes(result), digest(folder)
-    )
+    known, name = symbols.read(folder, table.num_embeddings), folder.resolve().name
+    return Pretrained(model, known, name, _notes(result), digest(folder), _options(result))
 
 
 def _embedding(model: nn.Module) -> nn.Embedding:
@@ -55,6 +55,12 @@ def _embedding(model: nn.Module) -> nn.Embedding:
     if not isinstance(first, nn.Embedding):
         raise TypeError(f"{MODEL} is not a model of text: its first layer is no nn.Embedding")
     return first
+
+
+def _options(result: dict[str, Any]) -> dict[str, Any]:
+    config = result.get("config")
+    options = config.get("model") if isinstance(config, dict) else None
+    return options if isinstance(options, dict) else {}
 
 
 def _notes(result: dict[str, Any]) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """A word-level language model of reviews, to start other models from (the paper's section 4.3, semi-supervised).
 
 Five of the paper's blocks with windows of 6 words and order 4, a vocabulary of 30,000 words, at most 34 million
-parameters. It is trained on Amazon's reviews (`--data.corpus amazon`), on IMDB's unlabelled ones (imdb), or on both;
-with `--from RUN` it continues from another run, with that run's vocabulary. `plmu train imdb --from RUN` then trains a
-classifier from it. The score is the perplexity over the whole split, with the state carried.
+parameters. It is trained on Amazon's reviews (`--data.corpus amazon`), on IMDB's unlabelled ones (imdb), or on both.
+With `--from RUN` it continues a run of its own kind: the model must be the same, and the vocabulary is that run's.
+`plmu train imdb --from RUN` then trains a classifier from it. The score is the perplexity over the whole split, with
+the state carried.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from plmu.data.symbols import Words
 from plmu.experiments import language, pretrained
 from plmu.experiments.base import Config, Experiment
 from plmu.experiments.language import LanguageTask, LSTMModel, PlmuModel, language_task, training
+from plmu.experiments.pretrained import Pretrained
+from plmu.training.errors import RunError
 from plmu.training.task import Task
 
 ModelConfig = TypeVar("ModelConfig")
@@ -67,6 +70,11 @@ class Reviews(Experiment):
     streamable = ("plmu",)
     starts = ("reviews",)
 
+    def check_start(self, model: str, started: bool) -> None:
+        super().check_start(model, started)
+        if started and model not in self.streamable:
+            raise ValueError(f"{model} cannot start from another run: leave out --from, or take --model plmu")
+
     def defaults(self, model: str) -> Config[Any]:
         chosen = {"plmu": WordModel(), "lstm": WordLSTM()}[self.check(model)]
         return ReviewsExperimentConfig(chosen, training(epochs=3, batch_size=128, learning_rate=2e-3))
@@ -86,11 +94,27 @@ class Reviews(Experiment):
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         assert isinstance(task, LanguageTask)
         assert task.symbols is not None
-        if config.start is None:
-            return language.build(config.model, task.symbols.size)
-        return pretrained.read(config.start, self.starts).model
+        network = language.build(config.model, task.symbols.size)
+        if config.start is not None:
+            start = pretrained.read(config.start, self.starts)
+            _check_same_model(start, config.model)
+            try:
+                network.load_state_dict(start.model.state_dict())
+            except RuntimeError as error:
+                raise RunError(f"--from {start.name} has another model: {' '.join(str(error).split())}") from None
+        return network
 
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, LanguageTask)
         assert task.symbols is not None
         return task.symbols.companions()
+
+
+def _check_same_model(start: Pretrained, model: WordModel) -> None:
+    """Raise unless a run to start from has a model of these options. Its dropout and sequence length may differ."""
+    free = ("dropout", "length")
+    own = {name: value for name, value in vars(model).items() if name not in free}
+    other = {name: start.options[name] for name in own if name in start.options and start.options[name] != own[name]}
+    if other:
+        options = ", ".join(f"model.{name} = {value}" for name, value in other.items())
+        raise RunError(f"--from {start.name} has a model of other options: set {options}")

@@ -53,8 +53,7 @@ class TextModel(Checked):
     embedding: int = 300
     """Size of the word vectors."""
     vectors: str = "auto"
-    """Where embeddings start: auto (GloVe 840B if it is there, else the first file in glove/), random, zero, or a
-    file."""
+    """Initial embeddings: auto (GloVe 840B if it is there, else the first file in glove/), random, zero, or a file."""
     trained: bool = True
     """Whether embeddings are trained; else they stay frozen."""
     word_dropout: float = 0.0

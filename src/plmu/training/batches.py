@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plmu.training.config import TrainingConfig
+from plmu.training.processes import Processes
 from plmu.training.task import Batch, Task
 
 MOST_BUCKETS = 8  # each has a CUDA graph of its own
@@ -28,6 +30,7 @@ class Shape:
 
     rows: int
     cut: tuple[int | None, ...] = ()
+    share: float = 1.0  # what the mean loss of these rows counts in the mean over processes
 
 
 @dataclass(frozen=True)
@@ -98,39 +101,35 @@ class Examples(Source):
 
 
 class Buckets(Examples):
-    """Examples of similar length together, so that a batch has about so many tokens, padding included.
+    """Examples of similar length together, so that a batch has at most so many tokens, padding included.
 
     The examples are sorted by length into a few buckets with about as many tokens each; a bucket's batches are cut to
-    the length of its longest example.
+    the length of its longest example. A batch has at least one example for each process, even where those are more
+    tokens. The number of processes changes nothing else: they share a batch as evenly as can be.
     """
 
-    def __init__(
-        self, tensors: Batch, lengths: Sequence[Tensor | None], tokens: int, processes: int, multiple: int
-    ) -> None:
-        super().__init__(tensors, 0, processes)
+    def __init__(self, tensors: Batch, lengths: Sequence[Tensor | None], tokens: int, processes: Processes) -> None:
+        super().__init__(tensors, 0, processes.count)
         known = [None if one is None else one.cpu().long() for one in lengths]
         longest = torch.stack([one for one in known if one is not None]).amax(0).clamp(min=1)
+        count = processes.count
+        if len(longest) < count:
+            raise ValueError(f"{count} processes need as many training examples, got {len(longest)}")
         ordered = longest.argsort(stable=True)
         mass = longest[ordered].cumsum(0)
-        wanted = torch.arange(1, MOST_BUCKETS + 1) * (int(mass[-1]) / MOST_BUCKETS)
-        ends = (torch.searchsorted(mass, wanted.long().clamp(max=int(mass[-1]))) + 1).tolist()
+        wanted = torch.arange(1, MOST_BUCKETS + 1) * int(mass[-1]) // MOST_BUCKETS
+        starts = [0]
+        for end in (torch.searchsorted(mass, wanted) + 1).tolist():
+            if end - starts[-1] >= count and (len(longest) - end >= count or end == len(longest)):
+                starts.append(end)  # else there are too few for a batch, here or after it
         self.buckets: list[tuple[Tensor, int, Shape]] = []  # members, batch over all processes, shape
-        start = 0
-        for number, end in enumerate(ends):
+        for start, end in pairwise(starts):
             members = ordered[start:end]
-            if not len(members):
-                continue
             width = int(longest[members[-1]])
-            batch = max(1, min(tokens // width, len(members)) // multiple) * multiple
-            if len(members) < batch and number + 1 < len(ends):
-                continue  # too few for a batch: they go into the next bucket
-            if len(members) < batch:
-                raise ValueError(
-                    f"training.batch_tokens = {tokens} needs at least {batch} examples in a bucket, got {len(members)}"
-                )
+            batch = max(count, min(tokens // width, len(members)))
+            rows = len(range(batch)[processes.share(batch)])
             cut = tuple(None if one is None else max(1, int(one[members].max())) for one in known)
-            self.buckets.append((members, batch, Shape(batch // processes, cut)))
-            start = end
+            self.buckets.append((members, batch, Shape(rows, cut, rows * count / batch)))
 
     @property
     def shapes(self) -> list[Shape]:
@@ -160,7 +159,8 @@ class Windows(Source):
     """A stream of tokens (time,) in windows: inputs and, one step on, targets, both (batch, length).
 
     In each epoch the windows begin elsewhere and come in another order. With `carry` a batch continues where the one
-    before ended: each row reads a part of the stream of its own, from its beginning to its end.
+    before ended: each row reads a part of the stream of its own, from its beginning to its end. What is left over of
+    the stream is another part each epoch.
     """
 
     def __init__(self, tokens: Tensor, length: int, batch: int, processes: int, carry: bool = False) -> None:
@@ -169,8 +169,8 @@ class Windows(Source):
         self.windows = (len(tokens) - 1) // length - 1  # but one, for the shift
         if self.windows < batch:
             raise ValueError(
-                f"training.batch_size = {batch} windows of {length} tokens need more than {batch * length:,} training"
-                f" tokens, got {len(tokens):,}: take a smaller batch or shorter windows"
+                f"training.batch_size = {batch} windows of {length} tokens need {(batch + 1) * length + 1:,} training"
+                f" tokens, got {len(tokens):,}: choose a smaller training.batch_size or model.length"
             )
         self.ahead = torch.arange(length + 1, device=tokens.device)
 
@@ -183,7 +183,8 @@ class Windows(Source):
         return self.windows // self.batch
 
     def order(self, generator: torch.Generator) -> list[Step]:
-        shift = int(torch.randint(self.length, (), generator=generator))
+        spare = self.windows - self.steps * self.batch if self.carry else 0  # windows that no row reads
+        shift = int(torch.randint(self.length * (1 + spare), (), generator=generator))
         if self.carry:
             rows = torch.arange(self.batch) * self.steps
             windows = torch.arange(self.steps)[:, None] + rows
@@ -201,21 +202,26 @@ class Windows(Source):
         return self.take(keys, self.shapes[0])
 
 
-def source_of(task: Task, config: TrainingConfig, processes: int) -> Source:
+def source_of(task: Task, config: TrainingConfig, processes: Processes) -> Source:
     """The training data of a task as it is, wherever it lies, in batches as configured."""
-    multiple = processes * config.accumulate
+    count, multiple = processes.count, processes.count * config.accumulate
     if config.batch_tokens is not None and task.lengths is None:
         raise ValueError("training.batch_tokens is for examples of different lengths: use training.batch_size")
     if task.window is not None:
-        batch = _whole_batch(config.batch_size, processes, config.accumulate)
-        return Windows(task.train[0], task.window, batch, processes, config.carry)
+        batch = _whole_batch(config.batch_size, count, config.accumulate)
+        return Windows(task.train[0], task.window, batch, count, config.carry)
     if config.carry:
         raise ValueError("training.carry is for streams of tokens: these training data are single examples")
     if config.batch_tokens is not None:
         assert task.lengths is not None
-        return Buckets(task.train, task.lengths, config.batch_tokens, processes, multiple)
-    size = min(config.batch_size, task.train[0].shape[0])
-    return Examples(task.train, _whole_batch(size, processes, config.accumulate), processes)
+        return Buckets(task.train, task.lengths(task.train), config.batch_tokens, processes)
+    batch, examples = _whole_batch(config.batch_size, count, config.accumulate), task.train[0].shape[0]
+    if examples < multiple:
+        raise ValueError(
+            f"there are {examples} training examples: at least {multiple} are needed, one for each process and part of"
+            " training.accumulate"
+        )
+    return Examples(task.train, min(batch, examples // multiple * multiple), count)
 
 
 def _whole_batch(size: int, processes: int, accumulate: int) -> int:

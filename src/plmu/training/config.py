@@ -17,13 +17,13 @@ class TrainingConfig:
     epochs: int = 10
     """Passes over the training data."""
     batch_size: int = 100
-    """Examples per step, over all processes."""
+    """Examples, or sequences of a language model, per step over all processes."""
     batch_tokens: int | None = None
-    """Tokens per step instead, padding included: examples of similar length form a batch."""
+    """Most tokens per step, padding included, instead of batch_size: texts of similar length form a batch."""
     accumulate: int = 1
-    """Parts of a batch, one after another, whose gradients are added. Saves memory; the result is the same."""
+    """Split each batch into this many parts and add up their gradients: less memory, the same result."""
     carry: bool = False
-    """For streams of text: continue with the state of the window before, instead of random windows."""
+    """For language models: train on consecutive sequences and carry the state from one to the next."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0
@@ -31,16 +31,15 @@ class TrainingConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's beta1 and beta2."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: the weight matrices of language models by Muon, all else by AdamW."""
+    """muon, for language models: Muon for the weight matrices of the blocks, AdamW for everything else."""
     schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
-    """Learning-rate schedule: constant, cosine to zero, step (lower after each of `drops`), or plateau (lower when
-    validation has not improved for `patience` validations)."""
+    """Learning-rate schedule: constant, cosine to zero, step (see drops), or plateau (see patience)."""
     drops: tuple[float, ...] = ()
-    """Schedule step: epochs after which the learning rate drops."""
+    """Epochs after which the step schedule drops the learning rate."""
     drop: float = 0.1
-    """Schedules step and plateau: what the learning rate is multiplied by."""
+    """Factor by which the step and plateau schedules multiply the learning rate at each drop."""
     patience: int = 2
-    """Schedule plateau: validations without improvement before a drop."""
+    """Validations without improvement before the plateau schedule drops the learning rate."""
     warmup: float = 0.0
     """Linear warm-up, as a fraction of all steps."""
     clip: float | None = None
@@ -52,10 +51,9 @@ class TrainingConfig:
     graph: bool = True
     """On a GPU, capture the training step as a CUDA graph. Up to 16 times faster for small models."""
     compile: bool = False
-    """On a GPU, compile the model and its loss with torch.compile; works together with `graph`."""
+    """On a GPU, compile the model and its loss with torch.compile, with or without a CUDA graph."""
     data: Literal["auto", "device", "host"] = "auto"
-    """Where the training data lies: on the device if it takes less than a quarter of the free memory, else on the
-    host, from where batches are copied ahead of time."""
+    """Where training data is kept. auto: on the device if it takes at most a quarter of its free memory."""
     evaluate_every: int = 1
     """Epochs between validations."""
     refit: bool = False
@@ -71,20 +69,23 @@ class TrainingConfig:
             "evaluate_every": self.evaluate_every,
             "accumulate": self.accumulate,
             "patience": self.patience,
-            "drop": self.drop,
             "batch_tokens": 1 if self.batch_tokens is None else self.batch_tokens,
         }
         for name, value in positive.items():
             if not 0 < value < math.inf:
                 raise ValueError(f"training.{name} must be above 0 and finite, got {value}")
+        if not 0 < self.drop < 1:
+            raise ValueError(f"training.drop must lie between 0 and 1, got {self.drop}")
         if not all(0 < epoch < math.inf for epoch in self.drops):
-            raise ValueError(f"training.drops must be epochs above 0, got {self.drops}")
-        if (self.schedule == "step") != bool(self.drops):
+            raise ValueError(f"training.drops must be epochs above 0, got {', '.join(map(str, self.drops))}")
+        if self.schedule == "step" and not self.drops:
+            raise ValueError("training.schedule = step needs training.drops, the epochs after which the rate drops")
+        if self.drops and self.schedule != "step":
             raise ValueError(
-                f"training.drops and training.schedule = step belong together, got {self.drops} and {self.schedule}"
+                f"training.drops is for training.schedule = step, and the schedule is {self.schedule}: leave it empty"
             )
         if self.schedule == "plateau" and self.refit:
-            raise ValueError("training.schedule = plateau needs validation scores, which training.refit does without")
+            raise ValueError("training.schedule = plateau needs validation scores, and training.refit has none")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"training.weight_decay must be at least 0 and finite, got {self.weight_decay}")
         if not self.checkpoint_seconds >= 0:

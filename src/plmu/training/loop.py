@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ class Trainer:
         self.model = model.to(self.device)
         on_device = config.data == "device" or (config.data == "auto" and fits(task.train, self.device))
         self.task = task.to(self.device, ("train", "valid", "test") if on_device else ())
-        self.source = source_of(self.task, config, processes.count)
+        self.source = source_of(self.task, config, processes)
         self.steps_per_epoch = self.source.steps
         self.total_steps = self.steps_per_epoch * config.epochs
         self.epoch = self.step = 0  # where the next step is
@@ -120,19 +121,19 @@ class Trainer:
         start = saved = time.monotonic()
         before = self.seconds
         while self.epoch < self.config.epochs:
-            coming = self._batches()
             self.stepping.begin(anew=self.step == 0)
-            while self.step < self.steps_per_epoch:
-                self.stepping.load(*next(coming))
-                self._set_learning_rate()
-                self._guarded_step()
-                self.step += 1
-                if self._due(saved) and self.step < self.steps_per_epoch:
-                    self.seconds = before + time.monotonic() - start
-                    self._save()
-                    saved = time.monotonic()
-                if self.progress is not None and self.step % 16 == 0:
-                    self.progress.at(self.epoch + self.step / self.steps_per_epoch)
+            with closing(self._batches()) as coming:  # a thread may gather them
+                for batch in coming:
+                    self.stepping.load(*batch)
+                    self._set_learning_rate()
+                    self._guarded_step()
+                    self.step += 1
+                    if self._due(saved) and self.step < self.steps_per_epoch:
+                        self.seconds = before + time.monotonic() - start
+                        self._save()
+                        saved = time.monotonic()
+                    if self.progress is not None and self.step % 16 == 0:
+                        self.progress.at(self.epoch + self.step / self.steps_per_epoch)
             self._end_epoch()
             self.seconds = before + time.monotonic() - start
             if self._due(saved) or self.epoch == self.config.epochs:
@@ -186,7 +187,7 @@ class Trainer:
         """The steps of this epoch, with the keys of all processes."""
         return self.source.order(torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch))
 
-    def _batches(self) -> Iterator[tuple[Shape, Batch]]:
+    def _batches(self) -> Generator[tuple[Shape, Batch]]:
         """Shape and content of what each step from here to the end of the epoch takes, this process's share: the keys
         of examples that lie on the device, else the examples."""
         share = [(one.keys[self.processes.share(len(one.keys))], one.shape) for one in self._order()[self.step :]]

@@ -38,6 +38,8 @@ def optimizers(model: nn.Module, task: Task, config: TrainingConfig, graphed: bo
         rest = [p for p in group.parameters if not (by_muon and p.dim() > 1)]
         muon += [{"params": chosen, **options(group)}] if chosen else []
         adam += [{"params": rest, **options(group)}] if rest else []
+    if config.optimizer == "muon" and not muon:
+        raise ValueError("training.optimizer = muon is for language models: use adamw here")
     made: list[torch.optim.Optimizer] = []
     if adam:
         made.append(

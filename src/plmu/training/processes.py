@@ -28,9 +28,8 @@ class Processes:
         return self.rank == 0
 
     def share(self, size: int) -> slice:
-        """This process's part of a batch."""
-        each = size // self.count
-        return slice(self.rank * each, (self.rank + 1) * each)
+        """This process's part of a batch: as large as any other's, or by one smaller."""
+        return slice(self.rank * size // self.count, (self.rank + 1) * size // self.count)
 
     def total(self, value: Tensor) -> Tensor:
         """The sum over all processes."""

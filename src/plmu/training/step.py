@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -114,18 +115,20 @@ class TrainingStep:
         return tuple(part.to(self.device, copy=True) for part in content)
 
     def _parts(self) -> list[Batch]:
-        """The loaded batch, in as many parts as are accumulated."""
+        """The loaded batch, in as many parts as are accumulated, or one for each example if those are fewer."""
         loaded = self.loaded[self.shape]
         batch = self.source.take(loaded[0], self.shape) if self.on_device else loaded
         if self.config.accumulate == 1:
             return [batch]
         return list(zip(*(part.chunk(self.config.accumulate) for part in batch), strict=True))
 
-    def _shares(self, parts: list[Batch]) -> Tensor | None:
+    def _shares(self, parts: list[Batch]) -> Sequence[float] | Tensor | None:
         """What each part's loss is multiplied by, so that the gradients' mean over processes is that of the mean loss
         over the whole batch. None: by 1."""
         if self.task.weight is None:
-            return None if len(parts) == 1 else torch.full((len(parts),), 1 / len(parts), device=self.device)
+            if len(parts) == 1 and self.shape.share == 1:
+                return None
+            return [self.shape.share * len(part[0]) / self.shape.rows for part in parts]
         weights = torch.stack([self.task.weight(part).to(torch.float32) for part in parts])
         total = weights.sum()
         if self.processes.count > 1:

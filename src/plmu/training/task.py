@@ -51,8 +51,8 @@ class Task:
     carried_loss: Callable[[nn.Module, Batch, Any], tuple[Tensor, Any]] | None = None
     score: Callable[[nn.Module, Batch], dict[str, float]] | None = None
     groups: Callable[[nn.Module], list[Group]] | None = None  # by default all parameters learn alike
-    # Of each training tensor that has a time axis, (examples,): for batches of similar length.
-    lengths: tuple[Tensor | None, ...] | None = None
+    # Of examples: the lengths (examples,) of each tensor that has a time axis. For batches of similar length.
+    lengths: Callable[[Batch], tuple[Tensor | None, ...]] | None = None
     # How much of the mean loss a batch is, such as its number of tokens. By default all batches count alike.
     weight: Callable[[Batch], Tensor] | None = None
     notes: dict[str, object] = field(default_factory=dict)  # completeness of the data and the like, for the result
