@@ -1,0 +1,336 @@
+"""What translation models share: encoder and decoder, the loss, and BLEU of what they write.
+
+All models are a `plmu.EncoderDecoder`: embeddings, an encoder that reads in both directions, and a decoder whose every
+block is followed by attention to the encoder's outputs. Norms come first. They differ in their blocks: those of the
+language model, or LSTM layers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import plmu
+from plmu.data.parallel import ParallelData
+from plmu.data.text import Ragged
+from plmu.data.vocabularies import BEGIN, END, Pieces, Vocabulary
+from plmu.experiments import bleu
+from plmu.experiments.decoding import translate
+from plmu.experiments.fields import Checked
+from plmu.training.errors import RunError
+from plmu.training.task import Batch, Group, Task
+
+AT_ONCE = 128  # sentences that are translated at a time
+HYPOTHESES, REFERENCES = "hypotheses.txt", "references.txt"
+UNSCORED = "sacrebleu was not installed; the same command adds its signature where it is"
+IGNORED = -100  # target of the padding
+EPS = 1e-6  # of norms
+
+
+@dataclass
+class TranslationModel(Checked):
+    """What all translation models have."""
+
+    embedding: int = 300
+    """Size of the embeddings. Those of the target are also the weights of the output layer."""
+    width: int = 384
+    """Features of each token and block; a multiple of 8 times the number of windows is fastest."""
+    encoder_blocks: int = 4
+    """Blocks of the encoder."""
+    decoder_blocks: int = 4
+    """Blocks of the decoder; after each there is attention to the source."""
+    attention_heads: int = 6
+    """Heads of each attention."""
+    dropout: float = 0.3
+    """Dropout rate, in each block."""
+    word_dropout: float = 0.1
+    """Dropout rate of whole tokens, on both sides."""
+    label_smoothing: float = 0.1
+    """Label smoothing of the training loss."""
+    longest: int = 100
+    """Longest training sentence, in tokens; pairs with a longer one are left out."""
+    beam: int = 4
+    """Hypotheses of the beam search by which the test sentences are translated."""
+    length_penalty: float = 1.0
+    """Scores of hypotheses are divided by their length to this power."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % (2 * self.attention_heads):
+            raise ValueError(
+                f"model.width must be an even multiple of model.attention_heads = {self.attention_heads};"
+                f" got {self.width}"
+            )
+
+
+@dataclass
+class PlmuModel(TranslationModel):
+    """Blocks of a memory with several windows, an output gate and a gated feed-forward layer."""
+
+    order: int = 4
+    """Legendre coefficients of each memory channel."""
+    thetas: tuple[float, ...] = (4.0, 8.0, 16.0, 48.0)
+    """Windows of the memory, in tokens, each for an equal part of the channels."""
+    hidden: int = 768
+    """Features inside the feed-forward layers."""
+
+
+@dataclass
+class BpeModel(PlmuModel):
+    """The same on pieces of words. One table of embeddings serves source, target and output."""
+
+    embedding: int = 384
+    encoder_blocks: int = 5
+    decoder_blocks: int = 5
+    longest: int = 120
+    pieces: int = 8_000
+    """Size of the vocabulary of pieces, which both languages share."""
+
+
+@dataclass
+class LSTMModel(TranslationModel):
+    """LSTM layers with norms and skip connections; those of the encoder read in both directions."""
+
+    width: int = 512
+    encoder_blocks: int = 4
+    decoder_blocks: int = 3
+    attention_heads: int = 8
+    forget_bias: float = 1.0
+    """Initial bias of the forget gates."""
+
+
+@dataclass
+class TranslationTask(Task):
+    """A task that knows its vocabularies, and keeps the translations of the test sentences."""
+
+    source: Vocabulary | None = None
+    target: Vocabulary | None = None
+    outputs: dict[str, str] = field(default_factory=dict)  # files to write into the run's folder, by name
+
+
+def translation_task(data: ParallelData, model: TranslationModel) -> TranslationTask:
+    """Translation by the next token, scored by BLEU. The best epoch is that with the highest BLEU of greedy
+    translations of all validation sentences."""
+    train, left_out = _training_split(data.splits["train"], model.longest)
+    references = data.references["valid"] + data.references["test"]
+    first_test = len(data.references["valid"])
+    valid, test = _split(data.splits["valid"], 0), _split(data.splits["test"], first_test)
+    notes: dict[str, object] = {
+        "data": data.completeness,
+        "tokens": f"{data.source.size:,} and {data.target.size:,} {data.source.kind}",
+    }
+    if left_out:
+        notes["longest"] = f"{left_out:,} pairs with more than {model.longest} tokens were not trained on"
+    outputs: dict[str, str] = {}
+
+    def score(network: nn.Module, split: Batch) -> dict[str, float]:
+        numbers = split[4].tolist()
+        is_test = numbers[0] >= first_test
+        beam = model.beam if is_test else 1
+        found = {"perplexity": math.exp(nats(network, split))}
+        hypotheses = [" ".join(data.target.decode(one)) for one in _translated(network, split, beam, model)]
+        wanted = [references[number] for number in numbers]
+        if not is_test:
+            return {"bleu": bleu.bleu(hypotheses, wanted), **found}
+        outputs.update({HYPOTHESES: _lines(hypotheses), REFERENCES: _lines(wanted)})
+        scores, signature = bleu.scores(hypotheses, wanted)
+        notes["scoring"] = signature or UNSCORED
+        notes["decoding"] = f"beam {beam}, length penalty {model.length_penalty:g}, <unk> not replaced"
+        return {**scores, **found}
+
+    return TranslationTask(
+        train,
+        valid,
+        test,
+        loss=lambda network, batch: loss(network, batch, model.label_smoothing),
+        measure=_no_measure,
+        finish=_no_finish,
+        metric="bleu",
+        higher_is_better=True,
+        evaluation_batch=64,
+        score=score,
+        groups=groups,
+        lengths=(train[1], None, train[3], None),
+        weight=lambda batch: batch[3].sum(),
+        notes=notes,
+        source=data.source,
+        target=data.target,
+        outputs=outputs,
+    )
+
+
+def build(model: TranslationModel, source: Vocabulary, target: Vocabulary) -> plmu.EncoderDecoder:
+    """The untrained model of a configuration, for these vocabularies."""
+    width, rate = model.width, model.dropout
+    tables = [_table(vocabulary.size, model.embedding) for vocabulary in (source, target)]
+    if isinstance(source, Pieces):
+        tables[0] = tables[1]
+    out = nn.Linear(model.embedding, target.size)
+    out.weight = tables[1].weight
+    nn.init.zeros_(out.bias)
+    narrow = [] if model.embedding == width else [nn.Linear(width, model.embedding, bias=False)]
+    encoder = [_encoder_block(model) for _ in range(model.encoder_blocks)]
+    return plmu.EncoderDecoder(
+        plmu.Sequential(*_entry(tables[0], model), *encoder, nn.RMSNorm(width, eps=EPS)),
+        plmu.Sequential(*_entry(tables[1], model)),
+        [_decoder_block(model) for _ in range(model.decoder_blocks)],
+        [plmu.CrossAttention(width, model.attention_heads) for _ in range(model.decoder_blocks)],
+        plmu.Sequential(nn.RMSNorm(width, eps=EPS), nn.Dropout(rate), *narrow, out),
+        rate,
+    )
+
+
+def _table(size: int, width: int) -> nn.Embedding:
+    table = nn.Embedding(size, width)
+    nn.init.normal_(table.weight, std=width**-0.5)
+    return table
+
+
+def _entry(table: nn.Embedding, model: TranslationModel) -> list[nn.Module]:
+    """From token numbers to features of the size that blocks add to."""
+    wide = [] if model.embedding == model.width else [nn.Linear(model.embedding, model.width, bias=False)]
+    norm = nn.RMSNorm(model.width, eps=EPS)
+    return [table, nn.Dropout1d(model.word_dropout), *wide, norm, nn.Dropout(model.dropout)]
+
+
+def _encoder_block(model: TranslationModel) -> plmu.nn.Steppable:
+    """The decoder's block with a second memory, or LSTM, that reads from the right; each gives half of the features."""
+    width = model.width
+    if isinstance(model, LSTMModel):
+        return _lstm_block(model, plmu.Bidirectional(plmu.nn.LSTM(width, width // 2, model.forget_bias)))
+    assert isinstance(model, PlmuModel)
+    memory = plmu.ParallelLMU(
+        width,
+        width // 2,
+        model.order,
+        model.thetas,
+        encoder=False,
+        input_to_output=False,
+        output_activation=None,
+        bias=False,
+    )
+    mixing = [plmu.Gated(plmu.Bidirectional(memory), _gate(width, width)), _dense(width, width)]
+    feeding = [
+        plmu.Gated(_dense(width, model.hidden), _gate(width, model.hidden)),
+        _dense(model.hidden, width),
+    ]
+    return plmu.Sequential(*(_residual(width, part, model.dropout) for part in (mixing, feeding)))
+
+
+def _decoder_block(model: TranslationModel) -> plmu.nn.Steppable:
+    if isinstance(model, LSTMModel):
+        return _lstm_block(model, plmu.nn.LSTM(model.width, model.width, model.forget_bias))
+    assert isinstance(model, PlmuModel)
+    return plmu.MemoryBlock(model.width, model.order, model.thetas, hidden=model.hidden, dropout=model.dropout)
+
+
+def _lstm_block(model: TranslationModel, layer: plmu.nn.Steppable) -> plmu.nn.Steppable:
+    return _residual(model.width, [layer], model.dropout)
+
+
+def _residual(width: int, modules: list[Any], dropout: float) -> plmu.nn.Steppable:
+    return plmu.Residual(plmu.Sequential(nn.RMSNorm(width, eps=EPS), *modules, nn.Dropout(dropout)))
+
+
+def _dense(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def _gate(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(_dense(inputs, outputs), nn.SiLU())
+
+
+def loss(network: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of the target's tokens, in nats."""
+    total, count = _summed_loss(network, batch, smoothing)
+    return total / count
+
+
+def _summed_loss(network: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
+    source, source_lengths, target, target_lengths = batch[:4]
+    target = target.long()
+    steps = torch.arange(target.shape[1], device=target.device)
+    wanted = torch.where(steps < target_lengths[:, None], target, IGNORED)
+    given = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
+    out = network(source.long(), source_lengths, given, target_lengths).flatten(0, 1).float()
+    total = cross_entropy(out, wanted.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+    return total, target_lengths.sum()
+
+
+def nats(network: nn.Module, split: Batch) -> float:
+    """Mean loss of a token over a whole split, without smoothing."""
+    total = count = 0.0
+    for batch in _batches(split, network):
+        one, tokens = _summed_loss(network, batch, 0.0)
+        total, count = total + float(one), count + float(tokens)
+    return total / count
+
+
+def _translated(network: nn.Module, split: Batch, beam: int, model: TranslationModel) -> list[list[int]]:
+    """Token numbers of the translations of a split, in its order."""
+    assert isinstance(network, plmu.EncoderDecoder)
+    found: dict[int, list[int]] = {}
+    for source, lengths, _, _, numbers in _batches(split, network):
+        for number, one in zip(
+            numbers.tolist(), translate(network, source.long(), lengths, beam, model.length_penalty), strict=True
+        ):
+            found[number] = one.tokens
+    return [found[number] for number in split[4].tolist()]
+
+
+def _batches(split: Batch, network: nn.Module) -> list[Batch]:
+    """Sentences of similar length together, cut to the longest of each batch, on the device of the model."""
+    device = next(network.parameters()).device
+    batches: list[Batch] = []
+    for rows in split[1].argsort(stable=True).split(AT_ONCE):
+        source, source_lengths, target, target_lengths, numbers = (part[rows].to(device) for part in split)
+        source, target = source[:, : int(source_lengths.max())], target[:, : int(target_lengths.max())]
+        batches.append((source, source_lengths, target, target_lengths, numbers))
+    return batches
+
+
+def groups(network: nn.Module) -> list[Group]:
+    """Matrices inside, which decay and which Muon may train; and embeddings, norms and biases."""
+    apart = {id(one.weight) for one in network.modules() if isinstance(one, nn.Embedding)}
+    inner = [p for p in network.parameters() if p.dim() > 1 and id(p) not in apart]
+    taken = {id(p) for p in inner}
+    return [Group([p for p in network.parameters() if id(p) not in taken], decay=False), Group(inner, matrices=True)]
+
+
+def _training_split(sides: tuple[Ragged, Ragged], longest: int) -> tuple[Batch, int]:
+    """Pairs with no side of more than so many tokens, and how many others there were."""
+    sizes = np.stack([np.diff(side.ends, prepend=0) for side in sides]).max(0)
+    kept = np.flatnonzero(sizes <= longest)
+    if not len(kept):
+        raise RunError(f"model.longest = {longest} is below the length of every training sentence")
+    some = (sides[0].take(kept), sides[1].take(kept))
+    return _split(some, 0)[:4], len(sizes) - len(kept)
+
+
+def _split(sides: tuple[Ragged, Ragged], first: int) -> Batch:
+    """Tokens and lengths of source and target, the target with its end, and the number of each pair."""
+    source, lengths = sides[0].padded(int(np.diff(sides[0].ends, prepend=0).max()), "first")
+    longest = int(np.diff(sides[1].ends, prepend=0).max()) + 1
+    target, target_lengths = sides[1].padded(longest, "first")
+    target[torch.arange(len(target)), target_lengths] = END
+    narrow = torch.int16 if max(int(source.max()), int(target.max())) < 2**15 else torch.int32
+    numbers = torch.arange(first, first + len(source))
+    return source.to(narrow), lengths, target.to(narrow), target_lengths + 1, numbers
+
+
+def _lines(texts: list[str]) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+def _no_measure(network: nn.Module, batch: Batch) -> Tensor:
+    raise AssertionError("translations are scored as a whole")
+
+
+def _no_finish(sums: Tensor) -> dict[str, float]:
+    raise AssertionError("translations are scored as a whole")
