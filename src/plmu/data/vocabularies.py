@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,9 @@ class Vocabulary(ABC):
         """The numbers of each sentence, which is given as its words; without those that begin and end it."""
 
     @abstractmethod
-    def decode(self, numbers: Sequence[int]) -> list[str]:
-        """The words of a sentence. Padding, begin and end are left out; UNKNOWN is "<unk>"."""
+    def decode(self, numbers: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
+        """The words of a sentence. Padding, begin and end are left out. The k-th UNKNOWN is the k-th word of `unknown`,
+        or "<unk>" where there is none."""
 
 
 class Words(Vocabulary):
@@ -50,6 +51,8 @@ class Words(Vocabulary):
     [[4, 1]]
     >>> words.decode([2, 5, 1, 3])
     ['dog', '<unk>']
+    >>> words.decode([2, 5, 1, 3], unknown=["cat"])
+    ['dog', 'cat']
     """
 
     kind = "words"
@@ -65,12 +68,10 @@ class Words(Vocabulary):
         for words in sentences:
             yield [self._numbers.get(word, UNKNOWN) for word in words]
 
-    def decode(self, numbers: Sequence[int]) -> list[str]:
-        return [
-            UNKNOWN_WORD if number == UNKNOWN else self.words[number - FIRST]
-            for number in numbers
-            if number not in (PADDING, BEGIN, END)
-        ]
+    def decode(self, numbers: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
+        given = chain(unknown, repeat(UNKNOWN_WORD))
+        kept = (number for number in numbers if number not in (PADDING, BEGIN, END))
+        return [next(given) if number == UNKNOWN else self.words[number - FIRST] for number in kept]
 
 
 class Pieces(Vocabulary):
@@ -95,9 +96,11 @@ class Pieces(Vocabulary):
             for one in self._tokenizer.encode_batch_fast(some):
                 yield one.ids
 
-    def decode(self, numbers: Sequence[int]) -> list[str]:
+    def decode(self, numbers: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
+        given = chain(unknown, repeat(UNKNOWN_WORD))
         kept = (number for number in numbers if number not in (PADDING, BEGIN, END))
-        return "".join(self.pieces[number] for number in kept).replace(SPACE, " ").split()
+        pieces = (next(given) if number == UNKNOWN else self.pieces[number] for number in kept)
+        return "".join(pieces).replace(SPACE, " ").split()
 
 
 def train_pieces(sentences: Iterable[str], size: int) -> str:
