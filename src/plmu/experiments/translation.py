@@ -26,7 +26,8 @@ from plmu.experiments.fields import Checked
 from plmu.training.errors import RunError
 from plmu.training.task import Batch, Group, Task
 
-AT_ONCE = 128  # sentences that are translated at a time
+AT_ONCE = {"cpu": 64, "cuda": 512}  # sentences that are translated at a time
+SCORED = 64  # sentences whose perplexity is computed at a time
 HYPOTHESES, REFERENCES = "hypotheses.txt", "references.txt"
 UNSCORED = "sacrebleu was not installed; the same command adds its signature where it is"
 IGNORED = -100  # target of the padding
@@ -266,7 +267,7 @@ def _summed_loss(network: nn.Module, batch: Batch, smoothing: float) -> tuple[Te
 def nats(network: nn.Module, split: Batch) -> float:
     """Mean loss of a token over a whole split, without smoothing."""
     total = count = 0.0
-    for batch in _batches(split, network):
+    for batch in _batches(split, network, SCORED):
         one, tokens = _summed_loss(network, batch, 0.0)
         total, count = total + float(one), count + float(tokens)
     return total / count
@@ -276,7 +277,8 @@ def _translated(network: nn.Module, split: Batch, beam: int, model: TranslationM
     """Token numbers of the translations of a split, in its order."""
     assert isinstance(network, plmu.EncoderDecoder)
     found: dict[int, list[int]] = {}
-    for source, lengths, _, _, numbers in _batches(split, network):
+    size = AT_ONCE.get(next(network.parameters()).device.type, SCORED)
+    for source, lengths, _, _, numbers in _batches(split, network, size):
         for number, one in zip(
             numbers.tolist(), translate(network, source.long(), lengths, beam, model.length_penalty), strict=True
         ):
@@ -284,11 +286,11 @@ def _translated(network: nn.Module, split: Batch, beam: int, model: TranslationM
     return [found[number] for number in split[4].tolist()]
 
 
-def _batches(split: Batch, network: nn.Module) -> list[Batch]:
-    """Sentences of similar length together, cut to the longest of each batch, on the device of the model."""
+def _batches(split: Batch, network: nn.Module, size: int) -> list[Batch]:
+    """So many sentences of similar length together, cut to the longest of each batch, on the device of the model."""
     device = next(network.parameters()).device
     batches: list[Batch] = []
-    for rows in split[1].argsort(stable=True).split(AT_ONCE):
+    for rows in split[1].argsort(stable=True).split(size):
         source, source_lengths, target, target_lengths, numbers = (part[rows].to(device) for part in split)
         source, target = source[:, : int(source_lengths.max())], target[:, : int(target_lengths.max())]
         batches.append((source, source_lengths, target, target_lengths, numbers))

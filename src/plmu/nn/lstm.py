@@ -45,6 +45,7 @@ class LSTM(Steppable):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialise the weights anew, forget gates open."""
         self.layer.reset_parameters()
         with torch.no_grad():
             for name, value in self.layer.named_parameters():
