@@ -217,9 +217,10 @@ def test_validation_is_greedy_over_all_sentences_and_the_test_by_beam(task, monk
     monkeypatch.setattr(translation, "translate", perfect)
     with torch.no_grad():
         assert made.score(network, made.valid).keys() == {"bleu", "perplexity"}
-        assert asked == [1]
+        assert set(asked) == {1}
+        asked.clear()
         made.score(network, made.test)
-    assert asked == [1, config.model.beam]
+    assert set(asked) == {config.model.beam}
     assert made.outputs["references.txt"].count("\n") == 80
 
 
