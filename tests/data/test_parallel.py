@@ -172,6 +172,14 @@ def test_empty_lines_are_left_out_of_training_and_refused_elsewhere(tmp_path):
         load(ParallelConfig(**given))
 
 
+def test_a_text_in_which_no_word_is_frequent_is_too_short(tmp_path):
+    given = {}
+    for name in ("", "valid_", "test_"):
+        given |= _own(tmp_path, "a b c\n" * 5, "one\n" * 4 + "two\n", name=name)
+    with pytest.raises(DataError, match=r"/b\.txt is too short: no word is there 5 times"):
+        load(ParallelConfig(**given))
+
+
 def test_files_that_belong_together_are_given_together(tmp_path):
     given = _own(tmp_path, "a\n", "b\n")
     with pytest.raises(DataError, match=r"--data\.source and --data\.target belong together"):

@@ -112,7 +112,7 @@ def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
         if known:
             source, target = (Words(_vocabulary(path)) for path in known)
         else:
-            source, target = (Words(_frequent(pair[side] for pair in pairs["train"])) for side in (0, 1))
+            source, target = (Words(_frequent(pairs["train"], side, files["train"][side])) for side in (0, 1))
         return _arrays(pairs, source, target, "", remark)
 
     settings = {"pieces": pieces, "own": sorted(own), "version": VERSION}
@@ -143,9 +143,11 @@ def _vocabulary(path: Path) -> list[str]:
     return [word for word in words if word not in SPECIAL]
 
 
-def _frequent(sentences: Iterable[Sequence[str]]) -> list[str]:
-    counts = Counter(chain.from_iterable(sentences))
+def _frequent(pairs: Iterable[Pair], side: int, path: Path) -> list[str]:
+    counts = Counter(word for pair in pairs for word in pair[side])
     kept = [word for word, count in counts.items() if count >= RAREST]
+    if not kept:
+        raise DataError(f"{path} is too short: no word is there {RAREST} times")
     return sorted(kept, key=lambda word: (-counts[word], word))[:MOST]
 
 
