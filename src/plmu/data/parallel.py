@@ -10,7 +10,7 @@ Words that are seen fewer than 5 times in the training sentences have no number 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
