@@ -16,18 +16,10 @@ from torch import nn
 
 from plmu.data import parallel, vocabularies
 from plmu.data.parallel import ParallelConfig
-from plmu.experiments import bleu, translation
+from plmu.experiments import bleu, translation_models
 from plmu.experiments.base import Config, Experiment
-from plmu.experiments.translation import (
-    HYPOTHESES,
-    REFERENCES,
-    UNSCORED,
-    BpeModel,
-    LSTMModel,
-    PlmuModel,
-    TranslationTask,
-    translation_task,
-)
+from plmu.experiments.translation import HYPOTHESES, REFERENCES, UNSCORED, TranslationTask, translation_task
+from plmu.experiments.translation_models import BpeModel, LSTMModel, PlmuModel
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Task
 
@@ -73,7 +65,7 @@ class IWSLT(Experiment):
         assert isinstance(task, TranslationTask)
         assert task.source is not None
         assert task.target is not None
-        return translation.build(config.model, task.source, task.target)
+        return translation_models.build(config.model, task.source, task.target)
 
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, TranslationTask)

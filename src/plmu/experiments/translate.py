@@ -17,9 +17,9 @@ from plmu.data import vocabularies
 from plmu.data.moses import detokenise, tokenise, unescaped
 from plmu.data.reading import lines
 from plmu.data.vocabularies import PADDING, UNKNOWN, Vocabulary
-from plmu.experiments import EXPERIMENTS, folders, translation
+from plmu.experiments import EXPERIMENTS, folders, translation_models
 from plmu.experiments.decoding import Translation, translate
-from plmu.experiments.translation import TranslationModel
+from plmu.experiments.translation_models import TranslationModel
 from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.errors import RunError
 
@@ -66,7 +66,7 @@ class Translator:
         best = Checkpoints(folder / "checkpoints").best()
         if best is None:
             raise RunError(f"{folder} has no trained model: checkpoints/ must hold what `plmu train` wrote there")
-        self.model = translation.build(self.config, self.source, self.target)
+        self.model = translation_models.build(self.config, self.source, self.target)
         try:
             self.model.load_state_dict(best["model"])
         except RuntimeError as error:
