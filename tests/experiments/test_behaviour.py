@@ -23,7 +23,7 @@ SMALLEST = math.ulp(0.0)
 ENDS = {
     **{name: ((1, 10**9), (0, -1)) for name, (_, wanted) in RANGES.items() if wanted == "at least 1"},
     **dict.fromkeys(("dropout", "memory_dropout", "word_dropout"), ((0.0, 1 - 2**-53), (1.0, -SMALLEST, math.nan))),
-    **dict.fromkeys(("length", "shortest"), ((2, 3), (1, 0))),
+    **dict.fromkeys(("length", "shortest", "window"), ((2, 3), (1, 0))),
     **dict.fromkeys(("attention", "highways", "heads", "kernel", "units"), ((0, 1), (-1,))),
     "pieces": ((300, 2**16 - 1), (299, 2**16)),
     **dict.fromkeys(

@@ -19,6 +19,7 @@ from plmu.experiments.bleu import bleu
 from plmu.experiments.decoding import Translation
 from plmu.experiments.translate import Options, Translator
 from plmu.training.batches import source_of
+from plmu.training.processes import Processes
 
 SMALL = "--model.width 32 --model.embedding 24 --model.encoder-blocks 1 --model.decoder-blocks 1"
 PLAIN = "--model.attention-heads 2 --model.dropout 0 --model.word-dropout 0 --model.label-smoothing 0"
@@ -177,7 +178,7 @@ def test_batches_are_of_similar_length_and_long_pairs_are_left_out(task):
     assert not (target == BEGIN).any()
     assert int(made.test[1].max()) > 4, "those to test on are not"
     config.training.batch_tokens = 40
-    batches = source_of(made, config.training, 1)
+    batches = source_of(made, config.training, Processes(0, 1, torch.device("cpu")))
     for step in batches.order(torch.Generator().manual_seed(0)):
         rows, some, wanted, some_target = batches.take(step.keys, step.shape)
         assert rows.shape[1] == int(batches.take(step.keys, step.shape)[0].shape[1]) >= int(some.max())
