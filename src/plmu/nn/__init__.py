@@ -14,6 +14,7 @@ from plmu.nn.selective import SelectiveLMU
 from plmu.nn.sequential import Residual, Sequential
 from plmu.nn.standardization import Standardize, standardize
 from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, last_valid, reverse
+from plmu.nn.timed import TimedDelayLayer
 from plmu.nn.tokens import TokenDelayLayer
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Sequential",
     "Standardize",
     "Steppable",
+    "TimedDelayLayer",
     "TokenDelayLayer",
     "WeightedStack",
     "detached",

@@ -1,0 +1,175 @@
+"""The Delay Network at irregular times: exact, trained in parallel over time, and stepped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.folded import wide_dtype
+from plmu.modes import values_unknown
+from plmu.nn.memory import plain_order
+from plmu.nn.steppable import Steppable, check_features, positive
+from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
+from plmu.systems import DelayNetwork
+
+_BLOCK = 16  # steps that are taken one after another, in all blocks at once
+_AT_ONCE = 4096  # matrix exponentials
+
+
+class TimedDelayLayer(Steppable):
+    """The Delay Network on each channel, for samples that come at irregular times.
+
+    The first feature of each step is the time since the step before, in the unit of theta; the others are the sample.
+    A sample is held over the time before it (zero-order hold), so the state is exact at every sample:
+
+        m_t = e^{A Δ_t} m_{t-1} + (∫_0^{Δ_t} e^{A s} ds) B u_t
+
+    With every Δ = 1 it is `DelayLayer`. Trained over whole sequences it takes blocks of steps in parallel, and needs
+    order² numbers for each step; there is no gradient for the times. Between samples that are far apart the memory
+    fades as it does in a long pause. A first step has no step before it: give any Δ, such as the usual one.
+
+    >>> layer = plmu.TimedDelayLayer(1, order=12, theta=60.0)  # a window of a minute
+    >>> times = torch.tensor([0.0, 1.0, 4.5, 5.0])
+    >>> intervals = times.diff(prepend=times.new_zeros(1))
+    >>> m, state = layer(torch.stack([intervals, torch.randn(4)], dim=-1)[None])
+
+    Args:
+        channels: features of a sample; each has a memory of its own.
+        order: how many Legendre coefficients each memory keeps.
+        theta: the window, in the unit of the times.
+        return_sequences: False gives the output at each sequence's last step alone.
+
+    Shape:
+        x: (batch, time, 1 + channels), the time since the step before and the sample.
+        out: (batch, time, order · channels), flattened as in `DelayLayer`; or (batch, order · channels).
+        state: m after the last step, (batch, order, channels), float32 or wider.
+    """
+
+    input_size: int
+
+    def __init__(self, channels: int, order: int, theta: float, *, return_sequences: bool = True) -> None:
+        super().__init__()
+        self.config = {
+            "channels": positive(channels, "channels"),
+            "order": plain_order(order),
+            "theta": float(theta),
+            "return_sequences": return_sequences,
+        }
+        self.channels = positive(channels, "channels")
+        with torch.device("cpu"):
+            network = DelayNetwork(order, float(theta))
+            self.order = len(network.B)
+            self._matrix = torch.zeros(self.order + 1, self.order + 1, dtype=torch.float64)  # [[A, B], [0, 0]]
+            self._matrix[:-1, :-1], self._matrix[:-1, -1] = network.A, network.B
+        self.input_size, self.output_size = self.channels + 1, self.order * self.channels
+        self.returns_sequences = return_sequences
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """All steps at once: the outputs, and the state after the last step.
+
+        Args:
+            x: times since the step before and samples, (batch, time, 1 + channels).
+            state: the state that the previous piece returned; None to start from zero.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None if there is none.
+            resets: (batch, time) of bools: steps before which the state is set to zero.
+
+        Returns:
+            m flattened, (batch, time, order · channels), zero in the padding; or (batch, order · channels), that of
+            each sequence's last step, with `return_sequences=False`. And the state (batch, order, channels).
+        """
+        check_features(x, 3, self.input_size)
+        batch, time, _ = x.shape
+        known = checked_lengths(lengths, batch, time, x.device)
+        resets = checked_resets(resets, batch, time, x.device)
+        before, narrow = self._before(x, state), result_dtype(x)
+        x = keep_valid(x, known).to(before.dtype)  # in the padding no time passes
+        move, take = self._transitions(x[:, :, 0])
+        if resets is not None:
+            move = move.masked_fill(resets[:, :, None, None], 0.0)
+        inputs = take[..., None] * x[:, :, None, 1:]  # (batch, time, order, channels)
+        first = inputs[:, :1] + move[:, :1] @ before[:, None]
+        m = _scan(move, torch.cat([first, inputs[:, 1:]], dim=1))
+        last = m[:, -1].clone()
+        out = m.flatten(2) if self.returns_sequences else last.flatten(1)[:, None]
+        out = keep_valid(out, known).to(narrow, copy=True)
+        return out if self.returns_sequences else out[:, 0], last
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """One step.
+
+        Args:
+            x: the time since the step before and the sample, (batch, 1 + channels).
+            state: what the step before returned; None at the start.
+
+        Returns:
+            m flattened, (batch, order · channels), and the state (batch, order, channels).
+        """
+        check_features(x, 2, self.input_size)
+        before = self._before(x, state)
+        wide = x.to(before.dtype)
+        move, take = self._transitions(wide[:, 0])
+        m = move @ before + take[..., None] * wide[:, None, 1:]
+        return m.flatten(1).to(result_dtype(x), copy=True), m
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.zeros(batch, self.order, self.channels, dtype=wide_dtype(dtype), device=device)
+
+    def _before(self, x: Tensor, state: Any) -> Tensor:
+        start = self.initial_state(x.shape[0], x.dtype, x.device)
+        if state is None:
+            return start
+        check_state(state, tuple(start.shape), start.dtype, start.device)
+        before: Tensor = state
+        return before
+
+    def _transitions(self, intervals: Tensor) -> tuple[Tensor, Tensor]:
+        """e^{A Δ} (..., order, order) and the weights of the sample (..., order), for each interval."""
+        given = intervals.detach()
+        if not values_unknown(given):
+            wrong = ~((given >= 0) & torch.isfinite(given))
+            if wrong.any():
+                place = tuple(wrong.nonzero()[0].tolist())
+                raise ValueError(
+                    f"x[..., 0] must be the time since the step before, at least 0 and finite; got"
+                    f" {float(given[place]):.6g} at {place}"
+                )
+            given, places = torch.unique(given, return_inverse=True)
+        else:
+            given, places = given.flatten(), torch.arange(given.numel(), device=given.device).reshape(given.shape)
+        matrix = self._matrix.to(given.device) if given.device.type != "mps" else self._matrix
+        parts = given.to(matrix.device, torch.float64)[:, None, None].split(_AT_ONCE)
+        powers = torch.cat([torch.linalg.matrix_exp(part * matrix) for part in parts])
+        powers = powers.to(intervals.device, intervals.dtype)[places][..., :-1, :]
+        return powers[..., :-1], powers[..., -1]
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, order={self.order}, theta={self.config['theta']}"
+
+
+def _scan(moves: Tensor, inputs: Tensor) -> Tensor:
+    """m_t = P_t m_{t-1} + v_t from zero, for P (batch, time, order, order) and v (batch, time, order, channels).
+
+    Step by step within blocks, all blocks at once; then the same for the ends of the blocks.
+    """
+    batch, time, order, channels = inputs.shape
+    blocks = -(-time // _BLOCK)
+    if blocks == 1:
+        found = [inputs[:, 0]]
+        for t in range(1, time):
+            found.append(torch.baddbmm(inputs[:, t], moves[:, t], found[-1]))
+        return torch.stack(found, dim=1)
+    more = blocks * _BLOCK - time
+    inputs = torch.nn.functional.pad(inputs, (0, 0, 0, 0, 0, more)).reshape(batch, blocks, _BLOCK, order, channels)
+    moves = torch.nn.functional.pad(moves, (0, 0, 0, 0, 0, more)).reshape(batch, blocks, _BLOCK, order, order)
+    local, products = [inputs[:, :, 0]], [moves[:, :, 0]]
+    for t in range(1, _BLOCK):
+        local.append(inputs[:, :, t] + moves[:, :, t] @ local[-1])
+        products.append(moves[:, :, t] @ products[-1])
+    ends = _scan(products[-1], local[-1])  # the state at the end of each block
+    before = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], dim=1)
+    whole = torch.stack(local, dim=2) + torch.stack(products, dim=2) @ before[:, :, None]
+    return whole.reshape(batch, blocks * _BLOCK, order, channels)[:, :time]
