@@ -92,6 +92,7 @@ def test_few_examples_and_equal_lengths() -> None:
     assert buckets_of([5], 2).shapes == [Shape(1, (5, None))], "one that is longer than the budget"
     assert buckets_of([0, 0], 100).shapes[0].cut == (1, None), "empty texts have a step of padding"
     equal = buckets_of([7] * 64, 70)
+    assert [len(members) for members, _, _ in equal.buckets] == [8] * 8
     assert {shape.cut for shape in equal.shapes} == {(7, None)}
     assert len(torch.cat([step.keys for step in equal.order(epoch(0))])) == 64
     few = buckets_of([1] * 20 + [50] * 3, 100, processes=4)
@@ -128,7 +129,7 @@ def test_refitting_has_the_lengths_of_validation_examples_too() -> None:
     [
         ({"batch_tokens": 100}, "batch_tokens is for examples of different lengths: use training.batch_size"),
         ({"carry": True}, "carry is for streams of tokens"),
-        ({"batch_size": 10, "accumulate": 4}, "batch_size = 10 must be divisible by training.accumulate = 4"),
+        ({"batch_size": 10, "accumulate": 4}, "batch_size = 10 must be divisible by training.accumulate = 4$"),
         ({"batch_size": 100, "accumulate": 65}, "batch_size = 100 must be divisible by training.accumulate = 65"),
         ({"batch_size": 130, "accumulate": 65}, "there are 64 training examples: at least 65 are needed"),
     ],
@@ -147,6 +148,7 @@ def test_fewer_examples_than_a_batch_are_as_many_as_can_be_divided() -> None:
     source = source_of(task(), dataclasses.replace(config(1), batch_size=1000, accumulate=5), TWO)
     assert isinstance(source, Examples)
     assert (source.batch, source.steps, source.shapes) == (60, 1, [Shape(30)])
+    assert source_of(task(), dataclasses.replace(config(1), batch_size=128, accumulate=64), ONE).steps == 1
 
 
 def stream_task(count: int, length: int) -> Task:

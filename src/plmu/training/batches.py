@@ -50,32 +50,32 @@ class Source(ABC):
     @property
     @abstractmethod
     def shapes(self) -> list[Shape]:
-        """Of the batches of one process."""
+        """The shapes of this process's batches."""
 
     @property
     @abstractmethod
     def steps(self) -> int:
-        """In an epoch."""
+        """Steps per epoch."""
 
     @abstractmethod
     def order(self, generator: torch.Generator) -> list[Step]:
-        """The steps of an epoch. What is left over in an incomplete batch is another part each time."""
+        """The steps of an epoch, shuffled. Examples of an incomplete batch are left out, other ones each epoch."""
 
     @abstractmethod
     def take(self, keys: Tensor, shape: Shape) -> Batch:
         """The examples of these keys."""
 
     def any_keys(self, shape: Shape) -> Tensor:
-        """Keys of examples that fit this shape, to begin with."""
+        """Keys of some examples that fit this shape, to allocate memory and capture graphs with."""
         return torch.zeros(shape.rows, dtype=torch.int64)
 
     @abstractmethod
     def first(self, count: int) -> Batch:
-        """At most so many examples, always the same."""
+        """The first examples, at most `count`."""
 
 
 class Examples(Source):
-    """Tensors whose first axis is the example, in batches of one size."""
+    """Tensors whose first axis is the example, in batches of equal size."""
 
     def __init__(self, tensors: Batch, batch: int, processes: int) -> None:
         super().__init__(tensors)
@@ -203,7 +203,7 @@ class Windows(Source):
 
 
 def source_of(task: Task, config: TrainingConfig, processes: Processes) -> Source:
-    """The training data of a task as it is, wherever it lies, in batches as configured."""
+    """The training data of a task in batches as configured, on the device where it is."""
     count, multiple = processes.count, processes.count * config.accumulate
     if config.batch_tokens is not None and task.lengths is None:
         raise ValueError("training.batch_tokens is for examples of different lengths: use training.batch_size")
@@ -236,20 +236,20 @@ def _whole_batch(size: int, processes: int, accumulate: int) -> int:
 
 
 def fits(tensors: Batch, device: torch.device) -> bool:
-    """Whether training data may lie on the device beside what training needs there."""
+    """Whether training data takes at most a quarter of the device's free memory."""
     if device.type != "cuda":
         return True
     return sum(part.nbytes for part in tensors) * SHARE <= torch.cuda.mem_get_info(device)[0]
 
 
 class Prefetcher:
-    """Gathers batches of host data, each while the one before is in use. Pinned, where they go to a GPU."""
+    """Gathers batches of host data in a thread, each while the one before is in use. For a GPU, in pinned memory."""
 
     def __init__(self, source: Source, device: torch.device) -> None:
         self.source, self.pin = source, device.type == "cuda"
 
     def batches(self, steps: Sequence[tuple[Tensor, Shape]]) -> Iterator[Batch]:
-        """In this order; a background thread is one ahead."""
+        """The batches of these steps in order. A background thread is one batch ahead."""
         with ThreadPoolExecutor(1) as pool:
             waiting: Any = None
             for keys, shape in steps:

@@ -57,7 +57,7 @@ class TrainingStep:
                 self._replay[shape] = self._captured()
 
     def begin(self, anew: bool) -> None:
-        """An epoch begins anew, without a carried state, or goes on after a checkpoint."""
+        """Start an epoch, with a carried state of zeros; or go on within one, after a checkpoint."""
         self.trained.train()
         if anew:
             self._forget()
