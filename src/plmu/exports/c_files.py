@@ -13,7 +13,7 @@ from plmu.exports.c_code import Code, number
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.program import Program
 
-CHECK_STEPS, CHECK_NUMBERS = 1000, 20_000  # at most so many steps, and expected outputs in all
+CHECK_STEPS, CHECK_NUMBERS = 1000, 100_000  # at most so many steps, and expected outputs in all
 TOLERANCE = 1e-5  # of an output, relative to the largest one
 FLAGS = "-std=c99 -O3 -ffp-contract=fast -Wall -Wextra -Wconversion -pedantic"
 
@@ -39,7 +39,7 @@ def c_files(program: Program, name: str, metadata: Mapping[str, str], int8: bool
 def _header(program: Program, code: Code, name: str, metadata: Mapping[str, str]) -> str:
     upper, tokens = name.upper(), program.tokens
     kind = "float" if tokens is None else "int32_t"
-    what = f"{program.x.size} numbers" if tokens is None else f"one token number from 0 to {tokens - 1}"
+    what = f"{upper}_INPUTS numbers" if tokens is None else f"one token number from 0 to {tokens - 1}"
     wrong = "0." if tokens is None else "0; or -1 if there is no such token, and then nothing changes."
     known = "".join(f" * {key}: {_comment(value)}\n" for key, value in metadata.items() if len(value) <= 200)
     return f"""/* A model of plmu {plmu.__version__} that takes one step at a time.
@@ -61,8 +61,7 @@ typedef struct {{
 /* Start a stream, or start it again. */
 void {name}_init({name}_state *state);
 
-/* One step: x is {what}, y {program.y.size} numbers, which must not overlap.
- * Returns {wrong} */
+/* One step: x is {what}, y {upper}_OUTPUTS numbers. They must not overlap. Returns {wrong} */
 int {name}_step({name}_state *state, const {kind} *x, float *y);
 
 #endif
@@ -75,7 +74,7 @@ def _comment(text: str) -> str:
 
 def _source(program: Program, code: Code, name: str) -> str:
     kind = "float" if program.tokens is None else "int32_t"
-    work = "    float *work = state->work;\n" if any("work + " in one for one in code.statements) else ""
+    work = "    float *work = state->work;\n" if any(re.search(r"\bwork\b", one) for one in code.statements) else ""
     check = "" if program.tokens is None else f"    if (x[0] < 0 || x[0] >= {program.tokens})\n        return -1;\n"
     unused = [] if any("state->" in one for one in [*code.statements, work]) else ["state"]
     unused += [] if check or any(_reads_x(one) for one in code.statements) else ["x"]

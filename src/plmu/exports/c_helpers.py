@@ -37,15 +37,16 @@ DEFAULTS: dict[str, dict[str, float]] = {
 _COLUMNS = """static void {name}(float *restrict out, const {type} *restrict weight, const float *restrict x,
     {more}size_t rows, size_t count)
 {{
-    size_t i, j = 0;
-    for (; j + 4 <= count; j += 4) {{
+    const size_t whole = count - count % 4;
+    size_t i, j;
+    for (j = 0; j < whole; j += 4) {{
         const {type} *w = weight + j * rows;
         const float a = {x[0]}, b = {x[1]}, c = {x[2]}, d = {x[3]};
         for (i = 0; i < rows; i++)
             out[i] += ({cast}w[i] * a + {cast}w[rows + i] * b)
                 + ({cast}w[2 * rows + i] * c + {cast}w[3 * rows + i] * d);
     }}
-    for (; j < count; j++) {{
+    for (j = whole; j < count; j++) {{
         const float a = {x[0]};
         for (i = 0; i < rows; i++)
             out[i] += {cast}weight[j * rows + i] * a;
@@ -55,15 +56,16 @@ _COLUMNS = """static void {name}(float *restrict out, const {type} *restrict wei
 _ROWS = """static void {name}(float *restrict out, const {type} *restrict weight, const float *restrict x,
     {more}size_t rows, size_t count, size_t stride)
 {{
+    const size_t whole = count - count % 8;
     size_t i, j, k;
     for (i = 0; i < rows; i++) {{
         const {type} *w = weight + i * stride;
         float sum[8] = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
-        for (j = 0; j + 8 <= count; j += 8)
+        for (j = 0; j < whole; j += 8)
             for (k = 0; k < 8; k++)
                 sum[k] += {cast}w[j + k] * {x[4]};
-        for (k = 0; j < count; j++, k++)
-            sum[k] += {cast}w[j] * {x[0]};
+        for (j = whole; j < count; j++)
+            sum[j - whole] += {cast}w[j] * {x[0]};
         out[i] += ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
     }}
 }}

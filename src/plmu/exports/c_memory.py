@@ -46,7 +46,7 @@ class Memory:
         self._reads = self._all_reads()
         states = 0
         for one in program.states:
-            self.places[one] = Range(Buffer(one.size, f"state->memory + {states}"), 0, one.size)
+            self.places[one] = Range(Buffer(one.size, "state->memory", offset=states), 0, one.size)
             states += one.size
         self.state_size = states
         for index, operation in enumerate(program.operations):
@@ -57,11 +57,9 @@ class Memory:
     def pointer(self, value: Value) -> str:
         """The C expression of a value's first number."""
         found = self.places[value]
-        if found.buffer.name is None:
-            return f"work + {found.buffer.offset + found.start}"
-        if found.start == 0:
-            return found.buffer.name
-        return f"{found.buffer.name} + {found.start}"
+        start = found.start + found.buffer.offset
+        name = found.buffer.name or "work"
+        return f"{name} + {start}" if start else name
 
     def _all_reads(self) -> list[tuple[Value, int]]:
         reads = [(value, i) for i, one in enumerate(self.program.operations) for value in one.inputs()]
