@@ -36,8 +36,8 @@ PARAMETERS = 10_000  # at most
 def small_model() -> plmu.Sequential:
     """Mackey-Glass's in small; untrained, since the cost of a step does not depend on the weights."""
     torch.manual_seed(0)
-    layer = plmu.ParallelLMU(1, 100, order=32, theta=50.0, output_activation="relu")
-    return plmu.Sequential(layer, nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, 1))
+    layer = plmu.ParallelLMU(1, 100, order=32, theta=50.0, output_activation="gelu")
+    return plmu.Sequential(layer, nn.Linear(100, 50), nn.GELU(), nn.Linear(50, 1))
 
 
 def main() -> None:

@@ -126,6 +126,7 @@ def export(
         from plmu.exports.measure import stream_time
 
         made.microseconds["plmu.Stream"] = stream_time(inner, program)
+    error = _int8_error(inner, program, samples) if int8 else None
     files = _write(folder, made.contents)
     return Exported(
         files,
@@ -134,7 +135,7 @@ def export(
         program.state_bytes,
         made.work_bytes,
         made.microseconds,
-        _int8_error(inner, program, samples) if int8 else None,
+        error,
         tuple(made.notes),
     )
 
