@@ -39,6 +39,7 @@ PLMU = [
     "TokenDelayLayer",
     "WeightedStack",
     "__version__",
+    "export",
     "final_state",
     "fold",
     "for_graphs",

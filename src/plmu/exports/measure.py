@@ -20,8 +20,9 @@ from plmu.exports.c_files import FLAGS
 from plmu.exports.program import Program
 from plmu.stream import Stream
 
-SECONDS = 0.05  # a measurement takes so long
-REPEATS = 7
+SECONDS = 0.2  # that a measurement takes
+SERIES = 0.002  # seconds of calls that are timed together: short, so that some run without interruption
+REPEATS = 7  # of series in C, which count the processor's time
 
 
 @contextmanager
@@ -35,19 +36,19 @@ def one_thread() -> Iterator[None]:
 
 
 def microseconds(step: Callable[[], Any]) -> float:
-    """Shortest time of a call among several series: other programs on the machine only make it longer."""
+    """Shortest time of a call among many series: other programs on the machine only make it longer."""
     for _ in range(10):
         step()
     start = time.perf_counter()
     step()
-    count = max(1, int(SECONDS / max(time.perf_counter() - start, 1e-7)))
-    times = []
-    for _ in range(REPEATS):
+    count = max(1, int(SERIES / max(time.perf_counter() - start, 1e-7)))
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
         start = time.perf_counter()
         for _ in range(count):
             step()
-        times.append((time.perf_counter() - start) / count)
-    return 1e6 * min(times)
+        best = min(best, (time.perf_counter() - start) / count)
+    return 1e6 * best
 
 
 def stream_time(model: nn.Module, program: Program) -> float:
