@@ -85,7 +85,7 @@ def measured(model: Any) -> dict[str, Any]:
             times[name] = min(taken, times.get(name, taken))
     return {
         "multiply_adds": program.multiply_adds,
-        "weight_bytes": code.flash,
+        "weight_bytes": program.weight_bytes(False),
         "state_bytes": program.state_bytes,
         "work_bytes": 4 * code.memory.work_size,
         "relative_error": errors,

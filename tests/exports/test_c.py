@@ -12,11 +12,11 @@ from exported import NAMES, model_of, program
 from torch import nn
 
 import plmu
-from plmu.exports.c_code import number
+from plmu.exports.c_code import Code, number
 from plmu.exports.c_files import c_files, expected_outputs, sequence
 from plmu.exports.c_memory import Memory
 from plmu.exports.measure import compiler
-from plmu.exports.program import Split
+from plmu.exports.program import Remember, Split
 
 STRICT = "-std=c99 -Wall -Wextra -Wconversion -pedantic -Werror"
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler")
@@ -164,7 +164,7 @@ def test_no_two_living_values_share_memory(name: str) -> None:
     def cells(value: Any) -> list[tuple[Any, int]]:
         place = memory.places[value]
         root = "work" if place.buffer.name is None else place.buffer.name
-        start = place.start + (place.buffer.offset if place.buffer.name is None else 0)
+        start = place.start + place.buffer.offset
         return [(root, start + i) for i in range(place.size)]
 
     owner: dict[Any, Any] = {}
@@ -213,6 +213,40 @@ def test_the_work_area_of_a_small_model_is_small(tmp_path: Path) -> None:
     assert written.work_bytes <= 2048
     small = plmu.export(model, tmp_path, to="c", int8=True)
     assert small.weight_bytes < 0.4 * written.weight_bytes
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+def test_the_bytes_of_weights_are_those_of_the_arrays(int8: bool) -> None:
+    for name in NAMES:
+        made = program(model_of(name), int8)
+        source = "".join(Code(made, int8).arrays)
+        arrays = re.findall(r"static const (float|int8_t) constant_\d+\[(\d+)\]", source)
+        near = [one for one in made.operations if isinstance(one, Remember) and any(one.near_identity)]
+        found = sum(int(count) * (4 if kind == "float" else 1) for kind, count in arrays)
+        assert found == made.weight_bytes(int8) + sum(4 * one.channels for one in near)
+
+
+@needs_compiler
+def test_silence_ends_in_zeros(tmp_path: Path) -> None:
+    """Not in subnormal numbers, with which many processors are slow."""
+    write(tmp_path, plmu.DelayLayer(1, order=4, theta=3.0))
+    (tmp_path / "try.c").write_text("""
+#include "model.h"
+int main(void)
+{
+    static model_state state;
+    float x[1] = {1.0f}, y[4];
+    int i;
+    model_init(&state);
+    for (i = 0; i < 1000; i++) {
+        model_step(&state, x, y);
+        x[0] = 0.0f;
+    }
+    return state.memory[0] != 0.0f || state.memory[1] != 0.0f || state.memory[2] != 0.0f || state.memory[3] != 0.0f;
+}
+""")
+    subprocess.run([str(compiler()), "-o", "try", "model.c", "try.c", "-lm"], cwd=tmp_path, check=True, timeout=60)
+    assert subprocess.run(["./try"], cwd=tmp_path, timeout=60).returncode == 0
 
 
 def test_neither_allocation_nor_input_and_output(tmp_path: Path) -> None:

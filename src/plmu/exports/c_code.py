@@ -26,13 +26,12 @@ class Code:
         self.arrays: list[str] = []
         self.statements: list[str] = []
         self.helpers: dict[str, str] = {}
-        self.flash = 0  # bytes of constants
         for index, operation in enumerate(program.operations):
             if not isinstance(operation, ops.Split):
                 _EMITTERS[type(operation)](self, operation)
             for state, after in self.memory.stores.get(index, ()):
                 if self.memory.places[state] != self.memory.places[after]:
-                    self.call("set", self.at(state), self.at(after), state.size)
+                    self.call("keep", self.at(state), self.at(after), state.size)
         if self.at(program.y) != "y":
             self.call("set", "y", self.at(program.y), program.y.size)
 
@@ -54,7 +53,6 @@ class Code:
         lines = (", ".join(values[i : i + _ACROSS]) for i in range(0, len(values), _ACROSS))
         body = ",\n    ".join(lines)
         self.arrays.append(f"static const {kind} {name}[{len(values)}] = {{\n    {body}\n}};\n")
-        self.flash += array.numel() * array.element_size()
         return name
 
     def function(self, name: str, options: dict[str, Any]) -> str:

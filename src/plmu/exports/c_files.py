@@ -11,7 +11,7 @@ from torch import Tensor
 import plmu
 from plmu.exports.c_code import Code, number
 from plmu.exports.evaluate import Evaluator
-from plmu.exports.program import Program
+from plmu.exports.program import Fill, Program
 
 CHECK_STEPS, CHECK_NUMBERS = 1000, 100_000  # at most so many steps, and expected outputs in all
 TOLERANCE = 1e-5  # of an output, relative to the largest one
@@ -41,6 +41,8 @@ def _header(program: Program, code: Code, name: str, metadata: Mapping[str, str]
     kind = "float" if tokens is None else "int32_t"
     what = f"{upper}_INPUTS numbers" if tokens is None else f"one token number from 0 to {tokens - 1}"
     wrong = "0." if tokens is None else "0; or -1 if there is no such token, and then nothing changes."
+    fills = any(isinstance(one, Fill) for one in program.operations)
+    bad = "" if fills or tokens is not None else "NaN in x stays until init.\n * "
     known = "".join(f" * {key}: {_comment(value)}\n" for key, value in metadata.items() if len(value) <= 200)
     return f"""/* A model of plmu {plmu.__version__} that takes one step at a time.
 {known} */
@@ -61,7 +63,7 @@ typedef struct {{
 /* Start a stream, or start it again. */
 void {name}_init({name}_state *state);
 
-/* One step: x is {what}, y {upper}_OUTPUTS numbers. They must not overlap. Returns {wrong} */
+/* One step: x is {what}, y {upper}_OUTPUTS numbers. They must not overlap. {bad}Returns {wrong} */
 int {name}_step({name}_state *state, const {kind} *x, float *y);
 
 #endif

@@ -85,6 +85,14 @@ HELPERS: dict[str, str] = {
     memcpy(out, from, count * sizeof(float));
 }
 """,
+    "keep": """/* The next state. In silence it decays to subnormal numbers, with which many processors are slow. */
+static void keep(float *state, const float *from, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        state[i] = fabsf(from[i]) < 1e-30f ? 0.0f : from[i];
+}
+""",
     "clear": """static void clear(float *out, size_t count)
 {
     size_t i;

@@ -131,7 +131,7 @@ def export(
     return Exported(
         files,
         program.multiply_adds,
-        made.weight_bytes or 4 * sum(one.numel() for one in program.constants),
+        program.weight_bytes(int8),
         program.state_bytes,
         made.work_bytes,
         made.microseconds,
@@ -146,7 +146,6 @@ class _Made:
 
     contents: dict[str, bytes]
     microseconds: dict[str, float] = field(default_factory=dict)
-    weight_bytes: int | None = None
     work_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -239,7 +238,7 @@ def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, measur
     files, code = c_files(program, name, metadata, int8)
     contents = {file: text.encode() for file, text in files.items()}
     contents[f"{name}.json"] = (json.dumps(metadata, indent=1) + "\n").encode()
-    made = _Made(contents, {}, code.flash, 4 * code.memory.work_size)
+    made = _Made(contents, work_bytes=4 * code.memory.work_size)
     if measure:
         from plmu.exports.measure import c_time
 

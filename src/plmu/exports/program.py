@@ -246,6 +246,17 @@ class Program:
     def state_bytes(self) -> int:
         return 4 * sum(one.size for one in self.states)
 
+    def weight_bytes(self, int8: bool) -> int:
+        """Of all constants, with weights as int8 numbers or not."""
+        total = 0
+        for one in self.operations:
+            weight = one.weight.array if isinstance(one, MatVec) and not one.weight.is_system else None
+            weight = one.table if isinstance(one, Lookup) else weight
+            total += 4 * sum(array.numel() for array in one.constants())
+            if int8 and weight is not None:
+                total += 4 * sum(weight.shape) - 3 * weight.numel()  # a scale for each row and column
+        return total
+
     @property
     def constants(self) -> list[Tensor]:
         return [array for one in self.operations for array in one.constants()]
