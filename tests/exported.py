@@ -45,6 +45,9 @@ MORE: dict[str, Callable[[], Any]] = {
         nn.RMSNorm(4), Gated(nn.Linear(4, 4, bias=False), nn.Sequential(nn.Linear(4, 4), nn.SiLU())),
     ),
     "letters": lambda: blocks.language_model(MemoryBlock(8, 3, blocks.WINDOWS), LMUBlock(8, 3, 4.0)),
+    "letters with attention": lambda: blocks.language_model(
+        LMUBlock(8, 3, 4.0), Residual(Sequential(nn.RMSNorm(8), plmu.CausalAttention(8, 2, 4)))
+    ),
     "token delay": lambda: Sequential(plmu.TokenDelayLayer(9, 3, **layers.SMALL), nn.Linear(12, 2)),
 }  # fmt: skip
 NAMES = [*layers.LAYERS, *(f"block: {one}" for one in blocks.BLOCKS), *MORE]

@@ -36,15 +36,15 @@ def write(folder: Path, model: Any, int8: bool = False) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "int8"), [(name, i % 3 == 0) for i, name in enumerate(NAMES)])
-def test_every_model_compiles_and_agrees(name: str, int8: bool, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("plmu.exports.c_files.CHECK_STEPS", 60)  # of 1,000: expected outputs take time
+def test_every_model_compiles_and_agrees(name: str, int8: bool, tmp_path: Path) -> None:
     write(tmp_path, model_of(name), int8)
     assert "relative error" in run_check(tmp_path, "-O0")
 
 
 @needs_compiler
-def test_over_a_thousand_steps(tmp_path: Path) -> None:
-    write(tmp_path, model_of("block: memory"))
+def test_over_a_thousand_steps(tmp_path: Path, check_steps: pytest.MonkeyPatch) -> None:
+    check_steps.setattr("plmu.exports.c_files.CHECK_STEPS", 1000)
+    write(tmp_path, model_of("gated"))
     assert run_check(tmp_path).startswith("1000 steps")
 
 
@@ -59,8 +59,7 @@ def test_nothing_is_read_or_written_out_of_bounds(name: str, int8: bool, tmp_pat
 
 @pytest.mark.skipif(shutil.which("clang") is None, reason="no clang")
 @pytest.mark.parametrize("name", ["functions", "block: memory, selective"])
-def test_under_clang(name: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("plmu.exports.c_files.CHECK_STEPS", 60)
+def test_under_clang(name: str, tmp_path: Path) -> None:
     write(tmp_path, model_of(name))
     run_check(tmp_path, "-O2", "clang")
 
@@ -85,7 +84,12 @@ def test_expected_outputs_are_those_of_a_stream(name: str) -> None:
     expected = expected_outputs(made, int8=False)
     found = torch.stack([stream.push(x) for x in sequence(made, len(expected))])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
-    assert len(expected) == 1000 or name == "original"  # which is chaotic with these weights
+    assert len(expected) == 60
+
+
+def test_a_chaotic_model_is_compared_as_long_as_rounding_allows(check_steps: pytest.MonkeyPatch) -> None:
+    check_steps.setattr("plmu.exports.c_files.CHECK_STEPS", 400)
+    assert 60 < len(expected_outputs(program(model_of("original")), int8=False)) < 400
 
 
 @needs_compiler

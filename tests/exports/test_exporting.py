@@ -166,6 +166,20 @@ def test_the_error_by_int8_is_that_of_the_given_samples(tmp_path: Path) -> None:
     assert 0 < given < 0.05
 
 
+def test_a_layer_of_ones_own_that_folds(tmp_path: Path) -> None:
+    """To a kind that plmu knows."""
+
+    class Tripled(Doubled):
+        def fold(self) -> plmu.folded.Stateless:
+            return plmu.folded.Scale(torch.full((4,), 3.0), None, dtype=torch.float32)
+
+    first, second = (
+        plmu.export(Sequential(layer_, one), tmp_path / str(i), to="c").files[1].read_text()
+        for i, (layer_, one) in enumerate([(model_of("plain"), Tripled()), (model_of("plain"), nn.Identity())])
+    )
+    assert first != second
+
+
 # ---------------------------------------------------------------- the command
 
 
