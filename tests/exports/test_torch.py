@@ -92,6 +92,11 @@ def test_the_original_lmu_has_a_step_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_without_a_state(tmp_path: Path) -> None:
+    check(plmu.Sequential(nn.Linear(3, 2), nn.Tanh()), tmp_path)
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)

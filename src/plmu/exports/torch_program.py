@@ -35,13 +35,14 @@ def torch_program(model: Steppable, program: Program, metadata: Mapping[str, str
     tokens = program.tokens
     x = torch.zeros(*shape, program.x.size) if tokens is None else torch.zeros(shape, dtype=torch.int64)
     batch, time = Dim("batch", min=1), Dim("time", min=1)
-    axes = {0: batch, 1: time} if whole else {0: batch}
+    shapes: list[Any] = [{0: batch, 1: time} if whole else {0: batch}]
+    shapes += [tuple({0: batch} for _ in states)] if states else []
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch, about its own code
         made = torch.export.export(
             _Flat(model, start, whole),
             (x, *states),
-            dynamic_shapes=(axes, tuple({0: batch} for _ in states)),
+            dynamic_shapes=tuple(shapes),
             strict=False,
         )
         data = io.BytesIO()
