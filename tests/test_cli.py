@@ -59,7 +59,7 @@ for words in {commands!r}:
     ("words", "message"),
     [
         (["trian"], "there is no command 'trian': the commands are train, evaluate, generate, translate, "),
-        (["trian"], "stream, data, report, bench, completion; did you mean 'train'?"),
+        (["trian"], "stream, export, data, report, bench, completion; did you mean 'train'?"),
         (["--vresion"], "did you mean '--version'?"),
         (["generate", "x"], "no model at x: expected the folder of a finished run of a language model"),
         (["generate", "x", "--topk", "3"], "there is no argument '--topk'; did you mean '--top-k'?"),

@@ -42,6 +42,7 @@ PLMU = [
     "TokenDelayLayer",
     "WeightedStack",
     "__version__",
+    "export",
     "final_state",
     "fold",
     "for_graphs",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
+    from plmu.exports import export
     from plmu.files import FileFormatError, load, load_into, save
     from plmu.keras_weights import load_keras
     from plmu.nn import (
@@ -66,6 +67,7 @@ __all__ = [
     "TokenDelayLayer",
     "WeightedStack",
     "__version__",
+    "export",
     "final_state",
     "fold",
     "for_graphs",
@@ -87,6 +89,7 @@ __all__ = [
 _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
     "describe": (),
+    "exports": ("export",),
     "files": ("FileFormatError", "load", "load_into", "save"),
     "keras_weights": ("load_keras",),
     "folded": (),

@@ -1,4 +1,4 @@
-"""The program: plmu train | evaluate | generate | stream | data | report | bench | completion.
+"""The program: plmu train | evaluate | generate | stream | export | data | report | bench | completion.
 
 Each command imports what it needs when it runs, so that `plmu --version` and `--help` answer at once.
 """
@@ -27,6 +27,7 @@ USAGE = """usage: plmu COMMAND …
   plmu generate RUN       print text that a language model writes, as it is sampled
   plmu translate RUN      translate sentences from a file or standard input, one a line
   plmu stream RUN         read text from standard input, print the sentiment after each word (IMDB models)
+  plmu export RUN         write a model for other programs: ONNX, torch.export or C
   plmu data               list data sets: which are here, which are complete, where to get them
   plmu report             show all results as a table, a page and plots
   plmu bench KIND         measure speed on this machine: layers, training-time, complexity or streaming
@@ -73,8 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         missing = (error.name or "plmu").split(".")[0]
         if missing == "plmu":
             raise
+        extra = "export" if missing in ("onnx", "onnxruntime") else "train"
         _fail(
-            f"{missing} is missing, which the program needs: pip install 'plmu[train]'",
+            f"{missing} is missing, which the program needs: pip install 'plmu[{extra}]'",
             shows_traceback,
         )
     except KeyboardInterrupt as error:
@@ -330,6 +332,32 @@ def _stream(words: list[str]) -> None:
         raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
 
 
+def _export_parser() -> Parser:
+    parser = Parser(
+        prog="plmu export",
+        description="Write the model of a run as files that run without plmu: the model of one step, with its states as"
+        " explicit inputs and outputs. Prints sizes, multiply-adds per step and the measured time of a step.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
+    parser.add_argument("--to", type=OneOf("onnx", "torch", "c"), default="onnx", help="onnx, torch or c (onnx)")
+    parser.add_argument("--out", type=Path, default=Path("export"), help="folder to write to (export)")
+    parser.add_argument("--name", default="model", help="name of the files, and of the functions in C (model)")
+    parser.add_argument("--whole", action="store_true", help="also a model of whole sequences; torch has it anyway")
+    parser.add_argument("--int8", action="store_true", help="round weights to int8, for onnx and c; prints the error")
+    parser.add_argument("--units", help="units of the samples, for the metadata")
+    parser.add_argument("--dt", type=float, help="time between samples, for the metadata")
+    return parser
+
+
+def _export(words: list[str]) -> None:
+    given = vars(_export_parser().parse_args(words))
+
+    from plmu.experiments.export_run import export_run
+
+    more = {name: value for name in ("units", "dt") if (value := given.pop(name)) is not None}
+    print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))
+
+
 def _data_parser() -> Parser:
     parser = Parser(prog="plmu data", description="List data sets: which are here, and where to get them.")
     parser.add_argument("--data.root", dest="root", type=Path, help="folder with the data sets (PLMU_DATA)")
@@ -403,6 +431,7 @@ def _completion(words: list[str]) -> None:
         "generate": _generate_parser(),
         "translate": _translate_parser(),
         "stream": _stream_parser(),
+        "export": _export_parser(),
         "data": _data_parser(),
         "report": _report_parser(),
         "bench": bench_parser(),
@@ -417,6 +446,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "generate": _generate,
     "translate": _translate,
     "stream": _stream,
+    "export": _export,
     "data": _data,
     "report": _report,
     "bench": _bench,
