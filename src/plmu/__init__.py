@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
     from plmu.files import FileFormatError, load, load_into, save
+    from plmu.frozen import FrozenModel
     from plmu.nn import (
         LMU,
         Bidirectional,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     )
     from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
     from plmu.sampling import generate
+    from plmu.sessions import Sessions
     from plmu.stream import Stream
     from plmu.systems import DelayNetwork, LinearSystem
 
@@ -43,6 +45,7 @@ __all__ = [
     "DelayLayer",
     "DelayNetwork",
     "FileFormatError",
+    "FrozenModel",
     "Gated",
     "Highway",
     "LMUBlock",
@@ -54,6 +57,7 @@ __all__ = [
     "Residual",
     "SelectiveLMU",
     "Sequential",
+    "Sessions",
     "Standardize",
     "Stream",
     "TokenDelayLayer",
@@ -81,6 +85,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "describe": (),
     "files": ("FileFormatError", "load", "load_into", "save"),
     "folded": (),
+    "frozen": ("FrozenModel",),
     "nn": (
         "LMU",
         "Bidirectional",
@@ -104,6 +109,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),
     "sampling": ("generate",),
+    "sessions": ("Sessions",),
     "stream": ("Stream",),
     "systems": ("DelayNetwork", "LinearSystem"),
 }
