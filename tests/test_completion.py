@@ -126,9 +126,11 @@ def test_scripts_hold_words_values_and_paths(capsys):
     fish, zsh, bash = (_script(shell, capsys) for shell in ("fish", "zsh", "bash"))
     assert "        case 'train psmnist --model'\n            printf '%s\\n' plmu lstm lmu\n" in fish
     paths = "'* --runs' '* --data.root' '* --data.file' '* --from' '* --results' '* --out' '* --readme'"
+    paths += " '* --input' '* --state' '* --states'"
     assert f"        case {paths}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
     assert "            case train\n                printf '%s\\n' mackey-glass psmnist addition imdb qqp snli" in fish
-    shown = "            case stream\n                printf '%s\\n' -h --help\n                __fish_complete_path"
+    options = "-h --help --input --json --missing --state --on-error --threads"
+    shown = f"            case stream\n                printf '%s\\n' {options}\n                __fish_complete_path"
     assert shown in fish
     assert (
         "            case data\n                printf '%s\\n' -h --help --data.root\n            case report" in fish
@@ -154,5 +156,14 @@ def test_every_option_is_completed(capsys):
             assert values[f"train {name} --model"] == list(experiment.models)
     parsers = (cli._evaluate_parser(), cli._stream_parser(), cli._data_parser(), cli._report_parser())
     of_parsers = {flag for parser in parsers for flag in parser.known if flag in PATHS}
-    assert {"--data.root", "--data.file", "--from", "--results", "--out", "--readme"} == of_parsers
+    assert {
+        "--data.root",
+        "--data.file",
+        "--from",
+        "--results",
+        "--out",
+        "--readme",
+        "--input",
+        "--state",
+    } == of_parsers
     assert {"--runs", "--data.root"} <= set(PATHS)

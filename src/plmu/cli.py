@@ -9,7 +9,8 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -25,7 +26,7 @@ USAGE = """usage: plmu COMMAND …
   plmu train EXPERIMENT   train a model, test it once, write a run folder and a result
   plmu evaluate RUN       score the best model of a run again
   plmu generate RUN       print text that a language model writes, as it is sampled
-  plmu stream RUN         read text from standard input, print the sentiment after each word (IMDB models)
+  plmu stream RUN         read numbers or text line by line, print a prediction after each sample
   plmu data               list data sets: which are here, which are complete, where to get them
   plmu report             show all results as a table, a page and plots
   plmu bench KIND         measure speed on this machine: layers, training-time, complexity or streaming
@@ -240,45 +241,73 @@ def _generate_parser() -> Parser:
 
 def _generate(words: list[str]) -> None:
     given = vars(_generate_parser().parse_args(words))
-    threads = given.pop("threads")
-    if threads < 1:
-        raise ValueError(f"--threads must be at least 1, got {threads}")
+    with _threads(given.pop("threads")):
+        from plmu.experiments.generate import show
 
-    import torch
-
-    from plmu.experiments.generate import show
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        show(given.pop("run"), **given)
-    except KeyboardInterrupt:
-        return
-    finally:
-        torch.set_num_threads(before)
+        try:
+            show(given.pop("run"), **given)
+        except KeyboardInterrupt:
+            return
 
 
 def _stream_parser() -> Parser:
+    missing, faults = OneOf("raise", "hold", "zero"), OneOf("skip", "stop")
     parser = Parser(
         prog="plmu stream",
-        description="Read text line by line and print the sentiment after each word, from 0 (negative) to 1 (positive)."
-        " An empty line starts another text.",
+        description="Read samples line by line and print a prediction after each, as soon as it is known. A line is"
+        " numbers with commas between them (a line of names may come first), JSON, or text for a model of text. Printed"
+        " are numbers with commas between them; or a class and its probability; or each word with the sentiment so far,"
+        " from 0 (negative) to 1 (positive); or each token with the probability that a language model gave it."
+        " An empty line starts another sequence.",
     )
-    parser.add_argument("run", type=Path, help="folder of a finished IMDB run, or its model.plmu")
+    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
+    parser.add_argument("--input", type=Path, help="file to read (standard input)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument(
+        "--missing",
+        type=missing,
+        help="what an empty field or NaN does: raise, hold or zero (what the model does)",
+    )
+    parser.add_argument("--state", type=Path, help="file to continue from, if it is there, and to save the state to")
+    parser.add_argument(
+        "--on-error", type=faults, default="stop", help="whether to skip a bad line or to stop there (stop)"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
     return parser
 
 
 def _stream(words: list[str]) -> None:
     given = _stream_parser().parse_args(words)
+    with _threads(given.threads):
+        from plmu.experiments.stream_lines import Options, show
 
-    from plmu.experiments.stream_text import show
+        options = Options(given.missing, given.state, given.on_error, given.json)
+        try:
+            if given.input is None:
+                show(given.run, sys.stdin, options)
+            else:
+                with open(given.input, encoding="utf-8") as lines:
+                    show(given.run, lines, options)
+        except KeyboardInterrupt:
+            return
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
 
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many CPU threads for torch."""
+    if count < 1:
+        raise ValueError(f"--threads must be at least 1, got {count}")
+
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        show(given.run, sys.stdin)
-    except KeyboardInterrupt:
-        return
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _data_parser() -> Parser:

@@ -53,7 +53,11 @@ class FrozenModel:
 
     @classmethod
     def of(cls, model: Steppable | FrozenModel) -> FrozenModel:
-        """The same if it is frozen already."""
+        """The same if it is frozen already.
+
+        Args:
+            model: a steppable module, or one that is frozen.
+        """
         return model if isinstance(model, FrozenModel) else cls(model)
 
     @cached_property
@@ -61,13 +65,25 @@ class FrozenModel:
         return fingerprint(self._model)
 
     def initial_state(self, sample: Tensor, device: torch.device) -> Any:
-        """The state before a sample (batch, ...)."""
+        """The state before the first sample.
+
+        Args:
+            sample: (batch, features), or token numbers (batch,).
+            device: where the state is to be.
+
+        Returns:
+            A tensor, None or nested tuples of them.
+        """
         dtype = sample.dtype if self.place is None else self.place.dtype
         with device:  # also for a class that does not pass it on
             return self.folded.initial_state(sample.shape[0], dtype, device)
 
     def checked_missing(self, missing: str | None) -> str:
-        """What a missing sample does: as asked, or as the model itself does, or an error."""
+        """What a missing sample does: as asked, or as the model itself does, or an error.
+
+        Args:
+            missing: "raise", "hold", "zero", or None for what the model does itself.
+        """
         chosen = missing or self.fills or "raise"
         if chosen not in MISSING:
             raise ValueError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
@@ -81,7 +97,15 @@ class FrozenModel:
         return None
 
     def tokens(self, sample: Tensor) -> Tensor:
-        """Token numbers as the model takes them. ValueError or TypeError: they are none of its."""
+        """Token numbers as the model takes them.
+
+        Args:
+            sample: () or (batch,).
+
+        Raises:
+            TypeError: they are no whole numbers.
+            ValueError: the model has no such tokens.
+        """
         assert self.place is not None
         device = self.place.device
         if sample.dtype != torch.int64 or sample.device != device:

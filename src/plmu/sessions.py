@@ -102,12 +102,20 @@ class Sessions:
         return row
 
     def drop(self, row: int) -> None:
-        """End a session: its row is free for another."""
+        """End a session: its row is free for another.
+
+        Args:
+            row: the session.
+        """
         self.reset(row)
         self._open.remove(row)
 
     def reset(self, row: int) -> None:
-        """Let a session forget everything: its next sample is its first."""
+        """Let a session forget everything: its next sample is its first.
+
+        Args:
+            row: the session.
+        """
         block, local = self._block(row)
         with torch.inference_mode():
             at = self._index(local)
@@ -115,7 +123,11 @@ class Sessions:
             block.put(at, start, self._zeros[:1], torch.zeros_like(at))
 
     def steps(self, row: int) -> int:
-        """How many samples a session has taken."""
+        """How many samples a session has taken.
+
+        Args:
+            row: the session.
+        """
         block, local = self._block(row)
         return int(block.steps[local])
 
@@ -164,7 +176,14 @@ class Sessions:
         return out.clone(), accepted.clone()  # ordinary tensors
 
     def tensors(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """What some sessions remember: "state.0" and so on, "last" and "steps", each with one row for each of them."""
+        """What some sessions remember, for `fill`.
+
+        Args:
+            rows: the sessions.
+
+        Returns:
+            "state.0" and so on, "last" and "steps", each with one row for each session.
+        """
         parts = [self._block(row) for row in rows]
         names = [f"state.{i}" for i in range(len(leaves(self._start)))]
         empty = [*leaves(self._start), self._zeros, self._index(0)]
@@ -176,7 +195,15 @@ class Sessions:
         return dict(zip([*names, "last", "steps"], columns, strict=True))
 
     def fill(self, rows: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        """Let sessions remember what `tensors` gave, in this process or another. ValueError: it does not fit."""
+        """Let sessions remember what `tensors` gave, in this process or another.
+
+        Args:
+            rows: the sessions.
+            tensors: one row of each for each of them.
+
+        Raises:
+            ValueError: names, shapes or precisions do not fit.
+        """
         wanted = self.tensors(rows)
         kinds = [{name: (tuple(t.shape), t.dtype) for name, t in one.items()} for one in (wanted, tensors)]
         if kinds[0] != kinds[1]:
