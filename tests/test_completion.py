@@ -137,7 +137,7 @@ def test_scripts_hold_words_values_and_paths(capsys):
     )
     for script in (zsh, bash):
         assert "        'train psmnist --model') found='plmu lstm lmu' ;;\n" in script
-        assert "                stream) found='-h --help' files=1 ;;\n" in script
+        assert f"                stream) found='{options}' files=1 ;;\n" in script
         assert "                data) found='-h --help --data.root' ;;\n" in script
     assert zsh.startswith("#compdef plmu\n")
 

@@ -39,7 +39,7 @@ def samples(name: str, count: int, seed: int = 0) -> Tensor:
 def test_a_session_gives_what_a_stream_gives(name: str) -> None:
     frozen = FrozenModel(ALL[name]())
     sessions = Sessions(frozen, WIDTH)
-    rows = [sessions.add() for _ in range(WIDTH + 2)]  # two blocks
+    rows = [sessions.add() for _ in range(WIDTH + 2)]  # two batches
     x = [samples(name, TIME, seed) for seed in rows]
     out = [sessions.push({row: x[row][t] for row in rows}) for t in range(TIME)]
     for row in rows:
@@ -47,17 +47,18 @@ def test_a_session_gives_what_a_stream_gives(name: str) -> None:
         assert sessions.steps(row) == TIME
 
 
+@pytest.mark.parametrize("width", [WIDTH, 16])  # torch rounds some rows of a batch differently, more so of a small one
 @pytest.mark.parametrize("name", ALL)
-def test_the_bits_of_a_row_do_not_depend_on_the_others(name: str) -> None:
+def test_the_bits_of_a_row_do_not_depend_on_the_others(name: str, width: int) -> None:
     """Beside it others are added, step, are reset and dropped at random, or send what is too large."""
     frozen, x = FrozenModel(ALL[name]()), samples(name, TIME)
-    alone = Sessions(frozen, WIDTH)
+    alone = Sessions(frozen, width)
     row = alone.add(3)
     expected = [alone.push({row: one})[row] for one in x]
-    crowd, chance = Sessions(frozen, WIDTH), random.Random(0)
+    crowd, chance = Sessions(frozen, width), random.Random(0)
     crowd.add(3)
     for t in range(TIME):
-        for other in [one for one in range(WIDTH) if one != 3]:
+        for other in [one for one in range(width + 4) if one != 3]:
             if other not in crowd.rows:
                 crowd.add(other)
             elif chance.random() < 0.2:
@@ -210,7 +211,7 @@ def test_silence_leaves_no_subnormal_numbers() -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda one: one.push({4: [0.0] * 3}), "there is none in row 4"),
+        (lambda one: one.push({4: [0.0] * 3}), "there is no session in row 4"),
         (lambda one: one.step([0, 0], torch.zeros(2, 3)), "each once"),
         (lambda one: one.step([0], torch.zeros(1, 2)), r"x must be torch.float32 of shape \(1, 3\)"),
         (lambda one: one.add(0), "row 0 cannot be added: it is taken"),

@@ -27,6 +27,7 @@ USAGE = """usage: plmu COMMAND …
   plmu evaluate RUN       score the best model of a run again
   plmu generate RUN       print text that a language model writes, as it is sampled
   plmu stream RUN         read numbers or text line by line, print a prediction after each sample
+  plmu serve RUN          serve a model to many sessions over HTTP and WebSockets, with a live page
   plmu data               list data sets: which are here, which are complete, where to get them
   plmu report             show all results as a table, a page and plots
   plmu bench KIND         measure speed on this machine: layers, training-time, complexity or streaming
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if missing == "plmu":
             raise
         _fail(
-            f"{missing} is missing, which the program needs: pip install 'plmu[train]'",
+            f"{missing} is missing, which the program needs: pip install 'plmu[{_extra(missing)}]'",
             shows_traceback,
         )
     except KeyboardInterrupt as error:
@@ -80,6 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if said is None:
             raise
         _fail(said, shows_traceback)
+
+
+def _extra(module: str) -> str:
+    """The extra of plmu that a module is in."""
+    return "serve" if module in ("starlette", "uvicorn", "websockets") else "train"
 
 
 def _said(error: Exception) -> str | None:
@@ -310,6 +316,41 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _serve_parser() -> Parser:
+    parser = Parser(
+        prog="plmu serve",
+        description="Serve a trained model over HTTP and WebSockets until Ctrl-C. Each connection to /ws is a session"
+        " with a state of its own; all sessions are stepped together. / is a live page, /openapi.json lists the"
+        " addresses, /metrics is for Prometheus.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 for any that is free (8000)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
+    parser.add_argument("--token", help="what clients must know; needed for any other --host (PLMU_TOKEN)")
+    parser.add_argument("--states", type=Path, help="folder in which states survive a restart, and a kill")
+    parser.add_argument("--sessions", type=int, default=1000, help="sessions at once, at most (1000)")
+    parser.add_argument("--idle", type=float, default=300.0, help="seconds after which an idle session ends (300)")
+    parser.add_argument("--rate", type=float, default=1000.0, help="samples of a session a second, at most (1000)")
+    parser.add_argument("--message-bytes", type=int, default=65_536, help="bytes of a message, at most (65536)")
+    parser.add_argument("--samples", type=int, default=1000, help="samples of a message, at most (1000)")
+    parser.add_argument("--missing", type=OneOf("raise", "hold", "zero"), help="what null in a sample does (an error)")
+    parser.add_argument("--width", type=int, help="sessions of a batch (16 to 256, by the size of the model)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
+    return parser
+
+
+def _serve(words: list[str]) -> None:
+    given = _serve_parser().parse_args(words)
+    with _threads(given.threads):
+        from plmu.serve import Options, serve
+        from plmu.serve.limits import Limits
+
+        limits = Limits(given.sessions, given.message_bytes, given.samples, given.rate, given.idle)
+        token = given.token or os.environ.get("PLMU_TOKEN") or None
+        options = Options(given.host, given.port, token, given.states, given.missing, given.width, limits=limits)
+        serve(given.run, options, lambda address: print(f"plmu serves {given.run} at {address}", flush=True))
+
+
 def _data_parser() -> Parser:
     parser = Parser(prog="plmu data", description="List data sets: which are here, and where to get them.")
     parser.add_argument("--data.root", dest="root", type=Path, help="folder with the data sets (PLMU_DATA)")
@@ -382,6 +423,7 @@ def _completion(words: list[str]) -> None:
         "evaluate": _evaluate_parser(),
         "generate": _generate_parser(),
         "stream": _stream_parser(),
+        "serve": _serve_parser(),
         "data": _data_parser(),
         "report": _report_parser(),
         "bench": bench_parser(),
@@ -395,6 +437,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": _evaluate,
     "generate": _generate,
     "stream": _stream,
+    "serve": _serve,
     "data": _data,
     "report": _report,
     "bench": _bench,

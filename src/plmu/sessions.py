@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -26,12 +26,13 @@ class Sessions:
     >>> outputs = sessions.push({a: [0.1], b: [0.2]})  # {a: y, b: y}, as two streams would give them
     >>> sessions.drop(a)
 
-    Rows are in blocks of `width`, and a step always runs a whole block: what a session gives does not depend on which
-    others step beside it, down to the last bit. Blocks without a sample are not run, and are made as they are needed.
+    A step always runs batches of `width` rows, the rest of them empty: what a session gives does not depend on which
+    others step beside it, down to the last bit. Torch may round the rows of a batch differently, by where they are in
+    it. That is tried once; where it does, a session has the same place in every batch.
 
     Args:
         model: any steppable module, or a `plmu.FrozenModel`, whose arrays streams and sessions share.
-        width: rows of a block. A wide block is faster for many sessions, a narrow one for few.
+        width: rows of a batch. A wide one is faster for many sessions, a narrow one for few.
         missing: what a sample of None or NaN does, as in `plmu.Stream`: "raise", "hold" or "zero".
         features: numbers of a sample, for a model that takes any number.
 
@@ -73,8 +74,13 @@ class Sessions:
             )
         self.outputs: int = out.shape[-1]
         self._nothing = out[:0].clone()
-        self._blocks: list[_Block] = []
+        self._positions = torch.arange(self.width, device=device)
+        self._same_anywhere = self._tried()
         self._open: set[int] = set()
+        with torch.inference_mode():  # of all rows: states, last samples, and numbers of steps
+            self._states = [one[:0].contiguous() for one in leaves(self._start)]
+            self._last = self._zeros[:0].clone()
+            self._steps = torch.zeros(0, dtype=torch.int64, device=device)
 
     @property
     def rows(self) -> list[int]:
@@ -95,8 +101,8 @@ class Sessions:
         elif type(row) is not int or row < 0 or row in self._open:
             taken = "it is taken" if row in self._open else "it must be a whole number of at least 0"
             raise ValueError(f"row {row!r} cannot be added: {taken}")
-        while row >= len(self._blocks) * self.width:
-            self._blocks.append(_Block(self._start, self._zeros))
+        if row >= len(self._steps):
+            self._grow(row + 1)
         self._open.add(row)
         self.reset(row)
         return row
@@ -116,11 +122,11 @@ class Sessions:
         Args:
             row: the session.
         """
-        block, local = self._block(row)
+        self._check_open([row])
         with torch.inference_mode():
-            at = self._index(local)
-            start = [one[local : local + 1] for one in leaves(self._start)]
-            block.put(at, start, self._zeros[:1], torch.zeros_like(at))
+            for whole, start in zip(self._states, leaves(self._start), strict=True):
+                whole[row] = start[0]
+            self._last[row], self._steps[row] = 0, 0
 
     def steps(self, row: int) -> int:
         """How many samples a session has taken.
@@ -128,8 +134,8 @@ class Sessions:
         Args:
             row: the session.
         """
-        block, local = self._block(row)
-        return int(block.steps[local])
+        self._check_open([row])
+        return int(self._steps[row])
 
     def push(self, samples: Mapping[int, Any]) -> dict[int, Tensor]:
         """One sample for each of some sessions in, one output for each out. The others stay as they are.
@@ -155,8 +161,7 @@ class Sessions:
                 f"samples of rows {', '.join(map(str, wrong[:10]))} are missing, infinite or would make their state so:"
                 " no session has changed"
             )
-        for block, arguments in steps:
-            block.commit(*arguments)
+        self._take_over(steps)
         return dict(zip(rows, out.clone(), strict=True))
 
     def step(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,8 +176,7 @@ class Sessions:
             so: these sessions have not changed, and their output means nothing.
         """
         out, accepted, steps = self._computed(rows, x)
-        for block, arguments in steps:
-            block.commit(*arguments)
+        self._take_over(steps)
         return out.clone(), accepted.clone()  # ordinary tensors
 
     def tensors(self, rows: Sequence[int]) -> dict[str, Tensor]:
@@ -184,15 +188,11 @@ class Sessions:
         Returns:
             "state.0" and so on, "last" and "steps", each with one row for each session.
         """
-        parts = [self._block(row) for row in rows]
-        names = [f"state.{i}" for i in range(len(leaves(self._start)))]
-        empty = [*leaves(self._start), self._zeros, self._index(0)]
-        found = [[*leaves(block.state), block.last, block.steps] for block, _ in parts]
-        columns = [
-            torch.stack([of[i][local] for of, (_, local) in zip(found, parts, strict=True)]) if parts else one[:0]
-            for i, one in enumerate(empty)
-        ]
-        return dict(zip([*names, "last", "steps"], columns, strict=True))
+        self._check_open(rows)
+        index = torch.tensor(rows, dtype=torch.int64, device=self._zeros.device)
+        values = [*self._states, self._last, self._steps]
+        names = [*(f"state.{i}" for i in range(len(self._states))), "last", "steps"]
+        return {name: value[index].clone() for name, value in zip(names, values, strict=True)}
 
     def fill(self, rows: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """Let sessions remember what `tensors` gave, in this process or another.
@@ -208,12 +208,10 @@ class Sessions:
         kinds = [{name: (tuple(t.shape), t.dtype) for name, t in one.items()} for one in (wanted, tensors)]
         if kinds[0] != kinds[1]:
             raise ValueError(f"tensors do not fit these sessions: got {kinds[1]!s:.300}, not {kinds[0]!s:.300}")
-        values = [tensors[name] for name in wanted]
+        index = torch.tensor(rows, dtype=torch.int64, device=self._zeros.device)
         with torch.inference_mode():
-            for number, row in enumerate(rows):
-                block, local = self._block(row)
-                own = [one[number : number + 1] for one in values]
-                block.put(self._index(local), own[:-2], own[-2], own[-1])
+            for whole, name in zip([*self._states, self._last, self._steps], wanted, strict=True):
+                whole[index] = tensors[name].to(whole.device)
 
     def save(self, row: int, path: str | os.PathLike[str]) -> None:
         """Write the state of a session to a file, from which it continues in any process, as a session or a stream.
@@ -222,11 +220,11 @@ class Sessions:
             row: the session.
             path: the file. It is replaced only when all of it has been written.
         """
-        block, local = self._block(row)
         saved = Saved(self.steps(row), self.missing, single=True, row=row)
         if saved.steps:
-            saved.state = map_state(block.state, lambda one: one[local : local + 1])
-            saved.last = block.last[local : local + 1]
+            own = iter([one[row : row + 1] for one in self._states])
+            saved.state = map_state(self._start, lambda _: next(own))
+            saved.last = self._last[row : row + 1]
         write_state(path, self.frozen, saved)
 
     def restore(self, path: str | os.PathLike[str]) -> int:
@@ -246,19 +244,40 @@ class Sessions:
         if last.shape[0] != 1 or last.shape[1:] != self._zeros.shape[1:] or last.dtype != self._zeros.dtype:
             raise FileFormatError(f"{path} has samples {tuple(last.shape)} of {last.dtype}, which no session here has")
         row = self.add(None if saved.row is None or saved.row in self._open else saved.row)
-        block, local = self._block(row)
         if saved.steps:
             with torch.inference_mode():
-                block.put(self._index(local), leaves(saved.state), last, self._index(saved.steps))
+                for whole, own in zip(self._states, leaves(saved.state), strict=True):
+                    whole[row] = own[0]
+                self._last[row], self._steps[row] = last[0], saved.steps
         return row
 
-    def _block(self, row: int) -> tuple[_Block, int]:
-        if row not in self._open:
-            raise ValueError(f"there is no session in row {row!r}: add() begins one")
-        return self._blocks[row // self.width], row % self.width
+    def _tried(self) -> bool:
+        """Whether equal rows of a batch come out equal, wherever they are. That does not depend on their numbers."""
+        numbers = torch.linspace(-1.0, 1.0, 7 * self._zeros[0].numel(), device=self._zeros.device).sin()
+        state = self._start
+        with torch.inference_mode():
+            for step in numbers.view(7, *self._zeros.shape[1:]):
+                x = torch.zeros_like(self._zeros) if self.frozen.takes_tokens else (self._zeros + step)
+                out, state = self.frozen.folded.step(x, state)
+                if any(not torch.equal(one, one[:1].expand_as(one)) for one in (out, *leaves(state))):
+                    return False
+        return True
 
-    def _index(self, number: int) -> Tensor:
-        return torch.tensor([number], device=self._zeros.device)
+    def _grow(self, count: int) -> None:
+        """Make room for so many rows, in steps of the width."""
+        more = -(-count // self.width) * self.width - len(self._steps)
+        with torch.inference_mode():
+            blank = [*leaves(self._start), self._zeros, torch.zeros_like(self._positions)]
+            grown = [
+                torch.cat([old, start[:1].expand(more, *start.shape[1:])])
+                for old, start in zip([*self._states, self._last, self._steps], blank, strict=True)
+            ]
+        *self._states, self._last, self._steps = grown
+
+    def _check_open(self, rows: Sequence[int]) -> None:
+        strange = next((row for row in rows if row not in self._open), None)
+        if strange is not None:
+            raise ValueError(f"there is no session in row {strange!r}: add() begins one")
 
     def _sample(self, row: int, given: Any) -> Tensor:
         """A sample without a batch axis, checked but for missing values."""
@@ -273,96 +292,93 @@ class Sessions:
             raise ValueError(f"row {row}: a sample must have shape {tuple(wanted)}, got {tuple(sample.shape)}")
         return sample
 
-    def _computed(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor, list[tuple[_Block, Any]]]:
-        """Outputs, which samples can be taken, and for each block that has any what to commit."""
-        places: dict[int, list[int]] = {}  # by block, where its rows are in `rows`
-        for place, row in enumerate(rows):
-            places.setdefault(row // self.width, []).append(place)
-        if len(set(rows)) != len(rows) or not self._open.issuperset(rows):
-            strange = next((row for row in rows if row not in self._open), None)
-            fault = "each once" if strange is None else f"of sessions: there is none in row {strange!r}"
-            raise ValueError(f"rows must be numbers {fault}")
+    def _computed(
+        self, rows: Sequence[int], x: Tensor
+    ) -> tuple[Tensor, Tensor, list[tuple[Tensor, list[Tensor], Tensor]]]:
+        """Outputs, which samples can be taken, and for each batch its rows, their next states and samples."""
+        if len(set(rows)) != len(rows):
+            raise ValueError("rows must be numbers of sessions, each once")
+        self._check_open(rows)
         if x.shape != (len(rows), *self._zeros.shape[1:]) or x.dtype != self._zeros.dtype:
             shape = (len(rows), *self._zeros.shape[1:])
             raise ValueError(f"x must be {self._zeros.dtype} of shape {shape}, got {x.dtype} of shape {tuple(x.shape)}")
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
-        steps: list[tuple[_Block, Any]] = []
-        device = x.device
+        found: list[tuple[Tensor, Tensor]] = []
+        steps: list[tuple[Tensor, list[Tensor], Tensor]] = []
+        device, order = x.device, []
         with torch.inference_mode():
-            for number, some in places.items():
-                block, whole = self._blocks[number], len(some) == len(rows)
-                at = torch.tensor(some, device=device)
-                local = torch.tensor([rows[place] % self.width for place in some], device=device)
-                given = block.filled(local, x if whole else x[at], self.missing)
-                out, fine, state = block.compute(self.frozen, local, given)
-                found.append((at, out, fine))
-                everyone = bool(fine.all())
-                steps.append((block, (local, state, given) if everyone else (local[fine], state, given[fine])))
-            if len(found) == 1:
-                return found[0][1], found[0][2], steps
+            for places, positions in self._batches(rows):
+                order += places
+                own = torch.tensor([rows[place] for place in places], device=device)
+                given = x if len(places) == len(rows) else x[torch.tensor(places, device=device)]
+                given = self._filled(own, given)
+                out, fine, state = self._batch(own, positions, given)
+                found.append((out, fine))
+                all_fine = bool(fine.all())
+                steps.append((own, state, given) if all_fine else (own[fine], [s[fine] for s in state], given[fine]))
             if not found:
                 return self._nothing, self._nothing.new_empty(0, dtype=torch.bool), steps
-            order = torch.cat([at for at, _, _ in found]).argsort()
-            return torch.cat([out for _, out, _ in found])[order], torch.cat([one for *_, one in found])[order], steps
+            if len(found) == 1 and self._same_anywhere:
+                return *found[0], steps
+            back = torch.tensor(order, device=device).argsort()
+            return torch.cat([out for out, _ in found])[back], torch.cat([fine for _, fine in found])[back], steps
+
+    def _batches(self, rows: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
+        """Batches: where their rows are in `rows`, and their positions in the batch."""
+        if self._same_anywhere:
+            for start in range(0, len(rows), self.width):
+                places = list(range(start, min(len(rows), start + self.width)))
+                yield places, self._positions[: len(places)]
+            return
+        batches: list[dict[int, int]] = []
+        taken = dict.fromkeys(range(self.width), 0)
+        for place, row in enumerate(rows):
+            position = row % self.width
+            if taken[position] == len(batches):
+                batches.append({})
+            batches[taken[position]][position] = place
+            taken[position] += 1
+        for batch in batches:
+            yield list(batch.values()), torch.tensor(list(batch), device=self._positions.device)
+
+    def _filled(self, rows: Tensor, x: Tensor) -> Tensor:
+        if self.missing == "raise" or not x.is_floating_point():
+            return x
+        return torch.where(torch.isnan(x), self._last[rows] if self.missing == "hold" else 0.0, x)
+
+    def _batch(self, rows: Tensor, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Outputs, which samples can be taken, and the states after them, of rows at these positions of a batch."""
+        before = [one[rows] for one in self._states]
+        pairs = zip(leaves(self._start), before, strict=True)
+        full = len(positions) == self.width and self._same_anywhere
+        start = iter(before if full else [blank.index_copy(0, positions, own) for blank, own in pairs])
+        state = map_state(self._start, lambda _: next(start))
+        batch = x if full else self._zeros.index_copy(0, positions, x)
+        try:
+            out, state = self.frozen.folded.step(batch, state)
+        except IndexError as error:
+            raise ValueError(f"a token number is out of range: {error}") from error
+        after = [one[positions] for one in leaves(state)]
+        fine = torch.ones_like(rows, dtype=torch.bool)
+        numbers = x.is_floating_point()
+        if not finite_state(after) or (numbers and not finite(x)):
+            if numbers:
+                fine &= torch.isfinite(x).all(1)
+            for new, old in zip(after, before, strict=True):
+                fine &= ~spoiled(new, old).flatten(1).any(1)
+        return out[positions], fine, after
+
+    def _take_over(self, steps: list[tuple[Tensor, list[Tensor], Tensor]]) -> None:
+        """Let rows have their next states."""
+        with torch.inference_mode():
+            for rows, state, x in steps:
+                counts = self._steps[rows] + 1
+                self._steps[rows] = counts
+                self._last[rows] = x
+                due = (counts % _FLUSH_EVERY == 0).nonzero().flatten()
+                for whole, new in zip(self._states, state, strict=True):
+                    if len(due):  # in silence a state decays into subnormal numbers, with which a CPU is slow
+                        new[due] = without_subnormal(new[due])
+                    whole[rows] = new
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("Sessions cannot be pickled: use sessions.save(row, path) and sessions.restore(path)")
-
-
-class _Block:
-    """Rows that step as one batch: their state, last samples and numbers of steps."""
-
-    def __init__(self, start: Any, zeros: Tensor) -> None:
-        with torch.inference_mode():
-            self.state = map_state(start, torch.clone)
-            self.zeros, self.last = zeros, zeros.clone()
-            self.steps = torch.zeros(zeros.shape[0], dtype=torch.int64, device=zeros.device)
-
-    def put(self, rows: Tensor, state: Sequence[Tensor], last: Tensor, steps: Tensor) -> None:
-        """Replace what these rows remember."""
-        for whole, own in zip(leaves(self.state), state, strict=True):
-            whole[rows] = own
-        self.last[rows], self.steps[rows] = last, steps
-
-    def filled(self, rows: Tensor, x: Tensor, missing: str) -> Tensor:
-        if missing == "raise" or not x.is_floating_point():
-            return x
-        return torch.where(torch.isnan(x), self.last[rows] if missing == "hold" else 0.0, x)
-
-    def compute(self, frozen: FrozenModel, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Outputs of these rows, which of their samples can be taken, and the state of the whole block after them.
-
-        The other rows step on zeros, and what becomes of them is not kept.
-        """
-        batch = self.zeros.index_copy(0, rows, x)
-        try:
-            out, state = frozen.folded.step(batch, self.state)
-        except IndexError as error:
-            raise ValueError(f"a token number is out of range: {error}") from error
-        fine = torch.ones_like(rows, dtype=torch.bool)
-        numbers = x.is_floating_point()
-        if not finite_state(state) or (numbers and not finite(x)):
-            if numbers:
-                fine &= torch.isfinite(x).all(1)
-            for new, old in zip(leaves(state), leaves(self.state), strict=True):
-                fine &= ~spoiled(new, old)[rows].flatten(1).any(1)
-        return out[rows], fine, state
-
-    def commit(self, rows: Tensor, state: Any, x: Tensor) -> None:
-        """Take over the state of these rows."""
-        with torch.inference_mode():
-            self.steps[rows] += 1
-            self.last[rows] = x
-            # Always contiguous: a row must not be rounded otherwise because of how many others stepped.
-            if len(rows) == len(self.steps):
-                self.state = map_state(state, Tensor.contiguous)
-            else:
-                chosen = torch.zeros_like(self.steps, dtype=torch.bool)
-                chosen[rows] = True
-                pairs = zip(leaves(state), leaves(self.state), strict=True)
-                kept = iter([torch.where(chosen.view(-1, *[1] * (a.dim() - 1)), a, b).contiguous() for a, b in pairs])
-                self.state = map_state(state, lambda _: next(kept))
-            due = rows[self.steps[rows] % _FLUSH_EVERY == 0]
-            if len(due):  # in silence a state decays into subnormal numbers, with which a CPU is slow
-                for one in leaves(self.state):
-                    one[due] = without_subnormal(one[due])
