@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two test processes of one thread each are faster than one of two, and give the same numbers on any machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: setup test test-all closest demo bench lint types docs wheel figures clean
+.PHONY: setup test test-all test-browser closest demo bench lint types docs wheel figures clean
 
 setup: $(READY)
 
@@ -22,6 +22,10 @@ test: $(READY)
 # The whole grid of algorithms, precisions, sizes, states and lengths, where `make test` takes every pair of values.
 test-all: $(READY)
 	$(PYTEST) -m 'full or not full'
+
+# The page of `plmu serve` in a headless browser. Needs Debian's package chromium; pictures go to build/browser.
+test-browser: $(READY)
+	$(BIN)/python -m tests.browser
 
 # The tests, and after them the ten comparisons that stand closest to their bounds.
 closest: $(READY)
