@@ -31,7 +31,8 @@ from plmu.serve.metrics import Metrics
 from plmu.training.errors import RunError
 
 SYNC = 1.0  # seconds between writes of the journal to the disk
-BUDGET = 0.02  # seconds that a batch may take before others get their turn
+BUDGET = 0.02  # seconds after which those with few samples need not wait for those with many,
+STEPS = 16  # once so many samples of each are done
 
 
 @dataclass
@@ -266,7 +267,9 @@ class Batcher:
         wide = {"q": torch.int64, "d": torch.float64}.get(self.code, torch.float32)
         place = self.sessions.frozen.place
         dtype = wide if tokens or place is None else place.dtype
-        while running and time.monotonic() < until:
+        done = 0
+        while running and (done < STEPS or time.monotonic() < until):
+            done += 1
             flat = array(self.code)
             for one in running:
                 step = len(one.outputs)

@@ -144,13 +144,12 @@ const charts = {};
 
 function color(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
-function makeChart(id, names, label, dashed) {
+function makeChart(id, names, label) {
   const box = $(id);
   if (charts[id]) charts[id].destroy();
   const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
   const lines = names.map((name) => ({
-    stroke: color(`--${name}`), width: dashed && name === "signal" ? 3.5 : 2, points: { show: false },
-    dash: dashed && name !== "signal" ? [7, 6] : undefined,
+    stroke: color(`--${name}`), width: name === "signal" ? 5 : 1.75, points: { show: false }, // one lies on the other
   }));
   charts[id] = new uPlot({
     width: box.clientWidth, height: box.clientHeight, legend: { show: false }, cursor: { show: false },
@@ -162,7 +161,7 @@ function makeChart(id, names, label, dashed) {
 
 function makeCharts() {
   makeChart("stream-chart", ["signal", "prediction"], "step");
-  makeChart("window-chart", ["signal", "memory"], "steps ago (θ′)", true);
+  makeChart("window-chart", ["signal", "memory"], "steps ago (θ′)");
   changed = true;
 }
 
