@@ -82,7 +82,8 @@ PLMU_NN = [
     "reverse",
     "standardize",
 ]
-OPTIONAL = ["matplotlib", "onnx", "pooch", "rich", "sacrebleu", "scipy", "tensorboard", "triton", "tyro"]
+OPTIONAL = ["matplotlib", "onnx", "pooch", "rich", "sacrebleu", "scipy", "starlette", "tensorboard", "triton", "tyro"]
+OPTIONAL += ["uvicorn", "websockets"]
 
 
 def _name(value: object) -> str:
