@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two test processes of one thread each are faster than one of two, and give the same numbers on any machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: setup test test-all test-mcu closest demo bench lint types docs wheel figures clean
+.PHONY: setup test test-all test-browser test-mcu closest demo bench lint types docs wheel figures clean
 
 setup: $(READY)
 
@@ -27,6 +27,10 @@ test-all: $(READY)
 # libnewlib-arm-none-eabi and qemu-system-arm.
 test-mcu: $(READY)
 	$(BIN)/python -m benchmarks.mcu
+
+# The page of `plmu serve` in a headless browser. Needs Debian's package chromium; pictures go to build/browser.
+test-browser: $(READY)
+	$(BIN)/python -m tests.browser
 
 # The tests, and after them the ten comparisons that stand closest to their bounds.
 closest: $(READY)

@@ -28,7 +28,7 @@ def _own_folders(tmp_path, monkeypatch):
     monkeypatch.delenv("PLMU_DATA", raising=False)
 
 
-@pytest.mark.parametrize("missing", ["numpy", "rich", "tyro", "matplotlib"])
+@pytest.mark.parametrize("missing", ["numpy", "rich", "tyro", "matplotlib", "starlette"])
 def test_without_the_extras_the_way_out_is_named(missing, tmp_path):
     shutil.copytree(ROOT / "results", tmp_path / "results")
     commands = {
@@ -36,6 +36,7 @@ def test_without_the_extras_the_way_out_is_named(missing, tmp_path):
         "rich": [["data"], ["report"], ["evaluate", "x"], ["train", "psmnist"]],
         "tyro": [["train", "psmnist"]],
         "matplotlib": [["report"]],
+        "starlette": [["serve", "x"]],
     }[missing]
     script = f"""
 import sys
@@ -50,7 +51,8 @@ for words in {commands!r}:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )
-    line = f"plmu: {missing} is missing, which the program needs: pip install 'plmu[train]'"
+    extra = "serve" if missing == "starlette" else "train"
+    line = f"plmu: {missing} is missing, which the program needs: pip install 'plmu[{extra}]'"
     assert done.stderr.splitlines() == [line] * len(commands)
     assert done.returncode == 0
 
@@ -59,7 +61,7 @@ for words in {commands!r}:
     ("words", "message"),
     [
         (["trian"], "there is no command 'trian': the commands are train, evaluate, generate, translate, "),
-        (["trian"], "stream, export, data, report, bench, completion; did you mean 'train'?"),
+        (["trian"], "stream, serve, export, data, report, bench, completion; did you mean 'train'?"),
         (["--vresion"], "did you mean '--version'?"),
         (["generate", "x"], "no model at x: expected the folder of a finished run of a language model"),
         (["generate", "x", "--topk", "3"], "there is no argument '--topk'; did you mean '--top-k'?"),
@@ -257,9 +259,9 @@ def test_what_a_user_can_mend_is_said(error, said, monkeypatch, capsys):
 
 def test_text_that_is_not_utf_8_is_said(monkeypatch, capsys):
     broken = UnicodeDecodeError("utf-8", b"\xff", 7, 8, "invalid start byte")
-    monkeypatch.setattr("plmu.experiments.stream_text.show", raising(broken))
+    monkeypatch.setattr("plmu.experiments.stream_lines.show", raising(broken))
     assert refused(["stream", "x"], capsys) == "plmu: the text is not UTF-8 (invalid start byte at byte 7)"
-    monkeypatch.setattr("plmu.experiments.stream_text.show", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("plmu.experiments.stream_lines.show", raising(KeyboardInterrupt()))
     main(["stream", "x"])  # is how one ends it
 
 

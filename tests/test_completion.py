@@ -140,17 +140,19 @@ def test_scripts_hold_words_values_and_paths(capsys):
     fish, zsh, bash = (_script(shell, capsys) for shell in ("fish", "zsh", "bash"))
     assert "        case 'train psmnist --model'\n            printf '%s\\n' plmu lstm lmu\n" in fish
     options = ["--runs", "--data.root", *OWN_FILES, "--attention", "--from", "--results", "--out", "--readme"]
+    options += ["--input", "--state", "--states"]
     paths = " ".join(f"'* {option}'" for option in options)
     assert f"        case {paths}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
     assert "            case train\n                printf '%s\\n' mackey-glass psmnist addition imdb qqp snli" in fish
-    shown = "            case stream\n                printf '%s\\n' -h --help\n                __fish_complete_path"
+    options = "-h --help --input --json --missing --state --on-error --threads"
+    shown = f"            case stream\n                printf '%s\\n' {options}\n                __fish_complete_path"
     assert shown in fish
     assert (
         "            case data\n                printf '%s\\n' -h --help --data.root\n            case report" in fish
     )
     for script in (zsh, bash):
         assert "        'train psmnist --model') found='plmu lstm lmu' ;;\n" in script
-        assert "                stream) found='-h --help' files=1 ;;\n" in script
+        assert f"                stream) found='{options}' files=1 ;;\n" in script
         assert "                data) found='-h --help --data.root' ;;\n" in script
     assert zsh.startswith("#compdef plmu\n")
 
@@ -172,5 +174,16 @@ def test_every_option_is_completed(capsys):
         *(cli._data_parser(), cli._report_parser()),
     )
     of_parsers = {flag for parser in parsers for flag in parser.known if flag in PATHS}
-    assert {"--data.root", *OWN_FILES, "--attention", "--from", "--results", "--out", "--readme"} == of_parsers
+    wanted = {
+        "--data.root",
+        *OWN_FILES,
+        "--attention",
+        "--from",
+        "--results",
+        "--out",
+        "--readme",
+        "--input",
+        "--state",
+    }
+    assert wanted == of_parsers
     assert {"--runs", "--data.root"} <= set(PATHS)

@@ -85,7 +85,7 @@ def test_adding_an_experiment(tmp_path: Path) -> None:
     for number in range(3):
         folder = tmp_path / "runs" / f"echo-plmu-seed{number}"
         files = set(re.findall(r"^\| `([\w./]+)` \|", page.split("Each seed writes a folder")[1], re.MULTILINE))
-        assert len(files) == 5
+        assert len(files) == 6
         assert all((folder / name).exists() for name in files)
     assert not (tmp_path / "runs" / "echo-lstm-seed0" / "model.plmu").exists()
     assert (tmp_path / "report" / "report.html").is_file()

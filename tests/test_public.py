@@ -24,6 +24,7 @@ PLMU = [
     "DelayNetwork",
     "EncoderDecoder",
     "FileFormatError",
+    "FrozenModel",
     "Gated",
     "Highway",
     "LMU",
@@ -36,6 +37,7 @@ PLMU = [
     "Residual",
     "SelectiveLMU",
     "Sequential",
+    "Sessions",
     "Standardize",
     "Stream",
     "TimedDelayLayer",
@@ -90,7 +92,19 @@ PLMU_NN = [
     "reverse",
     "standardize",
 ]
-OPTIONAL = ["matplotlib", "onnx", "pooch", "rich", "sacrebleu", "scipy", "tensorboard", "tokenizers", "triton", "tyro"]
+OPTIONAL = [
+    "matplotlib",
+    "onnx",
+    "pooch",
+    "rich",
+    "sacrebleu",
+    "scipy",
+    "starlette",
+    "tensorboard",
+    "tokenizers",
+    "triton",
+]
+OPTIONAL += ["tyro", "uvicorn", "websockets"]
 
 
 def _name(value: object) -> str:

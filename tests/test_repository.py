@@ -41,9 +41,13 @@ def test_the_workflow_runs_what_runs_everywhere() -> None:
 
 
 def test_every_target_that_ci_calls_is_there() -> None:
-    called = re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    called, extra = (
+        re.findall(r"^make (\S+)$", (ROOT / ".ci" / name).read_text(encoding="utf-8"), re.MULTILINE)
+        for name in ("run", "extra")
+    )
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert {"lint", "types", "docs", "wheel", "demo", "test"} <= set(called) <= set(targets)
+    assert "test-browser" in set(extra) <= set(targets) - set(called)  # which need more than Python and make
 
 
 @pytest.mark.parametrize("check", ["ruff check", "ruff format", "mypy"])
@@ -59,6 +63,6 @@ def test_every_requirement_has_its_pinned_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split()}
     groups = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *groups["train"], *groups["docs"], *groups["dev"]]
+    wanted = [*project["dependencies"], *(one for name in ("train", "serve", "docs", "dev") for one in groups[name])]
     names = {re.split(r"[\[<>=;! ]", one)[0].lower() for one in wanted} - {"plmu"}
     assert names <= pinned

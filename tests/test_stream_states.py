@@ -187,4 +187,4 @@ def test_masked_tokens_raise() -> None:
     stream = Stream(Sequential(nn.Embedding(9, 3), ParallelLMU(3, 4, **SMALL)))
     with pytest.raises(TypeError, match="masked token numbers"):
         stream.push(np.ma.masked_array([5, 7], [False, True]))
-    assert torch.equal(stream.push(np.ma.masked_array([5, 7])), Stream(stream._model).push([5, 7]))
+    assert torch.equal(stream.push(np.ma.masked_array([5, 7])), Stream(stream._frozen).push([5, 7]))

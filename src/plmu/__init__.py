@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from plmu.cache import set_cache_limit
     from plmu.exports import export
     from plmu.files import FileFormatError, load, load_into, save
+    from plmu.frozen import FrozenModel
     from plmu.keras_weights import load_keras
     from plmu.nn import (
         LMU,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
     from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
     from plmu.sampling import generate
+    from plmu.sessions import Sessions
     from plmu.stream import Stream
     from plmu.systems import DelayNetwork, LinearSystem
 
@@ -50,6 +52,7 @@ __all__ = [
     "DelayNetwork",
     "EncoderDecoder",
     "FileFormatError",
+    "FrozenModel",
     "Gated",
     "Highway",
     "LMUBlock",
@@ -61,6 +64,7 @@ __all__ = [
     "Residual",
     "SelectiveLMU",
     "Sequential",
+    "Sessions",
     "Standardize",
     "Stream",
     "TimedDelayLayer",
@@ -93,6 +97,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "files": ("FileFormatError", "load", "load_into", "save"),
     "keras_weights": ("load_keras",),
     "folded": (),
+    "frozen": ("FrozenModel",),
     "nn": (
         "LMU",
         "Bidirectional",
@@ -119,6 +124,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),
     "sampling": ("generate",),
+    "sessions": ("Sessions",),
     "stream": ("Stream",),
     "systems": ("DelayNetwork", "LinearSystem"),
 }

@@ -9,7 +9,8 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -26,7 +27,8 @@ USAGE = """usage: plmu COMMAND …
   plmu evaluate RUN       score the best model of a run again
   plmu generate RUN       print text that a language model writes, as it is sampled
   plmu translate RUN      translate sentences from a file or standard input, one a line
-  plmu stream RUN         read text from standard input, print the sentiment after each word (IMDB models)
+  plmu stream RUN         read numbers or text line by line, print a prediction after each sample
+  plmu serve RUN          serve a model to many sessions over HTTP and WebSockets, with a live page
   plmu export RUN         write a model for other programs: ONNX, torch.export or C
   plmu data               list data sets: which are here, which are complete, where to get them
   plmu report             show all results as a table, a page and plots
@@ -74,9 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         missing = (error.name or "plmu").split(".")[0]
         if missing == "plmu":
             raise
-        extra = "export" if missing in ("onnx", "onnxruntime") else "train"
         _fail(
-            f"{missing} is missing, which the program needs: pip install 'plmu[{extra}]'",
+            f"{missing} is missing, which the program needs: pip install 'plmu[{_extra(missing)}]'",
             shows_traceback,
         )
     except KeyboardInterrupt as error:
@@ -91,6 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if said is None:
             raise
         _fail(said, shows_traceback)
+
+
+def _extra(module: str) -> str:
+    """The extra of plmu that a module is in."""
+    if module in ("onnx", "onnxruntime"):
+        return "export"
+    return "serve" if module in ("starlette", "uvicorn", "websockets") else "train"
 
 
 def _said(error: Exception) -> str | None:
@@ -254,22 +262,13 @@ def _generate_parser() -> Parser:
 
 def _generate(words: list[str]) -> None:
     given = vars(_generate_parser().parse_args(words))
-    threads = given.pop("threads")
-    if threads < 1:
-        raise ValueError(f"--threads must be at least 1, got {threads}")
+    with _threads(given.pop("threads")):
+        from plmu.experiments.generate import show
 
-    import torch
-
-    from plmu.experiments.generate import show
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        show(given.pop("run"), **given)
-    except KeyboardInterrupt:
-        return
-    finally:
-        torch.set_num_threads(before)
+        try:
+            show(given.pop("run"), **given)
+        except KeyboardInterrupt:
+            return
 
 
 def _translate_parser() -> Parser:
@@ -310,26 +309,98 @@ def _translate(words: list[str]) -> None:
 
 
 def _stream_parser() -> Parser:
+    missing, faults = OneOf("raise", "hold", "zero"), OneOf("skip", "stop")
     parser = Parser(
         prog="plmu stream",
-        description="Read text line by line and print the sentiment after each word, from 0 (negative) to 1 (positive)."
-        " An empty line starts another text.",
+        description="Read samples line by line and print a prediction after each, as soon as it is known. A line is"
+        " numbers with commas between them (a line of names may come first), JSON, or text for a model of text. Printed"
+        " are numbers with commas between them; or a class and its probability; or each word with the sentiment so far,"
+        " from 0 (negative) to 1 (positive); or each token with the probability that a language model gave it."
+        " An empty line starts another sequence.",
     )
-    parser.add_argument("run", type=Path, help="folder of a finished IMDB run, or its model.plmu")
+    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
+    parser.add_argument("--input", type=Path, help="file to read (standard input)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument(
+        "--missing",
+        type=missing,
+        help="what an empty field or NaN does: raise, hold or zero (what the model does)",
+    )
+    parser.add_argument("--state", type=Path, help="file to continue from, if it is there, and to save the state to")
+    parser.add_argument(
+        "--on-error", type=faults, default="stop", help="whether to skip a bad line or to stop there (stop)"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
     return parser
 
 
 def _stream(words: list[str]) -> None:
     given = _stream_parser().parse_args(words)
+    with _threads(given.threads):
+        from plmu.experiments.stream_lines import Options, show
 
-    from plmu.experiments.stream_text import show
+        options = Options(given.missing, given.state, given.on_error, given.json)
+        try:
+            if given.input is None:
+                show(given.run, sys.stdin, options)
+            else:
+                with open(given.input, encoding="utf-8") as lines:
+                    show(given.run, lines, options)
+        except KeyboardInterrupt:
+            return
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
 
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many CPU threads for torch."""
+    if count < 1:
+        raise ValueError(f"--threads must be at least 1, got {count}")
+
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        show(given.run, sys.stdin)
-    except KeyboardInterrupt:
-        return
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _serve_parser() -> Parser:
+    parser = Parser(
+        prog="plmu serve",
+        description="Serve a trained model over HTTP and WebSockets until Ctrl-C. Each connection to /ws is a session"
+        " with a state of its own; all sessions are stepped together. / is a live page, /openapi.json lists the"
+        " addresses, /metrics is for Prometheus.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 for any that is free (8000)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
+    parser.add_argument("--token", help="what clients must know; needed for any other --host (PLMU_TOKEN)")
+    parser.add_argument("--states", type=Path, help="folder in which states survive a restart, and a kill")
+    parser.add_argument("--sessions", type=int, default=1000, help="sessions at once, at most (1000)")
+    parser.add_argument("--idle", type=float, default=300.0, help="seconds after which an idle session ends (300)")
+    parser.add_argument("--rate", type=float, default=1000.0, help="samples of a session a second, at most (1000)")
+    parser.add_argument("--message-bytes", type=int, default=65_536, help="bytes of a message, at most (65536)")
+    parser.add_argument("--samples", type=int, default=1000, help="samples of a message, at most (1000)")
+    parser.add_argument("--missing", type=OneOf("raise", "hold", "zero"), help="what null in a sample does (an error)")
+    parser.add_argument("--width", type=int, help="sessions of a batch (16 to 256, by the size of the model)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
+    return parser
+
+
+def _serve(words: list[str]) -> None:
+    given = _serve_parser().parse_args(words)
+    with _threads(given.threads):
+        from plmu.serve import Options, serve
+        from plmu.serve.limits import Limits
+
+        limits = Limits(given.sessions, given.message_bytes, given.samples, given.rate, given.idle)
+        token = given.token or os.environ.get("PLMU_TOKEN") or None
+        options = Options(given.host, given.port, token, given.states, given.missing, given.width, limits=limits)
+        serve(given.run, options, lambda address: print(f"plmu serves {given.run} at {address}", flush=True))
 
 
 def _export_parser() -> Parser:
@@ -431,6 +502,7 @@ def _completion(words: list[str]) -> None:
         "generate": _generate_parser(),
         "translate": _translate_parser(),
         "stream": _stream_parser(),
+        "serve": _serve_parser(),
         "export": _export_parser(),
         "data": _data_parser(),
         "report": _report_parser(),
@@ -446,6 +518,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "generate": _generate,
     "translate": _translate,
     "stream": _stream,
+    "serve": _serve,
     "export": _export,
     "data": _data,
     "report": _report,

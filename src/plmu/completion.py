@@ -34,6 +34,9 @@ PATHS = (
     "--results",
     "--out",
     "--readme",
+    "--input",
+    "--state",
+    "--states",
 )  # options that take a file or folder
 
 

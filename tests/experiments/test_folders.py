@@ -113,6 +113,7 @@ def test_what_killed_runs_left_is_cleared(short):
         "data.json",
         "result.json",
         "model.plmu",
+        "outputs.json",
         "metrics.jsonl",
         "checkpoints",
         ".lock",

@@ -14,7 +14,7 @@ from torch import nn
 
 import plmu
 from plmu.cli import main
-from plmu.data.symbols import Bytes, Characters, Symbols, Words
+from plmu.data.symbols import Bytes, Characters, Symbols, Words, beginning
 from plmu.data.text import UNKNOWN
 from plmu.experiments import generate
 
@@ -67,12 +67,12 @@ def test_the_usual_options(letters: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_text_begins_with_what_a_new_text_begins_with() -> None:
-    assert generate._start(LETTERS) == LETTERS.encode(" ")
-    assert generate._start(Characters(tuple("\n ab"))) == [0]
-    assert generate._start(Characters(tuple(" \nab"))) == [1]
-    assert generate._start(Characters(tuple("ab"))) == [0]
-    assert generate._start(Bytes()) == [10]
-    assert generate._start(WORDS) == [0]
+    assert beginning(LETTERS) == LETTERS.encode(" ")
+    assert beginning(Characters(tuple("\n ab"))) == [0]
+    assert beginning(Characters(tuple(" \nab"))) == [1]
+    assert beginning(Characters(tuple("ab"))) == [0]
+    assert beginning(Bytes()) == [10]
+    assert beginning(WORDS) == [0]
 
 
 def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

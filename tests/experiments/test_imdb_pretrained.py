@@ -17,7 +17,8 @@ import plmu
 from plmu.cli import main
 from plmu.data.symbols import SEPARATOR, Characters, Words
 from plmu.data.text import UNKNOWN
-from plmu.experiments import EXPERIMENTS, language, pretrained, sources, stream_text
+from plmu.experiments import EXPERIMENTS, language, pretrained, sources
+from plmu.experiments.deployed import load
 from plmu.experiments.imdb_pretrained import PretrainedModel, ScratchModel, adversarial_loss, begin_reviews, groups
 from plmu.experiments.reviews import WordModel
 from plmu.experiments.text_models import RANDOM, classification_loss, logits
@@ -167,9 +168,10 @@ def test_from_raw_files_to_a_result_and_a_stream(model, run, capsys, monkeypatch
         "",
         *("the", "story", "was", "awful"),
     ]
-    network, numbers = stream_text.load(folder)
+    network, deployed = plmu.load(folder / "model.plmu"), load(folder)
     for text, values in ((["the", "film", "was", "superb", "!"], shown[:5]), (["the", "story"], shown[6:8])):
-        tokens = torch.tensor([[SEPARATOR, *(numbers.get(word, UNKNOWN) for word in text)]])
+        tokens = torch.tensor([[number for number, _ in deployed.tokens(" ".join(text), first=True)]])
+        assert tokens[0, 0] == SEPARATOR
         for end, line in enumerate(values, 2):
             expected = logits(network.eval(), (tokens[:, :end], torch.tensor([end]))).sigmoid().item()
             assert float(line.split()[0]) == pytest.approx(expected, abs=6e-4)
@@ -235,10 +237,10 @@ def test_runs_of_other_kinds_are_refused(run, capsys):
 
 def test_a_stream_of_a_damaged_run_is_named(run):
     (run / "config.json").write_text("[]")
-    with pytest.raises(RunError, match=r"config\.json is damaged: it says how a text begins"):
-        stream_text.first_tokens(run)
+    with pytest.raises(RunError, match=r"config\.json is damaged: it says what the model is of"):
+        load(run)
     (run / "config.json").unlink()
-    assert stream_text.first_tokens(run / "model.plmu") == []
+    assert load(run / "model.plmu").outputs.start == ()
 
 
 def test_fine_tuning_learns_the_small_reviews(run):

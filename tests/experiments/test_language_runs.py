@@ -13,7 +13,7 @@ from texts import amazon_file, imdb_archive, opinions
 import plmu
 from plmu.cli import main
 from plmu.data.symbols import Characters, Words, read
-from plmu.experiments.stream_text import load
+from plmu.experiments.deployed import load
 from plmu.training.step import TrainingStep
 
 SMALL = ["--model.width", "8", "--model.blocks", "1", "--model.order", "2"]
@@ -177,9 +177,11 @@ def test_reviews_then_more_reviews_then_films(
           "--quiet"])  # fmt: skip
     found = result("imdb-pretrained")
     assert found["notes"]["started from"].startswith("reviews plmu, seed 0; test: perplexity")
-    classifier, numbers = load(Path("runs/imdb-pretrained-seed0"))
+    classifier = plmu.load("runs/imdb-pretrained-seed0/model.plmu")
     assert classifier.layers[0].embedding_dim == 8
-    assert list(numbers) == vocabulary.split("\n")[:-1]
+    words = load(Path("runs/imdb-pretrained-seed0")).symbols
+    assert isinstance(words, Words)
+    assert list(words.words) == vocabulary.split("\n")[:-1]
     capsys.readouterr()
     main(["generate", "runs/films-seed0", "--length", "5", "--seed", "0"])
     assert capsys.readouterr().out

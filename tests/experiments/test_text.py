@@ -18,7 +18,7 @@ from plmu.cli import main
 from plmu.data.files import DataConfig
 from plmu.data.text import FIRST
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.stream_text import load, running, show
+from plmu.experiments.deployed import load
 from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, classifier, logits
 from plmu.training.errors import RunError
 
@@ -231,31 +231,28 @@ def test_ours_learns_the_small_reviews_and_streams_them(data, monkeypatch, capsy
     assert values[11] < values[9]
     assert values[4] > values[11]
 
-    model, numbers = load(Path("runs/imdb-plmu-seed0/model.plmu"))  # the file alone, and the same as all at once
-    words = ["great", "film", "nonsenseword", "awful"]
-    tokens = torch.tensor([[numbers.get(word, 1) for word in words]])
+    file = Path("runs/imdb-plmu-seed0/model.plmu")  # the file alone, and the same as all at once
+    for beside in ("outputs.json", "config.json"):
+        (file.parent / beside).unlink()
+    text = "great film nonsenseword awful"
+    tokens = torch.tensor([[number for number, _ in load(file).tokens(text, first=True)]])
     assert tokens[0, 2] == 1
-    expected = [model.eval()(tokens[:, : i + 1])[0].sigmoid().item() for i in range(4)]
-    found = [value[1] for value in running(model, numbers, [" ".join(words)]) if value is not None]
+    model = plmu.load(file).eval()
+    expected = [model(tokens[:, : i + 1])[0].sigmoid().item() for i in range(4)]
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    main(["stream", str(file), "--json"])
+    found = [json.loads(line)["probabilities"]["positive"] for line in capsys.readouterr().out.splitlines()]
     assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_stream_names_what_is_missing(tmp_path):
-    with pytest.raises(
-        RunError,
-        match=r"no model at .*nowhere: expected the folder of a finished IMDB run \(of any model but lstm\)",
-    ):
-        show(tmp_path / "nowhere", [])
     path = tmp_path / "model.plmu"
-    plmu.save(plmu.DelayLayer(2, order=2, theta=3.0), path)
-    with pytest.raises(RunError, match=r"vocabulary\.txt is missing"):
-        show(tmp_path, [])
-    (tmp_path / "vocabulary.txt").write_text("a\nb\n")
-    with pytest.raises(RunError, match="is not a model of text"):
-        show(path, [])
     plmu.save(plmu.Sequential(nn.Embedding(FIRST + 3, 2), plmu.DelayLayer(2, order=1, theta=3.0)), path)
-    with pytest.raises(RunError, match=r"has 2 words and .* embeddings for 3: they are of different runs"):
-        show(path, [])
+    with pytest.raises(RunError, match=r"has no symbols\.json or vocabulary\.txt"):
+        load(tmp_path)
+    (tmp_path / "vocabulary.txt").write_text("a\nb\n")
+    with pytest.raises(RunError, match=r"is for 4 token numbers and the model has 5 embeddings: they are of different"):
+        load(path)
 
 
 def test_errors_of_the_data_are_one_message(data, capsys):

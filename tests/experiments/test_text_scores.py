@@ -10,7 +10,9 @@ from torch import nn
 
 import plmu
 from plmu.data.text import FIRST, Builder
-from plmu.experiments import EXPERIMENTS, stream_text
+from plmu.experiments import EXPERIMENTS
+from plmu.experiments.deployed import load
+from plmu.experiments.stream_lines import LineStream, Options
 from plmu.experiments.text_models import TextExperiment, logits
 from plmu.nn.memory import Memory
 
@@ -98,15 +100,17 @@ def test_memories_are_those_of_the_settings(name, task_of):
     assert [memory.order for memory in memories] == [config.model.order, config.model.pool_order]
 
 
-def test_a_stream_says_how_likely_a_text_is_positive():
+def test_a_stream_says_how_likely_a_text_is_positive(tmp_path):
     model = plmu.Sequential(nn.Embedding(FIRST + 3, 1), nn.Identity())
     with torch.no_grad():
         model.layers[0].weight.copy_(torch.tensor([[9.0], [0.0], [1.0], [1000.0], [-1000.0]]))
-    numbers = {"good": FIRST, "best": FIRST + 1, "worst": FIRST + 2}
+    plmu.save(model, tmp_path / "model.plmu")
+    (tmp_path / "vocabulary.txt").write_text("good\nbest\nworst\n")
     lines = ["\n", "good other\n", "best\n", " \n", "\n", "worst\n"]
-    found = list(stream_text.running(model, numbers, lines))
-    assert [None if one is None else one[0] for one in found] == ["good", "other", "best", None, "worst"]
-    likely = [one[1] for one in found if one is not None]
+    stream = LineStream(load(tmp_path), Options())
+    found = [answer for line in lines for answer in stream.answers(line)]
+    assert [None if one is None else one["token"] for one in found] == ["good", "other", "best", None, "worst"]
+    likely = [one["probabilities"]["positive"] for one in found if one is not None]
     assert likely == pytest.approx([1 / (1 + math.exp(-1)), 0.5, 1 / (1 + math.exp(-50)), 1 / (1 + math.exp(50))])
 
 

@@ -198,6 +198,15 @@ class _WordDecoder(Decoder):
         return space + word
 
 
+def beginning(symbols: Symbols) -> list[int]:
+    """What a text begins with that has no prompt: a separator, a line break or a space."""
+    if isinstance(symbols, Words):
+        return [SEPARATOR]
+    if isinstance(symbols, Characters):
+        return symbols.encode(next((one for one in "\n " if one in symbols.alphabet), symbols.alphabet[0]))
+    return symbols.encode("\n")
+
+
 def read(folder: Path, size: int) -> Symbols:
     """The symbols of a model with `size` embeddings, from the files beside it in `folder`.
 

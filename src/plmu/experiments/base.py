@@ -42,6 +42,8 @@ class Experiment(ABC):
     paper: ClassVar[dict[str, float]]  # the paper's figure for each model that has one
     percent = False  # whether the score is shown in percent
     streamable: ClassVar[tuple[str, ...]] = ()  # the models that are steppable: they are saved and can be streamed
+    labels: ClassVar[tuple[str, ...]] = ()  # names of the classes, in the order of their numbers
+    ahead: ClassVar[int] = 0  # how many steps ahead the input is predicted
     starts: ClassVar[tuple[str, ...]] = ()  # the experiments whose runs `--from` takes
 
     @property
@@ -72,6 +74,10 @@ class Experiment(ABC):
     def companions(self, task: Task) -> dict[str, str]:
         """Text files without which the saved model is of no use, by name: they are written into the run's folder."""
         return {}
+
+    def first_tokens(self, model: str) -> tuple[int, ...]:
+        """Token numbers that a model reads before each text."""
+        return ()
 
     def outputs(self, task: Task) -> dict[str, str]:
         """Text files with what the best model made of the test data, by name: they are written into the run's folder

@@ -11,7 +11,7 @@ from typing import IO, Any
 from torch import nn
 
 import plmu
-from plmu.data.symbols import SEPARATOR, Characters, Symbols, Words, read
+from plmu.data.symbols import Symbols, Words, beginning, read
 from plmu.data.text import UNKNOWN
 from plmu.nn import Steppable
 from plmu.training.errors import RunError
@@ -45,7 +45,8 @@ def show(
     model, symbols = load(path)
     written = [] if prompt is None else _encoded(symbols, prompt)
     is_words = isinstance(symbols, Words)
-    start = _start(symbols) + written if is_words or not written else written  # a text of words begins with a separator
+    begins = is_words or not written  # a text of words always begins with a separator
+    start = beginning(symbols) + written if begins else written
     tokens = _Counted(plmu.generate(model, start, length, excluded=[UNKNOWN] if is_words else [], **options))
     ended, started = False, time.perf_counter()
     try:
@@ -89,15 +90,6 @@ class _Counted:
         for token in self.tokens:
             self.count += 1
             yield token
-
-
-def _start(symbols: Symbols) -> list[int]:
-    """What a text begins with that has no prompt: a separator, a line break or a space."""
-    if isinstance(symbols, Words):
-        return [SEPARATOR]
-    if isinstance(symbols, Characters):
-        return symbols.encode(next((one for one in "\n " if one in symbols.alphabet), symbols.alphabet[0]))
-    return symbols.encode("\n")
 
 
 def _encoded(symbols: Symbols, prompt: str) -> list[int]:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from plmu.data import imdb
+from plmu.data.symbols import SEPARATOR
 from plmu.data.text import FIRST, VOCABULARY, TextData
 from plmu.experiments import imdb_pretrained, pretrained
 from plmu.experiments.base import Config
@@ -45,10 +46,15 @@ class IMDB(TextExperiment):
     streamable = ("plmu", "frozen", "deep", "pretrained", "pretrained-paper", "scratch")
     starts = ("reviews",)
     classes = 2
+    labels = ("negative", "positive")
     keep = "last"
 
     def default_model(self, started: bool) -> str:
         return "pretrained" if started else self.models[0]
+
+    def first_tokens(self, model: str) -> tuple[int, ...]:
+        """A language model's texts begin with a separator."""
+        return (SEPARATOR,) if model in imdb_pretrained.models() else ()
 
     def check_start(self, model: str, started: bool) -> None:
         super().check_start(model, started)

@@ -106,6 +106,7 @@ class MackeyGlass(Experiment):
     paper: ClassVar[dict[str, float]] = {"plmu": 0.044, "lstm": 0.059, "lmu": 0.049, "hybrid": 0.045}
     models = ("plmu", "lstm", "lmu", "hybrid", "lmu-single")
     streamable = ("plmu", "lmu", "lmu-single")
+    ahead = mackey_glass.HORIZON
 
     def defaults(self, model: str) -> Config[Any]:
         ours = TrainingConfig(epochs=500, batch_size=2, learning_rate=5e-3, schedule="cosine", evaluate_every=5)

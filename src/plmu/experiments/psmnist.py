@@ -77,6 +77,7 @@ class PermutedMNIST(Experiment):
     paper: ClassVar[dict[str, float]] = {"plmu": 0.9849, "lstm": 0.8986, "lmu": 0.9715}
     models = ("plmu", "lstm", "lmu")
     streamable = ("plmu", "lmu")
+    labels = tuple("0123456789")
 
     def defaults(self, model: str) -> Config[Any]:
         choices: dict[str, tuple[Any, TrainingConfig]] = {

@@ -46,6 +46,7 @@ class QQP(TextExperiment):
     name = "qqp"
     paper: ClassVar[dict[str, float]] = {"plmu": 0.8695, "frozen": 0.8695, "lstm": 0.8258}  # of the first split
     classes = 2
+    labels = ("different", "duplicate")
     keep = "first"
 
     def defaults(self, model: str) -> Config[Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import plmu
-from plmu.experiments import folders, sources
+from plmu.experiments import folders, outputs, sources
 from plmu.experiments.base import Config, Experiment
 from plmu.tables import rows
 from plmu.training.checkpoints import Checkpoints, other_version
@@ -137,7 +137,7 @@ def _run_seed(
                 print(f"{folder} is finished: nothing was trained, its result is shown")
             _score_later(experiment, folder)
             if model in experiment.streamable and not (folder / "model.plmu").is_file():
-                _write_missing_model(experiment, config, folder)
+                _write_missing_model(experiment, model, config, folder)
         return
     start = time.monotonic()
     task, network, data = _prepared(experiment, config)
@@ -187,7 +187,7 @@ def _run_seed(
     }
     if processes.writes and log is not None:
         log.finish(outcome.history)
-        _write_model(network, folder)
+        _write_model(experiment, model, network, folder)
         _write_texts(folder, experiment.outputs(task))
         write_json(folder / "result.json", result)  # last: it says that the run is finished
     processes.wait()
@@ -222,18 +222,19 @@ def _score_later(experiment: Experiment, folder: Path) -> None:
         print(f"{path}: scores were added that could not be computed where it ran")
 
 
-def _write_model(network: nn.Module, folder: Path) -> None:
+def _write_model(experiment: Experiment, model: str, network: nn.Module, folder: Path) -> None:
     if isinstance(network, plmu.nn.Steppable):
+        outputs.write(folder, outputs.outputs_of(experiment, model))
         plmu.save(network.cpu(), folder / "model.plmu")
 
 
-def _write_missing_model(experiment: Experiment, config: Config[Any], folder: Path) -> None:
+def _write_missing_model(experiment: Experiment, model: str, config: Config[Any], folder: Path) -> None:
     """For a finished run that has lost it, from its checkpoint."""
     found = best_model(experiment, config, folder)
     if found is None:
         print(f"{folder} has no model.plmu and no checkpoint to make it from: remove its result.json to train again")
         return
-    _write_model(found[2], folder)
+    _write_model(experiment, model, found[2], folder)
     print(f"{folder / 'model.plmu'} was missing: made it again from the checkpoint")
 
 

@@ -20,6 +20,7 @@ class SNLI(TextExperiment):
     name = "snli"
     paper: ClassVar[dict[str, float]] = {"plmu": 0.7885, "frozen": 0.7885, "lstm": 0.776}
     classes = 3
+    labels = ("entailment", "neutral", "contradiction")
     keep = "first"
 
     def defaults(self, model: str) -> Config[Any]:

@@ -1,0 +1,337 @@
+"""`python -m benchmarks.serving`: a server under load, under malformed messages, and killed.
+
+This process is the client, the server is another one. The model is that of Mackey-Glass, untrained: its weights do not
+matter for time. Each part fails if what it asks for does not hold, and all figures go to results/serving.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import plmu
+from benchmarks.websocket import Connection, frame
+from plmu.training.results import provenance, write_json
+
+RATE = 50  # samples of a session a second
+
+
+def save_model(folder: Path) -> Path:
+    """A run's folder with the model of Mackey-Glass."""
+    torch.manual_seed(0)
+    layer = plmu.ParallelLMU(1, 140, order=40, theta=50.0, output_activation="gelu")
+    folder.mkdir(parents=True, exist_ok=True)
+    model = plmu.Sequential(layer, nn.Linear(140, 80), nn.GELU(), nn.Linear(80, 1))
+    plmu.save(model, folder / "model.plmu")
+    return folder
+
+
+class Program:
+    """A running server."""
+
+    def __init__(self, run: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "plmu", "serve", str(run), "--port", "0", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        address = self.process.stdout.readline().split()
+        if not address:
+            raise RuntimeError("the server did not start")
+        self.port = int(address[-1].rsplit(":", 1)[1])
+
+    def cpu(self) -> float:
+        """Seconds of CPU so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> float:
+        """Resident megabytes."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+    def stop(self, kind: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(kind)
+        code = self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@contextmanager
+def server(run: Path, *options: str) -> Iterator[Program]:
+    program = Program(run, *options)
+    try:
+        yield program
+    finally:
+        program.stop()
+
+
+class Client:
+    """A session that sends samples of its own, and checks that each message is answered in its order."""
+
+    def __init__(self, number: int, per_message: int) -> None:
+        self.number, self.per_message = number, per_message
+        self.sent: list[float] = []  # when messages that are not answered yet should have gone out
+        self.latencies: list[float] = []
+        self.steps = 0  # answered
+        self.count = 0  # samples sent
+        self.outputs: list[float] = []
+        self.faults: list[str] = []
+        self.keeps = False
+        self.connection: Connection
+
+    async def connect(self, port: int, name: str = "") -> None:
+        path = f"/ws?session={name}" if name else "/ws"
+        self.hello: dict[str, Any] | None = None
+        self.connection = await Connection.open(port, self.heard, path)
+
+    def sample(self, step: int) -> float:
+        return ((step * 7 + self.number * 13) % 101 - 50) / 40
+
+    def send(self, due: float) -> None:
+        some = [self.sample(self.count + i) for i in range(self.per_message)]
+        self.count += self.per_message
+        self.sent.append(due)
+        self.connection.send(
+            f'{{"samples":{some}}}'.encode() if self.per_message > 1 else f'{{"sample":{some[0]}}}'.encode()
+        )
+
+    def heard(self, text: bytes) -> None:
+        now = time.perf_counter()
+        answer = json.loads(text)
+        if self.hello is None:
+            self.hello = answer
+            return
+        outputs = answer.get("outputs") or [answer.get("output")]
+        if answer.get("step") != self.steps + self.per_message or len(outputs) != self.per_message:
+            self.faults.append(text.decode()[:200])
+        self.steps = answer.get("step", self.steps)
+        if self.keeps:
+            self.outputs += [row[0] for row in outputs]
+        self.latencies.append(now - self.sent.pop(0))
+
+
+async def send_evenly(clients: list[Client], seconds: float) -> None:
+    """Each client its messages at its own time, RATE samples a second, for so long; then wait for all answers."""
+    each = clients[0].per_message / RATE  # seconds between the messages of a client
+    gap, start, place = each / len(clients), time.perf_counter(), 0
+    while place * gap < seconds:
+        due = (time.perf_counter() - start) / gap
+        while place < due and place * gap < seconds:
+            clients[place % len(clients)].send(start + place * gap)
+            place += 1
+        await asyncio.sleep(0.001)
+    for _ in range(500):
+        if not any(one.sent for one in clients):
+            return
+        await asyncio.sleep(0.01)
+
+
+async def load(run: Path, sessions: int, per_message: int, seconds: float, states: Path | None) -> dict[str, Any]:
+    """Latency of many sessions."""
+    options = [] if states is None else ["--states", str(states)]
+    with server(run, "--sessions", str(sessions), *options) as program:
+        clients = [Client(number, per_message) for number in range(sessions)]
+        for client in clients:
+            await client.connect(program.port)
+        warm = min(2.0, seconds)
+        await send_evenly(clients, warm)
+        for client in clients:
+            client.latencies.clear()
+        begun, own = program.cpu(), time.process_time()
+        await send_evenly(clients, seconds)
+        found = sorted(value for client in clients for value in client.latencies)
+        lost = sum(client.count - client.steps for client in clients)
+        faults = [fault for client in clients for fault in client.faults]
+        return {
+            "sessions": sessions,
+            "samples_per_message": per_message,
+            "samples_per_second": sessions * RATE,
+            "seconds": seconds,
+            "journal": states is not None,
+            "messages": len(found),
+            "lost_samples": lost,
+            "wrong_answers": len(faults),
+            "p50_ms": 1000 * found[len(found) // 2],
+            "p99_ms": 1000 * found[int(len(found) * 0.99)],
+            "max_ms": 1000 * found[-1],
+            "server_cpu": (program.cpu() - begun) / seconds,
+            "client_cpu": (time.process_time() - own) / seconds,
+        }
+
+
+def malformed(number: int, rng: random.Random) -> bytes:
+    """A frame that no server should take: wrong types, NaN, huge, truncated, binary."""
+    good = json.dumps({"samples": [rng.random() for _ in range(5)]})
+    texts = [
+        '{"sample": "0.1"}', '{"sample": NaN}', '{"sample": 1e999}', '{"sample": null}', '{"sample": [0.1, 0.2]}',
+        '{"samples": 3}', '{"samples": []}', '{"samples": [[[1]]]}', '{"sample": true}', "[]", "null", "", "{}",
+        '{"sample": 1, "reset": true}', '{"reset": 1}', '{"sample": 1, "more": 2}', '{"text": "abc"}',
+        '{"sample": 1, "id": {}}', "[" * 30_000, '{"sample": ' + "9" * 5000 + "}", good[: rng.randrange(1, len(good))],
+        '{"samples": [' + ",".join(["0.5"] * 1001) + "]}", '{"sample": "' + "x" * 70_000 + '"}', "\u0000\ud7ff",
+    ]  # fmt: skip
+    if number % 25 == 24:
+        return frame(rng.randbytes(rng.randrange(1, 400)), opcode=2)
+    return frame(texts[number % 25 % len(texts)].encode())
+
+
+async def hostile(run: Path, messages: int, healthy: int) -> dict[str, Any]:
+    """Malformed messages beside healthy sessions."""
+    with server(run) as program:
+        clients = [Client(number, 1) for number in range(healthy)]
+        for client in clients:
+            await client.connect(program.port)
+        answers: list[bytes] = []
+        connections = [await Connection.open(program.port, answers.append) for _ in range(20)]
+        await asyncio.sleep(0.2)
+        answers.clear()
+        rng, memory = random.Random(0), []
+
+        async def attack() -> None:
+            for number in range(messages):
+                place = number % len(connections)
+                connections[place].transport.write(malformed(number, rng))
+                if number % 500 == 499:
+                    while len(answers) < number + 1 - 50:
+                        await asyncio.sleep(0.001)
+                    memory.append(program.memory())
+            while len(answers) < messages:
+                await asyncio.sleep(0.005)
+
+        attacking = asyncio.create_task(attack())
+        while not attacking.done():
+            await send_evenly(clients, 0.5)
+        await asyncio.wait_for(attacking, 60)
+        named = sum("error" in json.loads(one) for one in answers)
+        half = len(memory) // 2
+        return {
+            "messages": messages,
+            "answered_with_an_error": named,
+            "closed_connections": sum(one.closed.is_set() for one in connections),
+            "healthy_sessions": healthy,
+            "healthy_samples": sum(client.count for client in clients),
+            "healthy_lost": sum(client.count - client.steps for client in clients),
+            "healthy_wrong": sum(len(client.faults) for client in clients),
+            "memory_mb_at_half": memory[half] if memory else program.memory(),
+            "memory_mb_at_end": memory[-1] if memory else program.memory(),
+        }
+
+
+async def killed(run: Path, states: Path, sessions: int, kills: int, seconds: float) -> dict[str, Any]:
+    """The server is killed under load and started again; all outputs are those of a server that never was."""
+    rng = random.Random(0)
+    clients = [Client(number, 5) for number in range(sessions)]
+    for client in clients:
+        client.keeps = True
+    unanswered = 0
+    for kill in range(kills + 1):
+        program = Program(run, "--states", str(states), "--sessions", str(sessions))
+        try:
+            for client in clients:
+                await client.connect(program.port, f"client-{client.number}")
+                while client.hello is None:
+                    await asyncio.sleep(0.001)
+                unanswered += _catch_up(client)
+            sending = asyncio.create_task(send_evenly(clients, seconds))
+            if kill < kills:
+                await asyncio.sleep(seconds * rng.uniform(0.3, 0.8))
+                program.stop(signal.SIGKILL)
+                sending.cancel()
+                await asyncio.gather(*(client.connection.closed.wait() for client in clients))
+            else:
+                await sending
+        finally:
+            program.stop()
+    different = 0
+    sessions_again = plmu.Sessions(plmu.load(run / "model.plmu"), _width(states))
+    rows = [sessions_again.add() for _ in clients]
+    longest = max(len(client.outputs) for client in clients)
+    for step in range(longest):
+        some = [(row, client) for row, client in zip(rows, clients, strict=True) if step < len(client.outputs)]
+        x = torch.tensor([[client.sample(step)] for _, client in some])
+        out, _ = sessions_again.step([row for row, _ in some], x)
+        different += sum(
+            value != client.outputs[step] for value, (_, client) in zip(out[:, 0].tolist(), some, strict=True)
+        )
+    return {
+        "sessions": sessions,
+        "kills": kills,
+        "answered_samples": sum(client.steps for client in clients),
+        "taken_but_unanswered_at_a_kill": unanswered,
+        "outputs_compared": sum(len(client.outputs) for client in clients),
+        "outputs_with_other_bits": different,
+        "wrong_answers": sum(len(client.faults) for client in clients),
+        "lost_samples": sum(client.steps != len(client.outputs) for client in clients),
+    }
+
+
+def _catch_up(client: Client) -> int:
+    """Where the server is after a kill: at the last answer, or one message after it, whose outputs it repeats."""
+    assert client.hello is not None
+    step, last = client.hello["step"], client.hello["last"]
+    ahead = step - client.steps
+    if ahead not in (0, client.per_message) or (ahead and len(last) != ahead):
+        client.faults.append(f"server at {step}, client at {client.steps}")
+    client.outputs += [row[0] for row in last] if ahead else []
+    client.steps = client.count = step
+    client.sent.clear()
+    return int(ahead)
+
+
+def _width(states: Path) -> int:
+    from plmu.files import reading
+
+    with reading(max(states.glob("sessions-*.plmu")), ("sessions",)) as file:
+        return int(file.description["width"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each load (60)")
+    parser.add_argument("--messages", type=int, default=10_000, help="malformed ones (10000)")
+    parser.add_argument("--kills", type=int, default=5, help="how often the server is killed (5)")
+    parser.add_argument("--out", type=Path, default=Path("results/serving.json"))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"command": "python -m benchmarks.serving", "load": []}
+    with tempfile.TemporaryDirectory() as folder:
+        run = save_model(Path(folder) / "run")
+        for sessions, per_message, journal in ((200, 1, True), (1000, 5, True)):
+            states = Path(folder) / f"states-{sessions}" if journal else None
+            figures = asyncio.run(load(run, sessions, per_message, given.seconds, states))
+            print(json.dumps(figures), flush=True)
+            result["load"].append(figures)
+        result["malformed"] = asyncio.run(hostile(run, given.messages, 20))
+        print(json.dumps(result["malformed"]), flush=True)
+        result["killed"] = asyncio.run(killed(run, Path(folder) / "states", 200, given.kills, 6.0))
+        print(json.dumps(result["killed"]), flush=True)
+    result |= provenance(torch.device("cpu"))
+    write_json(given.out, result)
+    problems = [f"{one['sessions']} sessions: {one}" for one in result["load"]
+                if one["lost_samples"] or one["wrong_answers"] or one["p99_ms"] >= 50]  # fmt: skip
+    bad, dead = result["malformed"], result["killed"]
+    if bad["answered_with_an_error"] != bad["messages"] or bad["healthy_lost"] or bad["healthy_wrong"]:
+        problems.append(f"malformed: {bad}")
+    if dead["outputs_with_other_bits"] or dead["wrong_answers"] or dead["lost_samples"]:
+        problems.append(f"killed: {dead}")
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()

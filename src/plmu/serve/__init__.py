@@ -1,0 +1,120 @@
+"""`plmu serve`: a trained model as a server for many sessions, over HTTP and WebSockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+import plmu
+from plmu.experiments.deployed import Deployed, load
+from plmu.serve.access import Access, checked_token
+from plmu.serve.app import Server
+from plmu.serve.batching import Batcher
+from plmu.serve.journal import Journal
+from plmu.serve.limits import Limits
+from plmu.serve.messages import Reader
+from plmu.serve.metrics import Metrics
+
+LARGEST = 2**22  # multiply-adds of a batch, by which its width is chosen: a fraction of a millisecond
+HEADROOM = 16  # messages up to so many times the limit are read, and answered with an error
+
+
+@dataclass
+class Options:
+    """How a server runs."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    states: Path | None = None
+    missing: str | None = None
+    width: int | None = None
+    tick: float = 0.005  # seconds between batches, at least
+    limits: Limits = field(default_factory=Limits)
+
+
+def make_server(deployed: Deployed, options: Options) -> Server:
+    """The server of a model, with the states that the one before has left."""
+    access = Access(options.host, checked_token(options.host, options.token))
+    missing = deployed.frozen.checked_missing(options.missing)
+    reader = Reader(deployed, options.limits, missing)
+    journal, width = None, options.width
+    if options.states is not None:
+        journal = Journal(options.states, deployed.frozen.fingerprint, reader.code, reader.features)
+        before = journal.snapshot()
+        if before is not None:
+            width = before.width  # another one would round otherwise
+    sessions = plmu.Sessions(deployed.frozen, width or usual_width(deployed.frozen), missing=missing)
+    batcher = Batcher(sessions, options.limits, Metrics(), reader.code, journal, options.tick)
+    return Server(deployed, batcher, reader, access)
+
+
+def usual_width(frozen: plmu.FrozenModel) -> int:
+    """Rows of a batch: many for a small model, few for a large one; a power of two from 16 to 256."""
+    size = max(1, sum(array.numel() for name, array in frozen.folded.arrays().items() if not name.endswith("table")))
+    return int(2 ** max(4, min(8, (LARGEST // size).bit_length() - 1)))
+
+
+def serve(run: Path, options: Options, ready: Callable[[str], None] | None = None) -> None:
+    """Serve the model of a run until SIGINT or SIGTERM. `ready` is called with the address.
+
+    Raises:
+        RunError: there is no model that streams, or its states cannot be read.
+        ValueError: an option is wrong.
+        OSError: the port is taken.
+    """
+    checked_token(options.host, options.token)
+    deployed = load(run)
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((options.host, options.port))
+        listening.listen(max(2048, options.limits.sessions))  # clients that come before all is ready wait
+    except OSError as error:
+        listening.close()
+        raise OSError(f"cannot listen on {options.host}:{options.port}: {error.strerror or error}") from None
+    server = make_server(deployed, options)
+    shown = f"[{options.host}]" if family == socket.AF_INET6 else options.host
+    address = f"http://{shown}:{listening.getsockname()[1]}"
+
+    def started() -> None:
+        if ready is not None:
+            ready(address)
+
+    config = uvicorn.Config(
+        server.app(started),
+        http="h11",
+        ws="websockets-sansio",
+        ws_max_size=HEADROOM * options.limits.message_bytes,
+        ws_per_message_deflate=False,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
+    # It says so of every connection that is refused.
+    logging.getLogger("uvicorn.error").addFilter(lambda one: "completing handshake" not in one.getMessage())
+    # uvicorn raises a signal again after it has stopped: then there is nothing left to do.
+    before = {kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGINT, signal.SIGTERM)}
+    running = uvicorn.Server(config)
+    gc.collect()
+    gc.freeze()  # the collector then leaves out what torch has loaded, and stops the server for less time
+    try:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(running.serve(sockets=[listening]))
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+        listening.close()
+    if not running.started:
+        sys.exit(1)

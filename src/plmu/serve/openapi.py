@@ -1,0 +1,108 @@
+"""The OpenAPI document of a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_JSON = "application/json"
+
+
+def document(model: dict[str, Any]) -> dict[str, Any]:
+    """The addresses of a server of this model, as OpenAPI 3.1 has them."""
+    numbers = {"type": "array", "items": {"type": "number"}}
+    features = model["features"]
+    sample: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": (model["tokens"] or 1) - 1}
+    if features is not None:
+        sample = {"type": "array", "items": {"type": ["number", "null"]}, "minItems": features, "maxItems": features}
+        if features == 1:
+            sample = {"anyOf": [{"type": ["number", "null"]}, sample]}
+    asked = {"sample": sample, "samples": {"type": "array", "items": sample, "minItems": 1}}
+    if features is None:
+        asked["text"] = {"type": "string"}
+    asked |= {one: {"type": "boolean", "const": True} for one in ("reset", "close")}
+    extras = {
+        "session": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
+        "id": {"type": ["string", "integer"], "description": "Comes back in the answer."},
+        "outputs": {"type": "boolean", "description": "Whether a language model answers with all outputs."},
+    }
+    message = {
+        "type": "object",
+        "properties": {**asked, **extras},
+        "oneOf": [{"required": [one]} for one in asked],
+        "additionalProperties": False,
+    }
+    answer = {
+        "type": "object",
+        "properties": {
+            "session": {"type": "string"},
+            "step": {"type": "integer", "description": "Samples that the session has taken."},
+            "output": numbers,
+            "outputs": {"type": "array", "items": numbers},
+            "label": {"type": "string"},
+            "probability": {"type": "number"},
+            "probabilities": {"type": "object", "additionalProperties": {"type": "number"}},
+            "next": {"type": "array", "items": {"type": "object"}},
+            "id": {"type": ["string", "integer"]},
+            "closed": {"type": "boolean"},
+        },
+    }
+    name = {"name": "name", "in": "path", "required": True, "schema": extras["session"]}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "plmu serve",
+            "version": model["version"],
+            "description": "A trained model as a stream. The same messages go over the WebSocket /ws, where each"
+            " connection is a session: /ws?session=NAME continues the session of that name.",
+        },
+        "paths": {
+            "/step": {
+                "post": {
+                    "summary": "Advance a session by one or more samples; a new one if the message names none.",
+                    "requestBody": {
+                        "required": True,
+                        "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Message"}}},
+                    },
+                    "responses": _responses("#/components/schemas/Answer", 400, 401, 403, 404, 413, 422, 429, 503),
+                }
+            },
+            "/sessions/{name}": {
+                "get": {
+                    "summary": "How many samples a session has taken, and its last outputs.",
+                    "parameters": [name],
+                    "responses": _responses(None, 401, 404),
+                },
+                "delete": {"summary": "End a session.", "parameters": [name], "responses": _responses(None, 401, 404)},
+            },
+            "/model": {"get": {"summary": "What the model takes and gives.", "responses": _responses(None, 401)}},
+            "/memory": {
+                "get": {
+                    "summary": "Ā, B̄ and decoder C of a Delay Network.",
+                    "parameters": [
+                        {"name": one, "in": "query", "required": True, "schema": {"type": kind}}
+                        for one, kind in (("order", "integer"), ("theta", "number"))
+                    ],
+                    "responses": _responses(None, 400, 401),
+                }
+            },
+            "/health": {"get": {"summary": "Whether the server works.", "responses": _responses(None, 503)}},
+            "/metrics": {"get": {"summary": "Counts and times for Prometheus.", "responses": _responses(None, 401)}},
+        },
+        "components": {
+            "schemas": {
+                "Message": message,
+                "Answer": answer,
+                "Error": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
+            },
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _responses(schema: str | None, *errors: int) -> dict[str, Any]:
+    good: dict[str, Any] = {"description": "As asked."}
+    if schema is not None:
+        good["content"] = {_JSON: {"schema": {"$ref": schema}}}
+    wrong = {"description": "What is wrong.", "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    return {"200": good, **{str(status): wrong for status in errors}}
