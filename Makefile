@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two test processes of one thread each are faster than one of two, and give the same numbers on any machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: setup test test-all closest demo bench lint types docs wheel figures clean
+.PHONY: setup test test-all test-mcu closest demo bench lint types docs wheel figures clean
 
 setup: $(READY)
 
@@ -22,6 +22,11 @@ test: $(READY)
 # The whole grid of algorithms, precisions, sizes, states and lengths, where `make test` takes every pair of values.
 test-all: $(READY)
 	$(PYTEST) -m 'full or not full'
+
+# Exported C on an emulated Cortex-M4: flash, RAM and instructions per step. It needs Debian's gcc-arm-none-eabi,
+# libnewlib-arm-none-eabi and qemu-system-arm.
+test-mcu: $(READY)
+	$(BIN)/python -m benchmarks.mcu
 
 # The tests, and after them the ten comparisons that stand closest to their bounds.
 closest: $(READY)

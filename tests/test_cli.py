@@ -58,8 +58,8 @@ for words in {commands!r}:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trian"], "there is no command 'trian': the commands are train, evaluate, generate, stream, data, "),
-        (["trian"], "report, bench, completion; did you mean 'train'?"),
+        (["trian"], "there is no command 'trian': the commands are train, evaluate, generate, translate, "),
+        (["trian"], "stream, export, data, report, bench, completion; did you mean 'train'?"),
         (["--vresion"], "did you mean '--version'?"),
         (["generate", "x"], "no model at x: expected the folder of a finished run of a language model"),
         (["generate", "x", "--topk", "3"], "there is no argument '--topk'; did you mean '--top-k'?"),

@@ -29,9 +29,11 @@ def _script(shell: str, capsys) -> str:
     return capsys.readouterr().out
 
 
+OWN_FILES = [f"--data.{name}" for name in cli.OWN_FILES]
 COMPLETED = [
     ((""), [*COMMANDS, "--help", "--version", "--traceback"]),
-    (("tr",), ["train"]),
+    (("trai",), ["train"]),
+    (("tr",), ["train", "translate"]),
     (("train", "p"), ["psmnist"]),
     (("train", "psmnist", "--model", ""), ["plmu", "lstm", "lmu"]),
     (("train", "psmnist", "--quiet", "--training.schedule", "co"), ["constant", "cosine"]),
@@ -39,13 +41,25 @@ COMPLETED = [
     (("train", "imdb", "--model.the"), ["--model.theta", "--model.thetas"]),
     (("train", "psmnist", "--runs", "fo"), ["folder"]),
     (("train", "psmnist", "fo"), []),
-    (("evaluate", ""), ["-h", "--help", "--data.root", "--data.file", "--from", "--device", "file", "folder"]),
+    (
+        ("evaluate", ""),
+        [
+            "-h",
+            "--help",
+            "--data.root",
+            *(f"--data.{name}" for name in cli.OWN_FILES),
+            "--from",
+            "--device",
+            "file",
+            "folder",
+        ],
+    ),
     (("evaluate", "--de"), ["--device"]),
     (("data", ""), ["-h", "--help", "--data.root"]),
     (("bench", "l"), ["layers"]),
     (("completion", "z"), ["zsh"]),
     (("nothing", ""), []),
-    (("--traceback", "tr"), ["train"]),
+    (("--traceback", "trai"), ["train"]),
     (("--traceback", "train", "p"), ["psmnist"]),
     (("train", "--traceback", "psmnist", "--model", "l"), ["lstm", "lmu"]),
     (("evaluate", "folder", "--device", "c"), ["cpu", "cuda"]),
@@ -125,7 +139,8 @@ def test_scripts_hold_words_values_and_paths(capsys):
     """Also where the shell is not there to try them."""
     fish, zsh, bash = (_script(shell, capsys) for shell in ("fish", "zsh", "bash"))
     assert "        case 'train psmnist --model'\n            printf '%s\\n' plmu lstm lmu\n" in fish
-    paths = "'* --runs' '* --data.root' '* --data.file' '* --from' '* --results' '* --out' '* --readme'"
+    options = ["--runs", "--data.root", *OWN_FILES, "--attention", "--from", "--results", "--out", "--readme"]
+    paths = " ".join(f"'* {option}'" for option in options)
     assert f"        case {paths}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
     assert "            case train\n                printf '%s\\n' mackey-glass psmnist addition imdb qqp snli" in fish
     shown = "            case stream\n                printf '%s\\n' -h --help\n                __fish_complete_path"
@@ -152,7 +167,10 @@ def test_every_option_is_completed(capsys):
             assert options | ({"--from"} if experiment.starts else set()) == shown - {"--help", "--model"}
             assert set(words[f"train {name}"]) >= options
             assert values[f"train {name} --model"] == list(experiment.models)
-    parsers = (cli._evaluate_parser(), cli._stream_parser(), cli._data_parser(), cli._report_parser())
+    parsers = (
+        *(cli._evaluate_parser(), cli._translate_parser(), cli._stream_parser()),
+        *(cli._data_parser(), cli._report_parser()),
+    )
     of_parsers = {flag for parser in parsers for flag in parser.known if flag in PATHS}
-    assert {"--data.root", "--data.file", "--from", "--results", "--out", "--readme"} == of_parsers
+    assert {"--data.root", *OWN_FILES, "--attention", "--from", "--results", "--out", "--readme"} == of_parsers
     assert {"--runs", "--data.root"} <= set(PATHS)

@@ -19,8 +19,10 @@ PLMU = [
     "Bidirectional",
     "CausalAttention",
     "CausalConvolution",
+    "CrossAttention",
     "DelayLayer",
     "DelayNetwork",
+    "EncoderDecoder",
     "FileFormatError",
     "Gated",
     "Highway",
@@ -40,6 +42,7 @@ PLMU = [
     "TokenDelayLayer",
     "WeightedStack",
     "__version__",
+    "export",
     "final_state",
     "fold",
     "for_graphs",
@@ -58,15 +61,19 @@ PLMU = [
 ]
 PLMU_NN = [
     "ACTIVATIONS",
+    "Attended",
     "Bidirectional",
     "CausalAttention",
     "CausalConvolution",
+    "CrossAttention",
     "DelayLayer",
+    "EncoderDecoder",
     "Gated",
     "Highway",
     "LMU",
     "LMUBlock",
     "LMUCell",
+    "LSTM",
     "MemoryBlock",
     "ParallelLMU",
     "Residual",
@@ -83,7 +90,7 @@ PLMU_NN = [
     "reverse",
     "standardize",
 ]
-OPTIONAL = ["matplotlib", "onnx", "pooch", "rich", "sacrebleu", "scipy", "tensorboard", "triton", "tyro"]
+OPTIONAL = ["matplotlib", "onnx", "pooch", "rich", "sacrebleu", "scipy", "tensorboard", "tokenizers", "triton", "tyro"]
 
 
 def _name(value: object) -> str:

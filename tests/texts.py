@@ -166,3 +166,26 @@ def zip_file(path: Path, members: dict[str, bytes], **options) -> Path:
         for name, content in members.items():
             archive.writestr(name, content)
     return path
+
+
+GLOSSARY = {"the": "el", "red": "rojo", "dog": "perro", "cat": "gato", "sees": "ve", "it's": "es", "old": "viejo"}
+
+
+def pairs(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Raw sentences and their translations, word by word."""
+    rng = random.Random(seed)
+    chosen = [rng.choices(list(GLOSSARY), k=rng.randint(1, 4)) for _ in range(count)]
+    sources = [f"{' '.join(words).capitalize()}." for words in chosen]
+    return sources, [f"{' '.join(GLOSSARY[word] for word in words)}." for words in chosen]
+
+
+def iwslt_folder(folder: Path, count: int = 60, packing: str = ".xz", words: Sequence[str] | None = None) -> Path:
+    """Stanford's layout; with `words`, vocabularies of these."""
+    for seed, part in enumerate(("train", "tst2012", "tst2013")):
+        for language, texts in zip(("en", "vi"), pairs(count, seed), strict=True):
+            tokenised = [text.replace(".", " .").replace("'", " &apos;") for text in texts]
+            pack(folder / "iwslt15-en-vi" / f"{part}.{language}{packing}", "\n".join(tokenised) + "\n")
+    for language in ("en", "vi") if words is not None else ():
+        names = ["</s>", "<unk>", "<s>", *(words or ())]
+        pack(folder / "iwslt15-en-vi" / f"vocab.{language}{packing}", "\n".join(names) + "\n")
+    return folder

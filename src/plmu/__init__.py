@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
+    from plmu.exports import export
     from plmu.files import FileFormatError, load, load_into, save
     from plmu.keras_weights import load_keras
     from plmu.nn import (
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
         Bidirectional,
         CausalAttention,
         CausalConvolution,
+        CrossAttention,
         DelayLayer,
+        EncoderDecoder,
         Gated,
         Highway,
         LMUBlock,
@@ -42,8 +45,10 @@ __all__ = [
     "Bidirectional",
     "CausalAttention",
     "CausalConvolution",
+    "CrossAttention",
     "DelayLayer",
     "DelayNetwork",
+    "EncoderDecoder",
     "FileFormatError",
     "Gated",
     "Highway",
@@ -62,6 +67,7 @@ __all__ = [
     "TokenDelayLayer",
     "WeightedStack",
     "__version__",
+    "export",
     "final_state",
     "fold",
     "for_graphs",
@@ -83,6 +89,7 @@ __all__ = [
 _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
     "describe": (),
+    "exports": ("export",),
     "files": ("FileFormatError", "load", "load_into", "save"),
     "keras_weights": ("load_keras",),
     "folded": (),
@@ -91,7 +98,9 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Bidirectional",
         "CausalAttention",
         "CausalConvolution",
+        "CrossAttention",
         "DelayLayer",
+        "EncoderDecoder",
         "Gated",
         "Highway",
         "LMUBlock",

@@ -1,4 +1,4 @@
-"""The program: plmu train | evaluate | generate | stream | data | report | bench | completion.
+"""The program: plmu train | evaluate | generate | stream | export | data | report | bench | completion.
 
 Each command imports what it needs when it runs, so that `plmu --version` and `--help` answer at once.
 """
@@ -25,7 +25,9 @@ USAGE = """usage: plmu COMMAND …
   plmu train EXPERIMENT   train a model, test it once, write a run folder and a result
   plmu evaluate RUN       score the best model of a run again
   plmu generate RUN       print text that a language model writes, as it is sampled
+  plmu translate RUN      translate sentences from a file or standard input, one a line
   plmu stream RUN         read text from standard input, print the sentiment after each word (IMDB models)
+  plmu export RUN         write a model for other programs: ONNX, torch.export or C
   plmu data               list data sets: which are here, which are complete, where to get them
   plmu report             show all results as a table, a page and plots
   plmu bench KIND         measure speed on this machine: layers, training-time, complexity or streaming
@@ -35,6 +37,15 @@ USAGE = """usage: plmu COMMAND …
 `plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment.
 --traceback also prints the Python traceback of an error."""
 OWN_OPTIONS = ("--help", "--version", "--traceback")
+OWN_FILES = {  # options of the data that are files of the user's own
+    "file": "text file",
+    "source": "sentences that were trained on",
+    "target": "translations that were trained on",
+    "valid-source": "sentences that validate",
+    "valid-target": "translations that validate",
+    "test-source": "sentences that test",
+    "test-target": "translations that test",
+}
 PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE has ended
 
 
@@ -63,8 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         missing = (error.name or "plmu").split(".")[0]
         if missing == "plmu":
             raise
+        extra = "export" if missing in ("onnx", "onnxruntime") else "train"
         _fail(
-            f"{missing} is missing, which the program needs: pip install 'plmu[train]'",
+            f"{missing} is missing, which the program needs: pip install 'plmu[{extra}]'",
             shows_traceback,
         )
     except KeyboardInterrupt as error:
@@ -193,7 +205,8 @@ def _evaluate_parser() -> Parser:
     parser.add_argument(
         "--data.root", dest="root", type=Path, help="folder with the data sets (where the run had its data)"
     )
-    parser.add_argument("--data.file", dest="file", type=Path, help="your own text file (the one of the run)")
+    for name, what in OWN_FILES.items():
+        parser.add_argument(f"--data.{name}", type=Path, help=f"your own {what} (the one of the run)")
     parser.add_argument("--from", dest="start", type=Path, help="folder of the run that this one started from")
     parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
     return parser
@@ -205,7 +218,8 @@ def _evaluate(words: list[str]) -> None:
     from plmu.experiments.evaluate import evaluate
     from plmu.training.processes import processes
 
-    paths = {"data.root": given.root, "data.file": given.file, "from": given.start}
+    paths = {"data.root": given.root, "from": given.start}
+    paths |= {f"data.{name}".replace("-", "_"): getattr(given, f"data.{name}".replace("-", "_")) for name in OWN_FILES}
     with processes(given.device) as group:
         epoch, scores = evaluate(given.run, {name: path for name, path in paths.items() if path is not None}, group)
         if group.writes:
@@ -258,6 +272,43 @@ def _generate(words: list[str]) -> None:
         torch.set_num_threads(before)
 
 
+def _translate_parser() -> Parser:
+    parser = Parser(
+        prog="plmu translate",
+        description="Translate sentences, one a line, and print as many lines."
+        " How fast that was goes to standard error.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a run of iwslt")
+    parser.add_argument("file", type=Path, nargs="?", help="sentences, one a line in UTF-8 (standard input)")
+    parser.add_argument("--beam", type=int, help="hypotheses of the beam search; 1 is greedy (that of the run)")
+    parser.add_argument(
+        "--length-penalty", type=float, help="scores are divided by the length to this power (that of the run)"
+    )
+    parser.add_argument(
+        "--copy-unknown", action="store_true", help="replace <unk> by the source word with the highest attention"
+    )
+    parser.add_argument("--scores", action="store_true", help="print the score and a tab before each translation")
+    parser.add_argument("--attention", type=Path, help="draw the attention of the first sentence into this PNG file")
+    parser.add_argument("--batch", type=int, default=32, help="sentences translated together (32; 1 at a terminal)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
+    return parser
+
+
+def _translate(words: list[str]) -> None:
+    given = vars(_translate_parser().parse_args(words))
+    run, file, name = given.pop("run"), given.pop("file"), given.pop("device")
+
+    from plmu.experiments.translate import Options, show
+    from plmu.training.processes import processes
+
+    options = Options(**given)
+    with processes(name) as group:
+        try:
+            show(run, file, options, str(group.device))
+        except KeyboardInterrupt:
+            return
+
+
 def _stream_parser() -> Parser:
     parser = Parser(
         prog="plmu stream",
@@ -279,6 +330,32 @@ def _stream(words: list[str]) -> None:
         return
     except UnicodeDecodeError as error:
         raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def _export_parser() -> Parser:
+    parser = Parser(
+        prog="plmu export",
+        description="Write the model of a run as files that run without plmu: the model of one step, with its states as"
+        " explicit inputs and outputs. Prints sizes, multiply-adds per step and the measured time of a step.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
+    parser.add_argument("--to", type=OneOf("onnx", "torch", "c"), default="onnx", help="onnx, torch or c (onnx)")
+    parser.add_argument("--out", type=Path, default=Path("export"), help="folder to write to (export)")
+    parser.add_argument("--name", default="model", help="name of the files, and of the functions in C (model)")
+    parser.add_argument("--whole", action="store_true", help="also a model of whole sequences; torch has it anyway")
+    parser.add_argument("--int8", action="store_true", help="round weights to int8, for onnx and c; prints the error")
+    parser.add_argument("--units", help="units of the samples, for the metadata")
+    parser.add_argument("--dt", type=float, help="time between samples, for the metadata")
+    return parser
+
+
+def _export(words: list[str]) -> None:
+    given = vars(_export_parser().parse_args(words))
+
+    from plmu.experiments.export_run import export_run
+
+    more = {name: value for name in ("units", "dt") if (value := given.pop(name)) is not None}
+    print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))
 
 
 def _data_parser() -> Parser:
@@ -352,7 +429,9 @@ def _completion(words: list[str]) -> None:
     parsers = {
         "evaluate": _evaluate_parser(),
         "generate": _generate_parser(),
+        "translate": _translate_parser(),
         "stream": _stream_parser(),
+        "export": _export_parser(),
         "data": _data_parser(),
         "report": _report_parser(),
         "bench": bench_parser(),
@@ -365,7 +444,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "evaluate": _evaluate,
     "generate": _generate,
+    "translate": _translate,
     "stream": _stream,
+    "export": _export,
     "data": _data,
     "report": _report,
     "bench": _bench,

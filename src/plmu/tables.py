@@ -121,7 +121,8 @@ def headlines_table(summaries: list[dict[str, Any]]) -> str:
         ours, lstm = by_name.get(f"{experiment}-{model}"), by_name.get(f"{experiment}-lstm")
         if ours is None:
             continue
-        cells = [titled(ours), model, f"{ours['metric']} {'↑' if ours['percent'] else '↓'}"]
+        rises = ours["percent"] or ours["metric"] == "bleu"
+        cells = [titled(ours), model, f"{ours['metric']} {'↑' if rises else '↓'}"]
         cells += [_score(ours), "" if lstm is None else _score(lstm)]
         cells.append("" if ours["paper"] is None else shown(ours["paper"], ours["percent"]))
         cells += [f"{one['parameters']:,}" if one else "" for one in (ours, lstm)]

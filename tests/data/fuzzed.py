@@ -15,6 +15,7 @@ from texts import (
     FILL,
     amazon_file,
     imdb_archive,
+    iwslt_folder,
     keras_file,
     letters,
     opinions,
@@ -27,7 +28,7 @@ from texts import (
     vector_file,
 )
 
-from plmu.data import characters, imdb, mackey_glass, mnist, qqp, reviews, snli, vectors
+from plmu.data import characters, imdb, mackey_glass, mnist, parallel, qqp, reviews, snli, vectors
 from plmu.data.files import DataConfig
 
 Load = Callable[[DataConfig], object]
@@ -67,6 +68,18 @@ def _own(config: DataConfig) -> characters.CharacterData:
     return characters.load(characters.CharactersConfig(file=config.root / "own.txt"))
 
 
+def _pairs(config: DataConfig) -> parallel.ParallelData:
+    return parallel.load(parallel.ParallelConfig(config.root))
+
+
+def _pair_arrays(config: DataConfig) -> dict[str, object]:
+    data = _pairs(config)
+    sides = {f"{name}.{i}": side for name, split in data.splits.items() for i, side in enumerate(split)}
+    return {name: side.values for name, side in sides.items()} | {
+        f"{name}.references": np.array(texts) for name, texts in data.references.items()
+    }
+
+
 def _products(config: DataConfig) -> reviews.ReviewData:
     return reviews.load(reviews.ReviewsConfig(config.root))
 
@@ -95,6 +108,12 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Load]] = {
     "text8.xz": (lambda folder: text8_file(folder / "text8" / "text8-prefix.xz"), _text8),
     "text8.zip": (lambda folder: text8_file(folder / "text8" / "text8.zip"), _text8),
     "own.txt": (lambda folder: pack(folder / "own.txt", letters() + "é\n" * 9), _own),
+    "pairs.en": (lambda folder: iwslt_folder(folder, 20, "") / "iwslt15-en-vi" / "train.en", _pairs),
+    "pairs.vi.xz": (lambda folder: iwslt_folder(folder, 20) / "iwslt15-en-vi" / "tst2013.vi.xz", _pairs),
+    "vocab.en": (
+        lambda folder: iwslt_folder(folder, 20, "", words=["dog", "cat"]) / "iwslt15-en-vi" / "vocab.en",
+        _pairs,
+    ),
     "reviews.json": (lambda folder: amazon_file(folder / "amazon" / "a.json"), _products),
     "reviews.jsonl.gz": (lambda folder: amazon_file(folder / "amazon" / "a.jsonl.gz"), _products),
     "reviews.tar": (
@@ -115,6 +134,7 @@ CACHES: dict[str, tuple[Callable[[Path], object], Load]] = {
         lambda folder: amazon_file(folder / "amazon" / "a.json"),
         lambda config: _products(config).splits | {"words": np.array(_products(config).words)},
     ),
+    "parallel": (lambda folder: iwslt_folder(folder, 20), _pair_arrays),
     "mackey-glass": (lambda folder: None, lambda config: {"": mackey_glass._cached()}),
 }
 

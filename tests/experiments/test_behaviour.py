@@ -23,9 +23,12 @@ SMALLEST = math.ulp(0.0)
 ENDS = {
     **{name: ((1, 10**9), (0, -1)) for name, (_, wanted) in RANGES.items() if wanted == "at least 1"},
     **dict.fromkeys(("dropout", "memory_dropout", "word_dropout"), ((0.0, 1 - 2**-53), (1.0, -SMALLEST, math.nan))),
-    **dict.fromkeys(("length", "shortest"), ((2, 3), (1, 0))),
+    **dict.fromkeys(("length", "shortest", "window"), ((2, 3), (1, 0))),
     **dict.fromkeys(("attention", "highways", "heads", "kernel", "units"), ((0, 1), (-1,))),
-    **dict.fromkeys(("noise", "unfreezing", "adversarial"), ((0.0, 1e300), (-SMALLEST, math.inf, math.nan))),
+    "pieces": ((300, 2**16 - 1), (299, 2**16)),
+    **dict.fromkeys(
+        ("noise", "unfreezing", "length_penalty", "adversarial"), ((0.0, 1e300), (-SMALLEST, math.inf, math.nan))
+    ),
     "layer_rate": ((SMALLEST, 1.0), (0.0, 1 + 2**-52, math.nan)),
     "theta": ((SMALLEST, 1e300), (0.0, -1.0, math.inf, math.nan)),
     "thetas": (((SMALLEST,), (1.0, 1e300)), ((), (0.0,), (1.0, 0.0), (math.inf,), [1.0], 3.0)),

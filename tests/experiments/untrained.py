@@ -1,22 +1,33 @@
 """The untrained model of any experiment, for a few random examples and a small vocabulary."""
 
+import json
+
 import torch
 from torch import nn
 
 from plmu.bench.training_time import random_task
 from plmu.data.symbols import Characters, Symbols, Words
 from plmu.data.text import FIRST
+from plmu.data.vocabularies import SPECIAL, Pieces
+from plmu.data.vocabularies import Words as WordsOnly
 from plmu.experiments import EXPERIMENTS, imdb_pretrained, language
 from plmu.experiments.imdb_pretrained import ClassifierModel, PretrainedModel
 from plmu.experiments.language import LanguageTask
 from plmu.experiments.pretrained import Pretrained
 from plmu.experiments.reviews import WordModel
 from plmu.experiments.text_models import TextExperiment, TextTask
+from plmu.experiments.translation import TranslationTask
 from plmu.training.task import Task
 
 WORDS = tuple("w" * k for k in range(1, 51))
 VOCABULARY = tuple(f"w{k}" for k in range(30_000))
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
+
+
+def pieces(size: int = 8_000) -> Pieces:
+    """A vocabulary of so many pieces, none of which is of use."""
+    names = [*SPECIAL, *(f"p{k}" for k in range(size - len(SPECIAL)))]
+    return Pieces(json.dumps({"model": {"vocab": {name: number for number, name in enumerate(names)}}}))
 
 
 def built(name: str, model: str) -> tuple[nn.Module, Task]:
@@ -30,6 +41,9 @@ def built(name: str, model: str) -> tuple[nn.Module, Task]:
     elif name in ("text8", "reviews"):
         symbols: Symbols = Characters(LETTERS) if name == "text8" else Words(VOCABULARY)
         task = LanguageTask((), (), (), None, None, None, "", True, symbols=symbols)  # type: ignore[arg-type]
+    elif name == "iwslt":
+        sides = [pieces()] * 2 if model == "bpe" else [WordsOnly(VOCABULARY[:17_188]), WordsOnly(VOCABULARY[:7_706])]
+        task = TranslationTask((), (), (), None, None, None, "", True, source=sides[0], target=sides[1])  # type: ignore[arg-type]
     else:
         assert isinstance(experiment, TextExperiment)
         long = 8 if isinstance(config.model, ClassifierModel) else config.model.longest

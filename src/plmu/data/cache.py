@@ -34,11 +34,16 @@ def cached(
     settings: Mapping[str, object],
     make: Callable[[], dict[str, Array]],
     parse: Callable[[dict[str, Array]], Parsed],
+    portable: bool = False,
 ) -> Parsed:
     """What `parse` returns for the arrays that `make` makes, or for those in the cache if these very files were read
-    with these settings before. It raises KeyError or ValueError for arrays that it cannot use."""
+    with these settings before. It raises KeyError or ValueError for arrays that it cannot use.
+
+    Files are known by name, size and time of the last change; with `portable` by name and sha256, so that a cache that
+    was made on one machine serves on another.
+    """
     try:
-        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        stats = [_known(path, portable) for path in files]
     except OSError as error:
         raise unreadable(error) from None
     key = json.dumps({"source": source, "files": stats, "settings": dict(settings)}, sort_keys=True)
@@ -59,6 +64,13 @@ def cached(
     except OSError:
         pass  # a cache that cannot be written is no reason to stop
     return parse(made)
+
+
+def _known(path: Path, portable: bool) -> tuple[str | int, ...]:
+    if portable:
+        with open(path, "rb") as file:
+            return path.name, hashlib.file_digest(file, "sha256").hexdigest()
+    return path.name, path.stat().st_size, path.stat().st_mtime_ns
 
 
 def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:

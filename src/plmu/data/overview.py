@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plmu.data import characters, imdb, mnist, qqp, reviews, snli, vectors
+from plmu.data import characters, imdb, mnist, parallel, qqp, reviews, snli, vectors
 from plmu.data.files import DataConfig, DataError, cache_folder, is_file, unreadable
 from plmu.terminal import show_table
 
@@ -21,6 +21,7 @@ def overview(config: DataConfig) -> None:
         ("SNLI 1.0", "snli", _text(config, snli.FOLDER, lambda here: snli.load(here).completeness), snli.HOME),
         ("text8", "text8", _text(config, characters.FOLDER, _text8), characters.HOME),
         ("Amazon reviews", "reviews", _text(config, reviews.FOLDER, _reviews), reviews.HOME),
+        ("IWSLT'15 En–Vi", "iwslt", _text(config, parallel.FOLDER, _iwslt), parallel.HOME),
         ("word vectors", "imdb, qqp, snli", _vectors(config), vectors.HOME),
     ]
     title = f"data folder: {folder or 'none set; downloads go to the cache'}"
@@ -62,6 +63,10 @@ def _text8(config: DataConfig) -> str:
 def _reviews(config: DataConfig) -> str:
     """The names of the files alone: to read them takes minutes."""
     return ", ".join(path.name for path in reviews.locate(config))
+
+
+def _iwslt(config: DataConfig) -> str:
+    return parallel.load(parallel.ParallelConfig(config.root)).completeness
 
 
 def _vectors(config: DataConfig) -> str:

@@ -3,6 +3,7 @@
 from plmu.experiments.addition import Addition
 from plmu.experiments.base import Config, Experiment
 from plmu.experiments.imdb import IMDB
+from plmu.experiments.iwslt import IWSLT
 from plmu.experiments.mackey_glass import MackeyGlass
 from plmu.experiments.psmnist import PermutedMNIST
 from plmu.experiments.qqp import QQP
@@ -11,7 +12,8 @@ from plmu.experiments.snli import SNLI
 from plmu.experiments.text8 import Text8
 
 EXPERIMENTS: dict[str, Experiment] = {
-    one.name: one for one in (MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews())
+    one.name: one
+    for one in (MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT())
 }
 
 __all__ = ["EXPERIMENTS", "Config", "Experiment"]

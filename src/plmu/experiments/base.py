@@ -73,6 +73,16 @@ class Experiment(ABC):
         """Text files without which the saved model is of no use, by name: they are written into the run's folder."""
         return {}
 
+    def outputs(self, task: Task) -> dict[str, str]:
+        """Text files with what the best model made of the test data, by name: they are written into the run's folder
+        after the test."""
+        return {}
+
+    def scored_later(self, folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
+        """The result of a finished run with scores that could not be computed where it ran, from the files of
+        `outputs`; None if there are none to add. Asked when the run's command is given again."""
+        return None
+
     def more_tests(self, config: Config[Any]) -> dict[str, Batch]:
         """Further test sets, scored once with the best model, by the name of their score."""
         return {}

@@ -16,7 +16,7 @@ FINITE: Range = (math.isfinite, "a finite number")
 NAMES = ", ".join(ACTIVATIONS)
 COUNTS = (
     *("order", "hidden", "dense", "layers", "lmu_hidden", "lstm_hidden", "embedding", "vocabulary", "longest"),
-    *("width", "blocks"),
+    *("width", "blocks", "encoder_blocks", "decoder_blocks", "attention_heads", "beam"),
 )
 RANGES: dict[str, Range] = {
     **dict.fromkeys((*COUNTS, "memory", "pool_order"), COUNT),
@@ -33,7 +33,10 @@ RANGES: dict[str, Range] = {
         ("attention", "highways", "heads", "kernel", "units"), (lambda value: value >= 0, "0 for none, or more")
     ),
     "layer_rate": (lambda value: 0 < value <= 1, "a fraction, above 0 and at most 1"),
-    **dict.fromkeys(("noise", "unfreezing", "adversarial"), (lambda value: 0 <= value < math.inf, "at least 0")),
+    "pieces": (lambda value: 300 <= value < 2**16, "at least 300 and below 65536"),
+    **dict.fromkeys(
+        ("noise", "unfreezing", "length_penalty", "adversarial"), (lambda value: 0 <= value < math.inf, "at least 0")
+    ),
     "dropout": DROPPED,
     "memory_dropout": DROPPED,
     "word_dropout": DROPPED,

@@ -26,7 +26,7 @@ from plmu.training.folder import clear, held, naming
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
-from plmu.training.results import provenance, spread, thinned, write_json
+from plmu.training.results import provenance, read_json, spread, thinned, write_json
 from plmu.training.task import Task, check_finite
 
 
@@ -135,6 +135,7 @@ def _run_seed(
         if processes.writes:
             if not options.quiet:
                 print(f"{folder} is finished: nothing was trained, its result is shown")
+            _score_later(experiment, folder)
             if model in experiment.streamable and not (folder / "model.plmu").is_file():
                 _write_missing_model(experiment, config, folder)
         return
@@ -148,9 +149,7 @@ def _run_seed(
         if folders.has_checkpoint(folder):
             sources.check_data(folder, data, config.data)
         sources.remember(folder, data, config)
-        for name, content in experiment.companions(task).items():
-            with naming(folder / name):
-                (folder / name).write_text(content, encoding="utf-8")
+        _write_texts(folder, experiment.companions(task))
     with Progress(f"{experiment.name} {model}", config.training.epochs, options.quiet or not processes.writes) as bar:
         trainer = Trainer(
             task,
@@ -189,6 +188,7 @@ def _run_seed(
     if processes.writes and log is not None:
         log.finish(outcome.history)
         _write_model(network, folder)
+        _write_texts(folder, experiment.outputs(task))
         write_json(folder / "result.json", result)  # last: it says that the run is finished
     processes.wait()
 
@@ -202,6 +202,24 @@ def _prepared(experiment: Experiment, config: Config[Any]) -> tuple[Task, nn.Mod
     frozen = [one.detach() for one in network.parameters() if not one.requires_grad]
     splits = (task.train, task.valid, task.test)
     return task, network, folders.fingerprint(experiment.companions(task), splits, frozen)
+
+
+def _write_texts(folder: Path, contents: dict[str, str]) -> None:
+    for name, content in contents.items():
+        with naming(folder / name):
+            (folder / name).write_text(content, encoding="utf-8")
+
+
+def _score_later(experiment: Experiment, folder: Path) -> None:
+    """Add scores to the result of a finished run that could not be computed where it ran."""
+    path = folder / "result.json"
+    try:
+        more = experiment.scored_later(folder, read_json(path))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return  # a damaged result is named when results are read
+    if more is not None:
+        write_json(path, more)
+        print(f"{path}: scores were added that could not be computed where it ran")
 
 
 def _write_model(network: nn.Module, folder: Path) -> None:

@@ -92,7 +92,7 @@ class Norm(Stateless):
 
 @dataclass(frozen=True, eq=False)
 class Unit(Stateless):
-    """x / √(|x|² + floor²) over the features: RMS normalisation without its weight, in the fewest calls of torch."""
+    """x / √(‖x‖² + floor²) over the features: RMS normalisation without its weight, in the fewest calls of torch."""
 
     floor: Tensor  # (1,)
 

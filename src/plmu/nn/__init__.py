@@ -5,9 +5,12 @@ from plmu.nn.bidirectional import Bidirectional
 from plmu.nn.blocks import LMUBlock, MemoryBlock
 from plmu.nn.combining import Gated, WeightedStack
 from plmu.nn.convolution import CausalConvolution
+from plmu.nn.cross_attention import Attended, CrossAttention
 from plmu.nn.delay import DelayLayer
+from plmu.nn.encoder_decoder import EncoderDecoder
 from plmu.nn.folding import fold
 from plmu.nn.highway import Highway
+from plmu.nn.lstm import LSTM
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.selective import SelectiveLMU
@@ -20,10 +23,14 @@ from plmu.nn.tokens import TokenDelayLayer
 __all__ = [
     "ACTIVATIONS",
     "LMU",
+    "LSTM",
+    "Attended",
     "Bidirectional",
     "CausalAttention",
     "CausalConvolution",
+    "CrossAttention",
     "DelayLayer",
+    "EncoderDecoder",
     "Gated",
     "Highway",
     "LMUBlock",

@@ -151,13 +151,17 @@ def _windows(x: Tensor, blocks: int, step: int) -> Tensor:
     return x.unfold(1, x.shape[1] - (blocks - 1) * step, step).flatten(0, 1).mT
 
 
+def rotation(start: int, count: int, pairs: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (count, pairs) of the angles by which pairs of features are rotated, from step `start` on."""
+    steps = torch.arange(start, start + count, dtype=dtype, device=device)
+    rates = _LONGEST ** (-torch.arange(pairs, dtype=dtype, device=device) / pairs)
+    angles = steps[:, None] * rates
+    return angles.cos(), angles.sin()
+
+
 def _turned(x: Tensor, start: int) -> Tensor:
     """x (..., steps, features) with pairs of features rotated by an angle for each step, from `start` on."""
     wide = wide_dtype(x.dtype)
-    half = x.shape[-1] // 2
-    steps = torch.arange(start, start + x.shape[-2], dtype=wide, device=x.device)
-    rates = _LONGEST ** (-torch.arange(half, dtype=wide, device=x.device) / half)
-    angles = steps[:, None] * rates
+    cos, sin = rotation(start, x.shape[-2], x.shape[-1] // 2, wide, x.device)
     one, other = x.to(wide).chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
     return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1).to(x.dtype)

@@ -1,0 +1,234 @@
+"""Pairs of sentences, one the translation of the other: IWSLT'15 English–Vietnamese, or files of one's own.
+
+Stanford's files of IWSLT'15 are tokenised as Moses does; of one's own files each line is a sentence, which is tokenised
+in the same way. tst2012 validates and tst2013 tests. Where one's own files for that are not given, a hash of its source
+says whether a pair trains (98 %), validates (1 %) or tests (1 %).
+
+Words that are seen fewer than 5 times in the training sentences have no number of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+
+import numpy as np
+
+from plmu.data import moses
+from plmu.data.cache import Array, cached
+from plmu.data.files import DataConfig, DataError, find, is_file, present
+from plmu.data.reading import lines
+from plmu.data.reviews import fingerprint, split_of
+from plmu.data.text import PACKINGS, Ragged, completeness
+from plmu.data.vocabularies import SPECIAL, Pieces, Vocabulary, Words, train_pieces
+
+FOLDER = "iwslt15-en-vi"
+HOME = "https://nlp.stanford.edu/projects/nmt/data/iwslt15.en-vi/"
+LANGUAGES = ("en", "vi")
+SPLITS = {"train": "train", "valid": "tst2012", "test": "tst2013"}
+WHOLE = {"train": 133_317, "valid": 1_553, "test": 1_268}
+RAREST = 5  # occurrences of a word that has a number
+MOST = 60_000  # words of a vocabulary of one's own
+VERSION = 1  # of the tokeniser and of what is cached
+
+Pair = tuple[list[str], list[str]]  # words of source and target
+
+
+@dataclass
+class ParallelConfig(DataConfig):
+    """Which pairs of sentences, and where they are."""
+
+    source: Path | None = None
+    """Sentences of your own to train on, one a line in UTF-8, instead of IWSLT'15."""
+    target: Path | None = None
+    """Their translations: line by line, those of `source`."""
+    valid_source: Path | None = None
+    """Sentences to validate on. Default: 1 % of the training pairs, by a hash."""
+    valid_target: Path | None = None
+    """Their translations."""
+    test_source: Path | None = None
+    """Sentences to test on. Default: 1 % of the training pairs, by a hash."""
+    test_target: Path | None = None
+    """Their translations."""
+
+    def own(self) -> dict[str, tuple[Path, Path]]:
+        """The pairs of files that are given, by split; none for IWSLT'15."""
+        found = {}
+        for split, start in (("train", ""), ("valid", "valid_"), ("test", "test_")):
+            names = [f"{start}{side}" for side in ("source", "target")]
+            paths = [getattr(self, name) for name in names]
+            options = [f"--data.{name.replace('_', '-')}" for name in names]
+            if None in paths and paths != [None, None]:
+                raise DataError(f"{options[0]} and {options[1]} belong together: give both")
+            for option, path in zip(options, paths, strict=True):
+                if path is not None and not is_file(path):
+                    raise DataError(f"{path} is {'not a file' if path.exists() else 'not there'}: {option} takes one")
+            if paths[0] is not None:
+                found[split] = (paths[0], paths[1])
+        if found and "train" not in found:
+            raise DataError("--data.source and --data.target are needed beside files that validate or test")
+        return found
+
+
+@dataclass
+class ParallelData:
+    """Token numbers of both sides by split, what they stand for, and the target's words as they are, to score by."""
+
+    splits: dict[str, tuple[Ragged, Ragged]]
+    source: Vocabulary
+    target: Vocabulary
+    references: dict[str, list[str]]  # of valid and test: a sentence each, its words with spaces between them
+    completeness: str
+
+
+def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
+    """The pairs as words; or, if asked, as pieces of one vocabulary of so many for both languages.
+
+    Read once and kept in the cache, which another machine may use, even one without a tokenizer library.
+    """
+    own = config.own()
+    files = own or {split: _files(config, stem) for split, stem in SPLITS.items()}
+    vocabularies = [] if own or pieces else [_vocabulary_file(config, language) for language in LANGUAGES]
+    known = [path for path in vocabularies if path is not None] if None not in vocabularies else []
+    split_words: Callable[[str], list[str]] = moses.tokenise if own else str.split
+
+    def make() -> dict[str, Array]:
+        pairs, skipped = _read(files, split_words)
+        if own:
+            counts = "/".join(f"{len(some):,}" for some in pairs.values())
+            names = ", ".join(f"{a.name} – {b.name}" for a, b in own.values())
+            by = "" if len(own) == len(SPLITS) else "; split by a hash where no files are given"
+            remark = f"own pairs {names}: {counts} (train/valid/test){by}"
+        else:
+            remark = completeness("IWSLT'15 En–Vi", {split: (len(pairs[split]), WHOLE[split]) for split in SPLITS})
+        remark += f"; {skipped:,} training pairs with an empty side left out" if skipped else ""
+        if pieces:
+            sentences = (" ".join(words) for pair in pairs["train"] for words in pair)
+            tokenizer = train_pieces(sentences, pieces)
+            return _arrays(pairs, Pieces(tokenizer), Pieces(tokenizer), tokenizer, remark)
+        if known:
+            source, target = (Words(_vocabulary(path)) for path in known)
+        else:
+            source, target = (Words(_frequent(pairs["train"], side, files["train"][side])) for side in (0, 1))
+        return _arrays(pairs, source, target, "", remark)
+
+    settings = {"pieces": pieces, "own": sorted(own), "version": VERSION}
+    every = [*chain.from_iterable(files.values()), *known]
+    return cached("parallel", every, settings, make, _data, portable=True)
+
+
+def _files(config: DataConfig, stem: str) -> tuple[Path, Path]:
+    source, target = (
+        find(config, FOLDER, tuple(f"{stem}.{language}{end}" for end in PACKINGS), f"{HOME}{stem}.{language}")
+        for language in LANGUAGES
+    )
+    return source, target
+
+
+def _vocabulary_file(config: DataConfig, language: str) -> Path | None:
+    return present(config, FOLDER, tuple(f"vocab.{language}{end}" for end in PACKINGS))
+
+
+def _vocabulary(path: Path) -> list[str]:
+    words: dict[str, int] = {}
+    for number, line in lines(path):
+        word = line.strip()
+        if not word or len(word.split()) > 1 or word in words:
+            reason = "is there twice" if word in words else "is not one word"
+            raise DataError(f"{path}, line {number}: {word!r} {reason}")
+        words[word] = number
+    return [word for word in words if word not in SPECIAL]
+
+
+def _frequent(pairs: Iterable[Pair], side: int, path: Path) -> list[str]:
+    counts = Counter(word for pair in pairs for word in pair[side])
+    kept = [word for word, count in counts.items() if count >= RAREST]
+    if not kept:
+        raise DataError(f"{path} is too short: no word is there {RAREST} times")
+    return sorted(kept, key=lambda word: (-counts[word], word))[:MOST]
+
+
+def _read(files: dict[str, tuple[Path, Path]], words: Callable[[str], list[str]]) -> tuple[dict[str, list[Pair]], int]:
+    """The pairs of each split, and how many training pairs had an empty side."""
+    found: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    skipped = 0
+    for split, paths in files.items():
+        for number, texts in _aligned(*paths):
+            pair = words(texts[0]), words(texts[1])
+            if all(pair):
+                apart = split_of(fingerprint(texts[0])) if split == "train" else split
+                found[split if apart in files else apart].append(pair)
+            elif split == "train":
+                skipped += 1
+            else:
+                empty = paths[0] if not pair[0] else paths[1]
+                raise DataError(f"{empty}, line {number}: it is empty, and sentences that {split} may not be")
+    for split, pairs in found.items():
+        if not pairs:
+            given = files.get(split, files["train"])
+            raise DataError(f"{given[0]} and {given[1]} have too few pairs: there is none to {split}")
+    return found, skipped
+
+
+def _aligned(source: Path, target: Path) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Numbered lines of two files, side by side."""
+    for one, other in zip_longest(lines(source), lines(target)):
+        if one is None or other is None:
+            number, longer, shorter = (other or one)[0], *((target, source) if one is None else (source, target))
+            raise DataError(
+                f"{longer}, line {number}: {shorter} ends before it, at line {number - 1}; each line of one must be the"
+                " translation of the same line of the other"
+            )
+        yield one[0], (one[1], other[1])
+
+
+def _arrays(
+    pairs: dict[str, list[Pair]], source: Vocabulary, target: Vocabulary, tokenizer: str, remark: str
+) -> dict[str, Array]:
+    """For the cache."""
+    out: dict[str, Array] = {}
+    for split, some in pairs.items():
+        for side, vocabulary in enumerate((source, target)):
+            numbers = list(vocabulary.encode(pair[side] for pair in some))
+            out[f"{split}.{side}.values"] = np.fromiter(chain.from_iterable(numbers), np.uint16)
+            out[f"{split}.{side}.ends"] = np.cumsum([len(one) for one in numbers], dtype=np.int64)
+        if split != "train":
+            out[f"{split}.references"] = _bytes(" ".join(pair[1]) for pair in some)
+    for side, vocabulary in enumerate((source, target)):
+        out[f"words.{side}"] = _bytes(vocabulary.words if isinstance(vocabulary, Words) else ())
+    out["tokenizer"], out["completeness"] = _bytes([tokenizer]), _bytes([remark])
+    return out
+
+
+def _data(arrays: dict[str, Array]) -> ParallelData:
+    """From the cache. Raises KeyError or ValueError if they do not belong together."""
+    tokenizer = bytes(arrays["tokenizer"]).decode()
+    vocabularies: list[Vocabulary] = []
+    for side in (0, 1):
+        vocabularies.append(Pieces(tokenizer) if tokenizer else Words(_texts(arrays[f"words.{side}"])))
+    splits, references = {}, {}
+    for split in SPLITS:
+        sides = [Ragged(arrays[f"{split}.{side}.values"], arrays[f"{split}.{side}.ends"]) for side in (0, 1)]
+        for ragged, vocabulary in zip(sides, vocabularies, strict=True):
+            if ragged.values.dtype != np.uint16 or ragged.values.max() >= vocabulary.size:
+                raise ValueError(f"{split}: its numbers are not those of the vocabulary")
+            if (np.diff(ragged.ends, prepend=0) < 1).any() or ragged.ends[-1] != len(ragged.values):
+                raise ValueError(f"{split}: sentences have no order")
+        splits[split] = (sides[0], sides[1])
+        if split != "train":
+            references[split] = _texts(arrays[f"{split}.references"])
+        if len(sides[0]) != len(sides[1]) or len(references.get(split, sides[0].ends)) != len(sides[0]):
+            raise ValueError(f"{split}: its sides are not equally long")
+    return ParallelData(splits, vocabularies[0], vocabularies[1], references, bytes(arrays["completeness"]).decode())
+
+
+def _bytes(texts: Iterable[str]) -> Array:
+    return np.frombuffer("\n".join(texts).encode(), np.uint8)
+
+
+def _texts(array: Array) -> list[str]:
+    text = bytes(array).decode()
+    return text.split("\n") if text else []

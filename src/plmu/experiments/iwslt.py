@@ -1,0 +1,93 @@
+"""Translation (the paper's section 4.5): IWSLT'15 English to Vietnamese, or any pair of files whose lines are
+translations of each other, with --data.source and --data.target.
+
+`plmu` and `lstm` write words; those seen fewer than 5 times in training are <unk>. `bpe` is `plmu` on pieces of words.
+All have at most 24.5 million parameters. tst2012 chooses the epoch, by BLEU of greedy translations; tst2013 tests, by
+beam search. BLEU is sacrebleu's on tokenised text, against the references as they are; <unk> is not replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from torch import nn
+
+from plmu.data import parallel, vocabularies
+from plmu.data.parallel import ParallelConfig
+from plmu.experiments import bleu, translation_models
+from plmu.experiments.base import Config, Experiment
+from plmu.experiments.translation import HYPOTHESES, REFERENCES, UNSCORED, TranslationTask, translation_task
+from plmu.experiments.translation_models import BpeModel, LSTMModel, PlmuModel
+from plmu.training.config import TrainingConfig
+from plmu.training.task import Task
+
+ModelConfig = TypeVar("ModelConfig")
+
+
+@dataclass
+class IWSLTConfig(Config[ModelConfig]):
+    """A translation model."""
+
+    data: ParallelConfig = field(default_factory=ParallelConfig)
+
+
+class IWSLT(Experiment):
+    name = "iwslt"
+    metric = "bleu"
+    paper: ClassVar[dict[str, float]] = {"plmu": 25.5, "lstm": 23.3}
+    models = ("plmu", "lstm", "bpe")
+
+    def defaults(self, model: str) -> Config[Any]:
+        chosen = {"plmu": PlmuModel(), "lstm": LSTMModel(), "bpe": BpeModel()}[self.check(model)]
+        training = TrainingConfig(
+            epochs=30,
+            batch_tokens=4_096,
+            optimizer="muon",
+            learning_rate=2e-3,
+            weight_decay=0.1,
+            betas=(0.9, 0.98),
+            schedule="cosine",
+            warmup=0.05,
+            clip=1.0,
+            average=0.999,
+            precision="auto",
+        )
+        return IWSLTConfig(chosen, training)
+
+    def task(self, config: Config[Any]) -> Task:
+        assert isinstance(config.data, ParallelConfig)
+        pieces = config.model.pieces if isinstance(config.model, BpeModel) else 0
+        return translation_task(parallel.load(config.data, pieces), config.model)
+
+    def build(self, config: Config[Any], task: Task) -> nn.Module:
+        assert isinstance(task, TranslationTask)
+        assert task.source is not None
+        assert task.target is not None
+        return translation_models.build(config.model, task.source, task.target)
+
+    def companions(self, task: Task) -> dict[str, str]:
+        assert isinstance(task, TranslationTask)
+        assert task.source is not None
+        assert task.target is not None
+        return vocabularies.companions(task.source, task.target)
+
+    def outputs(self, task: Task) -> dict[str, str]:
+        assert isinstance(task, TranslationTask)
+        return task.outputs
+
+    def scored_later(self, folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
+        """With sacrebleu's scores, of the translations in the folder, where it was not there when they were made."""
+        files = [folder / name for name in (HYPOTHESES, REFERENCES)]
+        if result["notes"].get("scoring") != UNSCORED or not all(path.is_file() for path in files):
+            return None
+        texts = [path.read_text(encoding="utf-8").split("\n")[:-1] for path in files]
+        scores, signature = bleu.scores(texts[0], texts[1])
+        if signature is None:
+            return None
+        return {
+            **result,
+            "test": {**scores, **{name: value for name, value in result["test"].items() if name not in scores}},
+            "notes": {**result["notes"], "scoring": signature},
+        }

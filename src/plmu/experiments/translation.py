@@ -1,0 +1,178 @@
+"""The task of translation models: pairs of sentences as batches, the loss, and BLEU of what a model writes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import plmu
+from plmu.data.parallel import ParallelData
+from plmu.data.text import Ragged
+from plmu.data.vocabularies import BEGIN, END, Vocabulary
+from plmu.experiments import bleu
+from plmu.experiments.decoding import translate
+from plmu.experiments.translation_models import TranslationModel
+from plmu.training.errors import RunError
+from plmu.training.task import Batch, Group, Task
+
+AT_ONCE = {"cpu": 64, "cuda": 512}  # sentences that are translated at a time
+SCORED = 64  # sentences whose perplexity is computed at a time
+HYPOTHESES, REFERENCES = "hypotheses.txt", "references.txt"
+UNSCORED = "sacrebleu was not installed; the same command adds its signature where it is"
+IGNORED = -100  # target of the padding
+
+
+@dataclass
+class TranslationTask(Task):
+    """A task that knows its vocabularies, and keeps the translations of the test sentences."""
+
+    source: Vocabulary | None = None
+    target: Vocabulary | None = None
+    outputs: dict[str, str] = field(default_factory=dict)  # files to write into the run's folder, by name
+
+
+def translation_task(data: ParallelData, model: TranslationModel) -> TranslationTask:
+    """Translation by the next token, scored by BLEU. The best epoch is that with the highest BLEU of greedy
+    translations of all validation sentences."""
+    train, left_out = _training_split(data.splits["train"], model.longest)
+    references = data.references["valid"] + data.references["test"]
+    first_test = len(data.references["valid"])
+    valid, test = _split(data.splits["valid"], 0), _split(data.splits["test"], first_test)
+    notes: dict[str, object] = {
+        "data": data.completeness,
+        "tokens": f"{data.source.size:,} and {data.target.size:,} {data.source.kind}",
+    }
+    if left_out:
+        notes["longest"] = f"{left_out:,} pairs with more than {model.longest} tokens were not trained on"
+    outputs: dict[str, str] = {}
+
+    def score(network: nn.Module, split: Batch) -> dict[str, float]:
+        numbers = split[4].tolist()
+        is_test = numbers[0] >= first_test
+        beam = model.beam if is_test else 1
+        found = {"perplexity": math.exp(nats(network, split))}
+        hypotheses = [" ".join(data.target.decode(one)) for one in _translated(network, split, beam, model)]
+        wanted = [references[number] for number in numbers]
+        if not is_test:
+            return {"bleu": bleu.bleu(hypotheses, wanted), **found}
+        outputs.update({HYPOTHESES: _lines(hypotheses), REFERENCES: _lines(wanted)})
+        scores, signature = bleu.scores(hypotheses, wanted)
+        notes["scoring"] = signature or UNSCORED
+        notes["decoding"] = f"beam {beam}, length penalty {model.length_penalty:g}, <unk> not replaced"
+        return {**scores, **found}
+
+    return TranslationTask(
+        train,
+        valid,
+        test,
+        loss=lambda network, batch: loss(network, batch, model.label_smoothing),
+        measure=_no_measure,
+        finish=_no_finish,
+        metric="bleu",
+        higher_is_better=True,
+        evaluation_batch=64,
+        score=score,
+        groups=groups,
+        lengths=lambda batch: (batch[1], None, batch[3], None),
+        weight=lambda batch: batch[3].sum(),
+        notes=notes,
+        source=data.source,
+        target=data.target,
+        outputs=outputs,
+    )
+
+
+def loss(network: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of the target's tokens, in nats."""
+    total, count = _summed_loss(network, batch, smoothing)
+    return total / count
+
+
+def _summed_loss(network: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
+    source, source_lengths, target, target_lengths = batch[:4]
+    target = target.long()
+    steps = torch.arange(target.shape[1], device=target.device)
+    wanted = torch.where(steps < target_lengths[:, None], target, IGNORED)
+    given = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
+    out = network(source.long(), source_lengths, given, target_lengths).flatten(0, 1).float()
+    total = cross_entropy(out, wanted.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+    return total, target_lengths.sum()
+
+
+def nats(network: nn.Module, split: Batch) -> float:
+    """Mean loss of a token over a whole split, without smoothing."""
+    total = count = 0.0
+    for batch in _batches(split, network, SCORED):
+        one, tokens = _summed_loss(network, batch, 0.0)
+        total, count = total + float(one), count + float(tokens)
+    return total / count
+
+
+def _translated(network: nn.Module, split: Batch, beam: int, model: TranslationModel) -> list[list[int]]:
+    """Token numbers of the translations of a split, in its order."""
+    assert isinstance(network, plmu.EncoderDecoder)
+    found: dict[int, list[int]] = {}
+    size = AT_ONCE.get(next(network.parameters()).device.type, SCORED)
+    for source, lengths, _, _, numbers in _batches(split, network, size):
+        for number, one in zip(
+            numbers.tolist(), translate(network, source.long(), lengths, beam, model.length_penalty), strict=True
+        ):
+            found[number] = one.tokens
+    return [found[number] for number in split[4].tolist()]
+
+
+def _batches(split: Batch, network: nn.Module, size: int) -> list[Batch]:
+    """So many sentences of similar length together, cut to the longest of each batch, on the device of the model."""
+    device = next(network.parameters()).device
+    batches: list[Batch] = []
+    for rows in split[1].argsort(stable=True).split(size):
+        source, source_lengths, target, target_lengths, numbers = (part[rows].to(device) for part in split)
+        source, target = source[:, : int(source_lengths.max())], target[:, : int(target_lengths.max())]
+        batches.append((source, source_lengths, target, target_lengths, numbers))
+    return batches
+
+
+def groups(network: nn.Module) -> list[Group]:
+    """Matrices inside, which decay and which Muon may train; and embeddings, norms and biases."""
+    apart = {id(one.weight) for one in network.modules() if isinstance(one, nn.Embedding)}
+    inner = [p for p in network.parameters() if p.dim() > 1 and id(p) not in apart]
+    taken = {id(p) for p in inner}
+    return [Group([p for p in network.parameters() if id(p) not in taken], decay=False), Group(inner, matrices=True)]
+
+
+def _training_split(sides: tuple[Ragged, Ragged], longest: int) -> tuple[Batch, int]:
+    """Pairs with no side of more than so many tokens, and how many others there were."""
+    sizes = np.stack([np.diff(side.ends, prepend=0) for side in sides]).max(0)
+    kept = np.flatnonzero(sizes <= longest)
+    if not len(kept):
+        raise RunError(f"model.longest = {longest} is below the length of every training sentence")
+    some = (sides[0].take(kept), sides[1].take(kept))
+    return _split(some, 0)[:4], len(sizes) - len(kept)
+
+
+def _split(sides: tuple[Ragged, Ragged], first: int) -> Batch:
+    """Tokens and lengths of source and target, the target with its end, and the number of each pair."""
+    source, lengths = sides[0].padded(int(np.diff(sides[0].ends, prepend=0).max()), "first")
+    longest = int(np.diff(sides[1].ends, prepend=0).max()) + 1
+    target, target_lengths = sides[1].padded(longest, "first")
+    target[torch.arange(len(target)), target_lengths] = END
+    narrow = torch.int16 if max(int(source.max()), int(target.max())) < 2**15 else torch.int32
+    numbers = torch.arange(first, first + len(source))
+    return source.to(narrow), lengths, target.to(narrow), target_lengths + 1, numbers
+
+
+def _lines(texts: list[str]) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+def _no_measure(network: nn.Module, batch: Batch) -> Tensor:
+    raise AssertionError("translations are scored as a whole")
+
+
+def _no_finish(sums: Tensor) -> dict[str, float]:
+    raise AssertionError("translations are scored as a whole")

@@ -1,0 +1,203 @@
+"""The files of a C export: a header, a source, a check program with expected outputs, and a Makefile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+import plmu
+from plmu.exports.c_code import Code, number
+from plmu.exports.evaluate import Evaluator
+from plmu.exports.program import Fill, Program
+
+CHECK_STEPS, CHECK_NUMBERS = 1000, 100_000  # at most so many steps, and expected outputs in all
+TOLERANCE = 1e-5  # of an output, relative to the largest one
+FLAGS = "-std=c99 -O3 -ffp-contract=fast -Wall -Wextra -Wconversion -pedantic"
+
+
+def checked_name(name: str) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name):
+        raise ValueError(f"name must be a C name in small letters, such as 'model'; got {name!r}")
+    return name
+
+
+def c_files(program: Program, name: str, metadata: Mapping[str, str], int8: bool) -> tuple[dict[str, str], Code]:
+    """Contents by file name, and the code with its sizes."""
+    code = Code(program, int8)
+    files = {
+        f"{name}.h": _header(program, code, name, metadata),
+        f"{name}.c": _source(program, code, name),
+        f"{name}_check.c": _check(program, name, int8),
+        "Makefile": _makefile(name),
+    }
+    return files, code
+
+
+def _header(program: Program, code: Code, name: str, metadata: Mapping[str, str]) -> str:
+    upper, tokens = name.upper(), program.tokens
+    kind = "float" if tokens is None else "int32_t"
+    what = f"{upper}_INPUTS numbers" if tokens is None else f"one token number from 0 to {tokens - 1}"
+    wrong = "0." if tokens is None else "0; or -1 if there is no such token, and then nothing changes."
+    fills = any(isinstance(one, Fill) for one in program.operations)
+    bad = "" if fills or tokens is not None else "NaN in x stays until init.\n * "
+    known = "".join(f" * {key}: {_comment(value)}\n" for key, value in metadata.items() if len(value) <= 200)
+    return f"""/* A model of plmu {plmu.__version__} that takes one step at a time.
+{known} */
+#ifndef {upper}_H
+#define {upper}_H
+
+#include <stdint.h>
+
+#define {upper}_INPUTS {program.x.size}
+#define {upper}_OUTPUTS {program.y.size}
+
+/* One stream. It holds no pointers: copy it, save it, have as many as you like. */
+typedef struct {{
+    float memory[{max(code.memory.state_size, 1)}];
+    float work[{max(code.memory.work_size, 1)}]; /* used within a step alone */
+}} {name}_state;
+
+/* Start a stream, or start it again. */
+void {name}_init({name}_state *state);
+
+/* One step: x is {what}, y {upper}_OUTPUTS numbers. They must not overlap. {bad}Returns {wrong} */
+int {name}_step({name}_state *state, const {kind} *x, float *y);
+
+#endif
+"""
+
+
+def _comment(text: str) -> str:
+    return "".join(one if " " <= one <= "~" else "?" for one in text).replace("*/", "* /").replace("/*", "/ *")
+
+
+def _source(program: Program, code: Code, name: str) -> str:
+    kind = "float" if program.tokens is None else "int32_t"
+    work = "    float *work = state->work;\n" if any(re.search(r"\bwork\b", one) for one in code.statements) else ""
+    check = "" if program.tokens is None else f"    if (x[0] < 0 || x[0] >= {program.tokens})\n        return -1;\n"
+    unused = [] if any("state->" in one for one in [*code.statements, work]) else ["state"]
+    unused += [] if check or any(_reads_x(one) for one in code.statements) else ["x"]
+    body = "".join(f"    {one}\n" for one in code.statements)
+    body += "".join(f"    (void){one};\n" for one in unused)
+    parts = [
+        f'#include "{name}.h"\n\n#include <math.h>\n#include <stddef.h>\n#include <string.h>\n',
+        *code.arrays,
+        *code.helpers.values(),
+        f"""void {name}_init({name}_state *state)
+{{
+    memset(state, 0, sizeof *state);
+}}
+""",
+        f"int {name}_step({name}_state *state, const {kind} *x, float *y)\n{{\n{work}{check}{body}    return 0;\n}}\n",
+    ]
+    return "\n".join(parts)
+
+
+def _reads_x(statement: str) -> bool:
+    return bool(re.search(r"\bx\b", statement))
+
+
+def sequence(program: Program, steps: int) -> Tensor:
+    """The inputs of the check program: (steps, features) from −1 to 1, or token numbers (steps,). The same generator is
+    in C."""
+    count = steps * program.x.size
+    values, seed = [], 1
+    for _ in range(count):
+        seed = (1664525 * seed + 1013904223) % 2**32
+        values.append(seed >> 8)
+    if program.tokens is not None:
+        return torch.tensor(values) % program.tokens
+    return (torch.tensor(values, dtype=torch.float64) / 2**23 - 1).float().view(steps, program.x.size)
+
+
+def expected_outputs(program: Program, int8: bool) -> Tensor:
+    """What the check program compares with, (steps, outputs), from float64. A model whose recurrence is not linear can
+    be chaotic: it ends where rounding to float32 alone comes near the tolerance."""
+    steps = max(1, min(CHECK_STEPS, CHECK_NUMBERS // program.y.size))
+    narrow, wide = Evaluator(program, int8), Evaluator(program, int8, torch.float64)
+    found: list[Tensor] = []
+    largest = 0.0
+    with torch.inference_mode():
+        for x in sequence(program, steps):
+            right = wide.step(x[None])
+            error = (narrow.step(x[None]) - right).abs().max().item()
+            largest = max(largest, right.abs().max().item())
+            if found and not error <= TOLERANCE / 8 * largest:
+                break
+            found.append(right.float())
+    return torch.cat(found)
+
+
+def _check(program: Program, name: str, int8: bool) -> str:
+    expected, upper = expected_outputs(program, int8), name.upper()
+    values = [number(one) for one in expected.flatten().tolist()]
+    lines = ",\n    ".join(", ".join(values[i : i + 8]) for i in range(0, len(values), 8))
+    if program.tokens is None:
+        kind, make = "float", "(float)(seed >> 8) / 8388608.0f - 1.0f"
+    else:
+        kind, make = "int32_t", f"(int32_t)((seed >> 8) % {program.tokens}u)"
+    return f"""/* Runs the model on numbers of a generator and compares with what plmu gave for them. */
+#include "{name}.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#define STEPS {len(expected)}
+
+static const float expected[STEPS * {upper}_OUTPUTS] = {{
+    {lines}
+}};
+static {name}_state state;
+
+int main(void)
+{{
+    uint32_t seed = 1;
+    float largest = 0.0f, error = 0.0f;
+    int step, i;
+    {name}_init(&state);
+    for (step = 0; step < STEPS; step++) {{
+        {kind} x[{upper}_INPUTS];
+        float y[{upper}_OUTPUTS];
+        for (i = 0; i < {upper}_INPUTS; i++) {{
+            seed = seed * 1664525u + 1013904223u;
+            x[i] = {make};
+        }}
+        if ({name}_step(&state, x, y) != 0) {{
+            printf("step %d failed\\n", step);
+            return 1;
+        }}
+        for (i = 0; i < {upper}_OUTPUTS; i++) {{
+            const float right = expected[step * {upper}_OUTPUTS + i], wrong = fabsf(y[i] - right);
+            largest = fabsf(right) > largest ? fabsf(right) : largest;
+            if (!(wrong <= error))
+                error = wrong;
+        }}
+    }}
+    largest = largest > 0.0f ? largest : 1.0f;
+    printf("%d steps, relative error %.2e\\n", STEPS, (double)(error / largest));
+    return error / largest <= {number(TOLERANCE)} ? 0 : 1;
+}}
+"""
+
+
+def _makefile(name: str) -> str:
+    return f"""# `make check` compares the model with expected outputs; `make {name}.o` compiles it alone.
+CFLAGS = {FLAGS}
+
+check: {name}_check
+	./{name}_check
+
+{name}_check: {name}.c {name}_check.c {name}.h
+	$(CC) $(CFLAGS) -o $@ {name}.c {name}_check.c -lm
+
+{name}.o: {name}.c {name}.h
+	$(CC) $(CFLAGS) -c {name}.c
+
+clean:
+	rm -f {name}_check {name}.o
+
+.PHONY: check clean
+"""

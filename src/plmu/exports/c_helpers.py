@@ -1,0 +1,279 @@
+"""The C functions of which a step is made. Only those that a model uses are written."""
+
+from __future__ import annotations
+
+# The body of y = f(x) for one number, in x, with the options of torch's function as C numbers.
+FUNCTIONS: dict[str, str] = {
+    "relu": "x > 0.0f ? x : 0.0f",
+    "relu6": "x < 0.0f ? 0.0f : (x > 6.0f ? 6.0f : x)",
+    "leaky_relu": "x > 0.0f ? x : {negative_slope} * x",
+    "elu": "x > 0.0f ? x : {alpha} * expm1f(x)",
+    "celu": "x > 0.0f ? x : {alpha} * expm1f(x / {alpha})",
+    "selu": "1.05070098f * (x > 0.0f ? x : 1.67326324f * expm1f(x))",
+    "gelu": "0.5f * x * (1.0f + erff(x * 0.707106781f))",
+    "gelu_tanh": "0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)))",
+    "silu": "x / (1.0f + expf(-x))",
+    "mish": "x * tanhf(x > 20.0f ? x : log1pf(expf(x)))",
+    "sigmoid": "1.0f / (1.0f + expf(-x))",
+    "tanh": "tanhf(x)",
+    "softplus": "{beta} * x > {threshold} ? x : log1pf(expf({beta} * x)) / {beta}",
+    "softsign": "x / (1.0f + fabsf(x))",
+    "hardtanh": "x < {min_val} ? {min_val} : (x > {max_val} ? {max_val} : x)",
+    "hardsigmoid": "x <= -3.0f ? 0.0f : (x >= 3.0f ? 1.0f : x / 6.0f + 0.5f)",
+    "hardswish": "x <= -3.0f ? 0.0f : (x >= 3.0f ? x : x * (x + 3.0f) / 6.0f)",
+    "logsigmoid": "(x < 0.0f ? x : 0.0f) - log1pf(expf(-fabsf(x)))",
+    "tanhshrink": "x - tanhf(x)",
+}
+DEFAULTS: dict[str, dict[str, float]] = {
+    "leaky_relu": {"negative_slope": 0.01},
+    "elu": {"alpha": 1.0},
+    "celu": {"alpha": 1.0},
+    "softplus": {"beta": 1.0, "threshold": 20.0},
+    "hardtanh": {"min_val": -1.0, "max_val": 1.0},
+}
+
+# Weights are stored by columns, so that a compiler can vectorise the sum without reordering it; matrices of few rows
+# are stored by rows.
+_COLUMNS = """static void {name}(float *restrict out, const {type} *restrict weight, const float *restrict x,
+    {more}size_t rows, size_t count)
+{{
+    const size_t whole = count - count % 4;
+    size_t i, j;
+    for (j = 0; j < whole; j += 4) {{
+        const {type} *w = weight + j * rows;
+        const float a = {x[0]}, b = {x[1]}, c = {x[2]}, d = {x[3]};
+        for (i = 0; i < rows; i++)
+            out[i] += ({cast}w[i] * a + {cast}w[rows + i] * b)
+                + ({cast}w[2 * rows + i] * c + {cast}w[3 * rows + i] * d);
+    }}
+    for (j = whole; j < count; j++) {{
+        const float a = {x[0]};
+        for (i = 0; i < rows; i++)
+            out[i] += {cast}weight[j * rows + i] * a;
+    }}
+}}
+"""
+_ROWS = """static void {name}(float *restrict out, const {type} *restrict weight, const float *restrict x,
+    {more}size_t rows, size_t count, size_t stride)
+{{
+    const size_t whole = count - count % 8;
+    size_t i, j, k;
+    for (i = 0; i < rows; i++) {{
+        const {type} *w = weight + i * stride;
+        float sum[8] = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
+        for (j = 0; j < whole; j += 8)
+            for (k = 0; k < 8; k++)
+                sum[k] += {cast}w[j + k] * {x[4]};
+        for (j = whole; j < count; j++)
+            sum[j - whole] += {cast}w[j] * {x[0]};
+        out[i] += ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+    }}
+}}
+"""
+_PLACES = ("j", "j + 1", "j + 2", "j + 3", "j + k")
+_FLOAT = {"type": "float", "cast": "", "more": "", "x": [f"x[{one}]" for one in _PLACES]}
+_INT8 = {
+    "type": "int8_t",
+    "cast": "(float)",
+    "more": "const float *restrict factor, ",
+    "x": [f"(x[{one}] * factor[{one}])" for one in _PLACES],
+}
+
+HELPERS: dict[str, str] = {
+    "set": """static void set(float *out, const float *from, size_t count)
+{
+    memcpy(out, from, count * sizeof(float));
+}
+""",
+    "keep": """/* The next state. In silence it decays to subnormal numbers, with which many processors are slow. */
+static void keep(float *state, const float *from, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        state[i] = fabsf(from[i]) < 1e-30f ? 0.0f : from[i];
+}
+""",
+    "clear": """static void clear(float *out, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = 0.0f;
+}
+""",
+    "columns": _COLUMNS.format(name="columns", **_FLOAT),
+    "columns8": _COLUMNS.format(name="columns8", **_INT8),
+    "rows": _ROWS.format(name="rows", **_FLOAT),
+    "rows8": _ROWS.format(name="rows8", **_INT8),
+    "add": """static void add(float *out, const float *x, const float *y, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = x[i] + y[i];
+}
+""",
+    "multiply": """static void multiply(float *out, const float *x, const float *y, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = x[i] * y[i];
+}
+""",
+    "scale": """static void scale(float *out, const float *x, const float *factor, const float *offset, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = offset ? x[i] * factor[i] + offset[i] : x[i] * factor[i];
+}
+""",
+    "mix": """/* x + sigmoid(g) (y - x) */
+static void mix(float *out, const float *x, const float *y, const float *g, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = x[i] + (y[i] - x[i]) / (1.0f + expf(-g[i]));
+}
+""",
+    "normalize": """/* Over each `features` numbers in a row. */
+static void normalize(float *out, const float *x, const float *weight, const float *bias, size_t count,
+    size_t features, float eps, int centred)
+{
+    size_t i, j;
+    for (i = 0; i < count; i += features) {
+        float mean = 0.0f, square = 0.0f, factor;
+        if (centred) {
+            for (j = 0; j < features; j++)
+                mean += x[i + j];
+            mean /= (float)features;
+        }
+        for (j = 0; j < features; j++)
+            square += (x[i + j] - mean) * (x[i + j] - mean);
+        factor = 1.0f / sqrtf(square / (float)features + eps);
+        for (j = 0; j < features; j++) {
+            const float value = (x[i + j] - mean) * factor;
+            out[i + j] = (weight ? value * weight[j] : value) + (bias ? bias[j] : 0.0f);
+        }
+    }
+}
+""",
+    "softmax": """/* softmax, or its logarithm */
+static void softmax(float *out, const float *x, size_t count, int logarithm)
+{
+    float largest = x[0], sum = 0.0f;
+    size_t i;
+    for (i = 1; i < count; i++)
+        largest = x[i] > largest ? x[i] : largest;
+    for (i = 0; i < count; i++)
+        sum += expf(x[i] - largest);
+    for (i = 0; i < count; i++)
+        out[i] = logarithm ? x[i] - largest - logf(sum) : expf(x[i] - largest) / sum;
+}
+""",
+    "glu": """static void glu(float *out, const float *x, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = x[i] / (1.0f + expf(-x[count + i]));
+}
+""",
+    "remember": """/* m (order, channels) with u below it, times matrix (order, columns, groups) */
+static void remember(float *restrict out, const float *restrict m, const float *restrict u,
+    const float *restrict matrix, size_t order, size_t columns, size_t groups, size_t width)
+{
+    const size_t channels = groups * width;
+    size_t i, j, g, c;
+    for (i = 0; i < order; i++)
+        for (j = 0; j < columns; j++) {
+            const float *from = j < order ? m + j * channels : u + (j - order) * channels;
+            const float *a = matrix + (i * columns + j) * groups;
+            float *to = out + i * channels;
+            if (width == 1)
+                for (g = 0; g < groups; g++)
+                    to[g] += a[g] * from[g];
+            else
+                for (g = 0; g < groups; g++)
+                    for (c = g * width; c < (g + 1) * width; c++)
+                        to[c] += a[g] * from[c];
+        }
+}
+""",
+    "remain": """/* Adds m (order, channels) where the matrix of a group is near the identity. */
+static void remain(float *restrict out, const float *restrict m, const float *restrict added, size_t order,
+    size_t channels)
+{
+    size_t i, c;
+    for (i = 0; i < order; i++)
+        for (c = 0; c < channels; c++)
+            out[i * channels + c] += added[c] * m[i * channels + c];
+}
+""",
+    "taps": """static void taps(float *restrict out, const float *restrict x, const float *restrict weight,
+    size_t steps, size_t features)
+{
+    size_t i, j;
+    for (i = 0; i < steps; i++)
+        for (j = 0; j < features; j++)
+            out[j] += weight[i * features + j] * x[i * features + j];
+}
+""",
+    "choose": """static void choose(float *restrict out, const float *restrict weights, const float *restrict m,
+    size_t order, size_t heads, size_t width)
+{
+    size_t i, h, c;
+    for (i = 0; i < order; i++)
+        for (h = 0; h < heads; h++)
+            for (c = 0; c < width; c++)
+                out[h * width + c] += weights[i * heads + h] * m[(i * heads + h) * width + c];
+}
+""",
+    "fill": """static void fill(float *out, const float *x, const float *held, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = isnan(x[i]) ? (held ? held[i] : 0.0f) : x[i];
+}
+""",
+    "row8": """static void row8(float *restrict out, const int8_t *restrict row, float all,
+    const float *restrict factor, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = all * (float)row[i] * factor[i];
+}
+""",
+    "attend": """static void attend(float *restrict out, const float *restrict query, const float *restrict keys,
+    const float *restrict values, const float *restrict seen, const float *restrict cosine,
+    const float *restrict sine, float *restrict scores, size_t steps, size_t heads, size_t half)
+{
+    const size_t width = 2 * heads * half;
+    const float factor = 1.0f / sqrtf((float)(2 * half));
+    size_t h, t, j;
+    for (h = 0; h < heads; h++) {
+        const float *q = query + 2 * h * half;
+        float largest = 0.0f, sum = 0.0f;
+        int found = 0;
+        for (t = 0; t < steps; t++) {
+            const float *k = keys + t * width + 2 * h * half;
+            float score = 0.0f;
+            for (j = 0; j < half; j++) {
+                const float c = cosine[t * half + j], s = sine[t * half + j];
+                score += q[j] * (k[j] * c - k[half + j] * s) + q[half + j] * (k[j] * s + k[half + j] * c);
+            }
+            scores[t] = score * factor;
+            if (seen[t] > 0.0f && (!found || scores[t] > largest)) {
+                largest = scores[t];
+                found = 1;
+            }
+        }
+        for (t = 0; t < steps; t++) {
+            scores[t] = seen[t] > 0.0f ? expf(scores[t] - largest) : 0.0f;
+            sum += scores[t];
+        }
+        for (j = 0; j < 2 * half; j++)
+            out[2 * h * half + j] = 0.0f;
+        for (t = 0; t < steps; t++)
+            for (j = 0; j < 2 * half; j++)
+                out[2 * h * half + j] += scores[t] / sum * values[t * width + 2 * h * half + j];
+    }
+}
+""",
+}

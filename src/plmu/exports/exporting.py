@@ -1,0 +1,279 @@
+"""`plmu.export`: a trained model as files that run without plmu."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import plmu
+from plmu.atomic import replacing
+from plmu.exports.c_files import c_files, checked_name, sequence
+from plmu.exports.evaluate import Evaluator
+from plmu.exports.lowering import lowered
+from plmu.exports.program import Program
+from plmu.modes import unwrapped
+from plmu.nn.folding import fold
+from plmu.nn.stacking import entrance, features_of
+from plmu.nn.steppable import Steppable
+
+FORMATS = ("onnx", "torch", "c")
+_ERROR_STEPS = 200  # over which the loss of accuracy by int8 is measured
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote and measured; `str()` of it is a report."""
+
+    files: tuple[Path, ...]
+    multiply_adds: int  # of a step, products alone
+    weight_bytes: int  # of constants; in C the flash they take
+    state_bytes: int  # of a stream, between steps
+    work_bytes: int | None  # of C: used within a step
+    microseconds: dict[str, float] = field(default_factory=dict)  # a step on one core, by what ran it
+    int8_error: float | None = None  # |y − y with rounded weights| / |y|
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{path}  {path.stat().st_size:,} bytes" for path in self.files]
+        lines.append(f"multiply-adds per step  {self.multiply_adds:,}")
+        if self.work_bytes is None:
+            lines.append(f"weights  {self.weight_bytes:,} bytes, state  {self.state_bytes:,} bytes")
+        else:
+            ram = self.state_bytes + self.work_bytes
+            lines.append(f"flash for weights  {self.weight_bytes:,} bytes")
+            lines.append(f"RAM  {ram:,} bytes: state {self.state_bytes:,}, work area {self.work_bytes:,}")
+        if self.int8_error is not None:
+            lines.append(f"relative error of outputs by int8 weights  {self.int8_error:.2e}")
+        lines += [f"time per step, {name}  {value:.2f} µs" for name, value in self.microseconds.items()]
+        return "\n".join([*lines, *self.notes])
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    to: str = "onnx",
+    *,
+    name: str = "model",
+    whole: bool = False,
+    int8: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    samples: Tensor | None = None,
+    measure: bool = False,
+) -> Exported:
+    """Write a trained model as files that run without plmu: the model of one step, with its states as explicit inputs
+    and outputs. It computes in float32. States start as zeros.
+
+    >>> plmu.export(model, "deploy")                # deploy/model_step.onnx
+    >>> plmu.export(model, "deploy", to="c")        # deploy/model.c, model.h, model_check.c, model.json, Makefile
+    >>> plmu.export(model, "deploy", to="torch")    # deploy/model_step.pt2 and model.pt2
+
+    ONNX: inputs x (batch, features), or token numbers (batch,), and state_0_in, state_1_in, …; outputs y and
+    state_0_out, state_1_out, … in the same order and with the same shapes. torch: a program (x, state_0, …) → (y,
+    state_0, …), and the same for whole sequences (batch, time, features). C: `model_init(state)` and
+    `model_step(state, x, y)`.
+
+    Args:
+        model: any steppable module. AveragedModel, DDP and torch.compile wrappers are removed.
+        path: a folder, which is made if it is not there. Files are replaced only when all of them have been written.
+        to: "onnx", "torch" or "c".
+        name: of the files, and of the functions in C.
+        whole: also write the ONNX model of a whole sequence, name.onnx, which runs the step in a loop.
+        int8: round weights to int8, with a scale for each row; the memory's own matrices stay as they are. In ONNX the
+            file is smaller and steps are as fast, in C the program takes less flash.
+        metadata: more to write into the files, such as {"classes": ["no", "yes"], "units": "mV", "dt": 0.01}; values
+            that are not text are written as JSON.
+        samples: inputs (time, features), or token numbers (time,), on which the error by int8 is measured; random
+            numbers if not given.
+        measure: also measure the time of a step.
+
+    Returns:
+        The files, sizes and measurements.
+
+    Raises:
+        TypeError: the model is not steppable.
+        ValueError: an argument is not one of those allowed, or a part of the model cannot be exported; it is named.
+        OSError: the folder cannot be written.
+    """
+    if to not in FORMATS:
+        raise ValueError(f"to must be one of {', '.join(FORMATS)}, got {to!r}")
+    checked_name(name)
+    if int8 and to == "torch":
+        raise ValueError("int8 is for onnx and c: leave it out for torch")
+    if whole and to == "c":
+        raise ValueError("whole is for onnx and torch: C takes one step at a time")
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"path must be a folder, and {path} is a file")
+    inner = prepared(model)
+    program = program_of(inner, int8)
+    described = _metadata(program, metadata, int8)
+    if to == "onnx":
+        made = _onnx(inner, program, name, described, whole, int8, measure)
+    elif to == "torch":
+        made = _torch(inner, program, name, described, whole, measure)
+    else:
+        made = _c(program, name, described, int8, measure)
+    if measure:
+        from plmu.exports.measure import stream_time
+
+        made.microseconds["plmu.Stream"] = stream_time(inner, program)
+    error = _int8_error(inner, program, samples) if int8 else None
+    files = _write(folder, made.contents)
+    return Exported(
+        files,
+        program.multiply_adds,
+        program.weight_bytes(int8),
+        program.state_bytes,
+        made.work_bytes,
+        made.microseconds,
+        error,
+        tuple(made.notes),
+    )
+
+
+@dataclass
+class _Made:
+    """What a format gives before it is written."""
+
+    contents: dict[str, bytes]
+    microseconds: dict[str, float] = field(default_factory=dict)
+    work_bytes: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def prepared(model: nn.Module) -> Steppable:
+    """A float32 copy in evaluation mode on the CPU."""
+    inner = unwrapped(model) if isinstance(model, nn.Module) else model
+    if not isinstance(inner, Steppable) or any(one.is_meta for one in inner.parameters()):
+        fold(inner)  # says what is wrong
+    assert isinstance(inner, Steppable)
+    return copy.deepcopy(inner).cpu().float().eval().requires_grad_(False)
+
+
+def program_of(model: Steppable, int8: bool = False) -> Program:
+    """The program of a prepared model."""
+    first = entrance(model)
+    tokens = first.num_embeddings if isinstance(first, nn.Embedding) else None
+    features = None if tokens is not None else features_of(first)
+    if tokens is None and features is None:
+        raise ValueError("the model does not say how many features it takes: begin it with a layer that does")
+    return lowered(fold(model), features, tokens, int8)
+
+
+def _metadata(program: Program, given: Mapping[str, Any] | None, int8: bool) -> dict[str, str]:
+    states = [
+        {"name": f"state_{i}", "kind": kind, "shape": ["batch", *(one.shape or (one.size,))], "start": 0}
+        for i, (one, kind) in enumerate(zip(program.states, program.kinds, strict=True))
+    ]
+    own = {
+        "plmu": plmu.__version__,
+        "input": {"features": program.x.size} if program.tokens is None else {"tokens": program.tokens},
+        "outputs": program.y.size,
+        "states": states,
+        "weights": "int8" if int8 else "float32",
+    }
+    taken = set(own) & set(given or {})
+    if taken:
+        raise ValueError(f"metadata must not have {', '.join(sorted(taken))}: plmu writes it")
+    try:
+        return {
+            str(key): value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+            for key, value in {**own, **(given or {})}.items()
+        }
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata must be text or JSON: {error}") from None
+
+
+def _onnx(
+    model: Steppable, program: Program, name: str, metadata: dict[str, str], whole: bool, int8: bool, measure: bool
+) -> _Made:
+    try:
+        from plmu.exports.onnx_model import step_model, whole_model
+    except ModuleNotFoundError as error:
+        missing = (error.name or "onnx").split(".")[0]
+        raise ModuleNotFoundError(f"{missing} is missing: pip install 'plmu[export]'", name=missing) from None
+    step = step_model(program, metadata, int8)
+    made = _Made({f"{name}_step.onnx": step})
+    if whole:
+        made.contents[f"{name}.onnx"] = whole_model(program, metadata, model.returns_sequences, int8)
+    if measure:
+        from plmu.exports.measure import onnx_time
+
+        taken = onnx_time(step, program)
+        made.microseconds |= {} if taken is None else {"ONNX Runtime": taken}
+        made.notes += [] if taken is not None else ["onnxruntime is not installed, so its time was not measured"]
+    return made
+
+
+def _torch(
+    model: Steppable, program: Program, name: str, metadata: dict[str, str], whole: bool, measure: bool
+) -> _Made:
+    from plmu.exports.torch_program import runs_whole, torch_program
+
+    step = torch_program(model, program, metadata, whole=False)
+    made = _Made({f"{name}_step.pt2": step})
+    if runs_whole(model):
+        made.contents[f"{name}.pt2"] = torch_program(model, program, metadata, whole=True)
+    elif whole:
+        raise ValueError("whole cannot be had for torch: the original LMU runs one step after another")
+    else:
+        made.notes.append("the original LMU runs one step after another: there is no program for whole sequences")
+    if measure:
+        from plmu.exports.measure import torch_time
+
+        made.microseconds["torch.export"] = torch_time(step, program)
+    return made
+
+
+def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, measure: bool) -> _Made:
+    files, code = c_files(program, name, metadata, int8)
+    contents = {file: text.encode() for file, text in files.items()}
+    contents[f"{name}.json"] = (json.dumps(metadata, indent=1) + "\n").encode()
+    made = _Made(contents, work_bytes=4 * code.memory.work_size)
+    if measure:
+        from plmu.exports.measure import c_time
+
+        taken = c_time(files, name, program)
+        made.microseconds |= {} if taken is None else {"C": taken}
+        made.notes += [] if taken is not None else ["no C compiler was found, so its time was not measured"]
+    return made
+
+
+def _int8_error(model: Steppable, program: Program, samples: Tensor | None) -> float:
+    """|y − y with rounded weights| / |y| over a sequence."""
+    given = sequence(program, _ERROR_STEPS) if samples is None else samples
+    shape = "(time,)" if program.tokens is not None else f"(time, {program.x.size})"
+    if given.dim() != (1 if program.tokens is not None else 2) or not given.shape[0]:
+        raise ValueError(f"samples must have shape {shape}, got {tuple(given.shape)}")
+    folded, evaluator, state = fold(model), Evaluator(program, int8=True), None
+    wrong = right = 0.0
+    with torch.inference_mode():
+        for x in given if program.tokens is not None else given.float():
+            y, state = folded.step(x[None], state)
+            wrong += float((evaluator.step(x[None]) - y).square().sum())
+            right += float(y.square().sum())
+    return (wrong / right) ** 0.5 if right else 0.0
+
+
+def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
+    """All files, or none."""
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with ExitStack() as stack:
+            for name, content in contents.items():
+                stack.enter_context(replacing(folder / name)).write_bytes(content)
+    except BaseException:
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+    return tuple(folder / name for name in contents)

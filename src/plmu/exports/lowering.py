@@ -1,0 +1,351 @@
+"""A folded model as a program: one function for each kind of `plmu.folded`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plmu import folded
+from plmu.exports import program as ops
+from plmu.exports.program import Operation, Program, Value, Weight
+from plmu.folded import Folded
+from plmu.nn.attention import CausalAttention, rotation
+from plmu.nn.folding import FUNCTIONS, is_plain
+from plmu.nn.steppable import ACTIVATIONS
+from plmu.state_tree import map_state
+
+_ELEMENTWISE_OR_ROW = {name for name, _ in FUNCTIONS.values()} | set(ACTIVATIONS)
+
+
+class NotExportable(ValueError):
+    """A part of a model that cannot be written in another format."""
+
+
+def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool = False) -> Program:
+    """The program of a folded model.
+
+    Args:
+        model: what `plmu.fold` returned for a float32 model.
+        features: how many the input has; None for token numbers.
+        tokens: how many token numbers there are; None for features.
+        int8: whether products of weights stand apart from those of Ā and B̄, so that they can be rounded alone.
+    """
+    start = model.initial_state(1, torch.float32, torch.device("cpu"))
+    state = map_state(start, lambda one: Value(one[0].numel(), tuple(one.shape[1:])))
+    x = Value(1 if features is None else features)
+    builder = _Builder(int8)
+    y, after = builder.lower(model, x, state)
+    states = tuple(_flat(state))
+    kinds = tuple(builder.kinds[one] for one in states)
+    made = Program(x, tokens, states, kinds, tuple(builder.operations), y, tuple(_flat(after)))
+    if not all(bool(array.isfinite().all()) for array in made.constants):
+        raise ValueError("the model has infinite or NaN weights: nothing was exported")
+    return made
+
+
+class _Builder:
+    """Collects operations. `lower` mirrors `Folded.advance`, with values in place of tensors."""
+
+    def __init__(self, int8: bool) -> None:
+        self.int8 = int8
+        self.operations: list[Operation] = []
+        self.kinds: dict[Value, str] = {}
+
+    def lower(self, part: Folded, x: Value, state: Any) -> tuple[Value, Any]:
+        known = _KINDS.get(type(part))
+        if known is None:
+            raise self.unknown(part)
+        found: tuple[Value, Any] = known(self, part, x, state)
+        return found
+
+    @staticmethod
+    def unknown(part: Folded) -> NotExportable:
+        return NotExportable(
+            f"{_name(part)} cannot be exported: plmu does not know what it computes."
+            " Give its class a fold() that returns kinds of plmu.folded"
+        )
+
+    def each(self, part: Folded | None, x: Value) -> Value:
+        """A part without a state; None does nothing."""
+        return x if part is None else self.lower(part, x, None)[0]
+
+    def add(self, kind: type[Operation], size: int, *arguments: Any, **options: Any) -> Value:
+        out = Value(size)
+        self.operations.append(kind(out, *arguments, **options))
+        return out
+
+    def product(self, weight: Tensor, *parts: Value, bias: Tensor | None = None, add: Value | None = None) -> Value:
+        return self.add(ops.MatVec, weight.shape[0], Weight(_cast(weight)), parts, _cast(bias), add)
+
+    def split(self, x: Value, *sizes: int) -> tuple[Value, ...]:
+        pieces = tuple(Value(size) for size in sizes)
+        self.operations.append(ops.Split(pieces[0], x, pieces))
+        return pieces
+
+    def remember(self, memory: folded.Delay, u: Value, m: Value) -> Value:
+        self.kinds[m] = "memory"
+        if memory.scale is not None:
+            u = self.add(ops.Scale, u.size, u, _cast(memory.scale), None)
+        if memory.channels == 1:
+            return self.linear(Weight(_cast(memory.matrix[0]), True), m, u, memory.near_identity[0])
+        return self.add(ops.Remember, m.size, m, u, _cast(memory.matrix), memory.near_identity, memory.channels)
+
+    def linear(self, system: Weight, m: Value, u: Value, near_identity: bool) -> Value:
+        return self.add(ops.MatVec, m.size, system, (m, u), None, m if near_identity else None)
+
+
+def _affine(b: _Builder, part: folded.Affine, x: Value, state: Any) -> tuple[Value, Any]:
+    return b.product(part.weight, x, bias=part.bias), None
+
+
+def _scale(b: _Builder, part: folded.Scale, x: Value, state: Any) -> tuple[Value, Any]:
+    return b.add(ops.Scale, x.size, x, _cast(part.scale), _cast(part.offset)), None
+
+
+def _lookup(b: _Builder, part: folded.Lookup, x: Value, state: Any) -> tuple[Value, Any]:
+    return b.add(ops.Lookup, part.table.shape[1], x, _cast(part.table)), None
+
+
+def _norm(b: _Builder, part: folded.Norm, x: Value, state: Any) -> tuple[Value, Any]:
+    eps = torch.finfo(torch.float32).eps if part.eps is None else part.eps
+    weights = _cast(part.weight), _cast(part.bias)
+    return b.add(ops.Normalize, x.size, x, part.features, eps, part.centred, *weights), None
+
+
+def _unit(b: _Builder, part: folded.Unit, x: Value, state: Any, features: int | None = None) -> tuple[Value, Any]:
+    """x / √(|x|² + floor²) is an RMS norm, divided by √n."""
+    count = features or x.size
+    weight = torch.full((count,), count**-0.5)
+    return b.add(ops.Normalize, x.size, x, count, float(part.floor) ** 2 / count, False, weight), None
+
+
+def _function(b: _Builder, part: folded.Function, x: Value, state: Any) -> tuple[Value, Any]:
+    name = part.function
+    if not isinstance(name, str) or name not in _ELEMENTWISE_OR_ROW | {"prelu"}:
+        shown = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
+        known = ", ".join(sorted(ACTIVATIONS))
+        raise NotExportable(f"the function {shown} cannot be exported: use one of {known}, or a module of torch")
+    options = dict(part.options)
+    if name == "prelu":
+        assert part.weight is not None
+        name, options = "leaky_relu", {"negative_slope": float(part.weight)}
+    return b.add(ops.Apply, x.size // 2 if name == "glu" else x.size, x, name, options), None
+
+
+def _gate(b: _Builder, part: folded.Gate, x: Value, state: Any) -> tuple[Value, Any]:
+    value, gate = _halves(b, part.both, x)
+    return b.add(ops.Multiply, value.size, b.each(part.activation, gate), value), None
+
+
+def _carry(b: _Builder, part: folded.Carry, x: Value, state: Any) -> tuple[Value, Any]:
+    value, gate = _halves(b, part.both, x)
+    return b.add(ops.Mix, x.size, x, b.each(part.activation, value), gate), None
+
+
+def _halves(b: _Builder, both: folded.Affine, x: Value) -> tuple[Value, ...]:
+    half = both.weight.shape[0] // 2
+    return b.split(b.product(both.weight, x, bias=both.bias), half, half)
+
+
+def _linear_memory(b: _Builder, part: folded.LinearMemory, x: Value, state: Any) -> tuple[Value, Any]:
+    """One product for the memory and the output; two for int8, of which the memory's is exact."""
+    b.kinds[state] = "memory"
+    out, m = _coupled(b, part, (state, x), state)
+    return b.each(part.activation, out), m
+
+
+def _coupled_memory(b: _Builder, part: folded.CoupledMemory, x: Value, state: Any) -> tuple[Value, Any]:
+    h, m = state
+    b.kinds.update({h: "hidden", m: "memory"})
+    out, after = _coupled(b, part, (m, h, x), m)
+    out = b.each(part.activation, out)
+    return out, (out, after)
+
+
+def _coupled(b: _Builder, part: folded.LinearMemory, inputs: tuple[Value, ...], m: Value) -> tuple[Value, Value]:
+    size = part.memory_size
+    matrix, constant = _cast(part.matrix), _cast(part.constant)
+    outputs = matrix.shape[0] - size
+    if b.int8 or part.near_identity:
+        system = Weight(matrix[:size].contiguous(), True)
+        added = m if part.near_identity else None
+        after = b.add(ops.MatVec, size, system, inputs, constant[:size].contiguous(), added)
+        return b.product(matrix[size:], *inputs, bias=constant[size:]), after
+    both = b.add(ops.MatVec, size + outputs, Weight(matrix, True), inputs, constant)
+    after, out = b.split(both, size, outputs)
+    return out, after
+
+
+def _delay(b: _Builder, part: folded.Delay, x: Value, state: Any) -> tuple[Value, Any]:
+    m = b.remember(part, x, state)
+    return m, m
+
+
+def _parallel_memory(b: _Builder, part: folded.ParallelMemory, x: Value, state: Any) -> tuple[Value, Any]:
+    u = b.each(part.input_activation, b.each(part.encoder, x))
+    if part.gate is not None:
+        u = b.add(ops.Mix, u.size, x, u, b.each(part.gate, x))
+    m = b.remember(part.memory, u, state)
+    if part.input_weight is None:
+        out = b.product(part.readout, m, bias=part.bias)
+    else:
+        out = b.product(torch.cat([part.readout, part.input_weight], 1), m, x, bias=part.bias)
+    return b.each(part.output_activation, out), m
+
+
+def _taps(b: _Builder, part: folded.Taps, x: Value, state: Any) -> tuple[Value, Any]:
+    b.kinds[state] = "inputs"
+    steps = b.add(ops.Concat, part.weight.numel(), (state, x))
+    out = b.add(ops.Taps, x.size, steps, _cast(part.weight))
+    return out, b.split(steps, x.size, state.size)[1]
+
+
+def _selective(b: _Builder, part: folded.SelectiveMemory, x: Value, state: Any) -> tuple[Value, Any]:
+    channels = part.memory.channels
+    rows = part.both.weight.shape[0]
+    u, weights = b.split(b.product(part.both.weight, x, bias=part.both.bias), channels, rows - channels)
+    m = b.remember(part.memory, u, state)
+    read = b.add(ops.Select, channels, weights, m, part.heads)
+    return _over_heads(b, part.norm, read, channels // part.heads), m
+
+
+def _over_heads(b: _Builder, norm: Folded, x: Value, width: int) -> Value:
+    """A norm over the features of each head."""
+    for one in norm.parts if isinstance(norm, folded.Chain) else (norm,):
+        if isinstance(one, folded.Unit):
+            x = _unit(b, one, x, None, width)[0]
+        elif isinstance(one, folded.Scale):
+            heads = x.size // width
+            offset = None if one.offset is None else _cast(one.offset).repeat(heads)
+            x = b.add(ops.Scale, x.size, x, _cast(one.scale).repeat(heads), offset)
+        elif isinstance(one, folded.Norm):
+            x = _norm(b, one, x, None)[0]
+        else:
+            raise NotExportable(f"{_name(one)} cannot be exported as the norm of plmu.SelectiveLMU")
+    return x
+
+
+def _chain(b: _Builder, part: folded.Chain, x: Value, state: Any) -> tuple[Value, Any]:
+    if part.states is None:
+        for one in part.parts:
+            x = b.each(one, x)
+        return x, None
+    after: list[Any] = [None] * part.states
+    for one, place in zip(part.parts, part.places, strict=True):
+        x, own = b.lower(one, x, state[place])
+        if own is not None:
+            after[place] = own
+    return x, tuple(after)
+
+
+def _sum(b: _Builder, part: folded.Sum, x: Value, state: Any) -> tuple[Value, Any]:
+    out, after = b.lower(part.inner, x, state)
+    if part.weight is not None:
+        return b.product(part.weight, out, add=x), after
+    return b.add(ops.Add, x.size, x, out), after
+
+
+def _product(b: _Builder, part: folded.Product, x: Value, state: Any) -> tuple[Value, Any]:
+    out, after = b.lower(part.inner, x, state)
+    return b.add(ops.Multiply, out.size, b.each(part.gate, x), out), after
+
+
+def _weighted_sum(b: _Builder, part: folded.WeightedSum, x: Value, state: Any) -> tuple[Value, Any]:
+    after, total = [], None
+    for one, before, share in zip(part.parts, state, part.weights.tolist(), strict=True):
+        x, own = b.lower(one, x, before)
+        after.append(own)
+        weighed = b.add(ops.Scale, x.size, x, torch.full((x.size,), share), None)
+        total = weighed if total is None else b.add(ops.Add, x.size, total, weighed)
+    assert total is not None
+    return total, tuple(after)
+
+
+def _after(b: _Builder, part: folded.After, x: Value, state: Any) -> tuple[Value, Any]:
+    return b.lower(part.inner, b.each(part.first, x), state)
+
+
+def _filled(b: _Builder, part: folded.Filled, x: Value, state: Any) -> tuple[Value, Any]:
+    if part.missing == "zero":
+        return b.lower(part.inner, b.add(ops.Fill, x.size, x, None), state)
+    inner, held = state
+    b.kinds[held] = "last input"
+    filled = b.add(ops.Fill, x.size, x, held)
+    out, inner = b.lower(part.inner, filled, inner)
+    return out, (inner, filled)
+
+
+def _identity(b: _Builder, part: folded.Identity, x: Value, state: Any) -> tuple[Value, Any]:
+    return x, None
+
+
+def _stepped(b: _Builder, part: folded.Stepped, x: Value, state: Any) -> tuple[Value, Any]:
+    layer = part.module
+    known = is_plain(layer, CausalAttention) and "step" not in vars(layer)
+    if not known or not all(is_plain(one, nn.Linear) for one in (layer.inputs, layer.output)):
+        raise b.unknown(part)
+    width, steps = layer.width, layer.window
+    query, key, value = b.split(b.product(layer.inputs.weight, x, bias=layer.inputs.bias), width, width, width)
+    keys, values, seen = state
+    b.kinds.update({keys: "keys", values: "values", seen: "steps seen"})
+    keys = b.add(ops.Concat, steps * width, (keys, key))
+    values = b.add(ops.Concat, steps * width, (values, value))
+    one = b.add(ops.Constant, 1, torch.ones(1))
+    seen = b.add(ops.Concat, steps, (seen, one))
+    cos, sin = rotation(0, steps, width // layer.heads // 2, torch.float32, torch.device("cpu"))
+    cos, sin = cos.double(), sin.double()
+    turned = cos * cos[-1] + sin * sin[-1], sin * cos[-1] - cos * sin[-1]  # against the query, which is the last
+    mixed = b.add(ops.Attend, width, query, keys, values, seen, layer.heads, *map(_cast, turned))
+    out = b.product(layer.output.weight, mixed, bias=layer.output.bias)
+    rest = (steps - 1) * width
+    kept = (b.split(keys, width, rest)[1], b.split(values, width, rest)[1], b.split(seen, 1, steps - 1)[1])
+    return out, kept
+
+
+_KINDS: dict[type[Folded], Callable[..., tuple[Value, Any]]] = {
+    folded.Affine: _affine,
+    folded.After: _after,
+    folded.Carry: _carry,
+    folded.Chain: _chain,
+    folded.CoupledMemory: _coupled_memory,
+    folded.Delay: _delay,
+    folded.Filled: _filled,
+    folded.Function: _function,
+    folded.Gate: _gate,
+    folded.Identity: _identity,
+    folded.LinearMemory: _linear_memory,
+    folded.Lookup: _lookup,
+    folded.Norm: _norm,
+    folded.ParallelMemory: _parallel_memory,
+    folded.Product: _product,
+    folded.Scale: _scale,
+    folded.SelectiveMemory: _selective,
+    folded.Stepped: _stepped,
+    folded.Sum: _sum,
+    folded.Taps: _taps,
+    folded.Unit: _unit,
+    folded.WeightedSum: _weighted_sum,
+}
+
+
+def _name(part: Folded) -> str:
+    """What to call a part in an error: its module where it holds one."""
+    module = getattr(part, "module", None)
+    return type(part).__name__ if module is None else type(module).__name__
+
+
+def _cast(value: Tensor | None) -> Any:
+    """As float32, without subnormal numbers, on the CPU."""
+    if value is None:
+        return None
+    array = value.detach().cpu().float()
+    return torch.where(array.abs() < torch.finfo(torch.float32).tiny, 0.0, array).contiguous()
+
+
+def _flat(state: Any) -> list[Value]:
+    if state is None:
+        return []
+    return [state] if isinstance(state, Value) else [one for part in state for one in _flat(part)]

@@ -1,0 +1,132 @@
+"""How long a step takes: in ONNX Runtime, in C, in torch and in `plmu.Stream`, each on one core."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from plmu.exports.c_files import FLAGS
+from plmu.exports.program import Program
+from plmu.stream import Stream
+
+SECONDS = 0.2  # that a measurement takes
+SERIES = 0.002  # seconds of calls that are timed together: short, so that some run without interruption
+REPEATS = 7  # of series in C, which count the processor's time
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def microseconds(step: Callable[[], Any]) -> float:
+    """Shortest time of a call among many series: other programs on the machine only make it longer."""
+    for _ in range(10):
+        step()
+    start = time.perf_counter()
+    step()
+    count = max(1, int(SERIES / max(time.perf_counter() - start, 1e-7)))
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        best = min(best, (time.perf_counter() - start) / count)
+    return 1e6 * best
+
+
+def stream_time(model: nn.Module, program: Program) -> float:
+    stream: Any = Stream(model)  # type: ignore[arg-type]
+    x = torch.zeros(program.x.size) if program.tokens is None else torch.tensor(0)
+    with one_thread():
+        return microseconds(lambda: stream.push(x))
+
+
+def onnx_time(data: bytes, program: Program) -> float | None:
+    """None where ONNX Runtime is not installed."""
+    try:
+        import numpy as np
+        import onnxruntime
+    except ModuleNotFoundError:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    states = {f"state_{i}_in": np.zeros((1, *(one.shape or ())), np.float32) for i, one in enumerate(program.states)}
+    x = np.zeros(1, np.int64) if program.tokens is not None else np.zeros((1, program.x.size), np.float32)
+    return microseconds(lambda: session.run(None, {"x": x, **states}))
+
+
+def torch_time(data: bytes, program: Program) -> float:
+    run = torch.export.load(io.BytesIO(data)).module()
+    x = torch.zeros(1, dtype=torch.int64) if program.tokens is not None else torch.zeros(1, program.x.size)
+    states = [torch.zeros(1, *(one.shape or ())) for one in program.states]
+    with one_thread(), torch.inference_mode():
+        return microseconds(lambda: run(x, *states))
+
+
+def compiler() -> str | None:
+    """The C compiler: $CC, or cc, gcc or clang."""
+    found = (shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
+    return next((one for one in found if one is not None), None)
+
+
+def c_time(files: Mapping[str, str], name: str, program: Program) -> float | None:
+    """None where there is no compiler."""
+    cc = compiler()
+    if cc is None:
+        return None
+    kind = "float" if program.tokens is None else "int32_t"
+    count = max(10, min(200_000, 10**8 // max(program.multiply_adds, 1)))
+    bench = f"""#include "{name}.h"
+#include <stdio.h>
+#include <time.h>
+static {name}_state state;
+int main(void)
+{{
+    {kind} x[{name.upper()}_INPUTS] = {{0}};
+    float y[{name.upper()}_OUTPUTS], sum = 0;
+    double best = 1e30;
+    int i, repeat;
+    {name}_init(&state);
+    for (repeat = 0; repeat < {REPEATS}; repeat++) {{
+        const clock_t start = clock();
+        double taken;
+        for (i = 0; i < {count}; i++) {{
+            {name}_step(&state, x, y);
+            sum += y[0];
+        }}
+        taken = (double)(clock() - start) / CLOCKS_PER_SEC;
+        best = taken < best ? taken : best;
+    }}
+    printf("%.6f %g\\n", 1e6 * best / {count}, (double)sum);
+    return 0;
+}}
+"""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for file, content in {**files, "bench.c": bench}.items():
+            (folder / file).write_text(content, encoding="utf-8")
+        command = [cc, *FLAGS.split(), "-o", "bench", f"{name}.c", "bench.c", "-lm"]
+        try:
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+            ran = subprocess.run(["./bench"], cwd=folder, check=True, capture_output=True, text=True, timeout=600)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return float(ran.stdout.split()[0])

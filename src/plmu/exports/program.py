@@ -1,0 +1,277 @@
+"""One step of a model as a list of simple operations on vectors, from which every format is written.
+
+`plmu.exports.lowering` makes a program of a folded model. A value is a vector of float32 numbers for each sequence of a
+batch; here shapes leave the batch out. An operation reads values that come before it and gives new ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A vector. States also have a shape, in which they enter and leave."""
+
+    size: int
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A constant matrix (rows, columns). What comes from Ā or B̄ alone, or mixes them, is never rounded to int8."""
+
+    array: Tensor
+    is_system: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """What all operations have: the values that they give."""
+
+    out: Value
+
+    def inputs(self) -> tuple[Value, ...]:
+        """The values that it reads."""
+        return tuple(one for one in vars(self).values() if isinstance(one, Value) and one is not self.out)
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.out,)
+
+    def constants(self) -> list[Tensor]:
+        """The arrays that it holds."""
+        return [one for one in vars(self).values() if isinstance(one, Tensor)]
+
+    def multiply_adds(self) -> int:
+        """Of its products alone."""
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
+class MatVec(Operation):
+    """W x + b + add, for the x of all parts below each other."""
+
+    weight: Weight
+    parts: tuple[Value, ...]
+    bias: Tensor | None = None
+    add: Value | None = None
+
+    def inputs(self) -> tuple[Value, ...]:
+        return self.parts if self.add is None else (*self.parts, self.add)
+
+    def constants(self) -> list[Tensor]:
+        return [self.weight.array] if self.bias is None else [self.weight.array, self.bias]
+
+    def multiply_adds(self) -> int:
+        return self.weight.array.numel()
+
+
+@dataclass(frozen=True, eq=False)
+class Remember(Operation):
+    """m_t = [Ā | B̄] [m ; u] for each group of channels; m is (order, channels).
+
+    A group whose matrix is near the identity holds Ā − I, and m is added.
+    """
+
+    m: Value
+    u: Value
+    matrix: Tensor  # (groups, order, order + inputs)
+    near_identity: tuple[bool, ...]
+    channels: int
+
+    def multiply_adds(self) -> int:
+        return self.matrix[0].numel() * self.channels
+
+
+@dataclass(frozen=True, eq=False)
+class Split(Operation):
+    """A vector cut into consecutive ones; `out` is the first."""
+
+    x: Value
+    pieces: tuple[Value, ...]
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def outputs(self) -> tuple[Value, ...]:
+        return self.pieces
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Operation):
+    """Vectors below each other."""
+
+    parts: tuple[Value, ...]
+
+    def inputs(self) -> tuple[Value, ...]:
+        return self.parts
+
+
+@dataclass(frozen=True, eq=False)
+class Apply(Operation):
+    """A function of torch by its name, with its options, of each number or of the whole vector."""
+
+    x: Value
+    function: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Operation):
+    """s · x + b for each feature."""
+
+    x: Value
+    scale: Tensor
+    offset: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Operation):
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Multiply(Operation):
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Mix(Operation):
+    """x + σ(g) · (y − x)."""
+
+    x: Value
+    y: Value
+    g: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Normalize(Operation):
+    """(x − mean) / √(variance + eps) over each `features` numbers in a row, or without the mean."""
+
+    x: Value
+    features: int
+    eps: float
+    centred: bool
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup(Operation):
+    """A row of a table by a token number."""
+
+    x: Value
+    table: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Taps(Operation):
+    """Σ_j w_j · x_j for x (steps, features)."""
+
+    x: Value
+    weight: Tensor  # (steps, features)
+
+    def multiply_adds(self) -> int:
+        return self.weight.numel()
+
+
+@dataclass(frozen=True, eq=False)
+class Select(Operation):
+    """Σ_i w[i, h] m[i, h, c] for w (order, heads) and m (order, heads, channels of a head)."""
+
+    weights: Value
+    m: Value
+    heads: int
+
+    def multiply_adds(self) -> int:
+        return self.m.size
+
+
+@dataclass(frozen=True, eq=False)
+class Fill(Operation):
+    """x with NaN replaced by `held`, or by zero."""
+
+    x: Value
+    held: Value | None
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Operation):
+    array: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Attend(Operation):
+    """softmax(q · k / √d) v for each head, over the steps that `seen` marks with 1.
+
+    Pairs of features of the keys (steps, width), the halves of a head, are rotated by an angle for each step.
+    """
+
+    query: Value
+    keys: Value
+    values: Value
+    seen: Value
+    heads: int
+    cos: Tensor  # (steps, half of a head's features)
+    sin: Tensor
+
+    def multiply_adds(self) -> int:
+        return 2 * self.keys.size + self.values.size
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """All operations of a step, in order."""
+
+    x: Value
+    tokens: int | None  # how many token numbers there are, where x is one
+    states: tuple[Value, ...]
+    kinds: tuple[str, ...]  # what each state is, such as "memory"
+    operations: tuple[Operation, ...]
+    y: Value
+    next_states: tuple[Value, ...]
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of a step, products alone."""
+        return sum(one.multiply_adds() for one in self.operations)
+
+    @property
+    def state_bytes(self) -> int:
+        return 4 * sum(one.size for one in self.states)
+
+    def weight_bytes(self, int8: bool) -> int:
+        """Of all constants, with weights as int8 numbers or not."""
+        total = 0
+        for one in self.operations:
+            weight = one.weight.array if isinstance(one, MatVec) and not one.weight.is_system else None
+            weight = one.table if isinstance(one, Lookup) else weight
+            total += 4 * sum(array.numel() for array in one.constants())
+            if int8 and weight is not None:
+                total += 4 * sum(weight.shape) - 3 * weight.numel()  # a scale for each row and column
+        return total
+
+    @property
+    def constants(self) -> list[Tensor]:
+        return [array for one in self.operations for array in one.constants()]
+
+
+def rounded(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix (rows, columns) as int8 numbers q with a scale for each row and each column: W ≈ rows · q · columns.
+
+    A memory's coefficients differ in size, and so do the columns of the weights that read them.
+    """
+    columns = _or_one(weight.abs().amax(0).sqrt())
+    rows = _or_one((weight / columns).abs().amax(1) / 127)
+    return torch.round(weight / columns / rows[:, None]).to(torch.int8), rows, columns
+
+
+def _or_one(scale: Tensor) -> Tensor:
+    """Without zeros."""
+    return torch.where(scale > 0, scale, 1.0)

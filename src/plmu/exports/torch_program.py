@@ -1,0 +1,69 @@
+"""A model as a program of torch.export: one step, or a whole sequence with batch and time open."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from plmu.exports.program import Program
+from plmu.nn.original import LMU, LMUCell
+from plmu.nn.steppable import Steppable
+from plmu.state_tree import leaves, map_state
+
+METADATA = "metadata.json"  # among the program's extra files
+
+
+def torch_program(model: Steppable, program: Program, metadata: Mapping[str, str], whole: bool) -> bytes:
+    """(x, state_0, …) → (y, state_0, …) with operations of torch alone.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        program: for the sizes of its input.
+        metadata: kept in the file as `metadata.json`.
+        whole: for x (batch, time, features), or token numbers (batch, time), instead of one step.
+    """
+    start = model.initial_state(2, torch.float32, torch.device("cpu"))
+    states = leaves(start)
+    shape = (2, 20) if whole else (2,)
+    tokens = program.tokens
+    x = torch.zeros(*shape, program.x.size) if tokens is None else torch.zeros(shape, dtype=torch.int64)
+    batch, time = Dim("batch", min=1), Dim("time", min=1)
+    shapes: list[Any] = [{0: batch, 1: time} if whole else {0: batch}]
+    shapes += [tuple({0: batch} for _ in states)] if states else []
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of torch, about its own code
+        made = torch.export.export(
+            _Flat(model, start, whole),
+            (x, *states),
+            dynamic_shapes=tuple(shapes),
+            strict=False,
+        )
+        data = io.BytesIO()
+        torch.export.save(made, data, extra_files={METADATA: json.dumps(dict(metadata))})
+    return data.getvalue()
+
+
+def runs_whole(model: nn.Module) -> bool:
+    """Whether a whole sequence of any length can be a program of torch: not where it runs one step after another."""
+    return not any(isinstance(one, LMU | LMUCell) for one in model.modules())
+
+
+class _Flat(nn.Module):
+    """A model with its states as single tensors."""
+
+    def __init__(self, model: Steppable, like: Any, whole: bool) -> None:
+        super().__init__()
+        self.model, self.like, self.whole = model, like, whole
+
+    def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        given = iter(states)
+        state = map_state(self.like, lambda _: next(given))
+        y, after = self.model(x, state) if self.whole else self.model.step(x, state)
+        return (y, *leaves(after))
