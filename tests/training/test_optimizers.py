@@ -191,9 +191,9 @@ def test_frozen_parameters_need_no_group() -> None:
 
 
 def test_muon_is_for_models_that_have_matrices_for_it() -> None:
-    with pytest.raises(ValueError, match="muon is for language models: use adamw here"):
+    with pytest.raises(ValueError, match="muon is for models of language and translation: use adamw here"):
         grouped(lambda model: [Group(list(model.parameters()))], optimizer="muon")
-    with pytest.raises(ValueError, match="muon is for language models"):
+    with pytest.raises(ValueError, match="muon is for models of language"):
         Trainer(task(), seeded_model(), dataclasses.replace(config(1), optimizer="muon"), ONE, 3)
 
 

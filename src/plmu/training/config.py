@@ -31,7 +31,7 @@ class TrainingConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's beta1 and beta2."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon, for language models: Muon for the weight matrices of the blocks, AdamW for everything else."""
+    """muon, for language and translation: Muon for the weight matrices of the blocks, AdamW for everything else."""
     schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
     """Learning-rate schedule: constant, cosine to zero, step (see drops), or plateau (see patience)."""
     drops: tuple[float, ...] = ()

@@ -39,7 +39,7 @@ def optimizers(model: nn.Module, task: Task, config: TrainingConfig, graphed: bo
         muon += [{"params": chosen, **options(group)}] if chosen else []
         adam += [{"params": rest, **options(group)}] if rest else []
     if config.optimizer == "muon" and not muon:
-        raise ValueError("training.optimizer = muon is for language models: use adamw here")
+        raise ValueError("training.optimizer = muon is for models of language and translation: use adamw here")
     made: list[torch.optim.Optimizer] = []
     if adam:
         made.append(
