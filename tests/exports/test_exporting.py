@@ -30,6 +30,13 @@ class Doubled(nn.Module):
         return 2 * x
 
 
+class Misfit(Doubled):
+    """Folds to what it is not."""
+
+    def fold(self) -> plmu.folded.Stateless:
+        return plmu.folded.Scale(torch.ones(4), None)
+
+
 class Own(plmu.nn.Steppable):
     input_size = 3
 
@@ -62,6 +69,9 @@ def broken() -> ParallelLMU:
         (lambda: Sequential(nn.Linear(3, 3), Own()), "Own cannot be exported"),
         (lambda: layer(output_activation=torch.sin), "the function sin cannot be exported: use one of elu, gelu"),
         (lambda: Sequential(nn.Tanh()), "the model does not say how many features it takes"),
+        (lambda: plmu.Gated(nn.Linear(3, 5), nn.Linear(3, 1)), "gate must have as many outputs as module: got 1 and 5"),
+        (lambda: plmu.Residual(nn.Linear(3, 1)), "Linear turned 3 features into 1, which must be equal"),
+        (lambda: Sequential(nn.Linear(3, 1), Misfit()), "gives 4 numbers where 1 are expected"),
         (broken, "the model has infinite or NaN weights"),
         (lambda: layer().to("meta"), "model is on the meta device"),
         (lambda: plmu.Bidirectional(layer()), "Bidirectional"),

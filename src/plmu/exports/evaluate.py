@@ -27,14 +27,19 @@ class Evaluator:
         self._arrays: dict[int, Tensor] = {}
 
     def step(self, x: Tensor) -> Tensor:
+        found = self.values(x)
+        self.states = [found[one] for one in self.program.next_states]
+        return found[self.program.y]
+
+    def values(self, x: Tensor) -> dict[Value, Tensor]:
+        """All values of the next step (batch, size), which is not taken."""
         program, batch = self.program, x.shape[0]
         found: dict[Value, Tensor] = {program.x: x if program.tokens is not None else x.to(self.dtype)}
         states = self.states or [torch.zeros(batch, one.size, dtype=self.dtype) for one in program.states]
         found.update(zip(program.states, states, strict=True))
         for one in program.operations:
             _RULES[type(one)](self, one, found)
-        self.states = [found[one] for one in program.next_states]
-        return found[program.y]
+        return found
 
     def array(self, given: Tensor, rounding: bool = False) -> Tensor:
         """A constant in the precision of the evaluation, perhaps after rounding to int8."""

@@ -166,7 +166,13 @@ def program_of(model: Steppable, int8: bool = False) -> Program:
     features = None if tokens is not None else features_of(first)
     if tokens is None and features is None:
         raise ValueError("the model does not say how many features it takes: begin it with a layer that does")
-    return lowered(fold(model), features, tokens, int8)
+    x = torch.zeros(1, dtype=torch.int64) if features is None else torch.zeros(1, features)
+    model.step(x)  # says what does not fit in a model that cannot run
+    made = lowered(fold(model), features, tokens, int8)
+    for value, found in Evaluator(made).values(x).items():
+        if value is not made.x and found.shape != (1, value.size):
+            raise ValueError(f"a part of the model gives {found.shape[-1]} numbers where {value.size} are expected")
+    return made
 
 
 def _metadata(program: Program, given: Mapping[str, Any] | None, int8: bool) -> dict[str, str]:

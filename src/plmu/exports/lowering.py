@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from plmu import folded
 from plmu.exports import program as ops
-from plmu.exports.program import Operation, Program, Value, Weight
+from plmu.exports.builder import Builder, Lowering, NotExportable, cast, name_of
+from plmu.exports.program import Program, Value, Weight
 from plmu.folded import Folded
 from plmu.nn.attention import CausalAttention, rotation
 from plmu.nn.folding import FUNCTIONS, is_plain
@@ -18,10 +18,6 @@ from plmu.nn.steppable import ACTIVATIONS
 from plmu.state_tree import map_state
 
 _ELEMENTWISE_OR_ROW = {name for name, _ in FUNCTIONS.values()} | set(ACTIVATIONS)
-
-
-class NotExportable(ValueError):
-    """A part of a model that cannot be written in another format."""
 
 
 def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool = False) -> Program:
@@ -36,7 +32,7 @@ def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool 
     start = model.initial_state(1, torch.float32, torch.device("cpu"))
     state = map_state(start, lambda one: Value(one[0].numel(), tuple(one.shape[1:])))
     x = Value(1 if features is None else features)
-    builder = _Builder(int8)
+    builder = Builder(_KINDS, int8)
     y, after = builder.lower(model, x, state)
     states = tuple(_flat(state))
     kinds = tuple(builder.kinds[one] for one in states)
@@ -46,83 +42,32 @@ def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool 
     return made
 
 
-class _Builder:
-    """Collects operations. `lower` mirrors `Folded.advance`, with values in place of tensors."""
-
-    def __init__(self, int8: bool) -> None:
-        self.int8 = int8
-        self.operations: list[Operation] = []
-        self.kinds: dict[Value, str] = {}
-
-    def lower(self, part: Folded, x: Value, state: Any) -> tuple[Value, Any]:
-        known = _KINDS.get(type(part))
-        if known is None:
-            raise self.unknown(part)
-        found: tuple[Value, Any] = known(self, part, x, state)
-        return found
-
-    @staticmethod
-    def unknown(part: Folded) -> NotExportable:
-        return NotExportable(
-            f"{_name(part)} cannot be exported: plmu does not know what it computes."
-            " Give its class a fold() that returns kinds of plmu.folded"
-        )
-
-    def each(self, part: Folded | None, x: Value) -> Value:
-        """A part without a state; None does nothing."""
-        return x if part is None else self.lower(part, x, None)[0]
-
-    def add(self, kind: type[Operation], size: int, *arguments: Any, **options: Any) -> Value:
-        out = Value(size)
-        self.operations.append(kind(out, *arguments, **options))
-        return out
-
-    def product(self, weight: Tensor, *parts: Value, bias: Tensor | None = None, add: Value | None = None) -> Value:
-        return self.add(ops.MatVec, weight.shape[0], Weight(_cast(weight)), parts, _cast(bias), add)
-
-    def split(self, x: Value, *sizes: int) -> tuple[Value, ...]:
-        pieces = tuple(Value(size) for size in sizes)
-        self.operations.append(ops.Split(pieces[0], x, pieces))
-        return pieces
-
-    def remember(self, memory: folded.Delay, u: Value, m: Value) -> Value:
-        self.kinds[m] = "memory"
-        if memory.scale is not None:
-            u = self.add(ops.Scale, u.size, u, _cast(memory.scale), None)
-        if memory.channels == 1:
-            return self.linear(Weight(_cast(memory.matrix[0]), True), m, u, memory.near_identity[0])
-        return self.add(ops.Remember, m.size, m, u, _cast(memory.matrix), memory.near_identity, memory.channels)
-
-    def linear(self, system: Weight, m: Value, u: Value, near_identity: bool) -> Value:
-        return self.add(ops.MatVec, m.size, system, (m, u), None, m if near_identity else None)
-
-
-def _affine(b: _Builder, part: folded.Affine, x: Value, state: Any) -> tuple[Value, Any]:
+def _affine(b: Builder, part: folded.Affine, x: Value, state: Any) -> tuple[Value, Any]:
     return b.product(part.weight, x, bias=part.bias), None
 
 
-def _scale(b: _Builder, part: folded.Scale, x: Value, state: Any) -> tuple[Value, Any]:
-    return b.add(ops.Scale, x.size, x, _cast(part.scale), _cast(part.offset)), None
+def _scale(b: Builder, part: folded.Scale, x: Value, state: Any) -> tuple[Value, Any]:
+    return b.add(ops.Scale, x.size, x, cast(part.scale), cast(part.offset)), None
 
 
-def _lookup(b: _Builder, part: folded.Lookup, x: Value, state: Any) -> tuple[Value, Any]:
-    return b.add(ops.Lookup, part.table.shape[1], x, _cast(part.table)), None
+def _lookup(b: Builder, part: folded.Lookup, x: Value, state: Any) -> tuple[Value, Any]:
+    return b.add(ops.Lookup, part.table.shape[1], x, cast(part.table)), None
 
 
-def _norm(b: _Builder, part: folded.Norm, x: Value, state: Any) -> tuple[Value, Any]:
+def _norm(b: Builder, part: folded.Norm, x: Value, state: Any) -> tuple[Value, Any]:
     eps = torch.finfo(torch.float32).eps if part.eps is None else part.eps
-    weights = _cast(part.weight), _cast(part.bias)
+    weights = cast(part.weight), cast(part.bias)
     return b.add(ops.Normalize, x.size, x, part.features, eps, part.centred, *weights), None
 
 
-def _unit(b: _Builder, part: folded.Unit, x: Value, state: Any, features: int | None = None) -> tuple[Value, Any]:
+def _unit(b: Builder, part: folded.Unit, x: Value, state: Any, features: int | None = None) -> tuple[Value, Any]:
     """x / √(|x|² + floor²) is an RMS norm, divided by √n."""
     count = features or x.size
     weight = torch.full((count,), count**-0.5)
     return b.add(ops.Normalize, x.size, x, count, float(part.floor) ** 2 / count, False, weight), None
 
 
-def _function(b: _Builder, part: folded.Function, x: Value, state: Any) -> tuple[Value, Any]:
+def _function(b: Builder, part: folded.Function, x: Value, state: Any) -> tuple[Value, Any]:
     name = part.function
     if not isinstance(name, str) or name not in _ELEMENTWISE_OR_ROW | {"prelu"}:
         shown = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
@@ -135,29 +80,29 @@ def _function(b: _Builder, part: folded.Function, x: Value, state: Any) -> tuple
     return b.add(ops.Apply, x.size // 2 if name == "glu" else x.size, x, name, options), None
 
 
-def _gate(b: _Builder, part: folded.Gate, x: Value, state: Any) -> tuple[Value, Any]:
+def _gate(b: Builder, part: folded.Gate, x: Value, state: Any) -> tuple[Value, Any]:
     value, gate = _halves(b, part.both, x)
     return b.add(ops.Multiply, value.size, b.each(part.activation, gate), value), None
 
 
-def _carry(b: _Builder, part: folded.Carry, x: Value, state: Any) -> tuple[Value, Any]:
+def _carry(b: Builder, part: folded.Carry, x: Value, state: Any) -> tuple[Value, Any]:
     value, gate = _halves(b, part.both, x)
     return b.add(ops.Mix, x.size, x, b.each(part.activation, value), gate), None
 
 
-def _halves(b: _Builder, both: folded.Affine, x: Value) -> tuple[Value, ...]:
+def _halves(b: Builder, both: folded.Affine, x: Value) -> tuple[Value, ...]:
     half = both.weight.shape[0] // 2
     return b.split(b.product(both.weight, x, bias=both.bias), half, half)
 
 
-def _linear_memory(b: _Builder, part: folded.LinearMemory, x: Value, state: Any) -> tuple[Value, Any]:
+def _linear_memory(b: Builder, part: folded.LinearMemory, x: Value, state: Any) -> tuple[Value, Any]:
     """One product for the memory and the output; two for int8, of which the memory's is exact."""
     b.kinds[state] = "memory"
     out, m = _coupled(b, part, (state, x), state)
     return b.each(part.activation, out), m
 
 
-def _coupled_memory(b: _Builder, part: folded.CoupledMemory, x: Value, state: Any) -> tuple[Value, Any]:
+def _coupled_memory(b: Builder, part: folded.CoupledMemory, x: Value, state: Any) -> tuple[Value, Any]:
     h, m = state
     b.kinds.update({h: "hidden", m: "memory"})
     out, after = _coupled(b, part, (m, h, x), m)
@@ -165,9 +110,9 @@ def _coupled_memory(b: _Builder, part: folded.CoupledMemory, x: Value, state: An
     return out, (out, after)
 
 
-def _coupled(b: _Builder, part: folded.LinearMemory, inputs: tuple[Value, ...], m: Value) -> tuple[Value, Value]:
+def _coupled(b: Builder, part: folded.LinearMemory, inputs: tuple[Value, ...], m: Value) -> tuple[Value, Value]:
     size = part.memory_size
-    matrix, constant = _cast(part.matrix), _cast(part.constant)
+    matrix, constant = cast(part.matrix), cast(part.constant)
     outputs = matrix.shape[0] - size
     if b.int8 or part.near_identity:
         system = Weight(matrix[:size].contiguous(), True)
@@ -179,12 +124,12 @@ def _coupled(b: _Builder, part: folded.LinearMemory, inputs: tuple[Value, ...], 
     return out, after
 
 
-def _delay(b: _Builder, part: folded.Delay, x: Value, state: Any) -> tuple[Value, Any]:
+def _delay(b: Builder, part: folded.Delay, x: Value, state: Any) -> tuple[Value, Any]:
     m = b.remember(part, x, state)
     return m, m
 
 
-def _parallel_memory(b: _Builder, part: folded.ParallelMemory, x: Value, state: Any) -> tuple[Value, Any]:
+def _parallel_memory(b: Builder, part: folded.ParallelMemory, x: Value, state: Any) -> tuple[Value, Any]:
     u = b.each(part.input_activation, b.each(part.encoder, x))
     if part.gate is not None:
         u = b.add(ops.Mix, u.size, x, u, b.each(part.gate, x))
@@ -196,14 +141,14 @@ def _parallel_memory(b: _Builder, part: folded.ParallelMemory, x: Value, state: 
     return b.each(part.output_activation, out), m
 
 
-def _taps(b: _Builder, part: folded.Taps, x: Value, state: Any) -> tuple[Value, Any]:
+def _taps(b: Builder, part: folded.Taps, x: Value, state: Any) -> tuple[Value, Any]:
     b.kinds[state] = "inputs"
     steps = b.add(ops.Concat, part.weight.numel(), (state, x))
-    out = b.add(ops.Taps, x.size, steps, _cast(part.weight))
+    out = b.add(ops.Taps, x.size, steps, cast(part.weight))
     return out, b.split(steps, x.size, state.size)[1]
 
 
-def _selective(b: _Builder, part: folded.SelectiveMemory, x: Value, state: Any) -> tuple[Value, Any]:
+def _selective(b: Builder, part: folded.SelectiveMemory, x: Value, state: Any) -> tuple[Value, Any]:
     channels = part.memory.channels
     rows = part.both.weight.shape[0]
     u, weights = b.split(b.product(part.both.weight, x, bias=part.both.bias), channels, rows - channels)
@@ -212,23 +157,23 @@ def _selective(b: _Builder, part: folded.SelectiveMemory, x: Value, state: Any) 
     return _over_heads(b, part.norm, read, channels // part.heads), m
 
 
-def _over_heads(b: _Builder, norm: Folded, x: Value, width: int) -> Value:
+def _over_heads(b: Builder, norm: Folded, x: Value, width: int) -> Value:
     """A norm over the features of each head."""
     for one in norm.parts if isinstance(norm, folded.Chain) else (norm,):
         if isinstance(one, folded.Unit):
             x = _unit(b, one, x, None, width)[0]
         elif isinstance(one, folded.Scale):
             heads = x.size // width
-            offset = None if one.offset is None else _cast(one.offset).repeat(heads)
-            x = b.add(ops.Scale, x.size, x, _cast(one.scale).repeat(heads), offset)
+            offset = None if one.offset is None else cast(one.offset).repeat(heads)
+            x = b.add(ops.Scale, x.size, x, cast(one.scale).repeat(heads), offset)
         elif isinstance(one, folded.Norm):
             x = _norm(b, one, x, None)[0]
         else:
-            raise NotExportable(f"{_name(one)} cannot be exported as the norm of plmu.SelectiveLMU")
+            raise NotExportable(f"{name_of(one)} cannot be exported as the norm of plmu.SelectiveLMU")
     return x
 
 
-def _chain(b: _Builder, part: folded.Chain, x: Value, state: Any) -> tuple[Value, Any]:
+def _chain(b: Builder, part: folded.Chain, x: Value, state: Any) -> tuple[Value, Any]:
     if part.states is None:
         for one in part.parts:
             x = b.each(one, x)
@@ -241,19 +186,19 @@ def _chain(b: _Builder, part: folded.Chain, x: Value, state: Any) -> tuple[Value
     return x, tuple(after)
 
 
-def _sum(b: _Builder, part: folded.Sum, x: Value, state: Any) -> tuple[Value, Any]:
+def _sum(b: Builder, part: folded.Sum, x: Value, state: Any) -> tuple[Value, Any]:
     out, after = b.lower(part.inner, x, state)
     if part.weight is not None:
         return b.product(part.weight, out, add=x), after
     return b.add(ops.Add, x.size, x, out), after
 
 
-def _product(b: _Builder, part: folded.Product, x: Value, state: Any) -> tuple[Value, Any]:
+def _product(b: Builder, part: folded.Product, x: Value, state: Any) -> tuple[Value, Any]:
     out, after = b.lower(part.inner, x, state)
     return b.add(ops.Multiply, out.size, b.each(part.gate, x), out), after
 
 
-def _weighted_sum(b: _Builder, part: folded.WeightedSum, x: Value, state: Any) -> tuple[Value, Any]:
+def _weighted_sum(b: Builder, part: folded.WeightedSum, x: Value, state: Any) -> tuple[Value, Any]:
     after, total = [], None
     for one, before, share in zip(part.parts, state, part.weights.tolist(), strict=True):
         x, own = b.lower(one, x, before)
@@ -264,11 +209,11 @@ def _weighted_sum(b: _Builder, part: folded.WeightedSum, x: Value, state: Any) -
     return total, tuple(after)
 
 
-def _after(b: _Builder, part: folded.After, x: Value, state: Any) -> tuple[Value, Any]:
+def _after(b: Builder, part: folded.After, x: Value, state: Any) -> tuple[Value, Any]:
     return b.lower(part.inner, b.each(part.first, x), state)
 
 
-def _filled(b: _Builder, part: folded.Filled, x: Value, state: Any) -> tuple[Value, Any]:
+def _filled(b: Builder, part: folded.Filled, x: Value, state: Any) -> tuple[Value, Any]:
     if part.missing == "zero":
         return b.lower(part.inner, b.add(ops.Fill, x.size, x, None), state)
     inner, held = state
@@ -278,11 +223,11 @@ def _filled(b: _Builder, part: folded.Filled, x: Value, state: Any) -> tuple[Val
     return out, (inner, filled)
 
 
-def _identity(b: _Builder, part: folded.Identity, x: Value, state: Any) -> tuple[Value, Any]:
+def _identity(b: Builder, part: folded.Identity, x: Value, state: Any) -> tuple[Value, Any]:
     return x, None
 
 
-def _stepped(b: _Builder, part: folded.Stepped, x: Value, state: Any) -> tuple[Value, Any]:
+def _stepped(b: Builder, part: folded.Stepped, x: Value, state: Any) -> tuple[Value, Any]:
     layer = part.module
     known = is_plain(layer, CausalAttention) and "step" not in vars(layer)
     if not known or not all(is_plain(one, nn.Linear) for one in (layer.inputs, layer.output)):
@@ -298,14 +243,14 @@ def _stepped(b: _Builder, part: folded.Stepped, x: Value, state: Any) -> tuple[V
     cos, sin = rotation(0, steps, width // layer.heads // 2, torch.float32, torch.device("cpu"))
     cos, sin = cos.double(), sin.double()
     turned = cos * cos[-1] + sin * sin[-1], sin * cos[-1] - cos * sin[-1]  # against the query, which is the last
-    mixed = b.add(ops.Attend, width, query, keys, values, seen, layer.heads, *map(_cast, turned))
+    mixed = b.add(ops.Attend, width, query, keys, values, seen, layer.heads, *map(cast, turned))
     out = b.product(layer.output.weight, mixed, bias=layer.output.bias)
     rest = (steps - 1) * width
     kept = (b.split(keys, width, rest)[1], b.split(values, width, rest)[1], b.split(seen, 1, steps - 1)[1])
     return out, kept
 
 
-_KINDS: dict[type[Folded], Callable[..., tuple[Value, Any]]] = {
+_KINDS: dict[type[Folded], Lowering] = {
     folded.Affine: _affine,
     folded.After: _after,
     folded.Carry: _carry,
@@ -329,20 +274,6 @@ _KINDS: dict[type[Folded], Callable[..., tuple[Value, Any]]] = {
     folded.Unit: _unit,
     folded.WeightedSum: _weighted_sum,
 }
-
-
-def _name(part: Folded) -> str:
-    """What to call a part in an error: its module where it holds one."""
-    module = getattr(part, "module", None)
-    return type(part).__name__ if module is None else type(module).__name__
-
-
-def _cast(value: Tensor | None) -> Any:
-    """As float32, without subnormal numbers, on the CPU."""
-    if value is None:
-        return None
-    array = value.detach().cpu().float()
-    return torch.where(array.abs() < torch.finfo(torch.float32).tiny, 0.0, array).contiguous()
 
 
 def _flat(state: Any) -> list[Value]:

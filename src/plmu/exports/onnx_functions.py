@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from plmu.exports.onnx_model import Graph
+    from plmu.exports.onnx_graph import Graph
 
 Emitter = Callable[..., str]
 

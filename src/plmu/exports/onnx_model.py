@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
-import torch
-from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor
+from onnx import TensorProto, helper
 
-from plmu.exports import program as ops
-from plmu.exports.onnx_functions import FUNCTIONS
-from plmu.exports.program import Operation, Program, Value, rounded
+from plmu.exports.onnx_graph import Graph
+from plmu.exports.onnx_operations import emit_step
+from plmu.exports.program import Program
 
 OPSET, IR_VERSION = 20, 10  # which ONNX Runtime has since 1.19
 LARGEST = 2**31 - 2**20  # bytes that a file of protobuf may have
@@ -22,7 +19,7 @@ LARGEST = 2**31 - 2**20  # bytes that a file of protobuf may have
 def step_model(program: Program, metadata: Mapping[str, str], int8: bool = False) -> bytes:
     """Inputs x (batch, features), or token numbers (batch,), and state_0_in, …; outputs y and state_0_out, …"""
     graph = Graph(program, int8)
-    y, after = graph.step("x", _inputs(program))
+    y, after = emit_step(graph, "x", _inputs(program))
     nodes = [*graph.nodes, _named(y, "y"), *(_named(one, f"state_{i}_out") for i, one in enumerate(after))]
     return _model("step", graph, nodes, ["batch"], program, metadata)
 
@@ -32,7 +29,7 @@ def whole_model(program: Program, metadata: Mapping[str, str], sequences: bool, 
     of the last alone, and state_0_out, …"""
     graph = Graph(program, int8)
     states = [f"state_{i}_now" for i in range(len(program.states))]
-    y, after = graph.step("x_now", states)
+    y, after = emit_step(graph, "x_now", states)
     body = helper.make_graph(
         [*graph.nodes, *(_named(one, f"state_{i}_next") for i, one in enumerate(after)), _named(y, "y_now")],
         "step",
@@ -107,228 +104,3 @@ def _state_infos(program: Program, suffix: str) -> list[Any]:
         helper.make_tensor_value_info(f"state_{i}_{suffix}", TensorProto.FLOAT, ["batch", *(one.shape or (one.size,))])
         for i, one in enumerate(program.states)
     ]
-
-
-class Graph:
-    """Nodes and constants of one step. Each value is known by a tensor's name in one or several shapes."""
-
-    def __init__(self, program: Program, int8: bool) -> None:
-        self.program, self.int8 = program, int8
-        self.nodes: list[Any] = []
-        self.constants: dict[str, Any] = {}
-        self._names: dict[Value, dict[tuple[int, ...], str]] = {}
-
-    def step(self, x: str, states: list[str]) -> tuple[str, list[str]]:
-        """Add the nodes of the step for these inputs: the names of y and of the next states."""
-        program = self.program
-        self._names[program.x] = {(program.x.size,): x}
-        for value, name in zip(program.states, states, strict=True):
-            self._names[value] = {value.shape or (value.size,): name}
-        for operation in program.operations:
-            _EMITTERS[type(operation)](self, operation)
-        after = zip(program.next_states, program.states, strict=True)
-        return self.get(program.y), [self.get(one, state.shape) for one, state in after]
-
-    def get(self, value: Value, shape: tuple[int, ...] | None = None) -> str:
-        """The tensor (batch, *shape) of a value, a vector unless told otherwise."""
-        known = self._names[value]
-        shape = shape or (value.size,)
-        if shape not in known:
-            known[shape] = self.reshape(next(iter(known.values())), *shape)
-        return known[shape]
-
-    def put(self, value: Value, name: str, shape: tuple[int, ...] | None = None) -> None:
-        self._names[value] = {shape or (value.size,): name}
-
-    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        return self.nodes_of(kind, inputs, 1, **attributes)[0]
-
-    def nodes_of(self, kind: str, inputs: tuple[str, ...], outputs: int, **attributes: Any) -> list[str]:
-        names = [f"{kind.lower()}_{len(self.nodes)}{f'_{i}' if i else ''}" for i in range(outputs)]
-        self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
-        return names
-
-    def reshape(self, name: str, *shape: int) -> str:
-        return self.node("Reshape", name, self.integers(0, *shape))  # 0 keeps the batch
-
-    def constant(self, array: Tensor) -> str:
-        name = f"constant_{len(self.constants)}"
-        self.constants[name] = numpy_helper.from_array(array.contiguous().numpy(), name)
-        return name
-
-    def number(self, value: float) -> str:
-        return self._shared(f"number_{value!r}", lambda name: helper.make_tensor(name, TensorProto.FLOAT, [], [value]))
-
-    def integer(self, value: int) -> str:
-        return self._shared(f"integer_{value}", lambda name: helper.make_tensor(name, TensorProto.INT64, [], [value]))
-
-    def integers(self, *values: int) -> str:
-        name = "integers_" + "_".join(map(str, values))
-        return self._shared(name, lambda name: helper.make_tensor(name, TensorProto.INT64, [len(values)], values))
-
-    def _shared(self, name: str, make: Callable[[str], Any]) -> str:
-        if name not in self.constants:
-            self.constants[name] = make(name)
-        return name
-
-
-def _mat_vec(g: Graph, one: ops.MatVec) -> None:
-    parts = [g.get(part) for part in one.parts]
-    x = parts[0] if len(parts) == 1 else g.node("Concat", *parts, axis=1)
-    array, add = one.weight.array, None if one.add is None else g.get(one.add)
-    if g.int8 and not one.weight.is_system:
-        numbers, rows, columns = rounded(array)
-        # As constants that a runtime multiplies out when it loads them: a DequantizeLinear would run at each step.
-        weight = g.node("Cast", g.constant(numbers.mT), to=TensorProto.FLOAT)
-        weight = g.node("Mul", g.node("Mul", weight, g.constant(rows)), g.constant(columns[:, None]))
-    else:
-        weight = g.constant(array.mT)
-    if one.bias is not None:
-        out = g.node("Gemm", x, weight, g.constant(one.bias))
-        g.put(one.out, out if add is None else g.node("Add", out, add))
-    else:
-        g.put(one.out, g.node("Gemm", x, weight) if add is None else g.node("Gemm", x, weight, add))
-
-
-def _remember(g: Graph, one: ops.Remember) -> None:
-    groups, order, columns = one.matrix.shape
-    shape = (order, one.channels)
-    m = g.get(one.m, shape)
-    both = g.node("Concat", m, g.get(one.u, (columns - order, one.channels)), axis=1)
-    if groups == 1:
-        after = g.node("MatMul", g.constant(one.matrix[0]), both)
-    else:
-        apart = g.reshape(both, columns, groups, one.channels // groups)
-        product = g.node("MatMul", g.constant(one.matrix), g.node("Transpose", apart, perm=[0, 2, 1, 3]))
-        after = g.reshape(g.node("Transpose", product, perm=[0, 2, 1, 3]), *shape)
-    if all(one.near_identity):
-        after = g.node("Add", after, m)
-    elif any(one.near_identity):
-        added = one.matrix.new_tensor(one.near_identity).repeat_interleave(one.channels // groups)
-        after = g.node("Add", after, g.node("Mul", m, g.constant(added)))
-    g.put(one.out, after, shape)
-
-
-def _split(g: Graph, one: ops.Split) -> None:
-    sizes = g.integers(*(piece.size for piece in one.pieces))
-    names = g.nodes_of("Split", (g.get(one.x), sizes), len(one.pieces), axis=1)
-    for piece, name in zip(one.pieces, names, strict=True):
-        g.put(piece, name)
-
-
-def _concat(g: Graph, one: ops.Concat) -> None:
-    g.put(one.out, g.node("Concat", *(g.get(part) for part in one.parts), axis=1))
-
-
-def _apply(g: Graph, one: ops.Apply) -> None:
-    g.put(one.out, FUNCTIONS[one.function](g, g.get(one.x), **one.options))
-
-
-def _scale(g: Graph, one: ops.Scale) -> None:
-    out = g.node("Mul", g.get(one.x), g.constant(one.scale))
-    g.put(one.out, out if one.offset is None else g.node("Add", out, g.constant(one.offset)))
-
-
-def _add(g: Graph, one: ops.Add) -> None:
-    g.put(one.out, g.node("Add", g.get(one.x), g.get(one.y)))
-
-
-def _multiply(g: Graph, one: ops.Multiply) -> None:
-    g.put(one.out, g.node("Mul", g.get(one.x), g.get(one.y)))
-
-
-def _mix(g: Graph, one: ops.Mix) -> None:
-    x = g.get(one.x)
-    change = g.node("Mul", g.node("Sigmoid", g.get(one.g)), g.node("Sub", g.get(one.y), x))
-    g.put(one.out, g.node("Add", x, change))
-
-
-def _normalize(g: Graph, one: ops.Normalize) -> None:
-    shape = (one.features,) if one.x.size == one.features else (one.x.size // one.features, one.features)
-    x = g.get(one.x, shape)
-    if one.centred:
-        inputs = [x, g.constant(torch.ones(one.features) if one.weight is None else one.weight)]
-        inputs += [] if one.bias is None else [g.constant(one.bias)]
-        g.put(one.out, g.node("LayerNormalization", *inputs, axis=-1, epsilon=one.eps), shape)
-        return
-    mean = g.node("ReduceMean", g.node("Pow", x, g.number(2.0)), g.integers(-1), keepdims=1)
-    out = g.node("Div", x, g.node("Sqrt", g.node("Add", mean, g.number(one.eps))))
-    g.put(one.out, out if one.weight is None else g.node("Mul", out, g.constant(one.weight)), shape)
-
-
-def _lookup(g: Graph, one: ops.Lookup) -> None:
-    x = g.get(one.x)
-    if not g.int8:
-        g.put(one.out, g.node("Gather", g.constant(one.table), x, axis=0))
-        return
-    numbers, rows, columns = rounded(one.table)
-    row = g.node("Cast", g.node("Gather", g.constant(numbers), x, axis=0), to=TensorProto.FLOAT)
-    scaled = g.node("Mul", row, g.node("Gather", g.constant(rows[:, None]), x, axis=0))
-    g.put(one.out, g.node("Mul", scaled, g.constant(columns)))
-
-
-def _taps(g: Graph, one: ops.Taps) -> None:
-    products = g.node("Mul", g.get(one.x, tuple(one.weight.shape)), g.constant(one.weight))
-    g.put(one.out, g.node("ReduceSum", products, g.integers(1), keepdims=0))
-
-
-def _select(g: Graph, one: ops.Select) -> None:
-    order = one.weights.size // one.heads
-    width = one.m.size // one.weights.size
-    products = g.node("Mul", g.get(one.weights, (order, one.heads, 1)), g.get(one.m, (order, one.heads, width)))
-    g.put(one.out, g.node("ReduceSum", products, g.integers(1), keepdims=0), (one.heads, width))
-
-
-def _fill(g: Graph, one: ops.Fill) -> None:
-    x = g.get(one.x)
-    held = g.number(0.0) if one.held is None else g.get(one.held)
-    g.put(one.out, g.node("Where", g.node("IsNaN", x), held, x))
-
-
-def _constant(g: Graph, one: ops.Constant) -> None:
-    """The same for each sequence: as many as x has."""
-    batch = g.node("Shape", g.get(g.program.x), start=0, end=1)
-    shape = g.node("Concat", batch, g.integers(one.out.size), axis=0)
-    g.put(one.out, g.node("Expand", g.constant(one.array), shape))
-
-
-def _attend(g: Graph, one: ops.Attend) -> None:
-    steps, half = one.cos.shape
-    heads, width = one.heads, 2 * half
-    keys = _rotated(g, g.get(one.keys, (steps, heads, width)), one.cos[:, None], one.sin[:, None])
-    turned = g.node("Transpose", keys, perm=[0, 2, 3, 1])
-    scores = g.node("MatMul", g.get(one.query, (heads, 1, width)), turned)  # (batch, heads, 1, steps)
-    visible = g.node("Greater", g.get(one.seen, (1, 1, steps)), g.number(0.0))
-    scores = g.node("Mul", scores, g.number(1 / math.sqrt(width)))
-    shares = g.node("Softmax", g.node("Where", visible, scores, g.number(-math.inf)), axis=-1)
-    values = g.node("Transpose", g.get(one.values, (steps, heads, width)), perm=[0, 2, 1, 3])
-    g.put(one.out, g.node("MatMul", shares, values), (heads, 1, width))
-
-
-def _rotated(g: Graph, x: str, cos: Tensor, sin: Tensor) -> str:
-    """Pairs of features, the halves of the last axis, turned by their angles."""
-    half, c, s = cos.shape[-1], g.constant(cos), g.constant(sin)
-    one, other = g.nodes_of("Split", (x, g.integers(half, half)), 2, axis=-1)
-    first = g.node("Sub", g.node("Mul", one, c), g.node("Mul", other, s))
-    second = g.node("Add", g.node("Mul", one, s), g.node("Mul", other, c))
-    return g.node("Concat", first, second, axis=-1)
-
-
-_EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
-    ops.Add: _add,
-    ops.Apply: _apply,
-    ops.Attend: _attend,
-    ops.Concat: _concat,
-    ops.Constant: _constant,
-    ops.Fill: _fill,
-    ops.Lookup: _lookup,
-    ops.MatVec: _mat_vec,
-    ops.Mix: _mix,
-    ops.Multiply: _multiply,
-    ops.Normalize: _normalize,
-    ops.Remember: _remember,
-    ops.Scale: _scale,
-    ops.Select: _select,
-    ops.Split: _split,
-    ops.Taps: _taps,
-}
