@@ -32,6 +32,7 @@ from plmu.training.errors import RunError
 
 SYNC = 1.0  # seconds between writes of the journal to the disk
 BUDGET = 0.02  # seconds after which those with few samples need not wait for those with many,
+MOST = 2**20  # rows that a saved state may ask for
 STEPS = 16  # once so many samples of each are done
 
 
@@ -301,6 +302,8 @@ class Batcher:
         try:
             if snapshot is not None:
                 last = answers_from_tensors(snapshot.tensors)
+                if any(not 0 <= row < MOST for row in snapshot.rows):
+                    raise ValueError(f"its rows are not from 0 to {MOST - 1}")
                 for row in snapshot.rows:
                     self.sessions.add(row)
                 self.sessions.fill(snapshot.rows, snapshot.tensors)
