@@ -33,6 +33,7 @@ from plmu.training.errors import RunError
 SYNC = 1.0  # seconds between writes of the journal to the disk
 BUDGET = 0.02  # seconds after which those with few samples need not wait for those with many,
 MOST = 2**20  # rows that a saved state may ask for
+SHARE = 4  # times as long as a batch has taken, the next one waits
 STEPS = 16  # once so many samples of each are done
 
 
@@ -78,7 +79,7 @@ class Batcher:
         metrics: Metrics,
         code: str = "f",
         journal: Journal | None = None,
-        tick: float = 0.005,
+        tick: float = 0.02,
     ) -> None:
         self.sessions, self.limits, self.metrics, self.journal, self.tick = sessions, limits, metrics, journal, tick
         self.code, self.features = code, sessions.features or 1
@@ -141,11 +142,12 @@ class Batcher:
             raise request.error
 
     async def _run(self) -> None:
-        last = 0.0
+        last, took = 0.0, 0.0
         while not self._stopping or self._waiting:
             await self._wake.wait()
             self._wake.clear()
-            pause = last + self.tick - time.monotonic()
+            # Under load more is collected, so that batches take a part of the time and are answered in time.
+            pause = last + min(self.tick, SHARE * took) - time.monotonic()
             if pause > 0 and not self._stopping:
                 await asyncio.sleep(pause)
             some, self._waiting = self._waiting, []
@@ -153,7 +155,8 @@ class Batcher:
                 continue
             last = time.monotonic()
             left = self._batch(some)
-            self.metrics.step.add(time.monotonic() - last)
+            took = time.monotonic() - last
+            self.metrics.step.add(took)
             unfinished = set(map(id, left))
             for request in some:
                 if request.future is not None and not request.future.done() and id(request) not in unfinished:
