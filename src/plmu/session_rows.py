@@ -11,6 +11,7 @@ from plmu.frozen import FrozenModel
 from plmu.state_tree import check_kind, finite, finite_state, leaves, map_state, spoiled, without_subnormal
 
 _FLUSH_EVERY = 256
+_TRIED = 32  # steps: sums in another order round to other bits in some of them
 Next = tuple[Tensor, list[Tensor], Tensor]  # rows, their next states and the samples that led there
 
 
@@ -101,11 +102,15 @@ class Rows:
 
     def _tried(self) -> bool:
         """Whether equal rows of a batch come out equal, wherever they are. That does not depend on their numbers."""
-        numbers = torch.linspace(-1.0, 1.0, 7 * self.zeros[0].numel(), device=self.zeros.device).sin()
-        state = self.start
+        state, count = self.start, self.zeros[0].numel()
+        numbers = torch.arange(1, _TRIED * count + 1, device=self.zeros.device)
+        if self.frozen.takes_tokens:
+            numbers = numbers % (self.frozen.vocabulary or 1)
+        else:
+            numbers = numbers.double().sin().to(self.zeros.dtype)
         with torch.inference_mode():
-            for step in numbers.view(7, *self.zeros.shape[1:]):
-                x = torch.zeros_like(self.zeros) if self.frozen.takes_tokens else (self.zeros + step)
+            for step in numbers.view(_TRIED, *self.zeros.shape[1:]):
+                x = self.zeros + step
                 out, state = self.frozen.folded.step(x, state)
                 if any(not torch.equal(one, one[:1].expand_as(one)) for one in (out, *leaves(state))):
                     return False
