@@ -157,7 +157,7 @@ class Rows:
         full = len(positions) == self.width and self.same_anywhere
         start = iter(before if full else [blank.index_copy(0, positions, own) for blank, own in pairs])
         state = map_state(self.start, lambda _: next(start))
-        batch = x if full else self.zeros.index_copy(0, positions, x)
+        batch = x.contiguous() if full else self.zeros.index_copy(0, positions, x)  # always laid out alike
         try:
             out, state = self.frozen.folded.step(batch, state)
         except IndexError as error:

@@ -273,18 +273,23 @@ class Batcher:
         dtype = wide if tokens or place is None else place.dtype
         done = 0
         while running and (done < STEPS or time.monotonic() < until):
-            done += 1
+            span = min(STEPS, *(one.samples - len(one.outputs) for one in running))  # samples that all of them have
             flat = array(self.code)
             for one in running:
                 step = len(one.outputs)
-                flat += one.message.samples[step * size : (step + 1) * size]  # type: ignore[union-attr]
+                flat += one.message.samples[step * size : (step + span) * size]  # type: ignore[union-attr]
             rows = [one.session.row for one in running]  # type: ignore[union-attr]
-            x = torch.frombuffer(flat, dtype=wide).to(dtype)
-            out, fine = self.sessions.step(rows, x if tokens else x.view(-1, size))
-            for one, output, taken in zip(running, out.tolist(), fine.tolist(), strict=True):
-                if taken:
-                    one.outputs.append(output)
-                else:
+            x = torch.frombuffer(flat, dtype=wide).to(dtype).view(len(rows), span, *([] if tokens else [size]))
+            outputs = []
+            for step in range(span):
+                out, fine = self.sessions.step(rows, x[:, step])
+                outputs.append(out)
+                if not bool(fine.all()):
+                    break
+            done += len(outputs)
+            for one, found, taken in zip(running, torch.stack(outputs, 1).tolist(), fine.tolist(), strict=True):
+                one.outputs += found if taken else found[:-1]
+                if not taken:
                     reason = f"sample {len(one.outputs)} would make the state infinite: it was not taken"
                     one.error = BadMessage(reason, 422)
             running = [one for one in running if one.error is None and len(one.outputs) < one.samples]
