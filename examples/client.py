@@ -3,8 +3,8 @@
     plmu serve runs/mackey-glass-plmu-seed0 --states states
     python examples/client.py series.csv
 
-Needs `pip install websockets`. The session has a name, so the server continues it: after a reconnection it says how many
-samples it has taken, and the outputs of its last message.
+Needs `pip install websockets`. The session has a name, so the server continues it: after a reconnection it says how
+many samples it has taken, and the outputs of its last message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make test-browser`: the page of `plmu serve` in a headless Chromium, at a desktop's and a phone's width, light and dark.
+"""`make test-browser`: the page of `plmu serve` in a headless Chromium, as on a desktop and a phone, light and dark.
 
 Drives Chromium by its debugging protocol over a WebSocket. Needs Debian's `chromium`. Screenshots go to build/browser.
 """
@@ -63,8 +63,8 @@ class Page:
 
 async def look(page: Page, address: str, size: str, scheme: str) -> None:
     width, height, mobile = SIZES[size]
-    await page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if mobile else 1,
-                    mobile=mobile)  # fmt: skip
+    screen = {"width": width, "height": height, "deviceScaleFactor": 2 if mobile else 1, "mobile": mobile}
+    await page.call("Emulation.setDeviceMetricsOverride", **screen)
     await page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     await page.call("Page.navigate", url=address)
     await page.until("document.readyState === 'complete' && document.querySelectorAll('canvas').length === 2")
@@ -73,7 +73,8 @@ async def look(page: Page, address: str, size: str, scheme: str) -> None:
     await page.until("state.predicted.slice(-LENGTH, -5).every((value) => value !== null)")
     assert await page.value("document.getElementById('status').textContent") == "connected"
     error = "parseFloat(document.getElementById('memory-error').textContent)"
-    slide = "(([id, value]) => { const e = document.getElementById(id); e.value = value; e.dispatchEvent(new Event('input')) })"
+    slide = "(([id, value]) => { const slider = document.getElementById(id); slider.value = value;"
+    slide += " slider.dispatchEvent(new Event('input')) })"
     await page.value(f"{slide}(['theta', 100])")
     await page.value(f"{slide}(['order', 2])")
     await page.until("document.getElementById('numbers').textContent === '2'")

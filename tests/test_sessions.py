@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import plmu
 from plmu import FileFormatError, FrozenModel, Sessions, Stream
+from plmu.stream_files import Saved, write_state
 
 WIDTH = 5
 
@@ -115,7 +116,20 @@ def test_a_saved_session_continues_as_a_session_and_as_a_stream(name: str, tmp_p
     assert (again, other.steps(again)) == (row, 7)
     assert torch.equal(torch.stack([other.push({again: one})[again] for one in x[7:]]), rest)
     assert_same(pushed(Stream.restore(frozen, tmp_path / "state"), x[7:]), rest)
-    assert other.restore(tmp_path / "state") == 1  # its row is taken
+    moved = other.restore(tmp_path / "state")  # its row is taken: it gets the same place in another batch
+    assert moved == row + WIDTH
+    assert torch.equal(torch.stack([other.push({moved: one})[moved] for one in x[7:]]), rest)
+
+
+def test_a_file_cannot_ask_for_many_rows(tmp_path: Path) -> None:
+    sessions = Sessions(stack(), WIDTH)
+    row = sessions.add()
+    sessions.push({row: [0.1, 0.2, 0.3]})
+    saved = Saved(1, "raise", True, row=10**12 + 3)
+    saved.last = torch.zeros(1, 3)
+    saved.state = sessions.frozen.initial_state(saved.last, torch.device("cpu"))
+    write_state(tmp_path / "state", sessions.frozen, saved)
+    assert sessions.restore(tmp_path / "state") == (10**12 + 3) % WIDTH
 
 
 def test_a_stream_continues_as_a_session(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Options:
     states: Path | None = None
     missing: str | None = None
     width: int | None = None
-    tick: float = 0.005  # seconds between batches, at least
+    tick: float = 0.02  # seconds between batches under load, at most
     limits: Limits = field(default_factory=Limits)
 
 

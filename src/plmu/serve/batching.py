@@ -32,6 +32,8 @@ from plmu.training.errors import RunError
 
 SYNC = 1.0  # seconds between writes of the journal to the disk
 BUDGET = 0.02  # seconds after which those with few samples need not wait for those with many,
+MOST = 2**20  # rows that a saved state may ask for
+SHARE = 4  # times as long as a batch has taken, the next one waits
 STEPS = 16  # once so many samples of each are done
 
 
@@ -77,7 +79,7 @@ class Batcher:
         metrics: Metrics,
         code: str = "f",
         journal: Journal | None = None,
-        tick: float = 0.005,
+        tick: float = 0.02,
     ) -> None:
         self.sessions, self.limits, self.metrics, self.journal, self.tick = sessions, limits, metrics, journal, tick
         self.code, self.features = code, sessions.features or 1
@@ -140,11 +142,12 @@ class Batcher:
             raise request.error
 
     async def _run(self) -> None:
-        last = 0.0
+        last, took = 0.0, 0.0
         while not self._stopping or self._waiting:
             await self._wake.wait()
             self._wake.clear()
-            pause = last + self.tick - time.monotonic()
+            # Under load more is collected, so that batches take a part of the time and are answered in time.
+            pause = last + min(self.tick, SHARE * took) - time.monotonic()
             if pause > 0 and not self._stopping:
                 await asyncio.sleep(pause)
             some, self._waiting = self._waiting, []
@@ -152,7 +155,8 @@ class Batcher:
                 continue
             last = time.monotonic()
             left = self._batch(some)
-            self.metrics.step.add(time.monotonic() - last)
+            took = time.monotonic() - last
+            self.metrics.step.add(took)
             unfinished = set(map(id, left))
             for request in some:
                 if request.future is not None and not request.future.done() and id(request) not in unfinished:
@@ -269,18 +273,23 @@ class Batcher:
         dtype = wide if tokens or place is None else place.dtype
         done = 0
         while running and (done < STEPS or time.monotonic() < until):
-            done += 1
+            span = min(STEPS, *(one.samples - len(one.outputs) for one in running))  # samples that all of them have
             flat = array(self.code)
             for one in running:
                 step = len(one.outputs)
-                flat += one.message.samples[step * size : (step + 1) * size]  # type: ignore[union-attr]
+                flat += one.message.samples[step * size : (step + span) * size]  # type: ignore[union-attr]
             rows = [one.session.row for one in running]  # type: ignore[union-attr]
-            x = torch.frombuffer(flat, dtype=wide).to(dtype)
-            out, fine = self.sessions.step(rows, x if tokens else x.view(-1, size))
-            for one, output, taken in zip(running, out.tolist(), fine.tolist(), strict=True):
-                if taken:
-                    one.outputs.append(output)
-                else:
+            x = torch.frombuffer(flat, dtype=wide).to(dtype).view(len(rows), span, *([] if tokens else [size]))
+            outputs = []
+            for step in range(span):
+                out, fine = self.sessions.step(rows, x[:, step])
+                outputs.append(out)
+                if not bool(fine.all()):
+                    break
+            done += len(outputs)
+            for one, found, taken in zip(running, torch.stack(outputs, 1).tolist(), fine.tolist(), strict=True):
+                one.outputs += found if taken else found[:-1]
+                if not taken:
                     reason = f"sample {len(one.outputs)} would make the state infinite: it was not taken"
                     one.error = BadMessage(reason, 422)
             running = [one for one in running if one.error is None and len(one.outputs) < one.samples]
@@ -301,6 +310,8 @@ class Batcher:
         try:
             if snapshot is not None:
                 last = answers_from_tensors(snapshot.tensors)
+                if any(not 0 <= row < MOST for row in snapshot.rows):
+                    raise ValueError(f"its rows are not from 0 to {MOST - 1}")
                 for row in snapshot.rows:
                     self.sessions.add(row)
                 self.sessions.fill(snapshot.rows, snapshot.tensors)
