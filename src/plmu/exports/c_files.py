@@ -13,7 +13,8 @@ from plmu.exports.c_code import Code, number
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.program import Fill, Program
 
-CHECK_STEPS, CHECK_NUMBERS = 1000, 100_000  # at most so many steps, and expected outputs in all
+# At most so many steps, expected outputs in all, and multiply-adds to get them.
+CHECK_STEPS, CHECK_NUMBERS, CHECK_WORK = 1000, 100_000, 400_000_000
 TOLERANCE = 1e-5  # of an output, relative to the largest one
 FLAGS = "-std=c99 -O3 -ffp-contract=fast -Wall -Wextra -Wconversion -pedantic"
 
@@ -116,7 +117,8 @@ def sequence(program: Program, steps: int) -> Tensor:
 def expected_outputs(program: Program, int8: bool) -> Tensor:
     """What the check program compares with, (steps, outputs), from float64. A model whose recurrence is not linear can
     be chaotic: it ends where rounding to float32 alone comes near the tolerance."""
-    steps = max(1, min(CHECK_STEPS, CHECK_NUMBERS // program.y.size))
+    most = CHECK_STEPS, CHECK_NUMBERS // program.y.size, CHECK_WORK // max(program.multiply_adds, 1)
+    steps = max(20, min(most))
     narrow, wide = Evaluator(program, int8), Evaluator(program, int8, torch.float64)
     found: list[Tensor] = []
     largest = 0.0
