@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
+    from plmu.estimators import Forecaster
     from plmu.files import FileFormatError, load, load_into, save
     from plmu.nn import (
         LMU,
@@ -43,6 +44,7 @@ __all__ = [
     "DelayLayer",
     "DelayNetwork",
     "FileFormatError",
+    "Forecaster",
     "Gated",
     "Highway",
     "LMUBlock",
@@ -79,6 +81,7 @@ __all__ = [
 _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
     "describe": (),
+    "estimators": ("Forecaster",),
     "files": ("FileFormatError", "load", "load_into", "save"),
     "folded": (),
     "nn": (

@@ -7,6 +7,7 @@ from plmu.nn.combining import Gated, WeightedStack
 from plmu.nn.convolution import CausalConvolution
 from plmu.nn.delay import DelayLayer
 from plmu.nn.folding import fold
+from plmu.nn.forecast import LookbackForecast
 from plmu.nn.highway import Highway
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
@@ -27,6 +28,7 @@ __all__ = [
     "Highway",
     "LMUBlock",
     "LMUCell",
+    "LookbackForecast",
     "MemoryBlock",
     "ParallelLMU",
     "Residual",
