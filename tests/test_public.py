@@ -34,6 +34,7 @@ PLMU = [
     "Plan",
     "Residual",
     "SelectiveLMU",
+    "SequenceClassifier",
     "Sequential",
     "Standardize",
     "Stream",
@@ -74,6 +75,7 @@ PLMU_NN = [
     "Sequential",
     "Standardize",
     "Steppable",
+    "ThresholdShares",
     "TokenDelayLayer",
     "WeightedStack",
     "detached",
@@ -168,7 +170,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (Path(plmu.__file__).parent / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/own-data.md"])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's own
 def test_the_code_of_the_documentation_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All python blocks in order in one namespace; a text block right after one is what it prints."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
-    from plmu.estimators import Forecaster
+    from plmu.estimators import Forecaster, SequenceClassifier
     from plmu.files import FileFormatError, load, load_into, save
     from plmu.nn import (
         LMU,
@@ -55,6 +55,7 @@ __all__ = [
     "Plan",
     "Residual",
     "SelectiveLMU",
+    "SequenceClassifier",
     "Sequential",
     "Standardize",
     "Stream",
@@ -81,7 +82,7 @@ __all__ = [
 _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
     "describe": (),
-    "estimators": ("Forecaster",),
+    "estimators": ("Forecaster", "SequenceClassifier"),
     "files": ("FileFormatError", "load", "load_into", "save"),
     "folded": (),
     "nn": (

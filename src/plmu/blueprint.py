@@ -33,6 +33,7 @@ from plmu.nn import (
     SelectiveLMU,
     Sequential,
     Standardize,
+    ThresholdShares,
     TokenDelayLayer,
     WeightedStack,
 )
@@ -112,7 +113,15 @@ BLOCKS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 _INSIDE = {CausalAttention: 2, SelectiveLMU: 8, LMUBlock: 12, MemoryBlock: 32}  # modules that these make
 OPTIONS = {**TORCH, **BLOCKS}
-OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, TokenDelayLayer, LMU, LMUCell, LookbackForecast)
+OWN: tuple[type[nn.Module], ...] = (
+    ParallelLMU,
+    DelayLayer,
+    TokenDelayLayer,
+    LMU,
+    LMUCell,
+    LookbackForecast,
+    ThresholdShares,
+)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
 _LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *OPTIONS)}
 _STACKS: dict[str, Callable[..., nn.Module]] = {
@@ -276,7 +285,7 @@ _ANY: _Meaning = (
 _MEANINGS: dict[str, _Meaning] = {
     **dict.fromkeys(("in_features", "out_features", "num_embeddings", "embedding_dim", "num_parameters"), _WHOLE),
     **dict.fromkeys(("input_size", "hidden_size", "channels", "width", "window", "highways"), _WHOLE),
-    **dict.fromkeys(("horizon", "lookback", "season", "phase"), _WHOLE),
+    **dict.fromkeys(("horizon", "lookback", "season", "phase", "count"), _WHOLE),
     **dict.fromkeys(("padding_idx", "dim", "order", "memory_size", "hidden", "kernel_size", "heads"), _WHOLE_OR_NONE),
     **dict.fromkeys(("p", "negative_slope", "alpha", "beta", "threshold"), ("a number", _is_number)),
     **dict.fromkeys(("min_val", "max_val", "norm_type"), ("a number", _is_number)),

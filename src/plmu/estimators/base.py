@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any, Self
 
 
@@ -46,7 +47,7 @@ class Estimator:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "model")
+        return hasattr(self, "model_")
 
     def _check_fitted(self) -> None:
         if self.__sklearn_is_fitted__():
@@ -64,3 +65,13 @@ class Estimator:
         return Tags(
             estimator_type=None, target_tags=TargetTags(required=False), input_tags=InputTags(three_d_array=True)
         )
+
+
+def warn_of_column() -> None:
+    """Say that labels came as a column, with scikit-learn's own kind of warning where it is installed."""
+    try:
+        from sklearn.exceptions import DataConversionWarning as Kind
+    except ImportError:
+        Kind = UserWarning
+    text = "A column-vector y was passed when a 1d array was expected: give y of shape (examples,)"
+    warnings.warn(text, Kind, stacklevel=4)

@@ -51,7 +51,7 @@ class Forecaster(Estimator):
         refit: whether to fit once more on all rows with what was chosen.
     """
 
-    model: LookbackForecast
+    model_: LookbackForecast
 
     def __init__(
         self,
@@ -75,6 +75,12 @@ class Forecaster(Estimator):
         self.strength = strength
         self.validation = validation
         self.refit = refit
+
+    @property
+    def model(self) -> LookbackForecast:
+        """The fitted model: one sample in, the next `horizon` values out."""
+        self._check_fitted()
+        return self.model_
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to one series or several.
@@ -241,8 +247,9 @@ class Forecaster(Estimator):
     def _check_channels(self, one: Series) -> None:
         found = one.values.shape[1]
         if found != self.n_features_in_:
+            hint = ". Reshape your data: give (time, channels)" if one.flat else ""
             raise ValueError(f"X has {found} features, but {type(self).__name__} is expecting {self.n_features_in_}"
-                             " features as input")  # fmt: skip
+                             f" features as input{hint}")  # fmt: skip
 
     def _check_arguments(self) -> None:
         for name, least in (("horizon", 1), ("lookback", 1), ("order", 1), ("season", 0)):
@@ -287,7 +294,7 @@ class Forecaster(Estimator):
         if self.refit and valid is not None:
             again = best_ridge(data.all_sums(layer, _FITTED), valid, (found.strength,), (found.pull,))
             found = replace(again, error=found.error)
-        self.model = self._final(layer, found.weight)
+        self.model_ = self._final(layer, found.weight)
         return {
             "mse": found.error,
             "lookback": lookback,

@@ -13,6 +13,7 @@ from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.selective import SelectiveLMU
 from plmu.nn.sequential import Residual, Sequential
+from plmu.nn.shares import ThresholdShares
 from plmu.nn.standardization import Standardize, standardize
 from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, last_valid, reverse
 from plmu.nn.tokens import TokenDelayLayer
@@ -36,6 +37,7 @@ __all__ = [
     "Sequential",
     "Standardize",
     "Steppable",
+    "ThresholdShares",
     "TokenDelayLayer",
     "WeightedStack",
     "detached",
