@@ -24,6 +24,7 @@ PLMU = [
     "DelayNetwork",
     "EncoderDecoder",
     "FileFormatError",
+    "Forecaster",
     "FrozenModel",
     "Gated",
     "Highway",
@@ -36,6 +37,7 @@ PLMU = [
     "Plan",
     "Residual",
     "SelectiveLMU",
+    "SequenceClassifier",
     "Sequential",
     "Sessions",
     "Standardize",
@@ -76,6 +78,7 @@ PLMU_NN = [
     "LMUBlock",
     "LMUCell",
     "LSTM",
+    "LookbackForecast",
     "MemoryBlock",
     "ParallelLMU",
     "Residual",
@@ -83,6 +86,7 @@ PLMU_NN = [
     "Sequential",
     "Standardize",
     "Steppable",
+    "ThresholdShares",
     "TimedDelayLayer",
     "TokenDelayLayer",
     "WeightedStack",
@@ -190,7 +194,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (Path(plmu.__file__).parent / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/own-data.md"])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's own
 def test_the_code_of_the_documentation_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All python blocks in order in one namespace; a text block right after one is what it prints."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from plmu import nn
     from plmu.cache import set_cache_limit
+    from plmu.estimators import Forecaster, SequenceClassifier
     from plmu.exports import export
     from plmu.files import FileFormatError, load, load_into, save
     from plmu.frozen import FrozenModel
@@ -52,6 +53,7 @@ __all__ = [
     "DelayNetwork",
     "EncoderDecoder",
     "FileFormatError",
+    "Forecaster",
     "FrozenModel",
     "Gated",
     "Highway",
@@ -63,6 +65,7 @@ __all__ = [
     "Plan",
     "Residual",
     "SelectiveLMU",
+    "SequenceClassifier",
     "Sequential",
     "Sessions",
     "Standardize",
@@ -93,6 +96,7 @@ __all__ = [
 _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
     "describe": (),
+    "estimators": ("Forecaster", "SequenceClassifier"),
     "exports": ("export",),
     "files": ("FileFormatError", "load", "load_into", "save"),
     "keras_weights": ("load_keras",),

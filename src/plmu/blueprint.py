@@ -26,12 +26,14 @@ from plmu.nn import (
     Highway,
     LMUBlock,
     LMUCell,
+    LookbackForecast,
     MemoryBlock,
     ParallelLMU,
     Residual,
     SelectiveLMU,
     Sequential,
     Standardize,
+    ThresholdShares,
     TimedDelayLayer,
     TokenDelayLayer,
     WeightedStack,
@@ -112,7 +114,16 @@ BLOCKS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 _INSIDE = {CausalAttention: 2, SelectiveLMU: 8, LMUBlock: 12, MemoryBlock: 32}  # modules that these make
 OPTIONS = {**TORCH, **BLOCKS}
-OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, TimedDelayLayer, TokenDelayLayer, LMU, LMUCell)
+OWN: tuple[type[nn.Module], ...] = (
+    ParallelLMU,
+    DelayLayer,
+    TimedDelayLayer,
+    TokenDelayLayer,
+    LMU,
+    LMUCell,
+    LookbackForecast,
+    ThresholdShares,
+)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
 _LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *OPTIONS)}
 _STACKS: dict[str, Callable[..., nn.Module]] = {
@@ -276,13 +287,14 @@ _ANY: _Meaning = (
 _MEANINGS: dict[str, _Meaning] = {
     **dict.fromkeys(("in_features", "out_features", "num_embeddings", "embedding_dim", "num_parameters"), _WHOLE),
     **dict.fromkeys(("input_size", "hidden_size", "channels", "width", "window", "highways"), _WHOLE),
+    **dict.fromkeys(("horizon", "lookback", "season", "phase", "count"), _WHOLE),
     **dict.fromkeys(("padding_idx", "dim", "order", "memory_size", "hidden", "kernel_size", "heads"), _WHOLE_OR_NONE),
     **dict.fromkeys(("p", "negative_slope", "alpha", "beta", "threshold"), ("a number", _is_number)),
     **dict.fromkeys(("min_val", "max_val", "norm_type"), ("a number", _is_number)),
     **dict.fromkeys(("eps", "max_norm"), _NUMBER_OR_NONE),
     **dict.fromkeys(("scale_grad_by_freq", "sparse", "elementwise_affine", "bias", "norm"), _SWITCH),
     **dict.fromkeys(("memory_noise", "memory_dropout", "token_dropout", "dropout"), ("a number", _is_number)),
-    **dict.fromkeys(("gated", "standardize", "encoder", "input_to_output", "return_sequences"), _SWITCH),
+    **dict.fromkeys(("gated", "standardize", "encoder", "input_to_output", "return_sequences", "individual"), _SWITCH),
     **dict.fromkeys(("hidden_to_memory", "memory_to_memory", "input_to_hidden", "hidden_to_hidden"), _SWITCH),
     "approximate": ("none or tanh", lambda value: value in ("none", "tanh")),
     "normalized_shape": (

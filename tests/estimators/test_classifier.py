@@ -1,0 +1,128 @@
+"""`plmu.SequenceClassifier`: what it learns and accepts; its model gives the same scores."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import plmu
+from plmu.estimators.loo import leave_one_out
+
+
+def waves(count: int, length: int = 60, channels: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy waves at a random phase, of three lengths: the classes."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 3
+    t = np.arange(length)[None, :, None]
+    phase = rng.uniform(0, 7, (count, 1, channels))
+    wave = np.sin(2 * np.pi * t / np.array([6, 9, 14])[labels][:, None, None] + phase)
+    return wave + 0.4 * rng.standard_normal(wave.shape), labels
+
+
+SMALL = {"projections": 12, "thresholds": 4}
+
+
+def test_it_learns_classes_of_any_length() -> None:
+    x, y = waves(60)
+    classifier = plmu.SequenceClassifier().fit(x[:, :, 0], y)
+    others, labels = waves(60, seed=1)
+    assert classifier.score(others[:, :, 0], labels) > 0.9
+    assert classifier.loo_accuracy_ > 0.9
+    lengths = np.random.default_rng(2).integers(30, 61, 60)
+    cut = [one[:length, 0] for one, length in zip(others, lengths, strict=True)]
+    assert classifier.score(cut, labels) > 0.9
+    unequal = plmu.SequenceClassifier().fit(cut, labels)
+    assert unequal.score(x, y) > 0.9
+
+
+def test_names_as_labels_and_many_channels() -> None:
+    x, y = waves(45, channels=3)
+    names = np.array(["slow", "quick", "middle"])[y]
+    classifier = plmu.SequenceClassifier(**SMALL).fit(x, names)
+    assert classifier.classes_.tolist() == ["middle", "quick", "slow"]
+    assert classifier.score(list(x), names) > 0.9
+    shares = classifier.predict_proba(x)
+    np.testing.assert_allclose(shares.sum(1), 1)
+    assert (classifier.classes_[shares.argmax(1)] == classifier.predict(x)).all()
+    two = plmu.SequenceClassifier(**SMALL).fit(x[y < 2], y[y < 2])
+    assert ((two.decision_function(x) > 0) == (two.predict(x) == 1)).all()
+
+
+def test_padding_does_not_matter() -> None:
+    x, y = waves(30)
+    classifier = plmu.SequenceClassifier(**SMALL).fit(x, y)
+    alone = np.concatenate([classifier.predict_proba([x[0, :40]]), classifier.predict_proba([x[1]])])
+    np.testing.assert_allclose(classifier.predict_proba([x[0, :40], x[1]]), alone, rtol=1e-4, atol=1e-6)
+
+
+def test_the_model_streams_saves_and_folds_to_the_same_scores(tmp_path: Path) -> None:
+    x, y = waves(30, channels=2)
+    classifier = plmu.SequenceClassifier(normalize=False, **SMALL).fit(x, y)
+    expected = classifier.predict_proba(x[:1])[0]
+    stream, folded, state = plmu.Stream(classifier.model), plmu.fold(classifier.model), None
+    for sample in x[0]:
+        out = stream.push(sample)
+        step, state = folded.step(torch.tensor(sample, dtype=torch.float32)[None], state)
+    # A number beside a threshold may be rounded to its other side.
+    np.testing.assert_allclose(out.softmax(0).numpy(), expected, atol=0.02)
+    np.testing.assert_allclose(step[0].softmax(0).numpy(), expected, atol=0.02)
+    plmu.save(classifier.model, tmp_path / "c.plmu")
+    whole, _ = plmu.load(tmp_path / "c.plmu")(torch.tensor(x[:1], dtype=torch.float32))
+    np.testing.assert_allclose(whole[0].softmax(0).numpy(), expected, atol=1e-6)
+    normal = plmu.SequenceClassifier(**SMALL).fit(x, y)
+    prepared = torch.tensor(normal.prepare(x[:1])[0], dtype=torch.float32)
+    np.testing.assert_allclose(
+        normal.model(prepared[None])[0].softmax(1)[0].numpy(), normal.predict_proba(x[:1])[0], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("features", [5, 40])
+def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
+    torch.manual_seed(0)
+    x, labels = torch.randn(24, features), torch.arange(24) % 3
+    x[:, 0] += labels
+    correct, scores = 0, []
+    full = leave_one_out(x, labels, [10.0])
+    spread, mean = torch.std_mean(x.double(), dim=0, correction=0)
+    x = (x.double() - mean) / spread  # as it is for the whole
+    target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
+    for i in range(24):
+        rest = torch.arange(24) != i
+        # An intercept that is not penalised.
+        a = torch.cat([x[rest], torch.ones(23, 1)], dim=1)
+        penalty = 10.0 * torch.eye(features + 1, dtype=torch.float64)
+        penalty[-1, -1] = 0
+        weight = torch.linalg.solve(a.mT @ a + penalty, a.mT @ target[rest])
+        scores.append(torch.cat([x[i], torch.ones(1)]) @ weight)
+        correct += int(scores[-1].argmax() == labels[i])
+    assert full.accuracy == pytest.approx(correct / 24)
+
+
+def test_what_cannot_be_fitted_is_named() -> None:
+    x, y = waves(12)
+    flat = x[:, :, 0]
+    with pytest.raises(ValueError, match="two classes"):
+        plmu.SequenceClassifier().fit(flat, np.zeros(12))
+    with pytest.raises(ValueError, match="one label for each of the 12"):
+        plmu.SequenceClassifier().fit(flat, y[:5])
+    with pytest.raises(ValueError, match="continuous"):
+        plmu.SequenceClassifier().fit(flat, y + 0.5)
+    with pytest.raises(ValueError, match="projections"):
+        plmu.SequenceClassifier(projections=0).fit(flat, y)
+    with pytest.raises(ValueError, match="channels"):
+        plmu.SequenceClassifier(**SMALL).fit(flat, y).predict(np.zeros((2, 60, 2)))
+    with pytest.raises(ValueError, match="same number of channels"):
+        plmu.SequenceClassifier().fit([flat[0], x[1].repeat(2, axis=1)], [0, 1])
+    flat[3, 5] = np.nan
+    with pytest.raises(ValueError, match="NaN in series 3, step 5"):
+        plmu.SequenceClassifier().fit(flat, y)
+    with pytest.raises(ValueError, match="not fitted"):
+        plmu.SequenceClassifier().predict(flat)
+
+
+def test_constant_and_very_short_series() -> None:
+    x = np.concatenate([np.zeros((3, 4)), np.tile([0.0, 1.0], (3, 2))])
+    classifier = plmu.SequenceClassifier().fit(x, [0, 0, 0, 1, 1, 1])
+    assert classifier.score(x, [0, 0, 0, 1, 1, 1]) == 1
+    assert np.isfinite(classifier.predict_proba([np.ones(1), np.ones(3)])).all()

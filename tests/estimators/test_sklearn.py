@@ -1,0 +1,77 @@
+"""The estimators in scikit-learn's hands: its own checks, `clone`, `Pipeline` and `GridSearchCV`."""
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import plmu
+
+pytest.importorskip("sklearn")
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, TimeSeriesSplit
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+# Checks that cannot apply, with the reason.
+FORECASTER = {
+    "check_methods_sample_order_invariance": "rows are time steps: their order is what matters",
+    "check_methods_subset_invariance": "predict gives the steps after the last row, not one number per row",
+    "check_fit1d": "one series (time,) is allowed",
+}
+CLASSIFIER = {
+    "check_methods_subset_invariance": "scores are float32 and differ in the last digits with the size of the batch",
+}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "cannot"),
+    [
+        (plmu.Forecaster(horizon=1), FORECASTER),
+        # Its rows are not series: normalised, they would lose what tells them apart.
+        (plmu.SequenceClassifier(projections=8, thresholds=4, normalize=False), CLASSIFIER),
+    ],
+    ids=["Forecaster", "SequenceClassifier"],
+)
+def test_check_estimator(estimator: Any, cannot: dict[str, str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it does not inherit from BaseEstimator, and what the checks provoke
+        results = check_estimator(estimator, expected_failed_checks=cannot, on_fail=None, on_skip=None)
+    failed = {one["check_name"]: repr(one["exception"]) for one in results if one["status"] == "failed"}
+    assert failed == {}
+    assert {one["check_name"] for one in results if one["status"] == "xfail"} == set(cannot)
+    assert sum(one["status"] == "passed" for one in results) > 30
+
+
+def test_clone_and_parameters() -> None:
+    forecaster = plmu.Forecaster(horizon=3, lookback=12)
+    other = clone(forecaster).set_params(horizon=4)
+    assert (other.horizon, other.lookback, forecaster.horizon) == (4, 12, 3)
+    assert repr(other) == "Forecaster(horizon=4, lookback=12)"
+
+
+def test_pipeline_and_grid_search() -> None:
+    rng = np.random.default_rng(0)
+    t = np.arange(300)[:, None]
+    series = np.sin(2 * np.pi * t / 12) + 0.1 * rng.standard_normal((300, 2))
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), plmu.Forecaster(horizon=4, season=0)),
+        {"forecaster__lookback": [2, 24]},
+        cv=TimeSeriesSplit(3, test_size=60),
+    ).fit(series)
+    assert search.best_params_ == {"forecaster__lookback": 24}
+    assert search.predict(series).shape == (4, 2)
+    labels = np.arange(30) % 2
+    waves = np.sin(2 * np.pi * np.arange(40) / np.where(labels, 7, 12)[:, None]) + 0.2 * rng.standard_normal((30, 40))
+    pipeline = make_pipeline(FunctionTransformer(), plmu.SequenceClassifier(projections=8))
+    found = GridSearchCV(pipeline, {"sequenceclassifier__order": [4, 9]}, cv=3).fit(waves, labels)
+    assert found.best_score_ > 0.9
+
+
+def test_scikit_learn_is_not_imported_by_the_estimators() -> None:
+    code = "import sys, plmu; plmu.Forecaster(2).fit([1.0, 2, 3, 4, 5, 6, 7]); assert 'sklearn' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

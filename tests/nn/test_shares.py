@@ -1,0 +1,81 @@
+"""`ThresholdShares` against its formula, and with itself: whole, in pieces, with lengths and resets, step by step."""
+
+from pathlib import Path
+
+import torch
+
+import plmu
+from plmu.nn import ThresholdShares
+
+
+def build(last: bool = False) -> ThresholdShares:
+    torch.manual_seed(0)
+    layer = ThresholdShares(3, 4, return_sequences=not last).double()
+    layer.thresholds.normal_()
+    return layer
+
+
+def test_shares_are_means_over_the_steps_so_far() -> None:
+    layer, last = build(), build(last=True)
+    x = torch.randn(2, 600, 3, dtype=torch.float64)  # more steps than a byte counts
+    out, state = layer(x)
+    for at in (0, 7, 299, 599):
+        expected = torch.stack([(x[:, : at + 1] > t).double().mean(1) for t in layer.thresholds], dim=1)
+        torch.testing.assert_close(out[:, at].unflatten(1, (4, 3)), expected)
+    final, other = last(x)
+    torch.testing.assert_close(final, out[:, -1])
+    assert torch.equal(state, other)
+
+
+def test_whole_pieces_steps_and_a_stream_agree() -> None:
+    layer, last = build(), build(last=True)
+    x = torch.randn(2, 40, 3, dtype=torch.float64)
+    whole, end = layer(x)
+    first, state = layer(x[:, :17])
+    second, state = layer(x[:, 17:], state)
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+    assert torch.equal(state, end)
+    torch.testing.assert_close(last(x[:, 17:], layer(x[:, :17])[1])[0], whole[:, -1])
+    at, stepped = None, []
+    for x_t in x.unbind(1):
+        out, at = layer.step(x_t, at)
+        stepped.append(out)
+    torch.testing.assert_close(torch.stack(stepped, dim=1), whole)
+    assert torch.equal(at, end)
+    stream, folded = plmu.Stream(layer), plmu.fold(layer)
+    torch.testing.assert_close(torch.stack([stream.push(x_t) for x_t in x.unbind(1)], dim=1), whole)
+    torch.testing.assert_close(folded.step(x[:, 17], layer(x[:, :17])[1])[0], whole[:, 17])
+
+
+def test_lengths_and_resets() -> None:
+    x = torch.randn(3, 20, 3, dtype=torch.float64)
+    padded = x.clone()
+    padded[1, 7:] = padded[2] = float("nan")
+    resets = torch.zeros(3, 20, dtype=torch.bool)
+    resets[:, 9] = resets[:, 12] = True
+    for layer in (build(), build(last=True)):
+        before = layer(torch.randn(3, 5, 3, dtype=torch.float64))[1]
+        out, state = layer(padded, before, lengths=[20, 7, 0])
+        expected, end = layer(x[1:2, :7], before[1:2])
+        torch.testing.assert_close(out[1:2, :7] if layer.returns_sequences else out[1:2], expected)
+        assert not out[2].any()
+        assert not layer.returns_sequences or not out[1, 7:].any()
+        assert torch.equal(state[1:2], end)
+        assert torch.equal(state[2], before[2])
+        out, state = layer(x, before, resets=resets)
+        expected, end = layer(x[:, 12:])
+        torch.testing.assert_close(out[:, 12:] if layer.returns_sequences else out, expected)
+        assert torch.equal(state, end)
+        if layer.returns_sequences:
+            torch.testing.assert_close(out[:, :9], layer(x[:, :9], before)[0])
+            torch.testing.assert_close(out[:, 9:12], layer(x[:, 9:12])[0])
+        out, state = layer(x, before, lengths=[20, 15, 10], resets=resets)
+        torch.testing.assert_close(state[1:2], layer(x[1:2, 12:15])[1])
+        torch.testing.assert_close(state[2:], layer(x[2:, 9:10])[1])
+
+
+def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
+    model = plmu.Sequential(build(last=True).float(), torch.nn.Linear(12, 2))
+    plmu.save(model, tmp_path / "model.plmu")
+    x = torch.randn(2, 20, 3)
+    assert torch.equal(plmu.load(tmp_path / "model.plmu")(x)[0], model(x)[0])
