@@ -114,16 +114,8 @@ BLOCKS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 _INSIDE = {CausalAttention: 2, SelectiveLMU: 8, LMUBlock: 12, MemoryBlock: 32}  # modules that these make
 OPTIONS = {**TORCH, **BLOCKS}
-OWN: tuple[type[nn.Module], ...] = (
-    ParallelLMU,
-    DelayLayer,
-    TimedDelayLayer,
-    TokenDelayLayer,
-    LMU,
-    LMUCell,
-    LookbackForecast,
-    ThresholdShares,
-)
+RARE = (TimedDelayLayer, LookbackForecast, ThresholdShares)
+OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, TokenDelayLayer, LMU, LMUCell, *RARE)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
 _LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *OPTIONS)}
 _STACKS: dict[str, Callable[..., nn.Module]] = {

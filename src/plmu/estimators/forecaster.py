@@ -22,7 +22,7 @@ _LOOKBACK = 336
 _ORDER = 96  # the highest that is taken where none is given
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
 _TRIED = 20_000  # windows over all channels, up to which options are compared
-_FITTED = 4_000_000  # windows over all channels, up to which the last fit takes every one
+_FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
 
 
 class Forecaster(Estimator):

@@ -27,6 +27,8 @@ def leave_one_out(features: Tensor, labels: Tensor, strengths: Sequence[float]) 
     Features are standardised. Scores are scaled so that the likelihood of the left-out labels is highest.
     """
     classes = int(labels.max()) + 1
+    if int(labels.bincount().max()) == 1:  # without its only example no class can be found
+        strengths = [min(strengths)]
     target = 2.0 * torch.nn.functional.one_hot(labels, classes).double() - 1
     x = features.double()
     spread, mean = torch.std_mean(x, dim=0, correction=0)
