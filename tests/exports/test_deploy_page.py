@@ -32,11 +32,11 @@ def test_commands_and_code(with_torch: bool, tmp_path: Path, monkeypatch: Any) -
     run.mkdir(parents=True)
     layer = plmu.ParallelLMU(1, 20, order=40, theta=50.0, output_activation="gelu")
     plmu.save(plmu.Sequential(layer, nn.Linear(20, 1)), run / "model.plmu")
-    (commands,) = blocks("sh")
-    for line in commands.splitlines():
-        words = shlex.split(line, comments=True)
-        assert words[0] == "plmu"
-        if words[1] == "export" and ("torch" not in words or with_torch):
+    lines = [shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()]
+    exports = [words for words in lines if words[:2] == ["plmu", "export"]]
+    assert [words[words.index("--to") + 1] for words in exports] == ["onnx", "c", "torch"]
+    for words in exports:
+        if "torch" not in words or with_torch:
             main(words[1:])
     names: dict[str, Any] = {}
     for block in blocks("python"):
