@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plmu import cli
+from plmu import cli, model_commands
 from plmu.cli import COMMANDS, main
 from plmu.completion import PATHS, _flags, _words
 from plmu.experiments import EXPERIMENTS
@@ -170,7 +170,7 @@ def test_every_option_is_completed(capsys):
             assert set(words[f"train {name}"]) >= options
             assert values[f"train {name} --model"] == list(experiment.models)
     parsers = (
-        *(cli._evaluate_parser(), cli._translate_parser(), cli._stream_parser()),
+        *(cli._evaluate_parser(), model_commands.translate_parser(), model_commands.stream_parser()),
         *(cli._data_parser(), cli._report_parser()),
     )
     of_parsers = {flag for parser in parsers for flag in parser.known if flag in PATHS}

@@ -1,4 +1,4 @@
-"""The program: plmu train | evaluate | generate | stream | export | data | report | bench | completion.
+"""The program: plmu train | evaluate | data | report | bench | completion, and the commands of `plmu.model_commands`.
 
 Each command imports what it needs when it runs, so that `plmu --version` and `--help` answer at once.
 """
@@ -9,13 +9,13 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import plmu
+from plmu import model_commands
 from plmu.arguments import OneOf, Parser, suggestion
 
 if TYPE_CHECKING:
@@ -236,199 +236,6 @@ def _evaluate(words: list[str]) -> None:
                 print(f"{name} {value:.6g}")
 
 
-def _generate_parser() -> Parser:
-    parser = Parser(
-        prog="plmu generate",
-        description="Print the prompt and the text that a language model continues it with, as it is sampled."
-        " How fast that was goes to standard error.",
-    )
-    parser.add_argument(
-        "run", type=Path, help="folder of a finished run of a language model (text8, reviews), or its model.plmu"
-    )
-    parser.add_argument("--prompt", help="text to begin with (a new text: a line break, space or separator)")
-    parser.add_argument("--length", type=int, default=500, help="how many tokens to sample: characters or words (500)")
-    parser.add_argument(
-        "--temperature", type=float, default=1.0, help="below 1 more likely, above 1 more varied; 0 is greedy (1)"
-    )
-    parser.add_argument("--top-k", type=int, help="sample from the k most likely tokens alone (all)")
-    parser.add_argument(
-        "--top-p", type=float, help="sample from the fewest tokens that have this probability together (all)"
-    )
-    parser.add_argument("--seed", type=int, help="makes the text the same again (a new text each time)")
-    parser.add_argument("--stop", help="end when the sampled text contains this, which is printed too")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
-    return parser
-
-
-def _generate(words: list[str]) -> None:
-    given = vars(_generate_parser().parse_args(words))
-    with _threads(given.pop("threads")):
-        from plmu.experiments.generate import show
-
-        try:
-            show(given.pop("run"), **given)
-        except KeyboardInterrupt:
-            return
-
-
-def _translate_parser() -> Parser:
-    parser = Parser(
-        prog="plmu translate",
-        description="Translate sentences, one a line, and print as many lines."
-        " How fast that was goes to standard error.",
-    )
-    parser.add_argument("run", type=Path, help="folder of a run of iwslt")
-    parser.add_argument("file", type=Path, nargs="?", help="sentences, one a line in UTF-8 (standard input)")
-    parser.add_argument("--beam", type=int, help="hypotheses of the beam search; 1 is greedy (that of the run)")
-    parser.add_argument(
-        "--length-penalty", type=float, help="scores are divided by the length to this power (that of the run)"
-    )
-    parser.add_argument(
-        "--copy-unknown", action="store_true", help="replace <unk> by the source word with the highest attention"
-    )
-    parser.add_argument("--scores", action="store_true", help="print the score and a tab before each translation")
-    parser.add_argument("--attention", type=Path, help="draw the attention of the first sentence into this PNG file")
-    parser.add_argument("--batch", type=int, default=32, help="sentences translated together (32; 1 at a terminal)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
-    return parser
-
-
-def _translate(words: list[str]) -> None:
-    given = vars(_translate_parser().parse_args(words))
-    run, file, name = given.pop("run"), given.pop("file"), given.pop("device")
-
-    from plmu.experiments.translate import Options, show
-    from plmu.training.processes import processes
-
-    options = Options(**given)
-    with processes(name) as group:
-        try:
-            show(run, file, options, str(group.device))
-        except KeyboardInterrupt:
-            return
-
-
-def _stream_parser() -> Parser:
-    missing, faults = OneOf("raise", "hold", "zero"), OneOf("skip", "stop")
-    parser = Parser(
-        prog="plmu stream",
-        description="Read samples line by line and print a prediction after each, as soon as it is known. A line is"
-        " numbers with commas between them (a line of names may come first), JSON, or text for a model of text. Printed"
-        " are numbers with commas between them; or a class and its probability; or each word with the sentiment so far,"
-        " from 0 (negative) to 1 (positive); or each token with the probability that a language model gave it."
-        " An empty line starts another sequence.",
-    )
-    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
-    parser.add_argument("--input", type=Path, help="file to read (standard input)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument(
-        "--missing",
-        type=missing,
-        help="what an empty field or NaN does: raise, hold or zero (what the model does)",
-    )
-    parser.add_argument("--state", type=Path, help="file to continue from, if it is there, and to save the state to")
-    parser.add_argument(
-        "--on-error", type=faults, default="stop", help="whether to skip a bad line or to stop there (stop)"
-    )
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
-    return parser
-
-
-def _stream(words: list[str]) -> None:
-    given = _stream_parser().parse_args(words)
-    with _threads(given.threads):
-        from plmu.experiments.stream_lines import Options, show
-
-        options = Options(given.missing, given.state, given.on_error, given.json)
-        try:
-            if given.input is None:
-                show(given.run, sys.stdin, options)
-            else:
-                with open(given.input, encoding="utf-8") as lines:
-                    show(given.run, lines, options)
-        except KeyboardInterrupt:
-            return
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """So many CPU threads for torch."""
-    if count < 1:
-        raise ValueError(f"--threads must be at least 1, got {count}")
-
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _serve_parser() -> Parser:
-    parser = Parser(
-        prog="plmu serve",
-        description="Serve a trained model over HTTP and WebSockets until Ctrl-C. Each connection to /ws is a session"
-        " with a state of its own; all sessions are stepped together. / is a live page, /openapi.json lists the"
-        " addresses, /metrics is for Prometheus.",
-    )
-    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 for any that is free (8000)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
-    parser.add_argument("--token", help="what clients must know; needed for any other --host (PLMU_TOKEN)")
-    parser.add_argument("--states", type=Path, help="folder in which states survive a restart, and a kill")
-    parser.add_argument("--sessions", type=int, default=1000, help="sessions at once, at most (1000)")
-    parser.add_argument("--idle", type=float, default=300.0, help="seconds after which an idle session ends (300)")
-    parser.add_argument("--rate", type=float, default=1000.0, help="samples of a session a second, at most (1000)")
-    parser.add_argument("--message-bytes", type=int, default=65_536, help="bytes of a message, at most (65536)")
-    parser.add_argument("--samples", type=int, default=1000, help="samples of a message, at most (1000)")
-    parser.add_argument("--missing", type=OneOf("raise", "hold", "zero"), help="what null in a sample does (an error)")
-    parser.add_argument("--width", type=int, help="sessions of a batch (16 to 256, by the size of the model)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
-    return parser
-
-
-def _serve(words: list[str]) -> None:
-    given = _serve_parser().parse_args(words)
-    with _threads(given.threads):
-        from plmu.serve import Options, serve
-        from plmu.serve.limits import Limits
-
-        limits = Limits(given.sessions, given.message_bytes, given.samples, given.rate, given.idle)
-        token = given.token or os.environ.get("PLMU_TOKEN") or None
-        options = Options(given.host, given.port, token, given.states, given.missing, given.width, limits=limits)
-        serve(given.run, options, lambda address: print(f"plmu serves {given.run} at {address}", flush=True))
-
-
-def _export_parser() -> Parser:
-    parser = Parser(
-        prog="plmu export",
-        description="Write the model of a run as files that run without plmu: the model of one step, with its states as"
-        " explicit inputs and outputs. Prints sizes, multiply-adds per step and the measured time of a step.",
-    )
-    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
-    parser.add_argument("--to", type=OneOf("onnx", "torch", "c"), default="onnx", help="onnx, torch or c (onnx)")
-    parser.add_argument("--out", type=Path, default=Path("export"), help="folder to write to (export)")
-    parser.add_argument("--name", default="model", help="name of the files, and of the functions in C (model)")
-    parser.add_argument("--whole", action="store_true", help="also a model of whole sequences; torch has it anyway")
-    parser.add_argument("--int8", action="store_true", help="round weights to int8, for onnx and c; prints the error")
-    parser.add_argument("--units", help="units of the samples, for the metadata")
-    parser.add_argument("--dt", type=float, help="time between samples, for the metadata")
-    return parser
-
-
-def _export(words: list[str]) -> None:
-    given = vars(_export_parser().parse_args(words))
-
-    from plmu.experiments.export_run import export_run
-
-    more = {name: value for name in ("units", "dt") if (value := given.pop(name)) is not None}
-    print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))
-
-
 def _data_parser() -> Parser:
     parser = Parser(prog="plmu data", description="List data sets: which are here, and where to get them.")
     parser.add_argument("--data.root", dest="root", type=Path, help="folder with the data sets (PLMU_DATA)")
@@ -499,11 +306,11 @@ def _completion(words: list[str]) -> None:
 
     parsers = {
         "evaluate": _evaluate_parser(),
-        "generate": _generate_parser(),
-        "translate": _translate_parser(),
-        "stream": _stream_parser(),
-        "serve": _serve_parser(),
-        "export": _export_parser(),
+        "generate": model_commands.generate_parser(),
+        "translate": model_commands.translate_parser(),
+        "stream": model_commands.stream_parser(),
+        "serve": model_commands.serve_parser(),
+        "export": model_commands.export_parser(),
         "data": _data_parser(),
         "report": _report_parser(),
         "bench": bench_parser(),
@@ -515,11 +322,11 @@ def _completion(words: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "evaluate": _evaluate,
-    "generate": _generate,
-    "translate": _translate,
-    "stream": _stream,
-    "serve": _serve,
-    "export": _export,
+    "generate": model_commands.generate,
+    "translate": model_commands.translate,
+    "stream": model_commands.stream,
+    "serve": model_commands.serve,
+    "export": model_commands.export,
     "data": _data,
     "report": _report,
     "bench": _bench,
