@@ -111,9 +111,22 @@ def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
     assert_same(orthogonal(given[1:2], 5)[0], exact_orthogonal(given[1].double(), 5), terms=TERMS)
 
 
-def test_a_closure_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="closure"):
-        Muon([nn.Parameter(torch.zeros(2, 2))]).step(lambda: 0.0)
+def test_a_closure_computes_loss_and_gradients() -> None:
+    one, two = (nn.Parameter(torch.eye(2)) for _ in range(2))
+
+    def loss(p: nn.Parameter) -> torch.Tensor:
+        return (p @ torch.tensor([[1.0, 2.0], [3.0, 4.0]])).square().sum()
+
+    def closure() -> float:
+        value = loss(one)
+        value.backward()
+        return value.item()
+
+    assert Muon([one]).step(closure) == loss(two).item()
+    loss(two).backward()
+    assert Muon([two]).step() is None
+    assert torch.equal(one, two)
+    assert not torch.equal(one, torch.eye(2))
 
 
 def grouped(groups: Callable[[nn.Module], list[Group]], **changes: object) -> Trainer:

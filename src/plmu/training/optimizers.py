@@ -81,9 +81,11 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of all parameters that have a gradient."""
+        """One update of all parameters that have a gradient; before it, `closure` computes loss and gradients."""
+        loss = None
         if closure is not None:
-            raise NotImplementedError("Muon takes no closure")
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             by_shape: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
             for p in group["params"]:
@@ -100,7 +102,7 @@ class Muon(torch.optim.Optimizer):
                 for p, change in zip(alike, update.to(gradients.dtype), strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"])
                     p.sub_((group["lr"] * size) * change.reshape(p.shape))
-        return None
+        return loss
 
     def _moment(self, p: nn.Parameter) -> Tensor:
         state = self.state[p]
