@@ -1,5 +1,6 @@
 """Language models: what is built, and scores over a whole text against a plain loop over its tokens."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -246,6 +247,8 @@ def test_a_task_knows_its_symbols() -> None:
     task = language_task(dict.fromkeys(("train", "valid", "test"), numbers), Characters("abc"), 8, {"a": 1}, "bpc", 9)
     assert task.symbols is not None
     assert (task.symbols.size, task.window, task.metric, task.higher_is_better) == (3, 8, "bpc", False)
-    for function in (task.measure, task.finish):
-        with pytest.raises(NotImplementedError, match="whole splits"):
-            function(*[None] * function.__code__.co_argcount)  # type: ignore[call-arg]
+    assert (task.measure, task.finish) == (None, None), "it is scored over whole splits"
+    assert task.score is not None
+    for wrong in ({"score": None}, {"measure": lambda model, batch: None}, {"finish": lambda sums: {}}):
+        with pytest.raises(TypeError, match="either measure and finish, or score"):
+            dataclasses.replace(task, **wrong)

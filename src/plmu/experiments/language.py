@@ -135,8 +135,6 @@ def language_task(
         (valid,),
         (test,),
         loss=loss,
-        measure=_no_measure,
-        finish=_no_finish,
         metric=metric,
         higher_is_better=False,
         evaluation_batch=16,
@@ -314,11 +312,3 @@ def training(**changes: Any) -> TrainingConfig:
         "compile": True,
     }
     return TrainingConfig(**{**usual, **changes})
-
-
-def _no_measure(model: nn.Module, batch: Batch) -> Tensor:
-    raise NotImplementedError("language models are scored over whole splits")
-
-
-def _no_finish(sums: Tensor) -> dict[str, float]:
-    raise NotImplementedError("language models are scored over whole splits")

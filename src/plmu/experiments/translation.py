@@ -71,8 +71,6 @@ def translation_task(data: ParallelData, model: TranslationModel) -> Translation
         valid,
         test,
         loss=lambda network, batch: loss(network, batch, model.label_smoothing),
-        measure=_no_measure,
-        finish=_no_finish,
         metric="bleu",
         higher_is_better=True,
         evaluation_batch=64,
@@ -168,11 +166,3 @@ def _split(sides: tuple[Ragged, Ragged], first: int) -> Batch:
 
 def _lines(texts: list[str]) -> str:
     return "".join(f"{text}\n" for text in texts)
-
-
-def _no_measure(network: nn.Module, batch: Batch) -> Tensor:
-    raise AssertionError("translations are scored as a whole")
-
-
-def _no_finish(sums: Tensor) -> dict[str, float]:
-    raise AssertionError("translations are scored as a whole")

@@ -159,6 +159,9 @@ class Trainer:
         if self.task.score is not None:  # each process scores it all
             with torch.no_grad(), self.config.autocast(self.device):
                 return self.task.score(self.model, data)
+        measure, finish = self.task.measure, self.task.finish
+        assert measure is not None
+        assert finish is not None
         count, size = data[0].shape[0], self.task.evaluation_batch
         total: Tensor | None = None
 
@@ -168,13 +171,13 @@ class Trainer:
         with torch.no_grad(), self.config.autocast(self.device):
             for number, start in enumerate(range(0, count, size)):
                 if number % self.processes.count == self.processes.rank:
-                    part = self.task.measure(self.model, batch(start, start + size)).double()
+                    part = measure(self.model, batch(start, start + size)).double()
                     total = part if total is None else total + part
         if self.processes.count > 1:
-            like = self.task.measure(self.model, batch(0, 1)).double()
+            like = measure(self.model, batch(0, 1)).double()
             total = self.processes.total(torch.zeros_like(like) if total is None else total)
         assert total is not None
-        return self.task.finish(total.cpu())
+        return finish(total.cpu())
 
     def _sample_loss(self) -> float:
         """The loss of the model as it is on the first training examples, without dropout and noise."""

@@ -41,21 +41,25 @@ class Task:
     valid: Batch
     test: Batch
     loss: Callable[[nn.Module, Batch], Tensor]
-    measure: Callable[[nn.Module, Batch], Tensor]
-    finish: Callable[[Tensor], dict[str, float]]
     metric: str
     higher_is_better: bool
+    measure: Callable[[nn.Module, Batch], Tensor] | None = None
+    finish: Callable[[Tensor], dict[str, float]] | None = None
+    score: Callable[[nn.Module, Batch], dict[str, float]] | None = None
     evaluation_batch: int = 512
     window: int | None = None
     # For a stream whose state is carried: (model, batch, state) to loss and state. The state may be None.
     carried_loss: Callable[[nn.Module, Batch, Any], tuple[Tensor, Any]] | None = None
-    score: Callable[[nn.Module, Batch], dict[str, float]] | None = None
     groups: Callable[[nn.Module], list[Group]] | None = None  # by default all parameters learn alike
     # Of examples: the lengths (examples,) of each tensor that has a time axis. For batches of similar length.
     lengths: Callable[[Batch], tuple[Tensor | None, ...]] | None = None
     # How much of the mean loss a batch is, such as its number of tokens. By default all batches count alike.
     weight: Callable[[Batch], Tensor] | None = None
     notes: dict[str, object] = field(default_factory=dict)  # completeness of the data and the like, for the result
+
+    def __post_init__(self) -> None:
+        if (self.measure is None) != (self.finish is None) or (self.measure is None) == (self.score is None):
+            raise TypeError("a task has either measure and finish, or score")
 
     def check(self) -> None:
         """See that all data are finite: a loss that is not a number should not be blamed on the training."""
