@@ -22,9 +22,10 @@ from plmu.modes import autocasts, is_open
 from plmu.ops import exported
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of, last_of, projected
 from plmu.ops.check import Lengths, checked
+from plmu.ops.groups import SystemGroups
 from plmu.ops.matrices import apply, input_matrix
 from plmu.ops.nonfinite import infinity_as_nan, isolate_nonfinite, isolated
-from plmu.ops.plan import ALGORITHMS, for_graphs, named, plan, register
+from plmu.ops.plan import ALGORITHMS, for_graphs, named, plan, plan_groups, register
 from plmu.systems import LinearSystem
 
 __all__ = [
@@ -148,6 +149,36 @@ def project(
         if spoilt is not None:
             o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)
         return problem.keep_valid(o), last
+
+
+def project_groups(
+    u: Tensor,
+    systems: SystemGroups,
+    weight: Tensor,
+    state: Tensor | None,
+    lengths: Lengths,
+    algorithm: str,
+    resets: Tensor | None,
+) -> tuple[Tensor, Tensor] | None:
+    """`project` with a system for each of several equal groups of channels, in one launch; None where that is not
+    planned, so that each group has a call of its own."""
+    if is_open(*u.shape[:2]):
+        return None
+    problem = checked(u, systems.systems[0], state, lengths, resets)
+    _check_weight(weight, problem)
+    batch, time, _, channels = problem.u.shape
+    given = {"lengths": problem.lengths is not None, "resets": problem.resets is not None}
+    place = {"dtype": problem.dtype, "device": u.device, "algorithm": algorithm}
+    sizes = {"batch": batch, "time": time, "channels": channels, "out": weight.shape[0]}
+    chosen = plan_groups(systems, **sizes, **place, **given)
+    if chosen is None:
+        return None
+    problem, spoilt = isolated(problem)
+    with _no_autocast(u.device):
+        o, last = named(chosen.algorithm).project(replace(problem, system=systems), weight, chosen)
+        if spoilt is not None:
+            o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)
+        return problem.keep_valid(o.to(problem.dtype)), last
 
 
 def _driven(problem: Problem) -> Problem:
