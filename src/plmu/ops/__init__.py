@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from plmu.modes import autocasts, is_open
-from plmu.ops import exported
+from plmu.ops import exported, routes
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of, last_of, projected
 from plmu.ops.check import Lengths, checked
 from plmu.ops.groups import SystemGroups
@@ -135,10 +135,17 @@ def project(
         o (batch, time, out), zero in the padding, and the state after each sequence's last step (batch, order,
         channels), float32 or wider.
     """
+    key = None
+    if state is None and lengths is None and resets is None and isinstance(system, LinearSystem):
+        key = routes.key_of(u, weight, algorithm)
+        if key is not None and (found := routes.run(key, u, system, weight)) is not None:
+            return found
     problem, spoilt = isolated(checked(u, system, state, lengths, resets))
     problem = _driven(problem)
     _check_weight(weight, problem)
     chosen = _plan("project", problem, algorithm, out=weight.shape[0])
+    if key is not None and chosen is not None and chosen.algorithm == "fused":
+        routes.keep(key, u, system, problem.dtype)
     with _no_autocast(u.device):
         if chosen is None:
             m, last = _exported(problem)
@@ -162,6 +169,9 @@ def project_groups(
 ) -> tuple[Tensor, Tensor] | None:
     """`project` with a system for each of several equal groups of channels, in one launch; None where that is not
     planned, so that each group has a call of its own."""
+    key = routes.key_of(u, weight, algorithm) if state is None and lengths is None and resets is None else None
+    if key is not None and (found := routes.run(key, u, systems, weight)) is not None:
+        return found
     if is_open(*u.shape[:2]):
         return None
     problem = checked(u, systems.systems[0], state, lengths, resets)
@@ -173,6 +183,8 @@ def project_groups(
     chosen = plan_groups(systems, **sizes, **place, **given)
     if chosen is None:
         return None
+    if key is not None:
+        routes.keep(key, u, systems, problem.dtype)
     problem, spoilt = isolated(problem)
     with _no_autocast(u.device):
         o, last = named(chosen.algorithm).project(replace(problem, system=systems), weight, chosen)

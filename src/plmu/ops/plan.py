@@ -90,6 +90,11 @@ def _count_graphs(change: int) -> None:
         _in_graphs += change
 
 
+def in_graphs() -> bool:
+    """Whether calls on a GPU are planned for CUDA graphs."""
+    return _in_graphs > 0
+
+
 def plan(
     kind: str,
     *,
@@ -190,7 +195,7 @@ def plan_groups(
 def _mode(target: torch.device, dtype: torch.dtype) -> tuple[bool, torch.dtype]:
     """Whether to plan for a CUDA graph, and the precision of results."""
     # In this order: on a CPU torch.compile then has no guard on what only matters to a GPU.
-    graph = target.type == "cuda" and _in_graphs > 0
+    graph = target.type == "cuda" and in_graphs()
     # torch does not know autocast on all devices
     return graph, precision(dtype, target) if target.type in DEVICES else dtype
 

@@ -97,10 +97,10 @@ def _fetch_for_project(
             tma.async_copy_global_to_shared(powers, [k * CHUNK, 0], tables_full, ps.index(k))
     block, turn = 0, 0  # counted over all work of the program
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
-        number, tile, begin, end, _ = _work(item, whole, pairs, BLOCKS * gl.cdiv(inputs // BLOCKS, WIDTH))
-        own, first_out, _ = _tile(tile, outputs, TILES, OUT)
+        number, tile, begin, end, _halved = _work(item, whole, pairs, BLOCKS * gl.cdiv(inputs // BLOCKS, WIDTH))
+        own, first_out, _last_out = _tile(tile, outputs, TILES, OUT)
         for at_block in range(begin, end):
-            group, first, _ = _tile(at_block, inputs, BLOCKS, WIDTH)
+            group, first, _limit = _tile(at_block, inputs, BLOCKS, WIDTH)
             half = block % 2
             mbarrier.wait(block_empty.index(half), ((block // 2) & 1) ^ 1)
             full = block_full.index(half)
@@ -157,7 +157,7 @@ def _memory_tile(
 def _within(m, block, inputs, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, MASKED: gl.constexpr):
     """m of a block of inputs, without those of the next group."""
     if MASKED:
-        _, first, limit = _tile(block, inputs, BLOCKS, WIDTH)
+        _group, first, limit = _tile(block, inputs, BLOCKS, WIDTH)
         column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, m.type.layout))
         m = gl.where((column < limit)[None, :], m, 0.0)
     return m
@@ -188,7 +188,7 @@ def _multiply_for_project(
     base, blocks_before = 0, 0  # turns and blocks of earlier work
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
         number, tile, begin, end, halved = _work(item, whole, pairs, BLOCKS * gl.cdiv(inputs // BLOCKS, WIDTH))
-        _, first_out, last_out = _tile(tile, outputs, TILES, OUT)
+        _own, first_out, last_out = _tile(tile, outputs, TILES, OUT)
         turns = ORDER * (end - begin)
         acc = gl.zeros((CHUNK, OUT), gl.float32, wide)
         token, half = _memory_tile(
