@@ -177,17 +177,25 @@ def project_groups(
     problem = checked(u, systems.systems[0], state, lengths, resets)
     _check_weight(weight, problem)
     batch, time, _, channels = problem.u.shape
-    given = {"lengths": problem.lengths is not None, "resets": problem.resets is not None}
-    place = {"dtype": problem.dtype, "device": u.device, "algorithm": algorithm}
-    sizes = {"batch": batch, "time": time, "channels": channels, "out": weight.shape[0]}
-    chosen = plan_groups(systems, **sizes, **place, **given)
+    chosen = plan_groups(
+        systems,
+        batch=batch,
+        time=time,
+        channels=channels,
+        out=weight.shape[0],
+        dtype=problem.dtype,
+        device=u.device,
+        algorithm=algorithm,
+        lengths=problem.lengths is not None,
+        resets=problem.resets is not None,
+    )
     if chosen is None:
         return None
     if key is not None:
         routes.keep(key, u, systems, problem.dtype)
     problem, spoilt = isolated(problem)
     with _no_autocast(u.device):
-        o, last = named(chosen.algorithm).project(replace(problem, system=systems), weight, chosen)
+        o, last = named(chosen.algorithm).project(replace(problem, groups=systems), weight, chosen)
         if spoilt is not None:
             o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)
         return problem.keep_valid(o.to(problem.dtype)), last

@@ -60,7 +60,7 @@ class Fused(Algorithm):
         if not inputs.shape[0]:
             m, last = _no_states(inputs, problem)
             return m.flatten(2) @ weight.flatten(1).mT, last
-        o, last = projection.project(inputs, problem.system, weight, problem.state, _stops(problem))
+        o, last = projection.project(inputs, problem.groups or problem.system, weight, problem.state, _stops(problem))
         return o, last if problem.lengths is None and problem.resets is None else final_of_groups(problem)
 
     def limit(self, case: Case) -> str | None:
@@ -146,7 +146,7 @@ def interpreted() -> bool:
 
 def _stops(problem: Problem) -> Tensor | None:
     """Where the state is reset; and, of a system that may grow, where a sequence ends."""
-    return problem.stops() if any(map(may_grow, each(problem.system))) else problem.resets
+    return problem.stops() if any(map(may_grow, each(problem.groups or problem.system))) else problem.resets
 
 
 def _no_states(u: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:

@@ -52,13 +52,15 @@ def each(system: LinearSystem | SystemGroups) -> tuple[LinearSystem, ...]:
 
 def final_of_groups(problem: Problem) -> Tensor:
     """The final state by equation 25, of each group by its own system."""
-    systems = each(problem.system)
-    if len(systems) == 1:
+    if problem.groups is None:
         return final_of(problem)
+    systems = problem.groups.systems
     inputs = problem.u.chunk(len(systems), dim=3)
-    states = [None] * len(systems) if problem.state is None else problem.state.chunk(len(systems), dim=2)
+    states: Sequence[Tensor | None] = [None] * len(systems)
+    if problem.state is not None:
+        states = problem.state.chunk(len(systems), dim=2)
     ends = [
-        final_of(replace(problem, u=u, system=system, state=state))
+        final_of(replace(problem, u=u, system=system, state=state, groups=None))
         for u, system, state in zip(inputs, systems, states, strict=True)
     ]
     return torch.cat(ends, dim=2)

@@ -127,7 +127,13 @@ def _carry(
 ) -> Launch:
     chunks = tiles(time, CHUNK)
     runs = tiles(chunks, size)
-    constants = {"WIDTH": CHANNELS, "PARTS": parts, "STARTED": started, "KEEP": keep, "REVERSED": reversed}
+    constants: dict[str, Any] = {
+        "WIDTH": CHANNELS,
+        "PARTS": parts,
+        "STARTED": started,
+        "KEEP": keep,
+        "REVERSED": reversed,
+    }
     constants |= {"SEGMENTED": segmented, "PRECISION": exact(dtype), "GROUPS": groups, **sizes(order)}
     grid = (batch * runs, groups * tiles(channels if reversed else channels // groups, CHANNELS))
     return Launch(_triton, "carry", grid, (time, channels, chunks, runs, size), constants)
@@ -172,10 +178,10 @@ def _finish(
     started: bool,
     early: bool,
 ) -> Launch:
-    constants = {"WIDTH": 64, "PARTS": parts, "STARTED": started, "EARLY": early, **sizes(order)}
+    constants: dict[str, Any] = {"WIDTH": 64, "PARTS": parts, "STARTED": started, "EARLY": early, **sizes(order)}
     constants |= {"PRECISION": exact(dtype), "GROUPS": groups}
     grid = (batch, groups * tiles(channels // groups, 64))
-    options = {"launch_pdl": True} if early else {}
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
     return Launch(_triton, "finish", grid, (time, channels, length), constants, **options)
 
 
@@ -227,7 +233,7 @@ def _project(
     half, chunks = dtype != torch.float32, tiles(time, CHUNK)
     across = groups if reversed else 1
     out = 256 if half and outputs // across > 128 else 64
-    constants = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": 64 if half else 32, "OUT": out}
+    constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": 64 if half else 32, "OUT": out}
     constants |= {"HISTORY": history, "REVERSED": reversed, "SEGMENTED": segmented, "PRECISION": precision}
     constants["GROUPS"] = groups
     grid = (batch * chunks, across * tiles(outputs // across, out))
@@ -289,7 +295,14 @@ def _weight_gradient(
     width, height = (64, 64) if dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
     columns, rows_of_tiles = groups * tiles(channels // groups, width), tiles(out, height)
     share, shares = _shared_out(batch * chunks, order * columns * rows_of_tiles, device)
-    constants = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": width, "OUT": height, "HISTORY": history}
+    constants: dict[str, Any] = {
+        "ORDER": order,
+        "ROWS": rows,
+        "CHUNK": CHUNK,
+        "WIDTH": width,
+        "OUT": height,
+        "HISTORY": history,
+    }
     constants |= {"SEGMENTED": segmented, "PRECISION": precision, "GROUPS": groups}
     grid = (order * columns, rows_of_tiles, shares)
     numbers = (time, channels, out, chunks, batch, share)
@@ -373,7 +386,14 @@ def _hopper_project(
         ((groups * order * CHUNK, CHUNK), (CHUNK, CHUNK)),
         ((groups * order * CHUNK, rows), (CHUNK, rows)),
     )
-    constants = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": out, "STAGES": stages}
+    constants: dict[str, Any] = {
+        "ORDER": order,
+        "ROWS": rows,
+        "CHUNK": CHUNK,
+        "WIDTH": WIDTH,
+        "OUT": out,
+        "STAGES": stages,
+    }
     constants |= {"RESIDENT": resident, "HISTORY": history, "REVERSED": reversed, "GROUPS": groups}
     constants["MASKED"] = bool(blocks > 1 and inputs // blocks % WIDTH)
     numbers = (time, inputs, outputs, channels, chunks, batch * chunks, whole, work)
@@ -418,7 +438,7 @@ def _hopper_weight_gradient(
         ((groups * order * CHUNK, CHUNK), (CHUNK, CHUNK)),
         ((groups * order * CHUNK, rows), (CHUNK, rows)),
     )
-    constants = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": OUT}
+    constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": OUT}
     constants |= {"STAGES": 3 if rows > 32 else 4, "HISTORY": history, "GROUPS": groups}
     numbers, grid = (channels, out, chunks, batch * chunks, share), (columns, outputs, shares)
     return Launch(_hopper, "weight_gradient", grid, numbers, constants, tiled=tiled, num_warps=4), shares

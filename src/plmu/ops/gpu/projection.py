@@ -39,7 +39,8 @@ def constants(u: Tensor, system: LinearSystem | SystemGroups, state: Tensor | No
     if state is not None and state.requires_grad:
         powers = system.derive(all_powers, min(u.shape[1], SEGMENT), dtype=torch.float32, device=u.device)
     groups = len(each(system))
-    run, _ = grouping(*u.shape, groups)
+    batch, time, channels = u.shape
+    run, _ = grouping(batch, time, channels, groups)
     return Constants(tables(u, system, steps, run), powers, steps, run, groups)
 
 

@@ -61,7 +61,7 @@ class Tables(NamedTuple):
 
     def of_group(self, group: int) -> Tables:
         """The tables of one group."""
-        return Tables(*(table[group] for table in self))
+        return Tables._make(table[group] for table in self)
 
 
 def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int) -> Tables:
@@ -75,7 +75,8 @@ def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int)
     last = min(time, lasting(system)) if steps else (time - 1) % CHUNK + 1
     return Tables(
         system.derive(by_order, CHUNK, dtype=operand, device=device),
-        *(system.derive(build, CHUNK, steps or rows, dtype=operand, device=device) for build in past),
+        system.derive(past[0], CHUNK, steps or rows, dtype=operand, device=device),
+        system.derive(past[1], CHUNK, steps or rows, dtype=operand, device=device),
         system.derive(taps, CHUNK, dtype=taps_type, device=device),
         system.derive(power, CHUNK, dtype=wide, device=device),
         system.derive(power, CHUNK * run, dtype=wide, device=device),
