@@ -90,7 +90,6 @@ def test_what_differs_is_checked(checks: list[str]) -> None:
         assert len(checks) == before + 2
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="a CPU always looks for bad numbers")
 def test_bad_numbers_are_looked_for_where_that_is_asked() -> None:
     u, system, weight = problem()
     plmu.project(u, system, weight, algorithm="fused")

@@ -58,7 +58,7 @@ class Launch:
 
     def _launcher(self, kernel: Any, compiled: Any, tensors: int) -> Callable[[list[Any]], None]:
         """What launches the compiled kernel. It takes all parameters in their order, constants too."""
-        driver = importlib.import_module("triton.runtime.driver").driver.active
+        driver = _driver()
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
         device, stream = driver.get_current_device(), driver.get_current_stream
         names = kernel.arg_names[tensors + len(self._numbers) :]
@@ -111,6 +111,10 @@ def _launchable(compiled: Any) -> bool:
     if compiled is None or not importlib.import_module("triton").__version__.startswith(DIRECT):
         return False
     return type(getattr(compiled, "run", None)).__name__ == "CudaLauncher"
+
+
+def _driver() -> Any:
+    return importlib.import_module("triton.runtime.driver").driver.active
 
 
 @functools.cache
