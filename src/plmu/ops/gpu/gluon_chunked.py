@@ -53,9 +53,9 @@ def _past_of(
 
 
 @gluon.jit
-def _tile(number, channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr):
+def _tile(number, channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr = 1):
     """The group of a tile of channels, its first channel, and where the group ends."""
-    width = channels // GROUPS
+    width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
     tiles = gl.cdiv(width, WIDTH)
     group = number // tiles if GROUPS > 1 else 0
     return group, group * width + (number - group * tiles) * WIDTH, (group + 1) * width
@@ -168,7 +168,7 @@ def _multiply_for_project(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr,
-    BLOCKS: gl.constexpr, TILES: gl.constexpr, MASKED: gl.constexpr,
+    BLOCKS: gl.constexpr, TILES: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Chunk c of the two: its tile of m one turn ahead, then into the weight.
 
@@ -188,7 +188,7 @@ def _multiply_for_project(
     base, blocks_before = 0, 0  # turns and blocks of earlier work
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
         number, tile, begin, end, halved = _work(item, whole, pairs, BLOCKS * gl.cdiv(inputs // BLOCKS, WIDTH))
-        _own, first_out, last_out = _tile(tile, outputs, TILES, OUT)
+        _own, first_out, last_out = _tile(tile, outputs, TILES, OUT, UNIT)
         turns = ORDER * (end - begin)
         acc = gl.zeros((CHUNK, OUT), gl.float32, wide)
         token, half = _memory_tile(
@@ -249,12 +249,13 @@ def project(
     work,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
-    GROUPS: gl.constexpr, MASKED: gl.constexpr,
+    GROUPS: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
 
     `weight` is (outputs, ORDER · stride), or (inputs, ORDER · stride) if REVERSED. RESIDENT: the tables of all orders
-    stay in fast memory; of one group only. MASKED: tiles of inputs reach into the next group.
+    stay in fast memory; of one group only. MASKED: tiles of inputs reach into the next group. UNIT: a number that the
+    outputs of a group are a multiple of.
     """
     BLOCKS: gl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: gl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
@@ -295,9 +296,9 @@ def project(
     gl.warp_specialize(
         [
             (_multiply_for_project, (
-                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, BLOCKS, TILES, MASKED)),
+                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, BLOCKS, TILES, MASKED, UNIT)),
             (_multiply_for_project, (
-                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, BLOCKS, TILES, MASKED)),
+                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, BLOCKS, TILES, MASKED, UNIT)),
             (_fetch_for_project, (
                 fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES)),
         ],

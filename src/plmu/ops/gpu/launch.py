@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 import threading
 from types import ModuleType
 from typing import Any
@@ -134,7 +135,13 @@ def _carry(
         "KEEP": keep,
         "REVERSED": reversed,
     }
-    constants |= {"SEGMENTED": segmented, "PRECISION": exact(dtype), "GROUPS": groups, **sizes(order)}
+    constants |= {
+        "SEGMENTED": segmented,
+        "PRECISION": exact(dtype),
+        "GROUPS": groups,
+        "UNIT": 1 if reversed else _unit(channels, groups),
+        **sizes(order),
+    }
     grid = (batch * runs, groups * tiles(channels if reversed else channels // groups, CHANNELS))
     return Launch(_triton, "carry", grid, (time, channels, chunks, runs, size), constants)
 
@@ -179,7 +186,7 @@ def _finish(
     early: bool,
 ) -> Launch:
     constants: dict[str, Any] = {"WIDTH": 64, "PARTS": parts, "STARTED": started, "EARLY": early, **sizes(order)}
-    constants |= {"PRECISION": exact(dtype), "GROUPS": groups}
+    constants |= {"PRECISION": exact(dtype), "GROUPS": groups, "UNIT": _unit(channels, groups)}
     grid = (batch, groups * tiles(channels // groups, 64))
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
     return Launch(_triton, "finish", grid, (time, channels, length), constants, **options)
@@ -235,7 +242,7 @@ def _project(
     out = 256 if half and outputs // across > 128 else 64
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": 64 if half else 32, "OUT": out}
     constants |= {"HISTORY": history, "REVERSED": reversed, "SEGMENTED": segmented, "PRECISION": precision}
-    constants["GROUPS"] = groups
+    constants |= {"GROUPS": groups, "UNIT": _unit(outputs if reversed else inputs, groups)}
     grid = (batch * chunks, across * tiles(outputs // across, out))
     numbers = (time, inputs, outputs, chunks)
     return Launch(_triton, "project", grid, numbers, constants, num_warps=4, num_stages=2)
@@ -303,10 +310,15 @@ def _weight_gradient(
         "OUT": height,
         "HISTORY": history,
     }
-    constants |= {"SEGMENTED": segmented, "PRECISION": precision, "GROUPS": groups}
+    constants |= {"SEGMENTED": segmented, "PRECISION": precision, "GROUPS": groups, "UNIT": _unit(channels, groups)}
     grid = (order * columns, rows_of_tiles, shares)
     numbers = (time, channels, out, chunks, batch, share)
     return Launch(_triton, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=3), shares
+
+
+def _unit(channels: int, groups: int) -> int:
+    """What the channels of a group are a multiple of, as far as it matters; of one group the compiler finds out."""
+    return 1 if groups == 1 else math.gcd(channels // groups, 16)
 
 
 def _shared_out(chunks: int, programs: int, device: torch.device) -> tuple[int, int]:
@@ -395,7 +407,7 @@ def _hopper_project(
         "STAGES": stages,
     }
     constants |= {"RESIDENT": resident, "HISTORY": history, "REVERSED": reversed, "GROUPS": groups}
-    constants["MASKED"] = bool(blocks > 1 and inputs // blocks % WIDTH)
+    constants |= {"MASKED": bool(blocks > 1 and inputs // blocks % WIDTH), "UNIT": math.gcd(outputs // across, 8)}
     numbers = (time, inputs, outputs, channels, chunks, batch * chunks, whole, work)
     launch = Launch(_hopper, "project", (min(work, programs),), numbers, constants, tiled=tiled, num_warps=4)
     return launch, halved * 2 * CHUNK * out, 2 * halved

@@ -13,7 +13,7 @@ SEGMENTED: the state is reset inside sequences. `segments` (batch, time) numbers
 sequence into, from 0, to which the first state belongs. Nothing passes between moments of different segments.
 
 GROUPS: equal groups of channels have systems of their own, whose constants follow one another in each table. A tile has
-channels of one group only.
+channels of one group only. UNIT: a number that the channels of a group are a multiple of.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _tile(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
+def _tile(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
     """The group of a tile of channels, its first channel, and where the group ends."""
-    width = channels // GROUPS
+    width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
     tiles = tl.cdiv(width, WIDTH)
     group = tl.minimum(number // tiles, GROUPS - 1) if GROUPS > 1 else 0
     return group, group * width + (number - group * tiles) * WIDTH, (group + 1) * width
@@ -51,7 +51,7 @@ def carry(
     u, taps, advance, leap, first, segments, ends, before, last, time, channels, chunks, runs, run_size,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, STARTED: tl.constexpr, KEEP: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
-    PRECISION: tl.constexpr, GROUPS: tl.constexpr,
+    PRECISION: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """s_{k+1} = A s_k + R u_k over the chunks of one run; R is `taps` (PARTS, order, C).
 
@@ -63,12 +63,13 @@ def carry(
     """
     run, sequence = tl.program_id(0) % runs, tl.program_id(0) // runs
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
-    group, start, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH)
-    kept = sequence
     if REVERSED and GROUPS > 1:
         tiles = tl.cdiv(channels, WIDTH)
         group, start, limit = tl.program_id(1) // tiles, (tl.program_id(1) % tiles) * WIDTH, channels
-        kept += group * (tl.num_programs(0) // runs)
+        kept = group * (tl.num_programs(0) // runs) + sequence
+    else:
+        group, start, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
+        kept = sequence
     taps += group * PARTS * ORDER * CHUNK
     advance += group * ORDER * ORDER
     leap += group * ORDER * ORDER
@@ -123,7 +124,7 @@ def finish(
     u, taps, advance, before, last, time, channels, length,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, STARTED: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
-    GROUPS: tl.constexpr,
+    GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The final state: what the last `length` steps add, R u with `taps` (PARTS, order, length), and if STARTED A s of
     the state `before` them.
@@ -133,7 +134,7 @@ def finish(
     """
     sequence = tl.program_id(0)
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
-    group, first, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH)
+    group, first, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
     taps += group * PARTS * ORDER * length
     advance += group * ORDER * ORDER
     column = first + tl.arange(0, WIDTH)[None, :]
@@ -289,7 +290,7 @@ def project(
     u, weight, toeplitz, powers, states, segments, o, time, inputs, outputs, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     HISTORY: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
-    GROUPS: tl.constexpr,
+    GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """o = W m for one chunk and OUT outputs.
 
@@ -302,7 +303,7 @@ def project(
     BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    own, first, end = _tile(tl.program_id(1), outputs, TILES, OUT)
+    own, first, end = _tile(tl.program_id(1), outputs, TILES, OUT, UNIT if TILES > 1 else 1)
     columns = first + tl.arange(0, OUT)[None, :]
     if TILES > 1 and not HISTORY:  # each system's states of all inputs
         states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
@@ -314,7 +315,7 @@ def project(
         ROWS, CHUNK, HISTORY, REVERSED, SEGMENTED, PRECISION,
     )  # fmt: skip
     for turn in range(ORDER * BLOCKS * tl.cdiv(inputs // BLOCKS, WIDTH)):
-        _, start, limit = _tile(turn // ORDER, inputs, BLOCKS, WIDTH)
+        _, start, limit = _tile(turn // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
         row = start + tl.arange(0, WIDTH)[:, None]
         if REVERSED:
             place = row.to(tl.int64) * (ORDER * outputs) + (turn % ORDER) * outputs + columns
@@ -322,7 +323,7 @@ def project(
             place = columns.to(tl.int64) * (ORDER * inputs) + (turn % ORDER) * inputs + row
         part = tl.load(weight + place, mask=(columns < end) & (row < limit), other=0.0)
         ahead = turn + 1  # beyond the last turn all inputs are masked
-        group, next_start, next_limit = _tile(ahead // ORDER, inputs, BLOCKS, WIDTH)
+        group, next_start, next_limit = _tile(ahead // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
         kernel, carried = _tables(toeplitz, powers, (own + group) * ORDER + ahead % ORDER, ROWS, CHUNK, REVERSED)
         column = next_start + tl.arange(0, WIDTH)[None, :]
         next_m = _memory(
@@ -340,14 +341,14 @@ def project(
 def weight_gradient(
     u, gradient, toeplitz, powers, states, segments, partial, time, channels, out, chunks, batch, share,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    HISTORY: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr, GROUPS: tl.constexpr,
+    HISTORY: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape).
 
     As in `project` the tile of m for the next chunk is made before the one at hand is used.
     """
     i = tl.program_id(0) % ORDER
-    group, start, limit = _tile(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH)
+    group, start, limit = _tile(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
     column = start + tl.arange(0, WIDTH)[None, :]
     outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     step = tl.arange(0, CHUNK)
