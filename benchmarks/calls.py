@@ -214,26 +214,35 @@ def warmed() -> list[Row]:
     command = [sys.executable, "-m", "benchmarks.calls", "--warm"]
     numbers = range(len(GPU_SHAPES) + len(WINDOWS))
     processes = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in numbers]
-    found = []
-    for process in processes:
-        said = process.communicate()[0].splitlines()
-        if process.returncode or not said:
-            raise RuntimeError("a shape fails in a process of its own: its message is above")
-        found.append(json.loads(said[0]))
-    return found
+    said = [process.communicate()[0].splitlines() for process in processes]
+    return [json.loads(lines[0]) for lines in said if lines]  # what fails there fails again below, and is said
 
 
 def measure(rounds: int) -> Row:
+    """All rows. A shape that fails or is wrong has none, and is named under "failed"."""
     first = warmed()
+    rows: list[Row] = []
+    several: list[Row] = []
+    failed: list[str] = []
     with torch.cuda.stream(torch.cuda.Stream()):
-        rows = [row for shape in GPU_SHAPES for row in whole(shape, rounds)]
-        several = [windows(shape, thetas, rounds) for shape, thetas in WINDOWS]
-    return {"whole layers": rows, "windows": several, "first calls": first}
+        for shape in GPU_SHAPES:
+            try:
+                rows += whole(shape, rounds)
+            except Exception as error:
+                failed.append(f"{shape}: {type(error).__name__}: {error}")
+        for shape, thetas in WINDOWS:
+            try:
+                several.append(windows(shape, thetas, rounds))
+            except Exception as error:
+                failed.append(f"{shape}, windows {thetas}: {type(error).__name__}: {error}")
+    return {"whole layers": rows, "windows": several, "first calls": first, "failed": failed}
 
 
 def beside(found: Row, before: Row) -> list[Row]:
     """The times before over those now."""
-    rows = []
+    rows: list[Row] = []
+    if found["failed"] or before["failed"]:
+        return rows
     for now, then in zip(found["whole layers"], before["whole layers"], strict=True):
         kinds = ("host, ms", "eager, ms", "graph, ms")
         ratios = {kind: {way: then[kind][way] / now[kind][way] for way in ("forward", "both")} for kind in kinds}
@@ -256,6 +265,8 @@ def show(found: Row) -> None:
         print(f"{row['shape']}, windows {row['windows']}: over one window {row['several over one']}, host"
               f" {pair(row['host, ms, several'])}; {row['plan']}")  # fmt: skip
     print("first calls, s:", {row["shape"]: round(row["seconds"], 1) for row in found["first calls"]})
+    for failure in found["failed"]:
+        print("FAILED", failure)
     for row in found.get("beside before", []):
         print(f"before / now, {row['shape']}, {row.get('layer') or row['windows']}: {row['times faster than before']}")
 
@@ -289,6 +300,7 @@ def main() -> None:
     show(report)
     if given.json is not None:
         given.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    sys.exit(1 if found["failed"] else 0)
 
 
 if __name__ == "__main__":
