@@ -15,7 +15,7 @@ from plmu import LMU, DelayLayer, ParallelLMU
 from plmu.nn import coupled, original
 from plmu.ops import chunked, fft, recurrent, toeplitz
 from plmu.ops.gpu import all_states, launch, projection
-from plmu.ops.plan import known_plan
+from plmu.ops.plan import known_plan, known_plan_of_groups
 from plmu.ops.rates import DEVICES
 
 MULTI = plmu.LinearSystem([[0.9, 0.2], [-0.2, 0.9]], [[1.0, 0.3, 0.1], [0.5, -1.0, 0.4]])
@@ -75,9 +75,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     monkeypatch.setattr(all_states, "_states", lambda u, first, segments, *rest: (
         u.new_zeros(*u.shape[:2], rest[0].shape[0], u.shape[2]),
         u.new_zeros(u.shape[0], rest[0].shape[0], u.shape[2], dtype=torch.float32)))  # fmt: skip
-    known_plan.cache_clear()
+    for cached in (known_plan, known_plan_of_groups):
+        cached.cache_clear()
     yield found
-    known_plan.cache_clear()
+    for cached in (known_plan, known_plan_of_groups):
+        cached.cache_clear()
 
 
 def _launched(calls: Calls, u: Tensor, segments: Tensor | None, weight: Tensor, out: int) -> tuple[Tensor, tuple]:

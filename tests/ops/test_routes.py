@@ -58,6 +58,20 @@ def test_a_repeated_call_is_not_checked_again_and_answers_alike(theta: float, ch
     )
 
 
+def test_a_state_is_carried_and_trained(checks: list[str]) -> None:
+    u, system, weight = problem(90.0)
+    state = torch.randn(2, 2, 4, device=DEVICE, requires_grad=True)
+
+    def results(algorithm: str) -> list[Tensor]:
+        o, last = plmu.project(u, system, weight, state, algorithm=algorithm)
+        return [o, last, *torch.autograd.grad(o.sin().sum() + last.sin().sum(), (u, weight, state))]
+
+    first, again = results("fused"), results("fused")
+    assert len(checks) == 1
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    torch.testing.assert_close(again, results("chunked"), rtol=1e-4, atol=1e-4)
+
+
 def test_a_layer_with_several_windows_has_a_route_too(checks: list[str]) -> None:
     layer = plmu.ParallelLMU(4, 3, order=2, theta=[6.0, 90.0], encoder=False, algorithm="fused").to(DEVICE)
     x = torch.randn(2, 9, 4, device=DEVICE)
@@ -83,7 +97,13 @@ def test_what_differs_is_checked(checks: list[str]) -> None:
         plmu.project(u, None, weight)
     state = torch.zeros(2, 2, 4, device=DEVICE)
     lengths, resets = [9, 3], torch.zeros(2, 9, dtype=torch.bool, device=DEVICE)
-    for given in ({"state": state}, {"lengths": lengths}, {"resets": resets}):
+    before = len(checks)
+    plmu.project(u, system, weight, state, algorithm="fused")
+    plmu.project(u, system, weight, state.clone().requires_grad_(), algorithm="fused")
+    assert len(checks) == before + 2
+    with pytest.raises(TypeError, match=r"state must be torch\.float32"):
+        plmu.project(u, system, weight, state.double(), algorithm="fused")
+    for given in ({"lengths": lengths}, {"resets": resets}):
         before = len(checks)
         for _ in range(2):
             plmu.project(u, system, weight, algorithm="fused", **given)

@@ -6,8 +6,8 @@ sequences padded on the right; `resets` (batch, time) marks steps before which t
 
 The path of a call: `project` here checks its arguments (`check.py`), asks the plan (`plan.py`), and calls `project` of
 the algorithm that was chosen. Each algorithm is one file: `recurrent.py`, `toeplitz.py`, `fft.py`, `chunked.py` and
-`fused.py`. Kernels of our own are three files further: `fused.py` calls `gpu/projection.py`, this calls `gpu/launch.py`,
-which launches those of `gpu/triton_chunked.py` or `gpu/gluon_chunked.py`. On a GPU a call with the shapes of an earlier
+`fused.py`. Kernels of our own are three files further: `fused.py` calls `gpu/projection.py`, that `gpu/launch.py`, and
+this launches those of `gpu/triton_chunked.py` or `gpu/gluon_chunked.py`. On a GPU a call with the shapes of an earlier
 one goes there directly (`routes.py`). `docs/adding-an-algorithm.md` shows how to add an algorithm.
 """
 
@@ -137,16 +137,16 @@ def project(
         channels), float32 or wider.
     """
     key = None
-    if state is None and lengths is None and resets is None and isinstance(system, LinearSystem):
-        key = routes.key_of(u, weight, algorithm)
-        if key is not None and (found := routes.run(key, u, system, weight)) is not None:
+    if lengths is None and resets is None and isinstance(system, LinearSystem):
+        key = routes.key_of(u, weight, state, algorithm)
+        if key is not None and (found := routes.run(key, u, system, weight, state)) is not None:
             return found
     problem, spoilt = isolated(checked(u, system, state, lengths, resets))
     problem = _driven(problem)
     _check_weight(weight, problem)
     chosen = _plan("project", problem, algorithm, out=weight.shape[0])
     if key is not None and chosen is not None and chosen.algorithm == "fused":
-        routes.keep(key, u, system, problem.dtype)
+        routes.keep(key, u, system, state, problem.dtype)
     with _no_autocast(u.device):
         if chosen is None:
             m, last = _exported(problem)
@@ -170,8 +170,8 @@ def project_groups(
 ) -> tuple[Tensor, Tensor] | None:
     """`project` with a system for each of several equal groups of channels, in one launch; None where that is not
     planned, so that each group has a call of its own."""
-    key = routes.key_of(u, weight, algorithm) if state is None and lengths is None and resets is None else None
-    if key is not None and (found := routes.run(key, u, systems, weight)) is not None:
+    key = routes.key_of(u, weight, state, algorithm) if lengths is None and resets is None else None
+    if key is not None and (found := routes.run(key, u, systems, weight, state)) is not None:
         return found
     if is_open(*u.shape[:2]):
         return None
@@ -193,7 +193,7 @@ def project_groups(
     if chosen is None:
         return None
     if key is not None:
-        routes.keep(key, u, systems, problem.dtype)
+        routes.keep(key, u, systems, state, problem.dtype)
     problem, spoilt = isolated(problem)
     with _no_autocast(u.device):
         o, last = named(chosen.algorithm).project(replace(problem, groups=systems), weight, chosen)

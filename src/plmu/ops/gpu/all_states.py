@@ -41,7 +41,7 @@ def _states(
     """m, and the final state in float32."""
     batch, time, channels = u.shape
     order = taps.shape[1]
-    u, first = launch.aligned(u), None if first is None else launch.aligned(first)
+    u, first, segments = launch.aligned(u), launch.aligned_if(first), launch.aligned_if(segments)
     m = u.new_empty(batch, time, order, channels)
     chunks = tiles(time, CHUNK)
     with launch.on(u):

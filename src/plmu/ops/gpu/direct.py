@@ -125,4 +125,5 @@ def _knobs() -> Any:
 def _hooked() -> bool:
     """Whether something, such as a profiler, asked Triton to be told of launches."""
     knobs = _knobs()
-    return bool(knobs.launch_enter_hook.calls or knobs.launch_exit_hook.calls)
+    enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))

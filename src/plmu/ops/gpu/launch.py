@@ -54,6 +54,11 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
 
 
+def aligned_if(tensor: Tensor | None) -> Tensor | None:
+    """The same of a tensor that need not be given."""
+    return None if tensor is None else aligned(tensor)
+
+
 def on(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Makes the tensor's device the current one, where it is not."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():

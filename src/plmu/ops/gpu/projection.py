@@ -80,7 +80,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """o, and the final state in float32."""
     u, weight = launch.aligned(u.contiguous()), launch.aligned(weight.contiguous())
-    first, groups = None if first is None else launch.aligned(first), given.groups
+    first, segments = launch.aligned_if(first), launch.aligned_if(segments)
+    groups = given.groups
     toeplitz, past, _, taps, advance, leap, last_taps, last_advance = given.tables
     with launch.on(u):
         before = last = None
@@ -102,7 +103,8 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of u and of the weight from that of o; None where not needed."""
     of_o, u, weight = (launch.aligned(one.contiguous()) for one in (of_o, u, weight))
-    first, groups = None if first is None else launch.aligned(first), given.groups
+    first, segments = launch.aligned_if(first), launch.aligned_if(segments)
+    groups = given.groups
     toeplitz, past, future, taps, advance, leap, _, _ = given.tables
     of_u = of_weight = None
     with launch.on(u):
