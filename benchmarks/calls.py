@@ -1,4 +1,4 @@
-"""Calls of whole layers on a GPU as a user makes them: host time, eager and graph times, several windows.
+"""Calls of whole layers on a GPU as a user makes them: host time, eager and graph times, several windows, small shapes.
 
 python -m benchmarks.calls --json results/bench-calls-cuda.json
 
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 import plmu
+from plmu.bench import layers as bench_layers
 from plmu.bench.measure import graphed, peak_memory, timed, training
-from plmu.bench.problems import GPU_SHAPES, TOLERANCE, Shape
+from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
 from plmu.training.results import provenance
 
 # Shapes with four windows, which are compared with one window of the same order.
@@ -34,6 +35,8 @@ WINDOWS = (
     (Shape(64, 512, 208, 208, 4, 16.0), (4.0, 16.0, 64.0, 256.0)),
 )
 BOUNDS = {torch.float32: 5e-6, torch.bfloat16: TOLERANCE[torch.bfloat16]}  # of final states, and of all else
+# Small problems, where launches decide which algorithm is fastest in an eager call.
+SMALL = GPU_CHOICES[-4:]
 Call = Callable[[], Any]
 Row = dict[str, Any]
 
@@ -194,6 +197,10 @@ def warm(number: int) -> None:
     with torch.cuda.stream(torch.cuda.Stream()), plmu.for_graphs():
         torch.zeros(1, device="cuda")
         start = time.perf_counter()
+        if number >= len(GPU_SHAPES) + len(WINDOWS):
+            small = Problem(SMALL[number - len(GPU_SHAPES) - len(WINDOWS)], torch.bfloat16, "cuda")
+            training(small.project("fused"), small.u, small.weight)()
+            return
         if number < len(GPU_SHAPES):
             shape = GPU_SHAPES[number]
             one = next(iter(layers(shape).values()))
@@ -212,7 +219,7 @@ def warm(number: int) -> None:
 def warmed() -> list[Row]:
     """The first calls of all shapes, with compilation, each in a process of its own at the same time."""
     command = [sys.executable, "-m", "benchmarks.calls", "--warm"]
-    numbers = range(len(GPU_SHAPES) + len(WINDOWS))
+    numbers = range(len(GPU_SHAPES) + len(WINDOWS) + len(SMALL))
     processes = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in numbers]
     said = [process.communicate()[0].splitlines() for process in processes]
     return [json.loads(lines[0]) for lines in said if lines]  # what fails there fails again below, and is said
@@ -223,6 +230,7 @@ def measure(rounds: int) -> Row:
     first = warmed()
     rows: list[Row] = []
     several: list[Row] = []
+    small: list[Row] = []
     failed: list[str] = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for shape in GPU_SHAPES:
@@ -235,7 +243,12 @@ def measure(rounds: int) -> Row:
                 several.append(windows(shape, thetas, rounds))
             except Exception as error:
                 failed.append(f"{shape}, windows {thetas}: {type(error).__name__}: {error}")
-    return {"whole layers": rows, "windows": several, "first calls": first, "failed": failed}
+        for shape in SMALL:
+            try:
+                small.append(bench_layers.choice(shape, torch.bfloat16, "cuda", rounds))
+            except Exception as error:
+                failed.append(f"{shape}: {type(error).__name__}: {error}")
+    return {"whole layers": rows, "windows": several, "small, eager": small, "first calls": first, "failed": failed}
 
 
 def beside(found: Row, before: Row) -> list[Row]:
@@ -264,6 +277,11 @@ def show(found: Row) -> None:
     for row in found["windows"]:
         print(f"{row['shape']}, windows {row['windows']}: over one window {row['several over one']}, host"
               f" {pair(row['host, ms, several'])}; {row['plan']}")  # fmt: skip
+    for row in found["small, eager"]:
+        times = {name: round(value, 3) for name, value in row["milliseconds"].items()}
+        print(
+            f"{row['shape']}, eager, both: {times}; auto takes {row['chosen']}, {row['auto over best']:.2f} of the best"
+        )
     print("first calls, s:", {row["shape"]: round(row["seconds"], 1) for row in found["first calls"]})
     for failure in found["failed"]:
         print("FAILED", failure)
