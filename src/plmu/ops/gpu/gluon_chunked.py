@@ -158,7 +158,8 @@ def _within(m, block, inputs, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, MASKED:
     """m of a block of inputs, without those of the next group."""
     if MASKED:
         _group, first, limit = _tile(block, inputs, BLOCKS, WIDTH)
-        column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, m.type.layout))
+        narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+        column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, narrow))
         m = gl.where((column < limit)[None, :], m, 0.0)
     return m
 
@@ -376,8 +377,7 @@ def _multiply_for_weight(
     acc = warpgroup_mma(m, gs.index((turns - 1) % STAGES).reshape([CHUNK, OUT]), acc)
     channel = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, wide))
     output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
-    place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels)
-    place += (i + c) * channels + channel[:, None]
+    place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels) + (i + c) * channels + channel[:, None]
     inside = (output[None, :] < out) & (channel[:, None] < limit) & (i + c < ORDER)
     gl.store(partial + place, acc.to(partial.dtype.element_ty), mask=inside)
 
