@@ -51,8 +51,8 @@ def separately(algorithm: str, systems: list, leaves: list[Tensor], **options: A
 
 OPTIONS = ["plain", "final state used", "state and lengths", "state, lengths and resets"]
 CASES = list(itertools.product(SHAPES, OPTIONS, ERROR))
-# The interpreter is slow: `make test` has the cases whose number is a multiple of 5, all shapes and options among them.
-MARKS = [() if DEVICE == "cuda" or not i % 5 else (pytest.mark.full,) for i in range(len(CASES))]
+# The interpreter and compilers are slow: `make test` has every fifth case, with all shapes and options among them.
+MARKS = [(pytest.mark.full,) if i % 5 else () for i in range(len(CASES))]
 
 
 @pytest.mark.parametrize(

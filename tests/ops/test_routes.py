@@ -138,6 +138,16 @@ def test_compiled_and_transformed_calls_have_none(checks: list[str]) -> None:
         run(torch.autograd.forward_ad.make_dual(u.detach(), torch.ones_like(u)))
 
 
+def test_a_new_algorithm_is_considered_by_calls_that_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    u, _, weight = problem()
+    before = routes.key_of(u, weight, None, "auto")
+    assert routes.key_of(u, weight, None, "auto") == before
+    monkeypatch.setitem(plmu.ops.ALGORITHMS, "new", plmu.ops.ALGORITHMS["chunked"])
+    assert routes.key_of(u, weight, None, "auto") != before
+    with plmu.for_graphs():
+        assert routes.key_of(u, weight, None, "auto") not in (None, before)
+
+
 def test_autocast_has_a_route_of_its_own() -> None:
     u, system, weight = problem()
     for _ in range(2):

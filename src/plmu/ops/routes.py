@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from plmu.modes import autocasts, watched
-from plmu.ops import nonfinite, plan
 from plmu.ops.gpu import projection
 from plmu.ops.groups import SystemGroups
+from plmu.ops.nonfinite import isolates
+from plmu.ops.plan import ALGORITHMS, in_graphs
 from plmu.systems import LinearSystem
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -26,13 +27,13 @@ def key_of(u: Tensor, weight: Tensor, state: Tensor | None, algorithm: str) -> K
         return None
     if state is not None and type(state) is not Tensor:
         return None
-    if watched() or nonfinite.isolates() or torch.cuda.is_current_stream_capturing():
+    if watched() or isolates() or torch.cuda.is_current_stream_capturing():
         return None
     device = u.device
     cast = torch.get_autocast_dtype(device.type) if autocasts(device) else None
     started = None if state is None else (state.shape, state.dtype, state.device, state.requires_grad)
     place = (u.dtype, weight.dtype, device, weight.device, cast)
-    return u.shape, weight.shape, started, place, algorithm, plan.in_graphs()
+    return u.shape, weight.shape, started, place, algorithm, len(ALGORITHMS), in_graphs()
 
 
 def run(
