@@ -86,7 +86,7 @@ def test_the_classifier_has_the_parts_of_the_language_model(deep, units, run):
         for (name, value), expected in zip(block.state_dict().items(), known.state_dict().values(), strict=True):
             assert torch.equal(value, expected), name
     pool = next(layer for layer in network if isinstance(layer, plmu.DelayLayer))
-    assert "width=8, order=2, theta=500" in repr(pool)
+    assert "width=8, order=2, theta=800" in repr(pool)
     assert not pool.returns_sequences
     assert network.layers[-1].out_features == 1
     assert sum(isinstance(layer, nn.Linear) for layer in network) == (2 if units else 1)
@@ -98,7 +98,7 @@ def test_the_classifier_has_the_parts_of_the_language_model(deep, units, run):
 
 
 def test_reviews_begin_with_a_separator_in_the_vocabulary_of_the_language_model(run):
-    config = config_of("pretrained")
+    config = config_of("pretrained", longest=500)
     task = IMDB.task(config)
     assert task.words == WORDS
     for tokens, lengths, labels in (task.train, task.valid, task.test):
@@ -255,7 +255,7 @@ def test_models_of_the_published_size():
     network, task = built("imdb", "scratch")
     assert 30_002 * network[0].embedding_dim + task.notes["parameters besides embeddings"] <= 34_000_000
     assert task.notes == built("imdb", "pretrained")[1].notes
-    assert PretrainedModel().longest == ScratchModel().longest == 500
+    assert PretrainedModel().longest == ScratchModel().longest == 800
 
 
 def test_adversarial_training_moves_embeddings_where_the_loss_rises_most(run):

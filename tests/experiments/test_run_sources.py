@@ -224,6 +224,11 @@ def test_a_run_starts_from_another(own, tmp_path, capsys):
     for path in (STARTED / "result.json", STARTED / "config.json", Path("runs/own-other.json")):
         assert str(tmp_path) not in path.read_text()
     assert read(STARTED / "paths.json") == {"from": str(FOLDER.absolute())}
+    main([*START, str(STARTED.absolute()), "--name", "third"])  # of which both sets of data are named
+    assert (
+        read(Path("runs/third-seed0/result.json"))["notes"]["pre-training data"]
+        == "own text, complete; then own text, complete"
+    )
     capsys.readouterr()
     main(["evaluate", str(STARTED)])
     assert f"loss {result['test']['loss']:.6g}" in capsys.readouterr().out

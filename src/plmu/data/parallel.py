@@ -1,8 +1,8 @@
 """Pairs of sentences, one the translation of the other: IWSLT'15 English–Vietnamese, or files of one's own.
 
-Stanford's files of IWSLT'15 are tokenised as Moses does; of one's own files each line is a sentence, which is tokenised
-in the same way. tst2012 validates and tst2013 tests. Where one's own files for that are not given, a hash of its source
-says whether a pair trains (98 %), validates (1 %) or tests (1 %).
+Stanford's files of IWSLT'15 are downloaded where no data folder is set. They are tokenised as Moses does; of one's own
+files each line is a sentence, which is tokenised in the same way. tst2012 validates and tst2013 tests. Where one's own
+files for that are not given, a hash of its source says whether a pair trains (98 %), validates (1 %) or tests (1 %).
 
 Words that are seen fewer than 5 times in the training sentences have no number of their own.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from plmu.data import moses
 from plmu.data.cache import Array, cached
-from plmu.data.files import DataConfig, DataError, find, is_file, present
+from plmu.data.files import DataConfig, DataError, Remote, find, is_file, present
 from plmu.data.reading import lines
 from plmu.data.reviews import fingerprint, split_of
 from plmu.data.text import PACKINGS, Ragged, completeness
@@ -27,6 +27,16 @@ from plmu.data.vocabularies import SPECIAL, Pieces, Vocabulary, Words, train_pie
 
 FOLDER = "iwslt15-en-vi"
 HOME = "https://nlp.stanford.edu/projects/nmt/data/iwslt15.en-vi/"
+SHA256 = {
+    "train.en": "c26dfeed74b6bf3752f5ca552f2412456f0de153f7c804df8717931fb3a5c78a",
+    "train.vi": "707206edf2dc0280273952c7b70544ea8a1363aa69aaeb9d70514b888dc3067d",
+    "tst2012.en": "b8fbcd0d4199d41276421d1f7228298df67dd9e2c5c134c2ee8cdf3ec27801e2",
+    "tst2012.vi": "01004078b3f36b0c46e81b65fc6851230b3c823405c76d1d82ef3b786b512ff0",
+    "tst2013.en": "3860ce60bc5b85d96cc2d3d580cf1bc9d62440e939c1b964676d3607c4e8f1df",
+    "tst2013.vi": "29af16842808da2812b8fd4d47fc05d082ba870e60ab7755090ad04b380994cd",
+    "vocab.en": "97ca770fd3a4ebc41ea219d0a89a52e8a50cd426417c1107b9a45e34a0398d55",
+    "vocab.vi": "2554d3ca46f046ab40abebee3bebfeff3930dc2d1a737efe6f34526d628d6a7f",
+}
 LANGUAGES = ("en", "vi")
 SPLITS = {"train": "train", "valid": "tst2012", "test": "tst2013"}
 WHOLE = {"train": 133_317, "valid": 1_553, "test": 1_268}
@@ -121,15 +131,21 @@ def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
 
 
 def _files(config: DataConfig, stem: str) -> tuple[Path, Path]:
-    source, target = (
-        find(config, FOLDER, tuple(f"{stem}.{language}{end}" for end in PACKINGS), f"{HOME}{stem}.{language}")
-        for language in LANGUAGES
-    )
+    source, target = (_file(config, f"{stem}.{language}") for language in LANGUAGES)
     return source, target
 
 
+def _file(config: DataConfig, name: str) -> Path:
+    names = tuple(f"{name}{end}" for end in PACKINGS)
+    return find(config, FOLDER, names, Remote(f"{HOME}{name}", SHA256[name]))
+
+
 def _vocabulary_file(config: DataConfig, language: str) -> Path | None:
-    return present(config, FOLDER, tuple(f"vocab.{language}{end}" for end in PACKINGS))
+    """One's own folder of files may be without; then the training sentences give the words."""
+    name = f"vocab.{language}"
+    if config.folder() is None:
+        return _file(config, name)
+    return present(config, FOLDER, tuple(f"{name}{end}" for end in PACKINGS))
 
 
 def _vocabulary(path: Path) -> list[str]:

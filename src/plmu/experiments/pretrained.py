@@ -67,6 +67,7 @@ def _notes(result: dict[str, Any]) -> dict[str, str]:
     """What the pre-trained model is, how good, and on which data."""
     scores = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result["test"].items())
     notes = {"started from": f"{result['experiment']} {result['model']}, seed {result.get('seed')}; test: {scores}"}
-    if "data" in result["notes"]:
-        notes["pre-training data"] = str(result["notes"]["data"])
+    data = [result["notes"][name] for name in ("pre-training data", "data") if name in result["notes"]]
+    if data:
+        notes["pre-training data"] = "; then ".join(map(str, data))
     return notes

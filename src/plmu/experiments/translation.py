@@ -97,7 +97,7 @@ def _summed_loss(network: nn.Module, batch: Batch, smoothing: float) -> tuple[Te
     steps = torch.arange(target.shape[1], device=target.device)
     wanted = torch.where(steps < target_lengths[:, None], target, IGNORED)
     given = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
-    out = network(source.long(), source_lengths, given, target_lengths).flatten(0, 1).float()
+    out = network(source.long(), source_lengths, given).flatten(0, 1).float()  # a causal decoder: padding comes after
     total = cross_entropy(out, wanted.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
     return total, target_lengths.sum()
 

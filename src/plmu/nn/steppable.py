@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plmu.folded import Folded, Stepped
 from plmu.modes import autocasts
-from plmu.ops.check import Lengths, check_padded, checked_lengths
+from plmu.ops.check import Lengths, check_padded, checked_lengths, reversed_steps
 
 Activation = str | Callable[[Tensor], Tensor] | None
 
@@ -257,7 +257,5 @@ def reverse(x: Tensor, lengths: Lengths = None) -> Tensor:
     known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     if known is None:
         return x.flip(1)
-    steps = torch.arange(x.shape[1], device=x.device)
-    ends = known[:, None]
-    index = torch.where(steps < ends, ends - 1 - steps, steps)
+    index = reversed_steps(known, x.shape[1])
     return x.gather(1, index.reshape(*index.shape, *(1,) * (x.dim() - 2)).expand_as(x))

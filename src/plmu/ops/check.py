@@ -117,9 +117,38 @@ def check_state(
         raise ValueError(f"{name} must be on {device}, as the input is; got {state.device}")
 
 
+class _Known:
+    """What is known of lengths that were checked, kept with them so that the layers of a stack do not repeat it."""
+
+    def __init__(self, batch: int, time: int) -> None:
+        self.sizes = (batch, time)
+        self.valid: Tensor | None = None  # (batch, time)
+        self.reversed: Tensor | None = None  # (batch, time)
+
+
 def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.device) -> Tensor | None:
+    """The lengths as int64 on the device. A stack checks them once: what this returns is taken as it is by the layers
+    inside. On a GPU a check waits for the device."""
     if lengths is None:
         return None
+    known = _known(lengths)
+    if known is not None and known.sizes == (batch, time) and isinstance(lengths, Tensor) and lengths.device == device:
+        return lengths
+    values = _checked_lengths(lengths, batch, time, device)
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return values  # a compiler sees for itself what is computed twice
+    values = values.view_as(values)  # a tensor of our own: nothing is written on the caller's
+    values._plmu_known = _Known(batch, time)  # type: ignore[attr-defined]
+    return values
+
+
+def _known(lengths: object) -> _Known | None:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return None
+    return getattr(lengths, "_plmu_known", None)
+
+
+def _checked_lengths(lengths: Tensor | Sequence[int], batch: int, time: int, device: torch.device) -> Tensor:
     try:
         values = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")
     except (TypeError, ValueError, RuntimeError):
@@ -160,9 +189,31 @@ def keep_valid(values: Tensor, lengths: Tensor | None) -> Tensor:
     """`values` (batch, time, ...) with zeros at and past each length, whatever stood there, NaN included."""
     if lengths is None:
         return values
-    steps = torch.arange(values.shape[1], device=values.device)
-    valid = steps < lengths[:, None]
-    return torch.where(valid.reshape(*valid.shape, *(1,) * (values.dim() - 2)), values, torch.zeros_like(values))
+    valid = _valid(lengths, values.shape[1])
+    return torch.where(valid.reshape(*valid.shape, *(1,) * (values.dim() - 2)), values, 0)
+
+
+def _valid(lengths: Tensor, time: int) -> Tensor:
+    """Which steps are no padding, (batch, time)."""
+    known = _known(lengths)
+    if known is not None and known.valid is not None and known.valid.shape[1] == time:
+        return known.valid
+    valid = torch.arange(time, device=lengths.device) < lengths[:, None]
+    if known is not None:
+        known.valid = valid
+    return valid
+
+
+def reversed_steps(lengths: Tensor, time: int) -> Tensor:
+    """For each step the one that stands there when every sequence is turned around within its length: (batch, time)."""
+    known = _known(lengths)
+    if known is not None and known.reversed is not None and known.reversed.shape[1] == time:
+        return known.reversed
+    steps, ends = torch.arange(time, device=lengths.device), lengths[:, None]
+    index = torch.where(steps < ends, ends - 1 - steps, steps)
+    if known is not None:
+        known.reversed = index
+    return index
 
 
 def _visible(values: Tensor) -> Tensor | None:
