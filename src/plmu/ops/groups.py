@@ -13,6 +13,7 @@ from plmu.cache import constants_of
 from plmu.derived import Derived
 from plmu.ops.algorithm import final_of
 from plmu.ops.check import Problem
+from plmu.ops.final import turned
 from plmu.systems import LinearSystem
 
 
@@ -55,6 +56,8 @@ def final_of_groups(problem: Problem) -> Tensor:
     if problem.groups is None:
         return final_of(problem)
     systems = problem.groups.systems
+    if problem.lengths is not None and problem.state is None and problem.resets is None:
+        problem = replace(problem, u=turned(problem.u, problem.lengths), lengths=None)  # once for all
     inputs = problem.u.chunk(len(systems), dim=3)
     states: Sequence[Tensor | None] = [None] * len(systems)
     if problem.state is not None:
