@@ -15,11 +15,12 @@ from torch import nn
 import plmu
 from benchmarks import serving as script
 from plmu.experiments.deployed import load
-from plmu.serve.batching import Batcher, Request
+from plmu.serve.batching import Batcher
 from plmu.serve.journal import CLOSE, OPEN, RESET, SAMPLES, Journal
 from plmu.serve.limits import Limits
 from plmu.serve.messages import Message
 from plmu.serve.metrics import Metrics
+from plmu.serve.work import Request
 from plmu.training.errors import RunError
 
 WIDTH = 4

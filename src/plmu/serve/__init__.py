@@ -25,6 +25,7 @@ from plmu.serve.messages import Reader
 from plmu.serve.metrics import Metrics
 
 LARGEST = 2**22  # multiply-adds of a batch, by which its width is chosen: a fraction of a millisecond
+YOUNG_OBJECTS = 50_000  # after which the garbage collector looks at them
 HEADROOM = 16  # messages up to so many times the limit are read, and answered with an error
 
 
@@ -107,8 +108,11 @@ def serve(run: Path, options: Options, ready: Callable[[str], None] | None = Non
     # uvicorn raises a signal again after it has stopped: then there is nothing left to do.
     before = {kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGINT, signal.SIGTERM)}
     running = uvicorn.Server(config)
+    # The garbage collector leaves out what torch has loaded. A batch makes thousands of objects and frees them soon:
+    # at the usual threshold they start collections of all connections, a tenth of the time under load.
     gc.collect()
-    gc.freeze()  # the collector then leaves out what torch has loaded, and stops the server for less time
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     try:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(running.serve(sockets=[listening]))
