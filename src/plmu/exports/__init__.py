@@ -6,6 +6,6 @@ format is written from it: ONNX by `onnx_model.py` and the files it imports, C b
 """
 
 from plmu.exports.builder import NotExportable
-from plmu.exports.exporting import FORMATS, Exported, export
+from plmu.exports.exporting import FORMATS, AccuracyWarning, Exported, export
 
-__all__ = ["FORMATS", "Exported", "NotExportable", "export"]
+__all__ = ["FORMATS", "AccuracyWarning", "Exported", "NotExportable", "export"]
