@@ -125,7 +125,7 @@ def export(
     if int8 and to == "torch":
         raise ValueError("int8 is for onnx and c: leave it out for torch")
     if fixed_point and not (int8 and to == "c"):
-        raise ValueError("fixed_point is for int8 weights in C: it needs to='c' and int8")
+        raise ValueError("fixed_point is for int8 weights in C: add to='c' and int8=True, or --to c --int8")
     if whole and to == "c":
         raise ValueError("whole is for onnx and torch: C takes one step at a time")
     folder = Path(path)
