@@ -193,6 +193,10 @@ def test_int8_that_grows_is_warned_of(tmp_path: Path) -> None:
     assert "warning: int8 weights change the outputs" in str(written)
     quiet = plmu.export(Sequential(ParallelLMU(1, 49, **SMALL), nn.Linear(49, 1)), tmp_path, int8=True)
     assert not quiet.notes
+    exact = Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    for value in exact.parameters():
+        nn.init.ones_(value)  # no rounding at all
+    assert not plmu.export(exact, tmp_path, int8=True).notes
 
 
 def test_a_layer_of_ones_own_that_folds(tmp_path: Path) -> None:

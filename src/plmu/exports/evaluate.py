@@ -29,6 +29,7 @@ class Evaluator:
         self.program, self.int8, self.dtype, self.fixed = program, int8, dtype, fixed
         self.states: list[Tensor] | None = None
         self._arrays: dict[int, Tensor] = {}
+        self._rounded: dict[int, list[Tensor]] = {}
 
     def step(self, x: Tensor) -> Tensor:
         found = self.values(x)
@@ -56,6 +57,13 @@ class Evaluator:
                 self._arrays[key] = given.to(self.dtype)
         return self._arrays[key]
 
+    def rounded(self, given: Tensor) -> list[Tensor]:
+        """A weight as int8 numbers, scales of its rows and of its columns."""
+        if id(given) not in self._rounded:
+            numbers, rows, columns = rounded(given)
+            self._rounded[id(given)] = [numbers.double(), rows.to(self.dtype), columns.to(self.dtype)]
+        return self._rounded[id(given)]
+
     def maybe(self, given: Tensor | None) -> Tensor | None:
         return None if given is None else self.array(given)
 
@@ -72,13 +80,13 @@ def _mat_vec(e: Evaluator, one: ops.MatVec, v: dict[Value, Tensor]) -> None:
 
 def _fixed(e: Evaluator, weight: Tensor, x: Tensor) -> Tensor:
     """W x with the inputs of each row of the batch as whole numbers, of which the largest is `fixed_limit`."""
-    numbers, rows, columns = rounded(weight)
-    x = x * columns.to(e.dtype)
+    numbers, rows, columns = e.rounded(weight)
+    x = x * columns
     limit = float(fixed_limit(x.shape[1]))
     largest = x.abs().amax(1, keepdim=True)
     whole = torch.where(largest > 0, torch.round(x * (limit / largest)), 0.0)
-    sums = F.linear(whole.double(), numbers.double())  # exact
-    return sums.to(e.dtype) * (largest / limit * rows.to(e.dtype))
+    sums = F.linear(whole.double(), numbers)  # exact
+    return sums.to(e.dtype) * (largest / limit * rows)
 
 
 def _remember(e: Evaluator, one: ops.Remember, v: dict[Value, Tensor]) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import plmu
 from plmu.atomic import replacing
-from plmu.exports.c_files import c_files, checked_name, sequence
+from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_harm
+from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.lowering import lowered
 from plmu.exports.program import Program
@@ -27,12 +28,6 @@ from plmu.nn.stacking import entrance, features_of
 from plmu.nn.steppable import Steppable
 
 FORMATS = ("onnx", "torch", "c")
-_ERROR_STEPS = 200  # over which the loss of accuracy by int8 is measured
-_GROWN = 4  # times the error that rounded weights have themselves: above it the model lets it grow
-
-
-class AccuracyWarning(UserWarning):
-    """Rounded weights change the outputs of a model more than they should."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +139,12 @@ def export(
         from plmu.exports.measure import stream_time
 
         made.microseconds["plmu.Stream"] = stream_time(inner, program)
-    error = _int8_error(inner, program, samples) if int8 else None
-    fixed_error = _int8_error(inner, program, samples, fixed=True) if fixed_point else None
-    if error is not None and error > _GROWN * program.rounding_error:
-        said = _warning(error, program.rounding_error, samples is None)
-        made.notes.append(f"warning: {said}")
-        warnings.warn(said, AccuracyWarning, stacklevel=2)
+    error = int8_error(inner, program, samples) if int8 else None
+    fixed_error = int8_error(inner, program, samples, fixed=True) if fixed_point else None
+    harm = None if error is None else int8_harm(error, program, samples is None)
+    if harm is not None:
+        made.notes.append(f"warning: {harm}")
+        warnings.warn(harm, AccuracyWarning, stacklevel=2)
     files = _write(folder, made.contents)
     return Exported(
         files,
@@ -276,30 +271,6 @@ def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, fixed:
         made.microseconds |= {} if taken is None else {"C": taken}
         made.notes += [] if taken is not None else ["no C compiler was found, so its time was not measured"]
     return made
-
-
-def _int8_error(model: Steppable, program: Program, samples: Tensor | None, fixed: bool = False) -> float:
-    """|y − y with rounded weights| / |y| over a sequence."""
-    given = sequence(program, _ERROR_STEPS) if samples is None else samples
-    shape = "(time,)" if program.tokens is not None else f"(time, {program.x.size})"
-    if given.dim() != (1 if program.tokens is not None else 2) or not given.shape[0]:
-        raise ValueError(f"samples must have shape {shape}, got {tuple(given.shape)}")
-    folded, evaluator, state = fold(model), Evaluator(program, int8=True, fixed=fixed), None
-    wrong = right = 0.0
-    with torch.inference_mode():
-        for x in given if program.tokens is not None else given.float():
-            y, state = folded.step(x[None], state)
-            wrong += float((evaluator.step(x[None]) - y).square().sum())
-            right += float(y.square().sum())
-    return (wrong / right) ** 0.5 if right else 0.0
-
-
-def _warning(error: float, usual: float, random: bool) -> str:
-    on = "random inputs; pass samples of yours to measure on them" if random else "the given samples"
-    return (
-        f"int8 weights change the outputs by {100 * error:.2g} % on {on}. Rounding alone explains {100 * usual:.2g} %:"
-        " it grows in this model. Export it without int8, unless that is accurate enough for you."
-    )
 
 
 def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:

@@ -88,7 +88,8 @@ class Work:
             running = []
             for request in now.values():
                 session = self.by_name.get(request.name)
-                if request.kind == SAMPLES and session is not None and request.message is not None:
+                if request.kind == SAMPLES and session is not None:
+                    assert request.message is not None
                     request.session = session
                     done = len(request.outputs)
                     running.append(Samples(request, session, request.message, done, request.message.count - done))
