@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,6 +195,7 @@ def export_parser() -> Parser:
     parser.add_argument("--name", default="model", help="name of the files, and of the functions in C (model)")
     parser.add_argument("--whole", action="store_true", help="also a model of whole sequences; torch has it anyway")
     parser.add_argument("--int8", action="store_true", help="round weights to int8, for onnx and c; prints the error")
+    parser.add_argument("--fixed-point", action="store_true", help="C with --int8: sum whole numbers; prints the error")
     parser.add_argument("--units", help="units of the samples, for the metadata")
     parser.add_argument("--dt", type=float, help="time between samples, for the metadata")
     return parser
@@ -203,6 +205,9 @@ def export(words: list[str]) -> None:
     given = vars(export_parser().parse_args(words))
 
     from plmu.experiments.export_run import export_run
+    from plmu.exports import AccuracyWarning
 
     more = {name: value for name in ("units", "dt") if (value := given.pop(name)) is not None}
-    print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AccuracyWarning)  # the report has it
+        print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))
