@@ -48,12 +48,6 @@ MORE: dict[str, Callable[[], Any]] = {
     "letters with attention": lambda: blocks.language_model(
         LMUBlock(8, 3, 4.0), Residual(Sequential(nn.RMSNorm(8), plmu.CausalAttention(8, 2, 4)))
     ),
-    "counts": lambda: Sequential(DelayLayer(3, order=2, theta=5.0), plmu.nn.ThresholdShares(6, 4), nn.Linear(24, 2)),
-    "forecast": lambda: plmu.nn.LookbackForecast(3, 9, order=4, theta=8.0, lookback=6, individual=True),
-    "forecast of one step": lambda: plmu.nn.LookbackForecast(3, 2, order=4, theta=8.0, lookback=1),
-    "forecast with a season": lambda: plmu.nn.LookbackForecast(
-        3, 4, order=4, theta=8.0, lookback=6, season=5, phase=2
-    ),
     "token delay": lambda: Sequential(plmu.TokenDelayLayer(9, 3, **layers.SMALL), nn.Linear(12, 2)),
 }  # fmt: skip
 NAMES = [*layers.LAYERS, *(f"block: {one}" for one in blocks.BLOCKS), *MORE]
@@ -71,8 +65,7 @@ def model_of(name: str) -> Any:
         for value in model.parameters():
             value.add_(0.1 * torch.randn_like(value))
         for key, value in model.named_buffers():
-            positive = "std" in key or "prior" in key
-            value.add_(torch.rand_like(value) if positive else torch.randn_like(value))
+            value.add_(torch.rand_like(value) if "std" in key else torch.randn_like(value))
     return model.eval()
 
 

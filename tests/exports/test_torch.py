@@ -92,11 +92,6 @@ def test_the_original_lmu_has_a_step_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_what_torch_cannot_have_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="LookbackForecast cannot be exported to torch: take onnx or c"):
-        plmu.export(model_of("forecast"), tmp_path, to="torch")
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_without_a_state(tmp_path: Path) -> None:
     check(plmu.Sequential(nn.Linear(3, 2), nn.Tanh()), tmp_path)
@@ -104,6 +99,6 @@ def test_a_model_without_a_state(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("forecast")])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_model(name: str, tmp_path: Path) -> None:
     check(model_of(name), tmp_path)

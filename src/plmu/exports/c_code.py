@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.exports import estimator_operations as more
 from plmu.exports import program as ops
 from plmu.exports.c_helpers import DEFAULTS, FUNCTIONS, HELPERS
 from plmu.exports.c_memory import Memory
@@ -221,37 +220,7 @@ def _attend(c: Code, one: ops.Attend) -> None:
     c.call("attend", c.at(one.out), *values, c.constant(one.cos), c.constant(one.sin), scores, steps, one.heads, half)
 
 
-def _above(c: Code, one: more.Above) -> None:
-    c.call("above", c.at(one.out), c.at(one.x), c.constant(one.thresholds), one.x.size, one.out.size)
-
-
-def _divide(c: Code, one: more.Divide) -> None:
-    c.call("divide", c.at(one.out), c.at(one.x), c.at(one.by), one.out.size)
-
-
-def _repeat(c: Code, one: more.Repeat) -> None:
-    c.call("repeat", c.at(one.out), c.at(one.x), one.x.size, one.out.size)
-
-
-def _row_at(c: Code, one: more.RowAt) -> None:
-    c.call("row_at", c.at(one.out), c.at(one.index), c.constant(one.table), *one.table.shape)
-
-
-def _per_channel(c: Code, one: more.PerChannel) -> None:
-    groups, rows, columns = one.matrix.shape
-    x, matrix = c.at(one.x), c.constant(one.matrix.permute(1, 2, 0).contiguous())
-    c.call("clear", c.at(one.out), one.out.size)
-    # The helper takes columns from `rows` on from another place: here they follow.
-    rest = f"{x} + {rows * one.channels}" if rows < columns else x
-    c.call("remember", c.at(one.out), x, rest, matrix, rows, columns, groups, one.channels // groups)
-
-
 _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
-    more.Above: _above,
-    more.Divide: _divide,
-    more.PerChannel: _per_channel,
-    more.Repeat: _repeat,
-    more.RowAt: _row_at,
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,

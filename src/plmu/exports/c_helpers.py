@@ -275,35 +275,6 @@ static void remain(float *restrict out, const float *restrict m, const float *re
         out[i] = isnan(x[i]) ? (held ? held[i] : 0.0f) : x[i];
 }
 """,
-    "above": """static void above(float *restrict out, const float *restrict x, const float *restrict threshold,
-    size_t features, size_t count)
-{
-    size_t i;
-    for (i = 0; i < count; i++)
-        out[i] = x[i % features] > threshold[i] ? 1.0f : 0.0f;
-}
-""",
-    "divide": """static void divide(float *out, const float *x, const float *by, size_t count)
-{
-    size_t i;
-    for (i = 0; i < count; i++)
-        out[i] = x[i] / by[0];
-}
-""",
-    "repeat": """static void repeat(float *restrict out, const float *restrict x, size_t size, size_t count)
-{
-    size_t i;
-    for (i = 0; i < count; i++)
-        out[i] = x[i % size];
-}
-""",
-    "row_at": """static void row_at(float *restrict out, const float *restrict index, const float *restrict table,
-    size_t rows, size_t count)
-{
-    const size_t row = index[0] > 0.0f && index[0] < (float)rows ? (size_t)(index[0] + 0.5f) : 0;
-    memcpy(out, table + (row < rows ? row : 0) * count, count * sizeof(float));
-}
-""",
     "row8": """static void row8(float *restrict out, const int8_t *restrict row, float all,
     const float *restrict factor, size_t count)
 {

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plmu.exports import estimator_operations as more
 from plmu.exports import program as ops
 from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
 
@@ -174,34 +173,7 @@ def _attend(e: Evaluator, one: ops.Attend, v: dict[Value, Tensor]) -> None:
     v[one.out] = torch.einsum("bhs,bshd->bhd", shares, values).flatten(1)
 
 
-def _above(e: Evaluator, one: more.Above, v: dict[Value, Tensor]) -> None:
-    v[one.out] = (v[one.x][:, None] > e.array(one.thresholds)).to(e.dtype).flatten(1)
-
-
-def _divide(e: Evaluator, one: more.Divide, v: dict[Value, Tensor]) -> None:
-    v[one.out] = v[one.x] / v[one.by]
-
-
-def _repeat(e: Evaluator, one: more.Repeat, v: dict[Value, Tensor]) -> None:
-    v[one.out] = v[one.x].repeat(1, one.times)
-
-
-def _row_at(e: Evaluator, one: more.RowAt, v: dict[Value, Tensor]) -> None:
-    v[one.out] = e.array(one.table)[v[one.index][:, 0].round().long()]
-
-
-def _per_channel(e: Evaluator, one: more.PerChannel, v: dict[Value, Tensor]) -> None:
-    groups, _, columns = one.matrix.shape
-    x = v[one.x].view(-1, columns, groups, one.channels // groups)
-    v[one.out] = torch.einsum("gok,bkgw->bogw", e.array(one.matrix), x).flatten(1)
-
-
 _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], None]] = {
-    more.Above: _above,
-    more.Divide: _divide,
-    more.PerChannel: _per_channel,
-    more.Repeat: _repeat,
-    more.RowAt: _row_at,
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,

@@ -18,14 +18,12 @@ from torch import Tensor, nn
 import plmu
 from plmu.atomic import replacing
 from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_harm
-from plmu.exports.builder import NotExportable
 from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.lowering import lowered
 from plmu.exports.program import Program
 from plmu.modes import unwrapped
 from plmu.nn.folding import fold
-from plmu.nn.forecast import LookbackForecast
 from plmu.nn.stacking import entrance, features_of
 from plmu.nn.steppable import Steppable
 
@@ -246,8 +244,6 @@ def _torch(
 ) -> _Made:
     from plmu.exports.torch_program import runs_whole, torch_program
 
-    if any(isinstance(one, LookbackForecast) for one in model.modules()):
-        raise NotExportable("LookbackForecast cannot be exported to torch: take onnx or c")
     step = torch_program(model, program, metadata, whole=False)
     made = _Made({f"{name}_step.pt2": step})
     if runs_whole(model):

@@ -10,7 +10,6 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
-from plmu.exports import estimator_operations as more
 from plmu.exports import program as ops
 from plmu.exports.onnx_functions import FUNCTIONS
 from plmu.exports.onnx_graph import Graph
@@ -171,42 +170,7 @@ def _rotated(g: Graph, x: str, cos: Tensor, sin: Tensor) -> str:
     return g.node("Concat", first, second, axis=-1)
 
 
-def _above(g: Graph, one: more.Above) -> None:
-    shape = tuple(one.thresholds.shape)
-    found = g.node("Greater", g.get(one.x, (1, shape[1])), g.constant(one.thresholds))
-    g.put(one.out, g.node("Cast", found, to=TensorProto.FLOAT), shape)
-
-
-def _divide(g: Graph, one: more.Divide) -> None:
-    g.put(one.out, g.node("Div", g.get(one.x), g.get(one.by)))
-
-
-def _repeat(g: Graph, one: more.Repeat) -> None:
-    g.put(one.out, g.node("Tile", g.get(one.x), g.integers(1, one.times)))
-
-
-def _row_at(g: Graph, one: more.RowAt) -> None:
-    index = g.node("Cast", g.node("Round", g.get(one.index)), to=TensorProto.INT64)
-    g.put(one.out, g.node("Gather", g.constant(one.table), index, axis=0), (1, one.out.size))
-
-
-def _per_channel(g: Graph, one: more.PerChannel) -> None:
-    groups, rows, columns = one.matrix.shape
-    if groups == 1:
-        product = g.node("MatMul", g.constant(one.matrix[0]), g.get(one.x, (columns, one.channels)))
-    else:
-        apart = g.get(one.x, (columns, groups, one.channels // groups))
-        product = g.node("MatMul", g.constant(one.matrix), g.node("Transpose", apart, perm=[0, 2, 1, 3]))
-        product = g.reshape(g.node("Transpose", product, perm=[0, 2, 1, 3]), rows, one.channels)
-    g.put(one.out, product, (rows, one.channels))
-
-
 _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
-    more.Above: _above,
-    more.Divide: _divide,
-    more.PerChannel: _per_channel,
-    more.Repeat: _repeat,
-    more.RowAt: _row_at,
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,

@@ -15,7 +15,7 @@ from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets
 from plmu.systems import DelayNetwork, LinearSystem
 
 _LARGEST = 2**22  # numbers of windows that are held at a time
-AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
+_AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
 
 
 class LookbackForecast(Steppable):
@@ -163,29 +163,17 @@ class LookbackForecast(Steppable):
         """
         last = windows[..., -1:]
         changes = windows - last
-        features = changes @ self.taps(changes.dtype)
+        features = changes @ self._system.derive(_taps, self.lookback, dtype=changes.dtype, device=changes.device)
         if not self.season:
             return Standard(features, last, None)
-        season = self.seasons(phase)
+        season = self._season(phase)
         prior = self.prior[:, None]
         fit = ((changes * season.centred).sum(-1, keepdim=True) + prior) / (season.power + prior)
-        amplitude = fit.clamp(0, AMPLITUDE)
+        amplitude = fit.clamp(0, _AMPLITUDE)
         return Standard(features - amplitude * season.features, last, amplitude * season.ahead)
 
-    def taps(self, dtype: torch.dtype | None = None) -> Tensor:
-        """What the memory's state is of a window, (lookback, order): changes @ taps.
-
-        Args:
-            dtype: its precision, that of the weights if None.
-        """
-        return self._system.derive(_taps, self.lookback, dtype=dtype or self.weight.dtype, device=self.weight.device)
-
-    def seasons(self, phase: Tensor) -> Season:
-        """The season's pattern in windows.
-
-        Args:
-            phase: of their last steps, (...).
-        """
+    def _season(self, phase: Tensor) -> Season:
+        """The season's pattern in windows whose last steps have the phase (...)."""
         every = torch.arange(self.season, device=phase.device)
         some = every if phase.numel() > self.season else phase  # of many windows each phase is made once
         reach = self.lookback + self.horizon
@@ -195,7 +183,8 @@ class LookbackForecast(Steppable):
         pattern = pattern - pattern[..., self.lookback - 1 : self.lookback]
         past, ahead = pattern[..., : self.lookback], pattern[..., self.lookback :]
         centred = past - past.mean(-1, keepdim=True)
-        found = Season(past @ self.taps(past.dtype), centred, centred.square().sum(-1, keepdim=True), ahead)
+        taps = self._system.derive(_taps, self.lookback, dtype=past.dtype, device=past.device)
+        found = Season(past @ taps, centred, centred.square().sum(-1, keepdim=True), ahead)
         return found if some is phase else Season(*(value[phase] for value in found))
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
