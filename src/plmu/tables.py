@@ -15,7 +15,7 @@ from plmu.training.errors import RunError
 from plmu.training.results import read_json
 
 HEADER = ("experiment", "model", "run", "epochs", "parameters", "metric", "test", "paper", "seeds", "validation")
-SHORTENED = "“2 of 500” epochs: the run was given fewer epochs than the experiment has by default."
+SHORTENED = "“n of N” epochs: the run was given fewer epochs than the experiment has by default."
 # The README has a row for each experiment, with this model of ours beside the LSTM.
 HEADLINES = {
     "psmnist": "plmu",
