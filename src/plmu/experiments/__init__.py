@@ -2,6 +2,7 @@
 
 from plmu.experiments.addition import Addition
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.forecast import Forecast
 from plmu.experiments.imdb import IMDB
 from plmu.experiments.iwslt import IWSLT
 from plmu.experiments.mackey_glass import MackeyGlass
@@ -13,7 +14,18 @@ from plmu.experiments.text8 import Text8
 
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one
-    for one in (MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT())
+    for one in (
+        Forecast(),
+        MackeyGlass(),
+        PermutedMNIST(),
+        Addition(),
+        IMDB(),
+        QQP(),
+        SNLI(),
+        Text8(),
+        Reviews(),
+        IWSLT(),
+    )
 }
 
 __all__ = ["EXPERIMENTS", "Config", "Experiment"]

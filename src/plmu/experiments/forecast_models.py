@@ -1,0 +1,90 @@
+"""Models of forecasts: their options, and the LSTM that they are compared with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from plmu.experiments.baselines import lstm
+
+
+@dataclass
+class ClosedModel:
+    """The memory and its readout. What is not given is chosen from the data."""
+
+    lookback: int | None = None
+    """Steps that a forecast depends on. Default: 336 or two seasons, or half of the training rows."""
+    order: int | None = None
+    """Legendre coefficients of the memory. Default: half of the look-back, at most 96."""
+    theta: float | None = None
+    """The memory's window in steps. Default: the look-back."""
+    season: int | None = None
+    """Steps of a repeated pattern, such as 24; 0 for none. Default: found by autocorrelation."""
+    individual: bool | None = None
+    """Whether each column may have a readout of its own. Default: where that helps."""
+    strength: float | None = None
+    """Of the ridge. Default: chosen."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("lookback", 1), ("order", 1), ("season", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"model.{name} must be at least {least}, got {value}")
+        for name in ("theta", "strength"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"model.{name} must be above 0 and finite, got {value}")
+
+
+@dataclass
+class GradientModel(ClosedModel):
+    """The same, trained further by gradients."""
+
+
+@dataclass
+class LSTMModel:
+    """An LSTM over the window of each column, as large as our model."""
+
+    lookback: int | None = None
+    """Steps that a forecast depends on. Default: that of our model."""
+    hidden: int | None = None
+    """Units. Default: as many as give the number of parameters of our model."""
+    season: int | None = None
+    """Steps of a repeated pattern, for the seasonal baseline. Default: found by autocorrelation."""
+
+    def __post_init__(self) -> None:
+        for name in ("lookback", "hidden"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"model.{name} must be at least 1, got {value}")
+
+
+class WindowLSTM(nn.Module):
+    """An LSTM over each column's window, relative to its last value and in units of its spread."""
+
+    def __init__(self, hidden: int, horizon: int, lookback: int) -> None:
+        super().__init__()
+        self.lookback = lookback
+        self.recurrent = lstm(1, hidden)
+        self.out = nn.Linear(hidden, horizon)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """(some, channels, length) to (some, channels, horizon)."""
+        windows = windows[..., -self.lookback :]
+        last = windows[..., -1:]
+        spread = (windows - last).square().mean(-1, keepdim=True).sqrt()
+        spread = torch.where(spread > 0, spread, 1.0)
+        x = ((windows - last) / spread).flatten(0, 1)[..., None]
+        states, _ = self.recurrent(x)
+        forecast: Tensor = last + spread * self.out(states[:, -1]).unflatten(0, windows.shape[:2])
+        return forecast
+
+
+def equal_size(parameters: int, horizon: int) -> int:
+    """The units of a `WindowLSTM` with about so many parameters."""
+    # 4 h (h + 3) of the LSTM and (h + 1) horizon of the output, in h
+    linear, constant = 12 + horizon, horizon - parameters
+    return max(1, round((-linear + math.sqrt(linear**2 - 16 * min(constant, 0))) / 8))
