@@ -273,7 +273,7 @@ def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesC
         start = min(one.start for one in data.pieces)
         end = max(one.start + len(one) - 1 for one in data.pieces)
         ends = clock.times(np.array([start, end]))
-        data.notes.append(f"time: column {data.columns.time!r}, one row a {clock.told}, {ends[0]} to {ends[1]}")
+        data.notes.append(f"time: column {data.columns.time!r}, every {clock.told} from {ends[0]} to {ends[1]}")
 
 
 def _counted(counts: Counter[str], rows: int, config: SeriesConfig) -> list[str]:

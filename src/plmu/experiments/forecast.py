@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -50,6 +52,8 @@ from plmu.training.task import Batch, Task
 HORIZON, LOOKBACK = 24, 336
 SCORED = 100_000  # windows over all columns, up to which every one is scored
 KEPT = 2**24  # errors that are held to find intervals
+FEW, FOLDS = 200, 3  # validation windows below which intervals come from so many fits to fewer rows, too
+VALIDATED = 0.2  # share of the rows to choose by, of fits for intervals and backtests, and of the final refit
 TRAINED = 50_000  # windows that are trained on by gradients
 
 ModelConfig = TypeVar("ModelConfig")
@@ -132,13 +136,22 @@ class ForecastTask(Task):
         return found
 
     def intervals(self, model: nn.Module) -> Intervals:
-        """Of a model's forecasts, from its errors on the validation rows."""
+        """Of a model's forecasts, from its errors on the validation rows. Where these are few, models that were fitted
+        to fewer rows give errors on the rows that follow."""
         data, config, windows, settings = self.known
         several = len({one.name for one in data.pieces}) > 1
         limit = max(200, KEPT // (settings.horizon * len(self.scale)))
         found = Intervals(tuple(sorted(config.intervals)), several, 1e-3 * self.scale)
-        origins = self.origins("valid", limit)
-        return fill_intervals(found, model_method(model), windows, origins, self.length, settings.horizon)
+        forecasts = [(model_method(model), self.origins("valid", limit))]
+        if len(forecasts[0][1]) < FEW and isinstance(model, LookbackForecast):
+            forecasts += self.rolled
+        return fill_intervals(found, forecasts, windows, self.length, settings.horizon)
+
+    @cached_property
+    def rolled(self) -> list[tuple[Method, Tensor]]:
+        """Models fitted to the first rows before the validation rows, and the origins that follow those rows."""
+        folds = rolling(self, ClosedModel(), [a for a, _ in self.cuts], FOLDS)
+        return [(model_method(one.model), origins) for one, origins, _ in folds]
 
     def scores(self, model: nn.Module, split: Batch) -> dict[str, float]:
         """Errors over the windows of a split; on the test rows beside those of the baselines."""
@@ -252,6 +265,10 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
         raise DataError(f"--model.lookback must be at most {room} for so many training rows, got {given}")
     lookback = given or max(1, min(max(LOOKBACK, 2 * season), room // 2))
     season = season if season < room else 0
+    if given is None:  # windows must fit into the rows to validate and to test on, too
+        for spans in (cuts, [(two, len(one)) for (_, two), one in zip(cuts, data.pieces, strict=True)]):
+            fitting = [max(first, (end - horizon) // 2) for first, end in spans if end - first >= horizon]
+            lookback = max(1, min([lookback, *([max(fitting)] if fitting else [])]))
     order = getattr(config.model, "order", None) or min(96, max(lookback // 2, min(lookback, 8)))
     theta = float(getattr(config.model, "theta", None) or lookback)
     settings = Settings(
@@ -306,7 +323,7 @@ def fitted(
     ends = until or [len(one) if everything else b for one, (_, b) in zip(data.pieces, task.cuts, strict=True)]
     first = [a for a, _ in task.cuts]
     if everything or until:
-        first = [end - round((end - 0) * 0.2) for end in ends]
+        first = [round((1 - VALIDATED) * end) for end in ends]
     rows, kept, starts = [], [], []
     for one, begin, end in zip(data.pieces, first, ends, strict=True):
         if end < 1:
@@ -318,27 +335,32 @@ def fitted(
     return found.fit(rows, starts=starts, validation_rows=kept)
 
 
+def rolling(
+    task: ForecastTask, model: ClosedModel, rows: list[int], folds: int
+) -> Iterator[tuple[Forecaster, Tensor, int]]:
+    """Forecasters fitted to a half and more of these first rows of each series, the origins that follow the rows of
+    each, and how many rows it was fitted to."""
+    _, _, windows, settings = task.known
+    shares = np.linspace(0.5, 1.0, folds + 1)
+    for share, following in pairwise(shares):
+        ends, after = ([round(one * count) for count in rows] for one in (share, following))
+        spans = list(zip(ends, after, strict=True))
+        origins = windows.origins(spans, settings.lookback, settings.horizon, SCORED // 10, settings.season)
+        if len(origins) and (1 - VALIDATED) * max(ends) - settings.horizon > settings.lookback + 1:
+            yield fitted(task, model, until=ends), origins, sum(ends)
+
+
 def backtest(task: ForecastTask, config: ForecastConfig[Any]) -> list[dict[str, Any]]:
     """Errors of models that were fitted to more and more rows, each on the rows that follow."""
     data, _, windows, settings = task.known
     model = config.model if isinstance(config.model, ClosedModel) else ClosedModel()
-    folds = []
-    shares = np.linspace(0.5, 1.0, config.backtest + 1)
-    for place, share in enumerate(shares[:-1]):
-        ends = [round(share * len(one)) for one in data.pieces]
-        after = [round(shares[place + 1] * len(one)) for one in data.pieces]
-        rows = list(zip(ends, after, strict=True))
-        origins = windows.origins(rows, settings.lookback, settings.horizon, SCORED // 10, settings.season)
-        if not len(origins) or max(ends) - settings.horizon <= settings.lookback:
-            continue
-        methods = {
-            "model": model_method(fitted(task, model, until=ends).model),
-            "last value": last_value(settings.horizon),
-        }
+    found = []
+    for one, origins, rows in rolling(task, model, [len(piece) for piece in data.pieces], config.backtest):
+        methods = {"model": model_method(one.model), "last value": last_value(settings.horizon)}
         errors, _ = score(methods, windows, origins, task.length, settings.horizon, task.scale)
-        fold = {"rows": sum(ends), "windows": len(origins)}
-        folds.append(fold | {f"{name}_mse".replace(" ", "_"): one.mse for name, one in errors.items()})
-    return folds
+        scores = {f"{name}_mse".replace(" ", "_"): error.mse for name, error in errors.items()}
+        found.append({"rows": rows, "windows": len(origins), **scores})
+    return found
 
 
 def _loss(task: ForecastTask, model: nn.Module, batch: Batch) -> Tensor:

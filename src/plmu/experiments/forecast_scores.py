@@ -155,14 +155,15 @@ def score(
 
 
 def fill_intervals(
-    found: Intervals, method: Method, windows: Windows, origins: Tensor, length: int, horizon: int
+    found: Intervals, forecasts: Sequence[tuple[Method, Tensor]], windows: Windows, length: int, horizon: int
 ) -> Intervals:
-    """With the quantiles of the errors over these origins."""
+    """With the quantiles of the errors of methods, each over origins that it has not seen."""
     left = []
     with torch.no_grad():
-        for one in windows.blocks(origins, length, horizon):
-            error = (one.future - method(one.windows, one.steps)) / found.spread(one.windows)
-            left.append(error if one.measured is None else torch.where(one.measured, error, torch.nan))
+        for method, origins in forecasts:
+            for one in windows.blocks(origins, length, horizon):
+                error = (one.future - method(one.windows, one.steps)) / found.spread(one.windows)
+                left.append(error if one.measured is None else torch.where(one.measured, error, torch.nan))
     errors = torch.cat(left)  # (windows, channels, horizon)
     count = errors.isfinite().sum(0)
     low, high = [], []

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,8 +146,7 @@ def _run_seed(
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     log = _Log(folder, options.tensorboard) if processes.writes else None
     if processes.writes:
-        if not options.quiet:
-            print("\n".join(task.messages), end="\n" if task.messages else "", flush=True)
+        _say(task.messages, options.quiet)
         if folders.has_checkpoint(folder):
             sources.check_data(folder, data, config.data)
         sources.remember(folder, data, config)
@@ -197,11 +196,17 @@ def _run_seed(
         log.finish(outcome.history)
         _write_model(experiment, model, network, folder)
         _write_texts(folder, experiment.outputs(task))
-        for line in experiment.write_more(folder, config, task, network):
-            if not options.quiet:
-                print(line)
+        lines = experiment.write_more(folder, config, task, network)
         write_json(folder / "result.json", result)  # last: it says that the run is finished
+        _say(lines, options.quiet)
     processes.wait()
+
+
+def _say(lines: Sequence[str], quiet: bool) -> None:
+    """Print lines. What reads them may have gone, which does not end the run."""
+    with suppress(OSError):
+        for line in () if quiet else lines:
+            print(line, flush=True)
 
 
 def _scored(task: Task, network: nn.Module, seconds: float) -> Outcome:
