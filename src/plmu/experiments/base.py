@@ -55,6 +55,7 @@ class Experiment(ABC):
     labels: ClassVar[tuple[str, ...]] = ()  # names of the classes, in the order of their numbers
     ahead: ClassVar[int] = 0  # how many steps ahead the input is predicted
     starts: ClassVar[tuple[str, ...]] = ()  # the experiments whose runs `--from` takes
+    own_data: ClassVar[bool] = False  # whether there is no data but the user's own
 
     @property
     @abstractmethod

@@ -65,8 +65,7 @@ class ForecastConfig(Config[ModelConfig]):
 
     data: SeriesConfig = field(default_factory=SeriesConfig)
     horizon: tuple[int, ...] = ()
-    """Steps ahead. Of several, the model forecasts the largest and each has a score. Default: 24, or a tenth of the
-    rows of a short series."""
+    """Steps ahead. Of several the model forecasts the largest, and each has a score. Default: 24, fewer if rows are few."""
     intervals: tuple[float, ...] = (0.8, 0.95)
     """Levels of the prediction intervals."""
     backtest: int = 0
@@ -180,6 +179,7 @@ class Forecast(Experiment):
     paper: ClassVar[dict[str, float]] = {}
     models = ("closed", "gradient", "lstm")
     streamable = ("closed", "gradient")
+    own_data = True
 
     def closed_form(self, model: str) -> bool:
         return model == "closed"
