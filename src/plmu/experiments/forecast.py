@@ -51,7 +51,7 @@ from plmu.training.task import Batch, Task
 
 HORIZON, LOOKBACK = 24, 336
 SCORED = 100_000  # windows over all columns, up to which every one is scored
-KEPT = 2**24  # errors that are held to find intervals
+KEPT = 2**22  # errors that are held to find intervals
 FEW, FOLDS = 200, 3  # validation windows below which intervals come from so many fits to fewer rows, too
 VALIDATED = 0.2  # share of the rows to choose by, of fits for intervals and backtests, and of the final refit
 TRAINED = 50_000  # windows that are trained on by gradients
@@ -65,7 +65,7 @@ class ForecastConfig(Config[ModelConfig]):
 
     data: SeriesConfig = field(default_factory=SeriesConfig)
     horizon: tuple[int, ...] = ()
-    """Steps ahead. Of several the model forecasts the largest, and each has a score. Default: 24, fewer if rows are few."""
+    """Steps ahead. Of several the model forecasts the largest, and each has a score. Default: 24, or fewer."""
     intervals: tuple[float, ...] = (0.8, 0.95)
     """Levels of the prediction intervals."""
     backtest: int = 0
