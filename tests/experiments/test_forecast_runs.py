@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from program import refused
 import plmu
 from plmu.cli import main
 from plmu.data.series import SeriesConfig
-from plmu.experiments import EXPERIMENTS, deployed
-from plmu.experiments.forecast import ForecastTask, prepare
+from plmu.experiments import EXPERIMENTS, deployed, forecast_task
 from plmu.experiments.forecast_models import ClosedModel, WindowLSTM, equal_size
+from plmu.experiments.forecast_task import ForecastTask, prepare
 from plmu.experiments.stream_lines import Options, show
 
 COUNT, HORIZON = 360, 6
@@ -240,7 +241,10 @@ def test_rows_without_times(
     """The place in the season is seen from the values."""
     monkeypatch.chdir(tmp_path)
     np.save("waves.npy", values(240))
-    main(["train", "forecast", "--data.file", "waves.npy", "--horizon", "4", "--quiet", "--intervals", "0.9"])
+    words = ["train", "forecast", "--data.file", "waves.npy", "--horizon", "4", "--intervals", "0.9", "--lstm"]
+    monkeypatch.setattr(forecast_task, "LSTM_TRAINING", replace(forecast_task.LSTM_TRAINING, epochs=1))
+    main([*words, "--quiet"])
+    assert result(Path("runs/forecast-waves-seed0"))["test"]["LSTM_mse"] > 0
     np.save("later.npy", values()[5:345])
     capsys.readouterr()
     main(["predict", "runs/forecast-waves-seed0", "--data.file", "later.npy"])

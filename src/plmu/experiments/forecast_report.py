@@ -14,7 +14,7 @@ from plmu.plotting import literal, pyplot
 from plmu.training.results import write_json
 
 if TYPE_CHECKING:
-    from plmu.experiments.forecast import ForecastTask
+    from plmu.experiments.forecast_task import ForecastTask
 
 SHOWN = 4  # columns that are drawn
 FORECASTS = 4  # that are drawn of each
