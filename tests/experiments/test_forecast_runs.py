@@ -337,6 +337,48 @@ def test_scores_are_those_of_a_loop_over_windows(tmp_path: Path) -> None:
     assert len(squares) < 2 * HORIZON * len(task.test[0])
 
 
+def test_a_messy_file_is_forecast_and_says_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte-order mark, semicolons, decimal commas, two formats of dates, a gap, a duplicate, a constant column, text in
+    a column of numbers, an empty line."""
+    monkeypatch.chdir(tmp_path)
+    lines = []
+    for i, line in enumerate(written(200).splitlines()[1:]):
+        stamp, load, temp = line.split(",")
+        if i % 5 == 0:
+            stamp = f"{stamp[8:10]}.{stamp[5:7]}.{stamp[:4]} {stamp[11:]}"
+        if i == 50:
+            load = "defekt"
+        if i not in (70, 71, 72):
+            lines.append(f"{stamp};{load.replace('.', ',')};{temp.replace('.', ',')};1;Halle 3")
+        if i == 90:
+            lines += [lines[-1], ""]
+    content = "\n".join(["Zeit;Last;Temp;Status;Ort", *lines, ""])
+    Path("messy.csv").write_bytes(b"\xef\xbb\xbf" + content.encode())
+    words = ["train", "forecast", "--data.file", "messy.csv", "--horizon", "4"]
+    assert "messy.csv, line 52, column 'Last': 'defekt' is not a number" in refused(words, capsys)
+    main([*words, "--data.bad", "missing"])
+    shown = capsys.readouterr().out
+    for note in (
+        "byte-order mark left out",
+        "semicolons between fields",
+        "decimal commas",
+        "1 empty line left out",
+        "column 'Zeit': dates in 2 formats",
+        "column 'Last': 1 cell of text taken as missing, the first 'defekt' in line 52",
+        "left out, no numbers: Ort",
+        "left out, constant: Status",
+        "values: Last, Temp",
+        "every 2 h from 2024-01-01 00:00 to 2024-01-17 14:00",
+        "times: 1 rows fall on the step of another; averaged",
+        "gaps: 4 of 200 steps lack a value; filled with the last value, and not scored",
+    ):
+        assert note in shown
+    main(["predict", "runs/forecast-messy-seed0", "--data.file", "messy.csv", "--quiet"])
+    assert table(capsys.readouterr().out)[0]["Zeit"] == "2024-01-17 16:00"
+
+
 @pytest.mark.parametrize(
     ("content", "options", "fault"),
     [
