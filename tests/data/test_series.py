@@ -76,6 +76,15 @@ def test_a_given_step_averages_rows(data: Any) -> None:
         data(hours(), step="often")
 
 
+def test_times_without_a_grid_are_refused(data: Any) -> None:
+    minutes = np.cumsum(np.tile([1, 1, 1, 300], 30))
+    times = (np.datetime64("2024-01-01T00:00") + minutes).tolist()
+    content = "\n".join(["time,v", *(f"{one},{i}" for i, one in enumerate(times)), ""])
+    with pytest.raises(DataError, match=r"1 min apart at the median, yet 30 of 120 are more than 48 such steps apart"):
+        data(content)
+    assert len(data(content, irregular="rows").pieces[0]) == 120
+
+
 def test_columns_are_found_and_named(data: Any) -> None:
     rows = "\n".join(f"{i},2024-01-{i + 1:02d},{i * i},7,Berlin,{-i}" for i in range(20))
     found = data(f"no,day,a,fixed,city,b\n{rows}\n")

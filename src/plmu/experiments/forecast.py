@@ -48,7 +48,7 @@ class Forecast(Experiment):
         return name if model == self.models[0] else f"{name}-{model}"
 
     def defaults(self, model: str) -> Config[Any]:
-        trained = TrainingConfig(epochs=20, batch_size=64, learning_rate=1e-3, schedule="cosine")
+        trained = TrainingConfig(epochs=20, batch_size=64, learning_rate=1e-3, schedule="cosine", graph=False)
         choices: dict[str, tuple[Any, TrainingConfig]] = {
             "closed": (ClosedModel(), TrainingConfig(epochs=1)),
             "gradient": (GradientModel(), trained),
@@ -77,7 +77,10 @@ class Forecast(Experiment):
     def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
         assert isinstance(task, ForecastTask)
         assert isinstance(config, ForecastConfig)
-        intervals = task.intervals(network)
+        if task.tested_intervals is None:
+            task.scores(network, task.test)
+        assert task.tested_intervals is not None
+        intervals = task.tested_intervals
         folds = backtest(task, config) if config.backtest else []
         lines = forecast_report.write(folder, task, network, intervals, folds)
         if isinstance(network, LookbackForecast):

@@ -158,6 +158,8 @@ def fill_intervals(
     found: Intervals, forecasts: Sequence[tuple[Method, Tensor]], windows: Windows, length: int, horizon: int
 ) -> Intervals:
     """With the quantiles of the errors of methods, each over origins that it has not seen."""
+    if not found.levels:
+        return found
     left = []
     with torch.no_grad():
         for method, origins in forecasts:

@@ -89,6 +89,7 @@ class ForecastTask(Task):
     forecaster: Forecaster | None = None
     errors: dict[str, Errors] = field(default_factory=dict)  # of the last test
     coverage: list[float] = field(default_factory=list)
+    tested_intervals: Intervals | None = None
 
     @cached_property
     def known(self) -> tuple[SeriesData, ForecastConfig[Any], Windows, Settings]:
@@ -114,15 +115,16 @@ class ForecastTask(Task):
     @cached_property
     def baselines(self) -> dict[str, Method]:
         """Last value, seasonal last value, a linear map of the window, and an LSTM if asked for."""
-        data, config, _, settings = self.known
+        data, config, windows, settings = self.known
         found: dict[str, Method] = {"last value": last_value(settings.horizon)}
         if settings.season:
             found["seasonal last value"] = seasonal_value(settings.horizon, settings.season)
         linear = WindowLinear(len(self.scale), settings.horizon, settings.lookback)
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
         for one, (a, b) in zip(data.pieces, self.cuts, strict=True):
-            parts[0].append(torch.from_numpy(one.values[:a].T.astype(np.float32)))
-            parts[1].append(torch.from_numpy(one.values[max(0, a - settings.lookback) : b].T.astype(np.float32)))
+            rows = torch.from_numpy((one.values - windows.level.numpy()).T.astype(np.float32))
+            parts[0].append(rows[:, :a])
+            parts[1].append(rows[:, max(0, a - settings.lookback) : b])
         linear.fit(*parts, self.scale)
         found["linear"] = linear
         if config.lstm:
@@ -148,7 +150,9 @@ class ForecastTask(Task):
         """Models fitted to the first rows before the validation rows, and the origins that follow those rows."""
         rows = [a for a, _ in self.cuts]
         most = max(rows) // (4 * self.known[3].horizon)  # a fold has two horizons
-        folds = rolling(self, ClosedModel(), rows, max(1, min(FOLDS, most)))
+        model = self.known[1].model
+        model = model if isinstance(model, ClosedModel) else ClosedModel()
+        folds = rolling(self, model, rows, max(1, min(FOLDS, most)))
         return [(model_method(one.model), origins) for one, origins, _ in folds]
 
     def scores(self, model: nn.Module, split: Batch) -> dict[str, float]:
@@ -156,18 +160,16 @@ class ForecastTask(Task):
         _, config, windows, settings = self.known
         tested = torch.equal(split[0].cpu(), self.test[0])
         methods = {"model": model_method(model), **(self.baselines if tested else {})}
-        intervals = self.intervals(model) if tested and config.intervals else None
+        intervals = self.intervals(model) if tested else None
         errors, inside = score(methods, windows, split[0].cpu(), self.length, settings.horizon, self.scale, intervals)
         own = errors["model"]
         found = {"mse": own.mse, "mae": own.mae}
         if len(config.horizon) > 1:
             found |= {f"mse_{steps}": own.until(steps) for steps in sorted(set(config.horizon))}
         if tested:
-            self.errors, self.coverage = errors, inside
-            if intervals is not None:
-                found |= {
-                    f"in_{100 * p:g}_%_interval": share for p, share in zip(intervals.levels, inside, strict=True)
-                }
+            self.errors, self.coverage, self.tested_intervals = errors, inside, intervals
+            levels = sorted(config.intervals)
+            found |= {f"in_{100 * p:g}_%_interval": share for p, share in zip(levels, inside, strict=True)}
             found |= {f"{name}_mse".replace(" ", "_"): one.mse for name, one in errors.items() if name != "model"}
         return found
 
@@ -256,7 +258,7 @@ def fitted(
     ends = until or [len(one) if everything else b for one, (_, b) in zip(data.pieces, task.cuts, strict=True)]
     first = [a for a, _ in task.cuts]
     if everything or until:
-        first = [round((1 - VALIDATED) * end) for end in ends]
+        first = series.first_rows(data, ends, 1 - VALIDATED)
     rows, kept, starts = [], [], []
     for one, begin, end in zip(data.pieces, first, ends, strict=True):
         if end < 1:
@@ -298,13 +300,14 @@ def rolling(
 ) -> Iterator[tuple[Forecaster, Tensor, int]]:
     """Forecasters fitted to a half and more of these first rows of each series, the origins that follow the rows of
     each, and how many rows it was fitted to."""
-    _, _, windows, settings = task.known
+    data, _, windows, settings = task.known
     shares = np.linspace(0.5, 1.0, folds + 1)
     for share, following in pairwise(shares):
-        ends, after = ([round(one * count) for count in rows] for one in (share, following))
+        ends, after = (series.first_rows(data, rows, one) for one in (share, following))
         spans = list(zip(ends, after, strict=True))
         origins = windows.origins(spans, settings.lookback, settings.horizon, SCORED // 10, settings.season)
-        if len(origins) and (1 - VALIDATED) * max(ends) - settings.horizon > settings.lookback + 1:
+        past = max(series.first_rows(data, ends, 1 - VALIDATED))
+        if len(origins) and past - settings.horizon > settings.lookback:
             yield fitted(task, model, until=ends), origins, sum(ends)
 
 

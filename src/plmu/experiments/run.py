@@ -259,7 +259,9 @@ def _write_missing_model(experiment: Experiment, model: str, config: Config[Any]
         print(f"{folder} has no model.plmu and no checkpoint to make it from: remove its result.json to train again")
         return
     _write_model(experiment, model, found[2], folder)
-    print(f"{folder / 'model.plmu'} was missing: made it again from the checkpoint")
+    experiment.write_more(folder, config, found[1], found[2])
+    how = "fitted it again" if experiment.closed_form(model) else "made it again from the checkpoint"
+    print(f"{folder / 'model.plmu'} was missing: {how}")
 
 
 def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:
