@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 from forecasts import COUNT, values, written
 from program import refused
+from starlette.testclient import TestClient
 
 from plmu.cli import main
 from plmu.experiments import deployed, forecast_task
 from plmu.experiments.stream_lines import Options, show
+from plmu.serve import Options as ServerOptions
+from plmu.serve import make_server
 
 HORIZON = 6
 RUN = Path("runs/forecast-load-seed0")
@@ -197,6 +200,19 @@ def test_a_stream_continues_the_rows_of_training(run: Path) -> None:
     assert found.forecast is not None
     assert found.forecast.phase == COUNT % 12
     assert found.answer([1.0, 2.0] * HORIZON) == {"forecast": {"load": [1.0] * HORIZON, "temp": [2.0] * HORIZON}}
+
+
+def test_a_server_names_the_columns(run: Path) -> None:
+    server = make_server(deployed.load(run), ServerOptions())
+    with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+        about = client.get("/model").json()
+        assert (about["columns"], about["horizon"]) == (["load", "temp"], HORIZON)
+        with client.websocket_connect("ws://127.0.0.1/ws") as connection:
+            connection.receive_json()
+            connection.send_json({"samples": [[50.0, 15.0], [51.0, 16.0]]})
+            answer = connection.receive_json()
+    assert {name: len(ahead) for name, ahead in answer["forecast"].items()} == {"load": HORIZON, "temp": HORIZON}
+    assert answer["outputs"][-1][:2] == [answer["forecast"]["load"][0], answer["forecast"]["temp"][0]]
 
 
 def test_an_export_names_the_columns(run: Path, tmp_path: Path) -> None:
