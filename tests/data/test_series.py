@@ -130,6 +130,17 @@ def test_rows_without_a_time_or_value_at_the_end(data: Any) -> None:
     assert "times: 1 rows without one left out" in found.notes
 
 
+def test_a_column_that_begins_late_is_told(data: Any) -> None:
+    found = data("\n".join(["t,a,b", *(f"{i},{i},{'' if i < 4 else i}" for i in range(10)), ""]))
+    assert found.pieces[0].start == 4
+    assert "left out: 4 rows before each column has its first value" in found.notes
+
+
+def test_values_that_are_too_large(data: Any) -> None:
+    with pytest.raises(DataError, match=r"line 3, column 'v': 1e\+300 is too large"):
+        data("t,v\n1,1\n2,1e300\n3,2\n")
+
+
 def test_no_values_at_all(data: Any) -> None:
     with pytest.raises(DataError, match="no column of numbers to forecast"):
         data("time,a\n2024-01-01,x\n2024-01-02,y\n")

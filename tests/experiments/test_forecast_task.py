@@ -11,10 +11,12 @@ import torch
 from forecasts import written
 
 import plmu
-from plmu.data.series import SeriesConfig
+from plmu.data.series import Piece, SeriesConfig
 from plmu.experiments import EXPERIMENTS
 from plmu.experiments.forecast_models import ClosedModel, WindowLSTM, equal_size
+from plmu.experiments.forecast_scores import Intervals, fill_intervals, last_value, score
 from plmu.experiments.forecast_task import ForecastTask, prepare, rolling
+from plmu.experiments.forecast_windows import Windows
 
 HORIZON = 6
 
@@ -96,3 +98,18 @@ def test_settings_can_be_set(tmp_path: Path) -> None:
     assert (model.lookback, model.order, model.config["theta"], model.season) == (20, 7, 30.0, 0)
     assert "seasonal last value" not in task.baselines
     assert isinstance(model, plmu.nn.LookbackForecast)
+
+
+def test_intervals_are_quantiles_of_errors() -> None:
+    """Of 99 errors the 80 % interval reaches from the 10th to the 90th, and it always holds the forecast."""
+    errors = torch.randperm(99, generator=torch.Generator().manual_seed(0)).float() - 30
+    pieces = [Piece("", 0, np.stack([np.zeros(99), errors.numpy()], 1).reshape(-1, 1), np.ones((198, 1), bool))]
+    windows = Windows.of(pieces)
+    origins = torch.arange(0, 198, 2)
+    found = Intervals((0.8,), False, torch.zeros(1))
+    filled = fill_intervals(found, [(last_value(1), origins)], windows, 1, 1)
+    assert (float(filled.low), float(filled.high)) == (9 - 30, 89 - 30)
+    above = fill_intervals(found, [(lambda w, s: w - 100, origins)], windows, 1, 1)
+    assert (float(above.low), float(above.high)) == (0.0, 189 - 30)
+    _, inside = score({"model": last_value(1)}, windows, origins, 1, 1, torch.ones(1), filled)
+    assert inside == [pytest.approx(81 / 99)]

@@ -18,6 +18,7 @@ from plmu.data.tables import Table, read_tables
 
 Numbers = NDArray[np.float64]
 _NOTES = 20  # of further files
+_LARGEST = 1e30  # values of which squares and sums are still numbers in float64, and differences in float32
 _BROKEN = 0.1  # share of long gaps, above which the times cannot be meant as a grid
 
 
@@ -140,6 +141,11 @@ class _Raw:
 
 def _raw(table: Table, columns: Columns, config: SeriesConfig, several: bool) -> list[_Raw]:
     values = np.stack([table.numbers(name, config.bad) for name in columns.values], axis=1)
+    large = np.flatnonzero((np.abs(values) > _LARGEST).any(axis=1))
+    if len(large):
+        place = int((np.abs(values[large[0]]) > _LARGEST).argmax())
+        fault = f"{values[large[0], place]:g} is too large to compute with: divide the column"
+        raise DataError(f"{table.place(int(large[0]), columns.values[place])}: {fault}")
     times = None if columns.time is None else table.times(columns.time, config.day_first)
     name = table.path.stem if several else ""
     if columns.id is None:
@@ -227,6 +233,7 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
         data.counts["empty"] += len(steps)
         return []
     first = int(begun.max())
+    data.counts["before"] += first
     steps, values = steps[first:], values[first:]
     if len(steps) == int(steps[-1] - steps[0]) + 1 and not np.isnan(values).any():
         return [Piece(name, int(steps[0]), values, np.ones(values.shape, bool))]
@@ -286,6 +293,7 @@ def _counted(counts: Counter[str], rows: int, config: SeriesConfig) -> list[str]
         "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}, and not scored",
         "gaps": "gaps: {} steps lack a value; the series are split there",
         "split": f"gaps: {{}} of more than {longest} steps; the series are split there",
+        "before": "left out: {} rows before each column has its first value",
         "empty": "left out: {} rows of series that lack a column",
     }
     return [text.format(f"{counts[name]:,}") for name, text in words.items() if counts[name]]

@@ -187,7 +187,7 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
         fewer = " or a smaller --horizon" if horizon > 1 else ""
         raise DataError(
             f"{config.data.file} has {longest:,} consecutive row{'s' * (longest > 1)}, too few to forecast {horizon}"
-            f" step{'s' * (horizon > 1)} ahead: give at least {needed:,}{fewer}"
+            f" step{'s' * (horizon > 1)} ahead: give at least {needed:,}{fewer}{_done(data)}"
         )
     everything = np.concatenate(past)
     mean, spread = everything.mean(axis=0), everything.std(axis=0)
@@ -234,10 +234,16 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
         raise DataError(
             f"{config.data.file}: the {kind} rows, {100 * share:g} % of {data.rows:,}, hold no window of"
             f" {lookback} steps and its horizon of {horizon}: give more rows, a smaller --horizon or a larger"
-            f" --data.{kind}"
+            f" --data.{kind}{_done(data)}"
         )
     task.messages = [*data.notes, settings.told()]
     return task
+
+
+def _done(data: SeriesData) -> str:
+    """What was done with rows, for an error that says that they are too few."""
+    told = [note for note in data.notes if note.startswith(("times:", "gaps:", "left out:"))]
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def fitted(
