@@ -53,7 +53,7 @@ def main() -> None:
             found[{"batch": "first batch", "train": "whole run"}[stage]] = row
             print(stage, row, flush=True)
     if given.json:
-        command = f"python -m benchmarks.large_table --rows {given.rows} --json {given.json.name}"
+        command = f"python -m benchmarks.large_table --rows {given.rows} --json results/{given.json.name}"
         write_json(given.json, {"command": command, "machine": provenance(torch.device("cpu")), **found})
 
 
