@@ -1,4 +1,4 @@
-"""Commands that run a trained model: plmu generate | translate | stream | serve | export.
+"""Commands that run a trained model: plmu generate | translate | predict | stream | serve | export.
 
 As in `plmu.cli`, each imports what it needs when it runs.
 """
@@ -85,6 +85,35 @@ def translate(words: list[str]) -> None:
             show(run, file, options, str(group.device))
         except KeyboardInterrupt:
             return
+
+
+def predict_parser() -> Parser:
+    parser = Parser(
+        prog="plmu predict",
+        description="Print what a model says of the series in a file of your own, as CSV: the steps after the last row"
+        " of each series with their times and intervals, or the class of each series with its probabilities."
+        " What was found in the file goes to standard error.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run of forecast or classify")
+    parser.add_argument(
+        "--data.file",
+        dest="file",
+        type=Path,
+        required=True,
+        help="CSV, Parquet or NumPy file, or a folder of them, with the columns of the run's file",
+    )
+    parser.add_argument("--out", type=Path, help="CSV file to write (standard output)")
+    parser.add_argument("--quiet", action="store_true", help="do not say what was found")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
+    return parser
+
+
+def predict(words: list[str]) -> None:
+    given = predict_parser().parse_args(words)
+    with _threads(given.threads):
+        from plmu.experiments.predict import predict as run_model
+
+        run_model(given.run, given.file, given.out, given.quiet)
 
 
 def stream_parser() -> Parser:

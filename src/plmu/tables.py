@@ -69,7 +69,10 @@ def named(summary: dict[str, Any]) -> str:
 
 
 def epochs(summary: dict[str, Any]) -> str:
-    """How many epochs; and of how many, where the run was shortened."""
+    """How many epochs; and of how many, where the run was shortened. A closed form has none."""
+    experiment = EXPERIMENTS.get(summary["experiment"])
+    if experiment is not None and experiment.closed_form(summary["model"]):
+        return ""
     given, usual = summary["config"]["training"]["epochs"], _usual_epochs(summary)
     return f"{given:,} of {usual:,}" if shortened(summary) else f"{given:,}"
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plmu.data.files import DataConfig, DataError, cache_folder
+from plmu.data.tables import table_files
 from plmu.experiments.base import Config
 from plmu.training.errors import RunError
 from plmu.training.results import read_json, write_json
@@ -110,9 +111,20 @@ def _hashes(data: DataConfig) -> dict[str, str]:
     found = {}
     for name, path in own_files(data).items():
         status = path.stat()
-        if path.is_file():
+        if path.is_dir():
+            found[name] = _folder_hash(path)
+        elif path.is_file():
             found[name] = _sha256(path, status.st_size, status.st_mtime_ns)
     return found
+
+
+def _folder_hash(folder: Path) -> str:
+    """Of names and contents of the tables in a folder."""
+    whole = hashlib.sha256()
+    for path in table_files(folder):
+        status = path.stat()
+        whole.update(f"{path.name} {_sha256(path, status.st_size, status.st_mtime_ns)}\n".encode())
+    return whole.hexdigest()
 
 
 def check_files(folder: Path, data: DataConfig) -> None:
