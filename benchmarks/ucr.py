@@ -57,6 +57,7 @@ def one(name: str) -> dict[str, Any]:
         "leave-one-out accuracy": classifier.loo_accuracy_,
         "accuracy": accuracy,
         "strength": classifier.strength_,
+        "normalised": classifier.normalize_,
         "train series": len(train),
         "test series": len(test),
         "longest": max(map(len, train)),

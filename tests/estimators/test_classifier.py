@@ -83,9 +83,10 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
     x, labels = torch.randn(24, features), torch.arange(24) % 3
     x[:, 0] += labels
     correct, scores = 0, []
-    full = leave_one_out(x, labels, [10.0])
+    scales = torch.linspace(0.5, 2, features)
+    full = leave_one_out(x, labels, [10.0], scales)
     spread, mean = torch.std_mean(x.double(), dim=0, correction=0)
-    x = (x.double() - mean) / spread  # as it is for the whole
+    x = (x.double() - mean) / spread * scales  # as it is for the whole
     target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
     for i in range(24):
         rest = torch.arange(24) != i
@@ -97,6 +98,7 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
         scores.append(torch.cat([x[i], torch.ones(1)]) @ weight)
         correct += int(scores[-1].argmax() == labels[i])
     assert full.accuracy == pytest.approx(correct / 24)
+    assert full.error == pytest.approx(float((torch.stack(scores) - target).square().mean()))
 
 
 def test_what_cannot_be_fitted_is_named() -> None:
