@@ -126,7 +126,7 @@ class SequenceClassifier(Estimator):
         return leave_one_out(features, labels, strengths, scales)
 
     def _compared(self, arrays: list[Array], labels: Tensor) -> tuple[bool | str, tuple[Sequential, Tensor] | None]:
-        """The normalisation with the smallest leave-one-out error, and its features if they are known for all series."""
+        """The normalisation with the smallest leave-one-out error, and its features where all series were compared."""
         if _alike(arrays):
             return True, None
         generator = torch.Generator().manual_seed(int(self.random_state))
