@@ -47,6 +47,22 @@ class Clock:
             return np.busday_count(_day(self.first), days).astype(np.int64)
         return np.rint((_plain(times) - self.first) / self.step).astype(np.int64)
 
+    def step_of(self, time: str) -> int:
+        """The step of one time, as text. ValueError: it is none."""
+        if self.kind in ("rows", "numbers"):
+            try:
+                return int(self.steps(np.array([float(time)]))[0])
+            except (ValueError, OverflowError):
+                raise ValueError(f"{time[:60]!r} is not a time: those of the data are numbers") from None
+        import polars as pl
+
+        from plmu.data.tables import dates
+
+        made, wrong, _ = dates.parse(pl.Series([time]))
+        if len(wrong) or made.has_nulls():
+            raise ValueError(f"{time[:60]!r} is not a date or time")
+        return int(self.steps(made.to_numpy().astype("datetime64[us]"))[0])
+
     def off_grid(self, times: NDArray[Any]) -> float:
         """The share of times that are not on the grid."""
         if self.kind in ("rows", "months", "weekdays") or not len(times):

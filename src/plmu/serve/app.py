@@ -109,6 +109,8 @@ class Server:
             "outputs": self.batcher.sessions.outputs,
             "labels": list(means.labels),
             "ahead": means.ahead,
+            "columns": list(means.inputs),
+            "horizon": means.horizon,
             "memory": None if memory is None else {"order": memory[0], "theta": memory[1]},
             "version": plmu.__version__,
         }

@@ -177,7 +177,7 @@ class Writer:
                 told["outputs"] = outputs
         if self.language and outputs:
             told["next"] = self._likely(outputs[-1])
-        elif outputs and self.deployed.outputs.labels:
+        elif outputs and (self.deployed.outputs.labels or self.deployed.outputs.horizon):
             told |= self.deployed.answer(outputs[-1])
         return told
 
