@@ -107,7 +107,7 @@ class SequenceClassifier(Estimator):
 
     def _features(self, arrays: list[Array], normalize: Any) -> tuple[Sequential, Tensor]:
         """All but the readout, made for these series, and its outputs (examples, features)."""
-        x, lengths = _padded(arrays, normalize)
+        x, lengths = shares.padded(arrays, normalize)
         front = shares.build(
             x,
             lengths,
@@ -155,7 +155,7 @@ class SequenceClassifier(Estimator):
             X: as in `fit`.
         """
         self._check_fitted()
-        x, lengths = _padded(series_of(X), self.normalize_)
+        x, lengths = shares.padded(series_of(X), self.normalize_)
         return [one[:length].double().numpy() for one, length in zip(x, lengths.tolist(), strict=True)]
 
     def decision_function(self, X: Any) -> Array:
@@ -164,7 +164,7 @@ class SequenceClassifier(Estimator):
         Args:
             X: as in `fit`; lengths may be others.
         """
-        scores = self._scores(X)
+        scores = self.scores(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -173,7 +173,7 @@ class SequenceClassifier(Estimator):
         Args:
             X: as in `fit`; lengths may be others.
         """
-        best = self._scores(X).argmax(axis=1)
+        best = self.scores(X).argmax(axis=1)
         found: NDArray[Any] = self.classes_[best]
         return found
 
@@ -183,7 +183,7 @@ class SequenceClassifier(Estimator):
         Args:
             X: as in `fit`; lengths may be others.
         """
-        return torch.softmax(torch.tensor(self._scores(X)), dim=1).numpy()
+        return torch.softmax(torch.tensor(self.scores(X)), dim=1).numpy()
 
     def score(self, X: Any, y: Any) -> float:
         """The share of series that are classified correctly.
@@ -194,7 +194,25 @@ class SequenceClassifier(Estimator):
         """
         return float(np.mean(self.predict(X) == np.asarray(y)))
 
-    def _scores(self, X: Any) -> Array:
+    def scores(self, X: Any) -> Array:
+        """The score of each class, (examples, classes), whose softmax is its probability.
+
+        Args:
+            X: as in `fit`; lengths may be others.
+        """
+        x, lengths = self._prepared(X)
+        return torch.cat(list(shares.over_blocks(self.model, x, lengths))).double().numpy()
+
+    def features(self, X: Any) -> Tensor:
+        """What the readout, the model's last layer, takes: (examples, features).
+
+        Args:
+            X: as in `fit`; lengths may be others.
+        """
+        x, lengths = self._prepared(X)
+        return torch.cat(list(shares.over_blocks(self.model[:-1], x, lengths)))
+
+    def _prepared(self, X: Any) -> tuple[Tensor, Tensor]:
         self._check_fitted()
         arrays = series_of(X)
         if arrays[0].shape[1] != self.n_channels_:
@@ -205,8 +223,7 @@ class SequenceClassifier(Estimator):
         if known is not None and is_table(X) and len(arrays[0]) != known:
             raise ValueError(f"X has {len(arrays[0])} features, but {type(self).__name__} is expecting {known} features"
                              " as input: give series of another length as a list of arrays")  # fmt: skip
-        x, lengths = _padded(arrays, self.normalize_)
-        return torch.cat(list(shares.over_blocks(self.model, x, lengths))).double().numpy()
+        return shares.padded(arrays, self.normalize_)
 
     def _windows(self, longest: int) -> list[float]:
         if self.windows is not None:
@@ -224,22 +241,6 @@ class SequenceClassifier(Estimator):
         tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
         tags.target_tags.required = True
         return tags
-
-
-def _padded(arrays: list[Array], normalize: Any) -> tuple[Tensor, Tensor]:
-    """Series (examples, time, channels), normalised and padded on the right with zeros, and their lengths."""
-    lengths = torch.tensor([len(one) for one in arrays])
-    out = torch.zeros(len(arrays), int(lengths.max()), arrays[0].shape[1] * (2 if normalize == "both" else 1))
-    for row, one in zip(out, arrays, strict=True):
-        taken = one
-        if normalize:
-            spread = one.std(axis=0)
-            taken = (one - one.mean(axis=0)) / np.where(spread > 1e-12 * np.abs(one).max(axis=0), spread, 1.0)
-            taken = np.concatenate([taken, one], axis=1) if normalize == "both" else taken
-        row[: len(one)] = torch.from_numpy(taken)
-    if not bool(out.isfinite().all()):
-        raise ValueError("X has numbers too large for float32")
-    return out, lengths
 
 
 def _alike(arrays: list[Array]) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from plmu.estimators.series import Array
 from plmu.nn import CausalConvolution, DelayLayer, Sequential, ThresholdShares
 
 POSITIONS = 0.3  # weight of positions beside shares in the ridge regression
@@ -14,6 +17,22 @@ _BLOCK = 2**24  # numbers of projections that are held at a time
 _SAMPLE = 1000  # steps of training series from which thresholds are taken
 _SERIES = 256  # training series from which scales and thresholds are taken
 _GOLDEN = 0.6180339887498949  # its multiples fill the unit interval evenly
+
+
+def padded(arrays: list[Array], normalize: Any) -> tuple[Tensor, Tensor]:
+    """Series (examples, time, channels), normalised and padded on the right with zeros, and their lengths."""
+    lengths = torch.tensor([len(one) for one in arrays])
+    out = torch.zeros(len(arrays), int(lengths.max()), arrays[0].shape[1] * (2 if normalize == "both" else 1))
+    for row, one in zip(out, arrays, strict=True):
+        taken = one
+        if normalize:
+            spread = one.std(axis=0)
+            taken = (one - one.mean(axis=0)) / np.where(spread > 1e-12 * np.abs(one).max(axis=0), spread, 1.0)
+            taken = np.concatenate([taken, one], axis=1) if normalize == "both" else taken
+        row[: len(one)] = torch.from_numpy(taken)
+    if not bool(out.isfinite().all()):
+        raise ValueError("X has numbers too large for float32")
+    return out, lengths
 
 
 def build(

@@ -2,6 +2,7 @@
 
 from plmu.experiments.addition import Addition
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.classify import Classify
 from plmu.experiments.forecast import Forecast
 from plmu.experiments.imdb import IMDB
 from plmu.experiments.iwslt import IWSLT
@@ -16,6 +17,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     one.name: one
     for one in (
         Forecast(),
+        Classify(),
         MackeyGlass(),
         PermutedMNIST(),
         Addition(),

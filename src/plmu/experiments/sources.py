@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plmu.data.files import DataConfig, DataError, cache_folder
-from plmu.data.tables import table_files
+from plmu.data.tables import nested_files
 from plmu.experiments.base import Config
 from plmu.training.errors import RunError
 from plmu.training.results import read_json, write_json
@@ -49,7 +49,7 @@ def published(config: Config[Any]) -> dict[str, Any]:
 def command(words: Sequence[str], data: DataConfig) -> str:
     """What was typed, without the folders of this machine: of files and of a run to start from their names alone."""
     dropped = ("--runs", f"--{ROOT}")
-    shortened = (f"--{START}", *(f"--data.{name}" for name in path_fields(data)))
+    shortened = (f"--{START}", *(f"--data.{name}".replace("_", "-") for name in path_fields(data)))
     kept: list[str] = []
     given = iter(words)
     for word in given:
@@ -119,11 +119,13 @@ def _hashes(data: DataConfig) -> dict[str, str]:
 
 
 def _folder_hash(folder: Path) -> str:
-    """Of names and contents of the tables in a folder."""
+    """Of names and contents of the tables in a folder and its sub-folders."""
     whole = hashlib.sha256()
-    for path in table_files(folder):
+    for path in nested_files(folder):
         status = path.stat()
-        whole.update(f"{path.name} {_sha256(path, status.st_size, status.st_mtime_ns)}\n".encode())
+        whole.update(
+            f"{path.relative_to(folder).as_posix()} {_sha256(path, status.st_size, status.st_mtime_ns)}\n".encode()
+        )
     return whole.hexdigest()
 
 
