@@ -71,7 +71,7 @@ class ThresholdShares(Steppable):
         known = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         start = self._start(x, state)
-        if self.returns_sequences or resets is not None:
+        if self.returns_sequences or resets is not None or torch.compiler.is_compiling():
             return self._every_step(x, start, known, resets)
         steps = start.new_full((batch,), time) if known is None else known.to(start.dtype)
         sums = self._sums(x.detach(), steps)
