@@ -30,22 +30,25 @@ class Clock:
         first: the time of step 0: a number, or microseconds since 1970.
         step: of one step: a number, microseconds or months.
         ends: whether months are written as their last days.
+        whole: whether a time belongs to the step that has begun, rather than to the nearest.
     """
 
     kind: Kind = "rows"
     first: float = 0.0
     step: float = 1.0
     ends: bool = False
+    whole: bool = False
 
     def steps(self, times: NDArray[Any]) -> Steps:
-        """The nearest step of each time: of datetime64[us], or of numbers."""
+        """The step of each time: of datetime64[us], or of numbers."""
         if self.kind == "months":
             months = times.astype("datetime64[M]").astype(np.int64) - _month(self.first)
             return months // int(self.step)
         if self.kind == "weekdays":
             days = times.astype("datetime64[D]")
             return np.busday_count(_day(self.first), days).astype(np.int64)
-        return np.rint((_plain(times) - self.first) / self.step).astype(np.int64)
+        place = (_plain(times) - self.first) / self.step
+        return (np.floor(place + _NEAR) if self.whole else np.rint(place)).astype(np.int64)
 
     def step_of(self, time: str) -> int:
         """The step of one time, as text. ValueError: it is none."""
@@ -65,7 +68,7 @@ class Clock:
 
     def off_grid(self, times: NDArray[Any]) -> float:
         """The share of times that are not on the grid."""
-        if self.kind in ("rows", "months", "weekdays") or not len(times):
+        if self.kind in ("rows", "months", "weekdays") or self.whole or not len(times):
             return 0.0
         place = (_plain(times) - self.first) / self.step
         return float(np.mean(np.abs(place - np.rint(place)) > _NEAR))
@@ -124,12 +127,15 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
     origin = float(_plain(np.array([first]))[0])
     if step is not None:
         return _given(step, dates, origin)
-    apart = np.concatenate([np.diff(_plain(np.unique(one))) for one in groups])
+    apart = np.concatenate([np.diff(_plain(one)) for one in groups])
+    apart = apart[apart > 0]
     if not len(apart):
         return Clock("time", origin, float(DAY)) if dates else Clock("numbers", origin, 1.0)
     median = float(np.median(apart))
     if not dates:
         return Clock("numbers", origin, median)
+    if median < DAY:
+        return Clock("time", origin, median)
     every = np.unique(np.concatenate([one.astype("datetime64[D]") for one in groups]))
     for months, (low, high) in {1: (27.9, 31.1), 3: (89.5, 92.6), 12: (364.5, 366.5)}.items():
         if low * DAY <= median <= high * DAY and len(every) > 2 and apart.min() >= low * DAY:
@@ -148,11 +154,11 @@ def _given(step: str, dates: bool, origin: float) -> Clock:
     )
     size = float(match[1] or 1) if match and match[1] != "." else 0.0
     if size > 0 and dates and unit in MICROSECONDS:
-        return Clock("time", origin, size * MICROSECONDS[unit])
+        return Clock("time", origin, size * MICROSECONDS[unit], whole=True)
     if size >= 1 and size == int(size) and dates and unit in MONTHS:
         return Clock("months", origin, size * MONTHS[unit])
     if size > 0 and not dates and not unit:
-        return Clock("numbers", origin, size)
+        return Clock("numbers", origin, size, whole=True)
     wanted = "a length of time such as 15min, 1h, 1d or 1mo" if dates else "a number, as the times are"
     raise DataError(f"--data.step must be {wanted}; got {step!r}")
 

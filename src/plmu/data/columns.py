@@ -99,6 +99,8 @@ def _id(table: Table, time: str | None, taken: set[str | None], config: SeriesCo
         return None
     times = table.times(time, config.day_first)
     rows = len(times)
+    if bool((times[1:] > times[:-1]).all()):
+        return None
     _, place = np.unique(times, return_inverse=True)
     if rows - (int(place.max()) + 1) <= max(_FEW * rows, 1):
         return None

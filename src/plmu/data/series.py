@@ -307,7 +307,7 @@ def cuts(data: SeriesData, config: SeriesConfig) -> list[tuple[int, int]]:
         low, high = int(starts.min()), int((starts + lengths).max())
         while low < high:  # the first step before which this share of all rows comes
             middle = (low + high) // 2
-            if np.clip(middle - starts, 0, lengths).sum() < share * lengths.sum():
+            if np.clip(middle - starts, 0, lengths).sum() < share * lengths.sum() - 1e-6:
                 low = middle + 1
             else:
                 high = middle

@@ -1,4 +1,4 @@
-"""The paper's experiments, one module each: configuration, data, model, baselines and score."""
+"""The paper's experiments, and those on data of one's own: configuration, data, model, baselines and score."""
 
 from plmu.experiments.addition import Addition
 from plmu.experiments.base import Config, Experiment
@@ -16,17 +16,9 @@ from plmu.experiments.text8 import Text8
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one
     for one in (
+        *(MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT()),
         Forecast(),
         Classify(),
-        MackeyGlass(),
-        PermutedMNIST(),
-        Addition(),
-        IMDB(),
-        QQP(),
-        SNLI(),
-        Text8(),
-        Reviews(),
-        IWSLT(),
     )
 }
 

@@ -125,6 +125,7 @@ class ClassifyTask(Task):
 class Classify(Experiment):
     name = "classify"
     metric = "accuracy"
+    own_data = True
     paper: ClassVar[dict[str, float]] = {}
     percent = True
     models = ("closed", "gradient")
@@ -134,7 +135,7 @@ class Classify(Experiment):
         return model == "closed"
 
     def run_name(self, model: str, config: Config[Any]) -> str:
-        return own_name(self, model, config.data.file if isinstance(config.data, LabelledConfig) else None)
+        return self.name_of_file(model, config.data.file if isinstance(config.data, LabelledConfig) else None)
 
     def defaults(self, model: str) -> Config[Any]:
         trained = TrainingConfig(epochs=30, batch_size=32, learning_rate=3e-4, weight_decay=0.01, schedule="cosine")
@@ -186,13 +187,6 @@ class Classify(Experiment):
     def predict(self, folder: Path, config: Config[Any], file: Path) -> Predictions:
         assert isinstance(config.data, LabelledConfig)
         return predict(folder, config.data, file)
-
-
-def own_name(experiment: Experiment, model: str, file: Path | None) -> str:
-    """The name of a run on a file of the user's own."""
-    stem = "" if file is None else "".join(one if one.isalnum() or one in "-_." else "-" for one in file.stem)
-    name = f"{experiment.name}-{stem.strip('.-') or 'data'}"
-    return name if model == experiment.models[0] else f"{name}-{model}"
 
 
 def classifier(model: ClosedModel, seed: int) -> SequenceClassifier:

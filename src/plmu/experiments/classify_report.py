@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from plmu.experiments.forecast_report import text_table
+from plmu.plotting import literal, pyplot
 from plmu.training.results import write_json
 
 SHOWN = 20  # classes that are printed
@@ -58,15 +59,9 @@ def write(folder: Path, classes: Sequence[str], truth: Tensor, found: Tensor) ->
 
 def plot(path: Path, classes: Sequence[str], counts: Tensor) -> None:
     """The confusion matrix: each row as shares of its class."""
-    import matplotlib
-
-    from plmu.curves import literal
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    drawing = pyplot()
     size = 2.2 + 0.42 * min(len(classes), 40)
-    figure, axis = pyplot.subplots(figsize=(size + 0.8, size))
+    figure, axis = drawing.subplots(figsize=(size + 0.8, size))
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
     image = axis.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
     if len(classes) <= NUMBERED:
@@ -83,4 +78,4 @@ def plot(path: Path, classes: Sequence[str], counts: Tensor) -> None:
     figure.colorbar(image, label="share of the true class", shrink=0.8)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    drawing.close(figure)

@@ -140,7 +140,7 @@ def load(path: Path) -> Deployed:
     if outputs.horizon and (len(outputs.inputs) != frozen.features or count != outputs.horizon * frozen.features):
         raise RunError(f"{file} has {count} outputs, outputs.json is of another run")
     forecast = model if isinstance(model, LookbackForecast) else None
-    clock = Settings.read(folder).clock if outputs.time else None
+    clock = Settings.read(folder).clock if outputs.horizon and outputs.time else None
     return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecast, clock)
 
 

@@ -51,7 +51,7 @@ from plmu.training.task import Batch, Task
 
 HORIZON, LOOKBACK = 24, 336
 SCORED = 100_000  # windows over all columns, up to which every one is scored
-KEPT = 2**24  # errors that are held to find intervals
+KEPT = 2**22  # errors that are held to find intervals
 FEW, FOLDS = 200, 3  # validation windows below which intervals come from so many fits to fewer rows, too
 VALIDATED = 0.2  # share of the rows to choose by, of fits for intervals and backtests, and of the final refit
 TRAINED = 50_000  # windows that are trained on by gradients
@@ -65,8 +65,7 @@ class ForecastConfig(Config[ModelConfig]):
 
     data: SeriesConfig = field(default_factory=SeriesConfig)
     horizon: tuple[int, ...] = ()
-    """Steps ahead. Of several, the model forecasts the largest and each has a score. Default: 24, or a tenth of the
-    rows of a short series."""
+    """Steps ahead. Of several the model forecasts the largest, and each has a score. Default: 24, or fewer."""
     intervals: tuple[float, ...] = (0.8, 0.95)
     """Levels of the prediction intervals."""
     backtest: int = 0
@@ -180,15 +179,13 @@ class Forecast(Experiment):
     paper: ClassVar[dict[str, float]] = {}
     models = ("closed", "gradient", "lstm")
     streamable = ("closed", "gradient")
+    own_data = True
 
     def closed_form(self, model: str) -> bool:
         return model == "closed"
 
     def run_name(self, model: str, config: Config[Any]) -> str:
-        file = config.data.file if isinstance(config.data, SeriesConfig) else None
-        stem = "" if file is None else "".join(one if one.isalnum() or one in "-_." else "-" for one in file.stem)
-        name = f"{self.name}-{stem.strip('.-') or 'data'}"
-        return name if model == self.models[0] else f"{name}-{model}"
+        return self.name_of_file(model, config.data.file if isinstance(config.data, SeriesConfig) else None)
 
     def defaults(self, model: str) -> Config[Any]:
         trained = TrainingConfig(epochs=20, batch_size=64, learning_rate=1e-3, schedule="cosine")

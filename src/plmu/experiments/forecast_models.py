@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from plmu.experiments.baselines import lstm
+from plmu.experiments.fields import Checked
 
 
 @dataclass
-class ClosedModel:
+class ClosedModel(Checked):
     """The memory and its readout. What is not given is chosen from the data."""
 
     lookback: int | None = None
@@ -28,16 +29,6 @@ class ClosedModel:
     strength: float | None = None
     """Of the ridge. Default: chosen."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("lookback", 1), ("order", 1), ("season", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"model.{name} must be at least {least}, got {value}")
-        for name in ("theta", "strength"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"model.{name} must be above 0 and finite, got {value}")
-
 
 @dataclass
 class GradientModel(ClosedModel):
@@ -45,7 +36,7 @@ class GradientModel(ClosedModel):
 
 
 @dataclass
-class LSTMModel:
+class LSTMModel(Checked):
     """An LSTM over the window of each column, as large as our model."""
 
     lookback: int | None = None
@@ -54,12 +45,6 @@ class LSTMModel:
     """Units. Default: as many as give the number of parameters of our model."""
     season: int | None = None
     """Steps of a repeated pattern, for the seasonal baseline. Default: found by autocorrelation."""
-
-    def __post_init__(self) -> None:
-        for name in ("lookback", "hidden"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"model.{name} must be at least 1, got {value}")
 
 
 class WindowLSTM(nn.Module):

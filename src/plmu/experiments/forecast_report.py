@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from plmu.experiments.forecast_scores import Intervals, model_method
+from plmu.plotting import literal, pyplot
 from plmu.training.results import write_json
 
 if TYPE_CHECKING:
@@ -67,13 +68,6 @@ def text_table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals: Intervals) -> None:
     """A few forecasts of the test rows, with their intervals, on what was measured."""
-    import matplotlib
-
-    from plmu.curves import literal
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     data, _, windows, settings = task.known
     horizon, before = settings.horizon, min(settings.lookback, 3 * settings.horizon)
     # The last forecasts that do not overlap.
@@ -92,7 +86,8 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
         ahead = model_method(network)(examples.windows, examples.steps)
     spread = intervals.spread(examples.windows).expand(len(origins), len(task.scale), 1)
     names = settings.values[:SHOWN]
-    figure, axes = pyplot.subplots(len(names), 1, figsize=(9, 1.2 + 2.4 * len(names)), sharex=True, squeeze=False)
+    drawing = pyplot()
+    figure, axes = drawing.subplots(len(names), 1, figsize=(9, 1.2 + 2.4 * len(names)), sharex=True, squeeze=False)
     for channel, (axis, name) in enumerate(zip(axes[:, 0], names, strict=True)):
         axis.plot(axis_values, windows.values[channel, rows], color="0.25", linewidth=1, label="measured")
         for number, origin in enumerate(origins.tolist()):
@@ -114,7 +109,7 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
     figure.autofmt_xdate()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    drawing.close(figure)
 
 
 def _axis(clock: Any, steps: Any) -> Any:
@@ -125,12 +120,8 @@ def _axis(clock: Any, steps: Any) -> Any:
 
 def plot_errors(path: Path, task: ForecastTask) -> None:
     """Root mean squared errors by step ahead, beside the baselines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6.4, 3.6))
+    drawing = pyplot()
+    figure, axis = drawing.subplots(figsize=(6.4, 3.6))
     for name, one in task.errors.items():
         steps = np.sqrt(one.by_step())
         form = ("o" if len(steps) == 1 else "") + ("-" if name == "model" else "--")
@@ -142,4 +133,4 @@ def plot_errors(path: Path, task: ForecastTask) -> None:
     axis.legend(fontsize="small", frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    drawing.close(figure)

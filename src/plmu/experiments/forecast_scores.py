@@ -166,12 +166,11 @@ def fill_intervals(
                 left.append(error if one.measured is None else torch.where(one.measured, error, torch.nan))
     errors = torch.cat(left)  # (windows, channels, horizon)
     count = errors.isfinite().sum(0)
+    ordered = errors.nan_to_num(torch.inf).sort(0).values
     low, high = [], []
     for level in found.levels:
-        # The ⌈(n + 1) q⌉-th smallest of n errors, from either side.
-        rank = (((count + 1) * (1 + level) / 2).ceil().clamp(max=count)).long() - 1
-        ordered = errors.nan_to_num(torch.inf).sort(0).values
-        high.append(ordered.gather(0, rank.clamp(min=0)[None])[0])
-        mirrored = (-errors).nan_to_num(torch.inf).sort(0).values
-        low.append(-mirrored.gather(0, rank.clamp(min=0)[None])[0])
+        # The ⌈(n + 1) q⌉-th smallest of n errors, and as far from the largest.
+        rank = ((count + 1) * (1 + level) / 2).ceil().long().clamp(min=1).minimum(count.clamp(min=1)) - 1
+        high.append(ordered.gather(0, rank[None])[0])
+        low.append(ordered.gather(0, (count - 1 - rank).clamp(min=0)[None])[0])
     return replace(found, low=torch.stack(low), high=torch.stack(high))

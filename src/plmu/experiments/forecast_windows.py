@@ -69,7 +69,7 @@ class Windows:
         stride = 1 if limit is None else math.ceil(len(every) / limit)
         while season and stride > 1 and math.gcd(stride, season) > 1:
             stride += 1
-        return every[:: max(1, stride)]
+        return every[:: max(1, stride)].clone()
 
     def take(self, origins: Tensor, lookback: int, horizon: int) -> Examples:
         """The windows of these origins. Where a window begins before its piece, the first row of it is repeated."""

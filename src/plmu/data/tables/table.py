@@ -39,6 +39,7 @@ class Table:
         self._columns, self._line = {column.name: column for column in frame}, line
         self.rows = frame.height
         self._kinds: dict[str, Kind] = {}
+        self._times: dict[tuple[str, bool | None], NDArray[Any]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -122,6 +123,8 @@ class Table:
         if column.dtype == pl.String:
             if self.kind(name) == "number":
                 return self.numbers(name)
+            if (name, day_first) in self._times:
+                return self._times[name, day_first]
             try:
                 made, wrong, notes = dates.parse(column, day_first)
             except dates.MixedOrderError as error:
@@ -136,6 +139,7 @@ class Table:
                 self._note(f"column {name!r}: {note}")
             column = made
         found: NDArray[Any] = column.cast(pl.Datetime("us")).to_numpy().astype("datetime64[us]")
+        self._times[name, day_first] = found
         return found
 
     def text(self, name: str) -> NDArray[np.object_]:
