@@ -17,7 +17,7 @@ from plmu.data.tables import Table, nested_files, read_arrays, read_table
 
 Numbers = NDArray[np.float64]
 Layout = Literal["rows", "wide", "arrays", "files", "archive"]
-LABELS = ("label", "class", "target", "y", "category", "activity", "gesture", "labels", "classes", "klasse")
+LABELS = ("label", "class", "category", "activity", "gesture", "labels", "classes", "klasse", "target", "y")
 IDS = ("id", "series", "series_id", "sample", "sample_id", "case", "case_id", "recording", "recording_id", "name")
 _NOTES = 20
 
@@ -211,7 +211,10 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
         if name is not None:
             table.kind(name)  # raises unless there is such a column
     taken = {config.label, config.id, config.time, *config.values}
-    label = config.label or _named(table, LABELS, taken)
+    measured = {
+        name for name in table.names if table.kind(name) == "number" and not _whole(table.numbers(name, "missing"))
+    }
+    label = config.label or _named(table, LABELS, taken | measured)
     several = config.id or _named(table, IDS, taken | {label})
     time = config.time or _named(table, tuple(TIME_NAMES), taken | {label, several})
     long = several is not None and len(table.codes(several)[1]) < table.rows
@@ -249,9 +252,14 @@ def _unnamed_label(table: Table, taken: set[str | None]) -> str | None:
     if text or len(free) < 4 or table.kind(free[0]) != "number":
         return None
     first = table.numbers(free[0], "missing")
-    whole = first[~np.isnan(first)]
-    few = len(np.unique(whole)) <= max(2, len(whole) // 2)
-    return free[0] if len(whole) and few and bool((whole == np.round(whole)).all()) else None
+    few = len(np.unique(first[~np.isnan(first)])) <= max(2, len(first) // 2)
+    return free[0] if few and _whole(first) else None
+
+
+def _whole(values: Numbers) -> bool:
+    """Whether they are whole numbers."""
+    known = values[~np.isnan(values)]
+    return bool(len(known)) and bool((known == np.round(known)).all())
 
 
 def _folder(path: Path, config: LabelledConfig, known: Format | None) -> LabelledData:

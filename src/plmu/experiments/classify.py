@@ -28,6 +28,7 @@ from plmu.estimators.classifier import SequenceClassifier
 from plmu.experiments import classify_report
 from plmu.experiments.base import Config, Experiment, Predictions
 from plmu.experiments.classify_run import Settings, predict, write_models
+from plmu.experiments.fields import Checked
 from plmu.nn import Sequential
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
@@ -39,12 +40,12 @@ ModelConfig = TypeVar("ModelConfig")
 
 
 @dataclass
-class ClosedModel:
+class ClosedModel(Checked):
     """The memories, their projections and the readout."""
 
     order: int = 9
     """Legendre coefficients of each memory."""
-    windows: tuple[float, ...] = ()
+    windows: tuple[float, ...] | None = None
     """θ of the memories in steps. Default: 9, 18, 36 … up to the length of the longest series."""
     projections: int = 32
     """Random projections of each memory's state."""
@@ -52,13 +53,6 @@ class ClosedModel:
     """Thresholds of each projection."""
     normalize: Literal["auto", "series", "none", "both"] = "auto"
     """Each series to mean 0 and standard deviation 1, as it is, both, or the best of them by leave-one-out errors."""
-
-    def __post_init__(self) -> None:
-        for name in ("order", "projections", "thresholds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}")
-        if not all(0 < one < float("inf") for one in self.windows):
-            raise ValueError(f"model.windows must be above 0 and finite, got {', '.join(map(str, self.windows))}")
 
 
 @dataclass
@@ -192,7 +186,7 @@ class Classify(Experiment):
 def classifier(model: ClosedModel, seed: int) -> SequenceClassifier:
     return SequenceClassifier(
         order=model.order,
-        windows=model.windows or None,
+        windows=model.windows,
         projections=model.projections,
         thresholds=model.thresholds,
         normalize=NORMALIZE[model.normalize],
