@@ -14,7 +14,7 @@ from plmu.data.clock import Clock
 from plmu.data.symbols import Characters, Symbols, Words, beginning, read
 from plmu.data.text import tokenise
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.forecast_run import Settings
+from plmu.experiments.forecast_run import SERIES, Settings
 from plmu.experiments.outputs import Outputs, outputs_of
 from plmu.experiments.outputs import read as read_outputs
 from plmu.nn import Steppable
@@ -140,7 +140,7 @@ def load(path: Path) -> Deployed:
     if outputs.horizon and (len(outputs.inputs) != frozen.features or count != outputs.horizon * frozen.features):
         raise RunError(f"{file} has {count} outputs, outputs.json is of another run")
     forecast = model if isinstance(model, LookbackForecast) else None
-    clock = Settings.read(folder).clock if outputs.horizon and outputs.time else None
+    clock = Settings.read(folder).clock if (folder / SERIES).is_file() and forecast is not None else None
     return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecast, clock)
 
 

@@ -52,7 +52,7 @@ from plmu.training.task import Batch, Task
 HORIZON, LOOKBACK = 24, 336
 SCORED = 100_000  # windows over all columns, up to which every one is scored
 KEPT = 2**22  # errors that are held to find intervals
-FEW, FOLDS = 200, 3  # validation windows below which intervals come from so many fits to fewer rows, too
+FEW, FOLDS = 30, 4  # horizons in the validation rows, below which intervals come from so many other fits, too
 VALIDATED = 0.2  # share of the rows to choose by, of fits for intervals and backtests, and of the final refit
 TRAINED = 50_000  # windows that are trained on by gradients
 
@@ -142,7 +142,7 @@ class ForecastTask(Task):
         limit = max(200, KEPT // (settings.horizon * len(self.scale)))
         found = Intervals(tuple(sorted(config.intervals)), several, 1e-3 * self.scale)
         forecasts = [(model_method(model), self.origins("valid", limit))]
-        if len(forecasts[0][1]) < FEW and isinstance(model, LookbackForecast):
+        if len(self.valid[0]) < FEW * settings.horizon and isinstance(model, LookbackForecast):
             forecasts += self.rolled
         return fill_intervals(found, forecasts, windows, self.length, settings.horizon)
 

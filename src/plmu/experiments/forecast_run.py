@@ -46,7 +46,7 @@ class Settings:
 
     def told(self) -> str:
         """In words."""
-        season = f"a season of {self.season} steps" if self.season else "no season found"
+        season = f"a season of {self.season} steps is tried" if self.season else "no season found"
         held = DelayNetwork(self.order, self.theta).describe().cycles_per_window
         return (
             f"model: forecasts {self.horizon} steps from a look-back of {self.lookback}; order {self.order} over"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from plmu.data.tables.missing import filled
 
@@ -91,6 +94,24 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
     if any(form.endswith(_ZONES) for form in used):
         notes.append("time zones converted to UTC")
     return found, left, notes
+
+
+def from_digits(values: NDArray[np.float64]) -> NDArray[Any] | None:
+    """Dates of numbers such as 20240131; None if one of them is no such number."""
+    known = values[~np.isnan(values)]
+    if not len(known) or known.min() < 1e7 or known.max() >= 3e7 or (known != np.floor(known)).any():
+        return None
+    digits = known.astype(np.int64)
+    year, month, day = digits // 10_000, digits // 100 % 100, digits % 100
+    if not ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all():
+        return None
+    months = (12 * (year - 1970) + month - 1).astype("datetime64[M]")
+    days = months.astype("datetime64[D]") + (day - 1)
+    if (days.astype("datetime64[M]") != months).any():
+        return None
+    found = np.full(len(values), np.datetime64("NaT"), dtype="datetime64[us]")
+    found[~np.isnan(values)] = days
+    return found
 
 
 def _most(column: pl.Series, formats: list[str]) -> str | None:

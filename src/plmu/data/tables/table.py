@@ -111,6 +111,8 @@ class Table:
     def times(self, name: str, day_first: bool | None = None) -> NDArray[Any]:
         """A column of times: datetime64[us] of dates, with NaT where one is missing; or float64 of numbers.
 
+        Numbers such as 20240131 are dates if all are.
+
         Args:
             name: of the column.
             day_first: whether 2/1/2024 is the second of January; by default found out.
@@ -119,7 +121,9 @@ class Table:
 
         column = self._column(name)
         if column.dtype == pl.Float64:
-            return self.numbers(name)
+            values = self.numbers(name)
+            days = dates.from_digits(values)
+            return values if days is None else days
         if column.dtype == pl.String:
             if self.kind(name) == "number":
                 return self.numbers(name)

@@ -93,6 +93,12 @@ def test_the_order_of_days_and_months_is_found(table: Any) -> None:
     assert days(unknown.times("t", day_first=True)) == ["2024-02-01"]
 
 
+def test_dates_of_digits(table: Any) -> None:
+    assert days(table("date,v\n20240101,1\n20240102,2\n20240103,3\n").times("date")) == DAYS
+    assert table("date,v\n20240131,1\n20240132,2\n").times("date").tolist() == [20240131.0, 20240132.0]
+    assert table("date,v\n20240131,1\n20240230,2\n").times("date").dtype == np.float64
+
+
 @pytest.mark.parametrize("content", ["", "\n\n", "time,load\n"])
 def test_no_rows_is_said(table: Any, content: str) -> None:
     with pytest.raises(DataError, match=r"my\.csv (is empty: it has no rows|has no rows of data)"):

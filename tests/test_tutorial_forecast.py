@@ -1,0 +1,38 @@
+"""The tutorial runs from top to bottom: its Python code, its commands, and what it shows of their output."""
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from plmu.cli import main
+
+PAGE = Path(__file__).parents[1] / "docs" / "tutorial-forecast.md"
+
+
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of a text block is a line of the output before it; … stands for anything."""
+    pytest.importorskip("statsmodels")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    printed, shown = "", 0
+    for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S):
+        if language == "text":
+            for line in code.splitlines():
+                wanted = ".*".join(map(re.escape, line.split("…")))
+                assert re.search(rf"^{wanted}$", printed, re.M), f"{line!r} is not in\n{printed}"
+                shown += 1
+            continue
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            if language == "python":
+                exec(compile(code, str(PAGE), "exec"), namespace)
+            for command in code.splitlines() if language == "sh" else []:
+                if command.startswith("plmu "):
+                    main(shlex.split(command)[1:])
+        printed = output.getvalue()
+    assert shown > 15
+    assert Path("runs/forecast-co2-seed0/forecast.png").is_file()
