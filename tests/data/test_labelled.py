@@ -45,6 +45,12 @@ def test_many_rows_a_series(tmp_path: Path) -> None:
     assert one.series[1].tolist() == [[7], [8], [9]]
 
 
+def test_columns_that_do_not_tell_series_apart_are_not_taken_for_ids(tmp_path: Path) -> None:
+    rows = "sample,recording,x,y,label\n0,1,1,5.5,up\n1,1,2,6.5,up\n0,2,3,7,down\n1,2,4,8,down\n"
+    form = load(tmp_path / "f.csv", rows).form
+    assert (form.id, form.time, form.values) == ("recording", "sample", ("x", "y"))
+
+
 def test_one_series_a_row(tmp_path: Path) -> None:
     found = load(tmp_path / "wide.csv", "name,s1,s2,s3,class\nu,1,2,3,A\nv,4,5,,B\nw,6,,8,A\n")
     assert (found.names, found.labels) == (["u", "v", "w"], ["A", "B", "A"])

@@ -19,6 +19,7 @@ Numbers = NDArray[np.float64]
 Layout = Literal["rows", "wide", "arrays", "files", "archive"]
 LABELS = ("label", "class", "category", "activity", "gesture", "labels", "classes", "klasse", "target", "y")
 IDS = ("id", "series", "series_id", "sample", "sample_id", "case", "case_id", "recording", "recording_id", "name")
+TIMES = (*sorted(TIME_NAMES), "sample", "step", "index", "frame")
 _NOTES = 20
 
 
@@ -215,8 +216,9 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
         name for name in table.names if table.kind(name) == "number" and not _whole(table.numbers(name, "missing"))
     }
     label = config.label or _named(table, LABELS, taken | measured)
-    several = config.id or _named(table, IDS, taken | {label})
-    time = config.time or _named(table, tuple(TIME_NAMES), taken | {label, several})
+    others = taken | {label}
+    several = config.id or _named(table, IDS, others | _crossing(table, label)) or _named(table, IDS, others)
+    time = config.time or _named(table, TIMES, taken | {label, several})
     long = several is not None and len(table.codes(several)[1]) < table.rows
     if label is None and config.labels is None and not long:
         label = _unnamed_label(table, taken | {several})
@@ -236,6 +238,19 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
             " many rows, name the column that tells series apart with --data.id"
         )
     return Format("rows" if long else "wide", several, label, time if long else None, values)
+
+
+def _crossing(table: Table, label: str | None) -> set[str]:
+    """Columns of ids of which one has several labels: they do not tell series apart."""
+    if label is None:
+        return set()
+    labels, found = table.codes(label)[0], set()
+    for name in table.names:
+        if name != label and name.strip().lower() in IDS:
+            codes, ids = table.codes(name)
+            if len(np.unique(codes * (labels.max() + 1) + labels)) > len(ids):
+                found.add(name)
+    return found
 
 
 def _named(table: Table, names: tuple[str, ...], taken: set[str | None]) -> str | None:
@@ -268,7 +283,7 @@ def _folder(path: Path, config: LabelledConfig, known: Format | None) -> Labelle
     for file in nested_files(path):
         table = read_table(file, config.header)
         values = config.values or (known.values if known is not None else ())
-        time = config.time or _named(table, tuple(TIME_NAMES), set(values))
+        time = config.time or _named(table, TIMES, set(values))
         if not values:
             values = tuple(name for name in table.names if name != time and table.kind(name) == "number")
         if not values:
