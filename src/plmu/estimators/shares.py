@@ -13,7 +13,7 @@ from plmu.estimators.series import Array
 from plmu.nn import CausalConvolution, DelayLayer, Sequential, ThresholdShares
 
 POSITIONS = 0.3  # weight of positions beside shares in the ridge regression
-_BLOCK = 2**24  # numbers of projections that are held at a time
+_BLOCK = 2**22  # numbers of projections that are held at a time
 _SAMPLE = 1000  # steps of training series from which thresholds are taken
 _SERIES = 100  # training series from which scales and thresholds are taken
 _GOLDEN = 0.6180339887498949  # its multiples fill the unit interval evenly
