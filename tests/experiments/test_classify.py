@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,17 @@ def test_a_normalised_model_is_kept_beside_the_one_that_streams(run: Path, tmp_p
     assert not (tmp_path / "plain-seed0" / "whole.plmu").exists()
     main(["predict", str(tmp_path / "plain-seed0"), "--data.file", "gestures.csv"])
     assert "of 48 are as predicted" in capsys.readouterr().err
+
+
+def test_a_lost_model_is_made_again(run: Path, tmp_path: Path, capsys: Any) -> None:
+    copy = tmp_path / "runs" / RUN.name
+    shutil.copytree(run, copy)
+    lost = {name: (copy / name).read_bytes() for name in ("model.plmu", "whole.plmu", "outputs.json")}
+    for name in lost:
+        (copy / name).unlink()
+    main(["train", "classify", "--data.file", "gestures.csv", "--runs", str(tmp_path / "runs"), *SMALL])
+    capsys.readouterr()
+    assert {name: (copy / name).read_bytes() for name in lost} == lost
 
 
 def test_a_test_file_and_gradient_training(run: Path, tmp_path: Path, capsys: Any) -> None:

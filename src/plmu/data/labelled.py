@@ -168,8 +168,8 @@ def _table(table: Table, config: LabelledConfig, known: Format | None) -> Labell
     form = known or find_format(table, config)
     if form.layout not in ("rows", "wide"):
         raise DataError(f"{table.path} is a table; the model was trained on {form.layout}: give a file of that kind")
-    if form.label is not None and known is not None and form.label not in table.names:
-        form = replace(form, label=None)
+    if known is not None:
+        form = _alike(table, known, config)
     data = LabelledData(form, [], [], [], table.notes)
     values = np.stack([table.numbers(name, config.bad) for name in form.values], axis=1)
     labels = None if form.label is None else table.text(form.label)
@@ -206,15 +206,26 @@ def _table(table: Table, config: LabelledConfig, known: Format | None) -> Labell
     return data
 
 
+def _alike(table: Table, known: Format, config: LabelledConfig) -> Format:
+    """The format of a table that is written like another, but may have no labels, and another number of steps."""
+    unlabelled = known.label not in table.names
+    if known.layout == "wide" and known.label == "column 1" and len(table.names) == len(known.values):
+        unlabelled = True  # without a header: one column less than with labels
+    form = replace(known, label=None if unlabelled else known.label)
+    if known.layout == "wide" and not config.values:
+        steps = [name for name in table.names if name not in (form.label, form.id) and table.kind(name) == "number"]
+        form = replace(form, values=tuple(steps))
+    return form
+
+
 def find_format(table: Table, config: LabelledConfig) -> Format:
     """Which columns are ids, labels, times and values, where the user does not say."""
     for name in (config.label, config.id, config.time, *config.values):
         if name is not None:
             table.kind(name)  # raises unless there is such a column
     taken = {config.label, config.id, config.time, *config.values}
-    measured = {
-        name for name in table.names if table.kind(name) == "number" and not _whole(table.numbers(name, "missing"))
-    }
+    named = [name for name in table.names if name.strip().lower() in LABELS and table.kind(name) == "number"]
+    measured = {name for name in named if not _whole(table.numbers(name, "missing"))}
     label = config.label or _named(table, LABELS, taken | measured)
     others = taken | {label}
     several = config.id or _named(table, IDS, others | _crossing(table, label)) or _named(table, IDS, others)

@@ -258,7 +258,12 @@ def _write_missing_model(experiment: Experiment, model: str, config: Config[Any]
     if found is None:
         print(f"{folder} has no model.plmu and no checkpoint to make it from: remove its result.json to train again")
         return
-    _write_model(experiment, model, found[2], folder)
+    _, task, network = found
+    _write_model(experiment, model, network, folder)
+    if experiment.own_data and task.score is not None:  # with names and units, which the data has
+        with torch.no_grad():
+            task.score(network.eval(), task.test)
+        experiment.write_more(folder, config, task, network)
     print(f"{folder / 'model.plmu'} was missing: made it again from the checkpoint")
 
 
