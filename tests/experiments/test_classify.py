@@ -20,6 +20,8 @@ from plmu.experiments import deployed
 from plmu.experiments.classify import split
 from plmu.experiments.classify_report import by_class, confusion
 from plmu.experiments.stream_lines import Options, show
+from plmu.serve import Options as ServeOptions
+from plmu.serve import make_server
 
 RUN = Path("runs/classify-gestures-seed0")
 SMALL = ["--model.projections", "8", "--model.thresholds", "4", "--quiet"]
@@ -139,6 +141,20 @@ def test_it_streams_and_exports_with_names_of_classes(run: Path, tmp_path: Path,
 
     metadata = {one.key: one.value for one in onnx.load(next((tmp_path / "onnx").glob("*.onnx"))).metadata_props}
     assert all(name in str(metadata) for name in PERIODS)
+
+
+def test_it_is_served_with_names_of_classes(run: Path) -> None:
+    client_of = pytest.importorskip("starlette.testclient").TestClient
+    server = make_server(deployed.load(run), ServeOptions())
+    client = client_of(server.app(), base_url="http://127.0.0.1")
+    with client, client.websocket_connect("ws://127.0.0.1/ws") as socket:
+        socket.receive_json()
+        socket.send_json({"samples": [[1.0, 2.0], [0.5, 1.0]]})
+        answer = socket.receive_json()
+        socket.send_json({"close": True})
+        assert socket.receive_json()["closed"]
+    assert len(answer["outputs"]) == 2
+    assert all(name in json.dumps(answer) for name in PERIODS)
 
 
 def test_a_normalised_model_is_kept_beside_the_one_that_streams(run: Path, tmp_path: Path, capsys: Any) -> None:
