@@ -76,6 +76,15 @@ def test_a_given_step_averages_rows(data: Any) -> None:
         data(hours(), step="often")
 
 
+def test_times_without_a_grid_are_refused(data: Any) -> None:
+    minutes = np.cumsum(np.tile([1, 1, 1, 300], 30))
+    times = (np.datetime64("2024-01-01T00:00") + minutes).tolist()
+    content = "\n".join(["time,v", *(f"{one},{i}" for i, one in enumerate(times)), ""])
+    with pytest.raises(DataError, match=r"1 min apart at the median, yet 30 of 120 are more than 48 such steps apart"):
+        data(content)
+    assert len(data(content, irregular="rows").pieces[0]) == 120
+
+
 def test_columns_are_found_and_named(data: Any) -> None:
     rows = "\n".join(f"{i},2024-01-{i + 1:02d},{i * i},7,Berlin,{-i}" for i in range(20))
     found = data(f"no,day,a,fixed,city,b\n{rows}\n")
@@ -119,6 +128,17 @@ def test_rows_without_a_time_or_value_at_the_end(data: Any) -> None:
     found = data(hours(count=10) + ",99\n2024-01-01 10:00,\n2024-01-01 11:00,\n")
     assert len(found.pieces[0]) == 10
     assert "times: 1 rows without one left out" in found.notes
+
+
+def test_a_column_that_begins_late_is_told(data: Any) -> None:
+    found = data("\n".join(["t,a,b", *(f"{i},{i},{'' if i < 4 else i}" for i in range(10)), ""]))
+    assert found.pieces[0].start == 4
+    assert "left out: 4 rows before each column has its first value" in found.notes
+
+
+def test_values_that_are_too_large(data: Any) -> None:
+    with pytest.raises(DataError, match=r"line 3, column 'v': 1e\+300 is too large"):
+        data("t,v\n1,1\n2,1e300\n3,2\n")
 
 
 def test_no_values_at_all(data: Any) -> None:

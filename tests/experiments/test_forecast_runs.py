@@ -6,37 +6,24 @@ import csv
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from forecasts import COUNT, values, written
 from program import refused
+from starlette.testclient import TestClient
 
-import plmu
 from plmu.cli import main
-from plmu.data.series import SeriesConfig
-from plmu.experiments import EXPERIMENTS, deployed
-from plmu.experiments.forecast import ForecastTask, prepare
-from plmu.experiments.forecast_models import ClosedModel, WindowLSTM, equal_size
+from plmu.experiments import deployed, forecast_task
 from plmu.experiments.stream_lines import Options, show
+from plmu.serve import Options as ServerOptions
+from plmu.serve import make_server
 
-COUNT, HORIZON = 360, 6
+HORIZON = 6
 RUN = Path("runs/forecast-load-seed0")
-
-
-def values(count: int = COUNT) -> Any:
-    """A day of 12 steps, a slow wave and noise: (count, 2)."""
-    k, rng = np.arange(count), np.random.default_rng(0)
-    load = 50 + 10 * np.sin(2 * np.pi * k / 12) + 3 * np.sin(k / 50) + rng.standard_normal(count)
-    return np.stack([load, 15 + 4 * np.cos(2 * np.pi * k / 12) + rng.standard_normal(count)], axis=1).round(3)
-
-
-def written(count: int = COUNT, first: int = 0) -> str:
-    times = np.datetime64("2024-01-01T00:00") + 120 * np.arange(first, count)
-    rows = zip(times, values(count)[first:].tolist(), strict=True)
-    return "\n".join(["time,load,temp", *(f"{str(t).replace('T', ' ')},{a},{b}" for t, (a, b) in rows), ""])
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +67,19 @@ def test_a_run_has_scores_baselines_intervals_and_plots(run: Path) -> None:
     assert len(told["backtest"]) == 2
     assert told["mae in own units"]["model"]["load"] < 3
     assert json.loads((run / "series.json").read_text())["season"] == 12
+
+
+def test_a_run_that_lost_its_model_gets_it_again(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    before = {name: (RUN / name).read_bytes() for name in ("model.plmu", "outputs.json", "intervals.json")}
+    for name in before:
+        (RUN / name).unlink()
+    main(["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "6", "--backtest", "2"])
+    assert "model.plmu was missing: fitted it again" in capsys.readouterr().out
+    assert {name: (RUN / name).read_bytes() for name in before} == before
 
 
 def test_what_is_published_has_no_path(run: Path, trained: Path) -> None:
@@ -202,6 +202,19 @@ def test_a_stream_continues_the_rows_of_training(run: Path) -> None:
     assert found.answer([1.0, 2.0] * HORIZON) == {"forecast": {"load": [1.0] * HORIZON, "temp": [2.0] * HORIZON}}
 
 
+def test_a_server_names_the_columns(run: Path) -> None:
+    server = make_server(deployed.load(run), ServerOptions())
+    with TestClient(server.app(), base_url="http://127.0.0.1") as client:
+        about = client.get("/model").json()
+        assert (about["columns"], about["horizon"]) == (["load", "temp"], HORIZON)
+        with client.websocket_connect("ws://127.0.0.1/ws") as connection:
+            connection.receive_json()
+            connection.send_json({"samples": [[50.0, 15.0], [51.0, 16.0]]})
+            answer = connection.receive_json()
+    assert {name: len(ahead) for name, ahead in answer["forecast"].items()} == {"load": HORIZON, "temp": HORIZON}
+    assert answer["outputs"][-1][:2] == [answer["forecast"]["load"][0], answer["forecast"]["temp"][0]]
+
+
 def test_an_export_names_the_columns(run: Path, tmp_path: Path) -> None:
     main(["export", str(run), "--to", "c", "--out", str(tmp_path)])
     about = json.loads((tmp_path / "model.json").read_text())
@@ -240,7 +253,10 @@ def test_rows_without_times(
     """The place in the season is seen from the values."""
     monkeypatch.chdir(tmp_path)
     np.save("waves.npy", values(240))
-    main(["train", "forecast", "--data.file", "waves.npy", "--horizon", "4", "--quiet", "--intervals", "0.9"])
+    words = ["train", "forecast", "--data.file", "waves.npy", "--horizon", "4", "--intervals", "0.9", "--lstm"]
+    monkeypatch.setattr(forecast_task, "LSTM_TRAINING", replace(forecast_task.LSTM_TRAINING, epochs=1))
+    main([*words, "--quiet"])
+    assert result(Path("runs/forecast-waves-seed0"))["test"]["LSTM_mse"] > 0
     np.save("later.npy", values()[5:345])
     capsys.readouterr()
     main(["predict", "runs/forecast-waves-seed0", "--data.file", "later.npy"])
@@ -277,60 +293,74 @@ def test_models_that_are_trained(
         assert found["mse"] == pytest.approx(result(RUN)["test"]["mse"], rel=0.2)
 
 
-def test_an_lstm_of_equal_size() -> None:
-    for wanted, horizon in ((2304, 24), (500, 6), (60, 12)):
-        network = WindowLSTM(equal_size(wanted, horizon), horizon, 10)
-        count = sum(one.numel() for one in network.parameters())
-        smaller = WindowLSTM(max(1, equal_size(wanted, horizon) - 1), horizon, 10)
-        step = count - sum(one.numel() for one in smaller.parameters())
-        assert abs(count - wanted) <= max(step, horizon + 20)
+def test_large_values_with_small_changes_keep_their_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as readings of a meter. No intervals are asked for."""
+    monkeypatch.chdir(tmp_path)
+    readings = 123_456_789 + np.cumsum(1 + 0.5 * np.sin(np.arange(300) * 2 * np.pi / 12))
+    Path("meter.csv").write_text("\n".join(["t,kWh", *(f"{i},{one:.3f}" for i, one in enumerate(readings[:280])), ""]))
+    main(["train", "forecast", "--data.file", "meter.csv", "--horizon", "5", "--intervals", "--quiet"])
+    capsys.readouterr()
+    main(["predict", "runs/forecast-meter-seed0", "--data.file", "meter.csv", "--quiet"])
+    rows = table(capsys.readouterr().out)
+    assert list(rows[0]) == ["t", "kWh"]
+    np.testing.assert_allclose(
+        [float(row["kWh"]) - 123_456_789 for row in rows], readings[280:285] - 123_456_789, atol=0.6
+    )
 
 
-def task_of(folder: Path, content: str, **options: Any) -> ForecastTask:
-    (folder / "load.csv").write_text(content)
-    config: Any = EXPERIMENTS["forecast"].defaults("closed")
-    config.data = SeriesConfig(file=folder / "load.csv")
-    config.horizon = (HORIZON,)
-    for name, value in options.items():
-        setattr(config, name, value)
-    return prepare(config)
+def test_irregular_rows_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("load.csv").write_text(written(150))
+    main(["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "--data.irregular", "rows", "--quiet"])
+    capsys.readouterr()
+    main(["predict", "runs/forecast-load-seed0", "--data.file", "load.csv", "--quiet"])
+    assert [row["row"] for row in table(capsys.readouterr().out)] == ["151", "152", "153"]
 
 
-def test_the_future_does_not_leak(tmp_path: Path) -> None:
-    """Other test rows change neither the model nor its scale, nor what was proposed."""
-    task = task_of(tmp_path, written())
-    first = EXPERIMENTS["forecast"].build(task.known[1], task)
-    lines = written().splitlines()
-    start = 1 + task.cuts[0][1]
-    changed = [f"{line.split(',')[0]},{7.5 * i % 11},{i}" for i, line in enumerate(lines[start:])]
-    other = task_of(tmp_path, "\n".join([*lines[:start], *changed, ""]))
-    second = EXPERIMENTS["forecast"].build(other.known[1], other)
-    assert other.known[3] == task.known[3]
-    for one, two in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
-        assert torch.equal(one, two)
-    last = int(task.train[0].max()) + HORIZON
-    assert last < task.cuts[0][0] <= int(task.valid[0].min()) + 1
-    assert int(task.valid[0].max()) + HORIZON < task.cuts[0][1] <= int(task.test[0].min()) + 1
-
-
-def test_scores_are_those_of_a_loop_over_windows(tmp_path: Path) -> None:
-    lines = written().splitlines()
-    del lines[330:332]  # a gap among the test rows, which is not scored
-    task = task_of(tmp_path, "\n".join([*lines, ""]))
-    model: Any = EXPERIMENTS["forecast"].build(task.known[1], task)
-    found = task.scores(model, task.test)
-    piece, settings = task.known[0].pieces[0], task.known[3]
-    squares, naive = [], []
-    for origin in task.test[0].tolist():
-        past = piece.values[origin + 1 - settings.lookback : origin + 1]
-        out = task.forecaster.predict(past, start=origin + 1 - settings.lookback)  # type: ignore[union-attr]
-        future = piece.values[origin + 1 : origin + 1 + HORIZON]
-        seen = piece.measured[origin + 1 : origin + 1 + HORIZON]
-        squares += (((out - future) / task.scale.numpy()) ** 2)[seen].tolist()
-        naive += (((past[-1] - future) / task.scale.numpy()) ** 2)[seen].tolist()
-    assert found["mse"] == pytest.approx(np.mean(squares), rel=1e-4)
-    assert found["last_value_mse"] == pytest.approx(np.mean(naive), rel=1e-4)
-    assert len(squares) < 2 * HORIZON * len(task.test[0])
+def test_a_messy_file_is_forecast_and_says_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte-order mark, semicolons, decimal commas, two formats of dates, a gap, a duplicate, a constant column, text in
+    a column of numbers, an empty line."""
+    monkeypatch.chdir(tmp_path)
+    lines = []
+    for i, line in enumerate(written(200).splitlines()[1:]):
+        stamp, load, temp = line.split(",")
+        if i % 5 == 0:
+            stamp = f"{stamp[8:10]}.{stamp[5:7]}.{stamp[:4]} {stamp[11:]}"
+        if i == 50:
+            load = "defekt"
+        if i not in (70, 71, 72):
+            lines.append(f"{stamp};{load.replace('.', ',')};{temp.replace('.', ',')};1;Halle 3")
+        if i == 90:
+            lines += [lines[-1], ""]
+    content = "\n".join(["Zeit;Last;Temp;Status;Ort", *lines, ""])
+    Path("messy.csv").write_bytes(b"\xef\xbb\xbf" + content.encode())
+    words = ["train", "forecast", "--data.file", "messy.csv", "--horizon", "4"]
+    assert "messy.csv, line 52, column 'Last': 'defekt' is not a number" in refused(words, capsys)
+    main([*words, "--data.bad", "missing"])
+    shown = capsys.readouterr().out
+    for note in (
+        "byte-order mark left out",
+        "semicolons between fields",
+        "decimal commas",
+        "1 empty line left out",
+        "column 'Zeit': dates in 2 formats",
+        "column 'Last': 1 cell of text taken as missing, the first 'defekt' in line 52",
+        "left out, no numbers: Ort",
+        "left out, constant: Status",
+        "values: Last, Temp",
+        "every 2 h from 2024-01-01 00:00 to 2024-01-17 14:00",
+        "times: 1 rows fall on the step of another; averaged",
+        "gaps: 4 of 200 steps lack a value; filled with the last value, and not scored",
+    ):
+        assert note in shown
+    main(["predict", "runs/forecast-messy-seed0", "--data.file", "messy.csv", "--quiet"])
+    assert table(capsys.readouterr().out)[0]["Zeit"] == "2024-01-17 16:00"
 
 
 @pytest.mark.parametrize(
@@ -365,11 +395,3 @@ def test_a_file_must_be_given(
     monkeypatch.chdir(tmp_path)
     assert "give your data as --data.file" in refused(["train", "forecast"], capsys)
     assert "no.csv is not there" in refused(["train", "forecast", "--data.file", "no.csv"], capsys)
-
-
-def test_settings_can_be_set(tmp_path: Path) -> None:
-    task = task_of(tmp_path, written(), model=ClosedModel(lookback=20, order=7, theta=30.0, season=0, strength=1.0))
-    model: Any = EXPERIMENTS["forecast"].build(task.known[1], task)
-    assert (model.lookback, model.order, model.config["theta"], model.season) == (20, 7, 30.0, 0)
-    assert "seasonal last value" not in task.baselines
-    assert isinstance(model, plmu.nn.LookbackForecast)

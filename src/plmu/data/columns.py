@@ -104,9 +104,8 @@ def _id(table: Table, time: str | None, taken: set[str | None], config: SeriesCo
     _, place = np.unique(times, return_inverse=True)
     if rows - (int(place.max()) + 1) <= max(_FEW * rows, 1):
         return None
-    for name in table.names:
-        if name in taken or table.kind(name) == "time":
-            continue
+    free = [name for name in table.names if name not in taken and table.kind(name) != "time"]
+    for name in sorted(free, key=lambda name: table.kind(name) != "text"):  # names rather than numbers
         codes, labels = table.codes(name)
         if 1 < len(labels) <= rows / 2 and rows - len(np.unique(place * len(labels) + codes)) <= _FEW * rows:
             return name

@@ -18,7 +18,8 @@ from plmu.data.tables import Table, read_tables
 
 Numbers = NDArray[np.float64]
 _NOTES = 20  # of further files
-_SPARSE = 100  # steps of a grid for each row, above which the times cannot be meant as a grid
+_LARGEST = 1e30  # values of which squares and sums are still numbers in float64, and differences in float32
+_BROKEN = 0.1  # share of long gaps, above which the times cannot be meant as a grid
 
 
 @dataclass
@@ -140,6 +141,11 @@ class _Raw:
 
 def _raw(table: Table, columns: Columns, config: SeriesConfig, several: bool) -> list[_Raw]:
     values = np.stack([table.numbers(name, config.bad) for name in columns.values], axis=1)
+    large = np.flatnonzero((np.abs(values) > _LARGEST).any(axis=1))
+    if len(large):
+        place = int((np.abs(values[large[0]]) > _LARGEST).argmax())
+        fault = f"{values[large[0], place]:g} is too large to compute with: divide the column"
+        raise DataError(f"{table.place(int(large[0]), columns.values[place])}: {fault}")
     times = None if columns.time is None else table.times(columns.time, config.day_first)
     name = table.path.stem if several else ""
     if columns.id is None:
@@ -182,14 +188,14 @@ def _pieces(one: _Raw, config: SeriesConfig, data: SeriesData) -> list[Piece]:
         if one.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
             raise DataError(f"the times of {config.file} are not written as those that the model was trained on")
         steps = data.clock.steps(one.times[:last])
-        if len(steps) and steps[-1] - steps[0] > _SPARSE * len(steps) + 1000 and config.missing != "split":
-            raise DataError(
-                f"the times are {data.clock.told} apart at the median, yet {len(steps):,} rows span"
-                f" {steps[-1] - steps[0]:,} such steps: give --data.step, or --data.irregular rows"
-            )
         steps, values = _merged(steps, values, config, data)
     longest = 0 if config.missing == "split" else config.longest_gap
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
+    if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
+        raise DataError(
+            f"the times are {data.clock.told} apart at the median, yet {len(breaks):,} of {len(steps):,} are more than"
+            f" {longest} such steps apart: give --data.step, --data.longest-gap or --data.irregular rows"
+        )
     found = []
     for rows in np.split(np.arange(len(steps)), breaks) if len(breaks) else [slice(None)]:
         found += _filled(one.name, steps[rows], values[rows], config, data)
@@ -227,6 +233,7 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
         data.counts["empty"] += len(steps)
         return []
     first = int(begun.max())
+    data.counts["before"] += first
     steps, values = steps[first:], values[first:]
     if len(steps) == int(steps[-1] - steps[0]) + 1 and not np.isnan(values).any():
         return [Piece(name, int(steps[0]), values, np.ones(values.shape, bool))]
@@ -286,6 +293,7 @@ def _counted(counts: Counter[str], rows: int, config: SeriesConfig) -> list[str]
         "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}, and not scored",
         "gaps": "gaps: {} steps lack a value; the series are split there",
         "split": f"gaps: {{}} of more than {longest} steps; the series are split there",
+        "before": "left out: {} rows before each column has its first value",
         "empty": "left out: {} rows of series that lack a column",
     }
     return [text.format(f"{counts[name]:,}") for name, text in words.items() if counts[name]]
@@ -297,19 +305,28 @@ def cuts(data: SeriesData, config: SeriesConfig) -> list[tuple[int, int]]:
     All series are cut at the same two times, so that no model has seen the future of any. Without times, each series
     is cut at the same shares of its rows.
     """
-    shares = (1 - config.valid - config.test, 1 - config.test)
+    rows = [len(one) for one in data.pieces]
+    ends = (first_rows(data, rows, share) for share in (1 - config.valid - config.test, 1 - config.test))
+    return list(zip(*ends, strict=True))
+
+
+def first_rows(data: SeriesData, rows: Sequence[int], share: float) -> list[int]:
+    """How many rows of each piece come before the time before which this share of all rows comes.
+
+    Args:
+        data: the series.
+        rows: how many rows of each piece count.
+        share: of them. Without times it is that of each piece.
+    """
     if data.clock.kind == "rows":
-        return [(round(shares[0] * len(one)), round(shares[1] * len(one))) for one in data.pieces]
-    starts = np.array([one.start for one in data.pieces])
-    lengths = np.array([len(one) for one in data.pieces])
-    found = []
-    for share in shares:
-        low, high = int(starts.min()), int((starts + lengths).max())
-        while low < high:  # the first step before which this share of all rows comes
-            middle = (low + high) // 2
-            if np.clip(middle - starts, 0, lengths).sum() < share * lengths.sum() - 1e-6:
-                low = middle + 1
-            else:
-                high = middle
-        found.append(np.clip(low - starts, 0, lengths))
-    return [(int(a), int(b)) for a, b in zip(*found, strict=True)]
+        return [round(share * count) for count in rows]
+    starts, lengths = np.array([one.start for one in data.pieces]), np.array(rows)
+    low, high = int(starts.min()), int((starts + lengths).max())
+    while low < high:
+        middle = (low + high) // 2
+        if np.clip(middle - starts, 0, lengths).sum() < share * lengths.sum() - 1e-6:
+            low = middle + 1
+        else:
+            high = middle
+    found: list[int] = np.clip(low - starts, 0, lengths).tolist()
+    return found

@@ -166,6 +166,9 @@ class Classify(Experiment):
         assert isinstance(task, ClassifyTask)
         assert isinstance(config, ClassifyConfig)
         settings, fitted = task.known
+        if not len(task.predicted):  # of a finished run that has lost its model
+            with torch.no_grad():
+                task.scores(network, task.test)
         lines = classify_report.write(folder, settings.classes, task.numbers[task.test[0]], task.predicted)
         streaming = None
         if fitted.normalize_ is not False:  # a stream takes samples as they come

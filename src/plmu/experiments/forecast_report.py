@@ -14,7 +14,7 @@ from plmu.plotting import literal, pyplot
 from plmu.training.results import write_json
 
 if TYPE_CHECKING:
-    from plmu.experiments.forecast import ForecastTask
+    from plmu.experiments.forecast_task import ForecastTask
 
 SHOWN = 4  # columns that are drawn
 FORECASTS = 4  # that are drawn of each
@@ -89,17 +89,28 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
     drawing = pyplot()
     figure, axes = drawing.subplots(len(names), 1, figsize=(9, 1.2 + 2.4 * len(names)), sharex=True, squeeze=False)
     for channel, (axis, name) in enumerate(zip(axes[:, 0], names, strict=True)):
-        axis.plot(axis_values, windows.values[channel, rows], color="0.25", linewidth=1, label="measured")
+        level = float(windows.level[channel])
+        axis.plot(
+            axis_values, windows.values[channel, rows].double() + level, color="0.25", linewidth=1, label="measured"
+        )
         for number, origin in enumerate(origins.tolist()):
             at = axis_values[origin + 1 - start : origin + 1 - start + horizon]
             for place in reversed(range(len(intervals.levels))):
-                low = ahead[number, channel] + spread[number, channel] * intervals.low[place, channel]
-                high = ahead[number, channel] + spread[number, channel] * intervals.high[place, channel]
+                low = ahead[number, channel].double() + spread[number, channel] * intervals.low[place, channel]
+                high = ahead[number, channel].double() + spread[number, channel] * intervals.high[place, channel]
                 label = f"{100 * intervals.levels[place]:g} % interval" if not number else None
                 shade = 0.32 if place == 0 else 0.16
-                axis.fill_between(at, low, high, color="tab:blue", alpha=shade, linewidth=0, label=label)
+                axis.fill_between(
+                    at, low + level, high + level, color="tab:blue", alpha=shade, linewidth=0, label=label
+                )
             style = "o-" if horizon == 1 else "-"
-            axis.plot(at, ahead[number, channel], style, color="tab:blue", label=None if number else "forecast")
+            axis.plot(
+                at,
+                ahead[number, channel].double() + level,
+                style,
+                color="tab:blue",
+                label=None if number else "forecast",
+            )
             axis.axvline(axis_values[origin - start], color="0.8", linewidth=0.8)
         axis.set_ylabel(literal(name))
         axis.grid(alpha=0.3)

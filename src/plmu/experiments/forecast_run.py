@@ -114,14 +114,17 @@ def predict(folder: Path, config: SeriesConfig, file: Path) -> Predictions:
                 steps = torch.tensor([_phase(model, rows) for rows in one.windows])
             forecasts.append(model.read(one.windows, steps % max(model.season, 1)))
             spreads.append(intervals.spread(one.windows).expand(len(some), model.channels, 1))
-    ahead, spread = torch.cat(forecasts), torch.cat(spreads)  # (series, channels, horizon)
+    ahead = torch.cat(forecasts).double() + windows.level[:, None]  # (series, channels, horizon)
+    spread = torch.cat(spreads)
     columns: dict[str, Any] = {}
     if settings.id is not None or len({one.name for one in last}) > 1:
         columns[settings.id or "series"] = [one.name for one in last for _ in range(settings.horizon)]
     after = np.arange(1, settings.horizon + 1)
     counted = 1 if settings.clock.kind == "rows" else 0  # rows are counted from 1
     times = [settings.clock.times(one.start + len(one) - 1 + after + counted) for one in last]
-    columns[settings.time or "row"] = [time for some in times for time in some]
+    columns["row" if settings.clock.kind == "rows" else settings.time or "row"] = [
+        time for some in times for time in some
+    ]
     for channel, name in enumerate(settings.values):
         columns[name] = _written(ahead[:, channel])
         for place, level in enumerate(intervals.levels):
@@ -141,4 +144,4 @@ def _phase(model: LookbackForecast, window: torch.Tensor) -> int:
 
 
 def _written(values: torch.Tensor) -> list[str]:
-    return [f"{value:.7g}" for value in values.flatten().tolist()]
+    return [f"{value:.9g}" for value in values.flatten().tolist()]

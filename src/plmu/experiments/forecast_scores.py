@@ -158,6 +158,8 @@ def fill_intervals(
     found: Intervals, forecasts: Sequence[tuple[Method, Tensor]], windows: Windows, length: int, horizon: int
 ) -> Intervals:
     """With the quantiles of the errors of methods, each over origins that it has not seen."""
+    if not found.levels:
+        return found
     left = []
     with torch.no_grad():
         for method, origins in forecasts:
@@ -171,6 +173,7 @@ def fill_intervals(
     for level in found.levels:
         # The ⌈(n + 1) q⌉-th smallest of n errors, and as far from the largest.
         rank = ((count + 1) * (1 + level) / 2).ceil().long().clamp(min=1).minimum(count.clamp(min=1)) - 1
-        high.append(ordered.gather(0, rank[None])[0])
-        low.append(ordered.gather(0, (count - 1 - rank).clamp(min=0)[None])[0])
+        # Where all errors have one sign, the interval still holds the forecast.
+        high.append(ordered.gather(0, rank[None])[0].clamp(min=0))
+        low.append(ordered.gather(0, (count - 1 - rank).clamp(min=0)[None])[0].clamp(max=0))
     return replace(found, low=torch.stack(low), high=torch.stack(high))

@@ -258,13 +258,10 @@ def _write_missing_model(experiment: Experiment, model: str, config: Config[Any]
     if found is None:
         print(f"{folder} has no model.plmu and no checkpoint to make it from: remove its result.json to train again")
         return
-    _, task, network = found
-    _write_model(experiment, model, network, folder)
-    if experiment.own_data and task.score is not None:  # with names and units, which the data has
-        with torch.no_grad():
-            task.score(network.eval(), task.test)
-        experiment.write_more(folder, config, task, network)
-    print(f"{folder / 'model.plmu'} was missing: made it again from the checkpoint")
+    _write_model(experiment, model, found[2], folder)
+    experiment.write_more(folder, config, found[1], found[2])
+    how = "fitted it again" if experiment.closed_form(model) else "made it again from the checkpoint"
+    print(f"{folder / 'model.plmu'} was missing: {how}")
 
 
 def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:

@@ -118,10 +118,7 @@ def _from_csv(path: Path, layout: Layout) -> Table:
     columns: dict[str, pl.Series] = {}
     height = 0
     if numeric:
-        try:
-            read = _read(path, layout, source, numeric, pl.Float64)
-        except pl.exceptions.ComputeError:
-            read = _read(path, layout, source, numeric, pl.String)
+        read = _read_numbers(path, layout, source, numeric)
         columns |= {name: _cleaned(read[name]) for name in numeric}
         height = read.height
     if other:
@@ -165,7 +162,21 @@ def _source(path: Path, layout: Layout) -> Path | bytes:
     return text.encode()
 
 
-def _read(path: Path, layout: Layout, source: Path | bytes, names: list[str], kind: Any) -> pl.DataFrame:
+def _read_numbers(path: Path, layout: Layout, source: Path | bytes, names: list[str]) -> pl.DataFrame:
+    """Columns as numbers; as text where a cell is neither a number nor a mark of a missing one."""
+    import polars as pl
+
+    for marks in (None, _MARKS):  # looking for marks takes time, and most files have none
+        try:
+            return _read(path, layout, source, names, pl.Float64, marks)
+        except pl.exceptions.ComputeError:
+            pass
+    return _read(path, layout, source, names, pl.String)
+
+
+def _read(
+    path: Path, layout: Layout, source: Path | bytes, names: list[str], kind: Any, marks: list[str] | None = None
+) -> pl.DataFrame:
     """Columns of a CSV file, as one type. ComputeError: a cell is not of it."""
     import polars as pl
 
@@ -179,7 +190,7 @@ def _read(path: Path, layout: Layout, source: Path | bytes, names: list[str], ki
             decimal_comma=layout.decimal_comma and kind == pl.Float64,
             schema=dict.fromkeys(layout.names, kind),
             columns=places,
-            null_values=_MARKS if kind == pl.Float64 else None,
+            null_values=marks,
             encoding="utf8-lossy",
             raise_if_empty=False,
         )
