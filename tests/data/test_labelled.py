@@ -49,6 +49,8 @@ def test_columns_that_do_not_tell_series_apart_are_not_taken_for_ids(tmp_path: P
     rows = "sample,recording,x,y,label\n0,1,1,5.5,up\n1,1,2,6.5,up\n0,2,3,7,down\n1,2,4,8,down\n"
     form = load(tmp_path / "f.csv", rows).form
     assert (form.id, form.time, form.values) == ("recording", "sample", ("x", "y"))
+    rows = "name,s1,s2,s3,class\nann,1,2,3,A\nann,4,5,6,B\nbob,6,7,8,A\nbob,6,7,8,B\n"
+    assert load(tmp_path / "g.csv", rows).form.layout == "wide"
 
 
 def test_one_series_a_row(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_what_is_at_fault_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:
-    rows = LONG + "c,0,1,2,\nc,1,2,3,\nd,0,,,up\n"
+    rows = LONG.replace("b,0,3,7,down", "b,0,3,7,") + "c,0,1,2,\nc,1,2,3,NaN\nd,0,,,up\n"
     found = load(tmp_path / "f.csv", rows)
     assert found.names == ["a", "b"]
     assert any("1 series without a label" in note for note in found.notes)

@@ -20,6 +20,7 @@ Layout = Literal["rows", "wide", "arrays", "files", "archive"]
 LABELS = ("label", "class", "category", "activity", "gesture", "labels", "classes", "klasse", "target", "y")
 IDS = ("id", "series", "series_id", "sample", "sample_id", "case", "case_id", "recording", "recording_id", "name")
 TIMES = (*sorted(TIME_NAMES), "sample", "step", "index", "frame")
+_NO_LABEL = ("", "nan", "na", "n/a", "null")
 _NOTES = 20
 
 
@@ -100,7 +101,7 @@ class LabelledData:
             self.counts["filled"] += int((~known).sum())
         self.names.append(name)
         self.series.append(values)
-        self.labels.append(label or None)
+        self.labels.append(None if label is None or label.strip().lower() in _NO_LABEL else label)
 
 
 def load(config: LabelledConfig, known: Format | None = None) -> LabelledData:
@@ -188,7 +189,8 @@ def _table(table: Table, config: LabelledConfig, known: Format | None) -> Labell
         for name, rows in zip(names, np.split(order, ends[:-1]), strict=True):
             label = None
             if labels is not None:
-                found = {one: int(row) for row, one in zip(rows[::-1], labels[rows][::-1], strict=True) if one}
+                pairs = zip(labels[rows][::-1], rows[::-1], strict=True)
+                found = {one: int(row) for one, row in pairs if one.lower() not in _NO_LABEL}
                 if len(found) > 1:
                     first, second = list(found)[:2]
                     raise DataError(f"{table.place(max(found[first], found[second]), str(form.label))}: series {name}"
@@ -227,8 +229,7 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
     named = [name for name in table.names if name.strip().lower() in LABELS and table.kind(name) == "number"]
     measured = {name for name in named if not _whole(table.numbers(name, "missing"))}
     label = config.label or _named(table, LABELS, taken | measured)
-    others = taken | {label}
-    several = config.id or _named(table, IDS, others | _crossing(table, label)) or _named(table, IDS, others)
+    several = config.id or _named(table, IDS, taken | {label} | _crossing(table, label))
     time = config.time or _named(table, TIMES, taken | {label, several})
     long = several is not None and len(table.codes(several)[1]) < table.rows
     if label is None and config.labels is None and not long:
@@ -252,14 +253,14 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
 
 
 def _crossing(table: Table, label: str | None) -> set[str]:
-    """Columns of ids of which one has several labels: they do not tell series apart."""
+    """Columns of ids of which many have several labels: they do not tell series apart."""
     if label is None:
         return set()
     labels, found = table.codes(label)[0], set()
     for name in table.names:
         if name != label and name.strip().lower() in IDS:
             codes, ids = table.codes(name)
-            if len(np.unique(codes * (labels.max() + 1) + labels)) > len(ids):
+            if len(np.unique(codes * (labels.max() + 1) + labels)) > 1.5 * len(ids):
                 found.add(name)
     return found
 

@@ -110,10 +110,11 @@ def over_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Tenso
     widest = max(module.out_features for module in model if isinstance(module, nn.Linear))
     rows = max(1, _BLOCK // (x.shape[1] * widest))
     equal = bool((lengths == x.shape[1]).all())
+    place = next(model.parameters()).device
     with torch.no_grad():
         for first in range(0, len(x), rows):
             some = slice(first, first + rows)
-            yield model(x[some], lengths=None if equal else lengths[some])[0]
+            yield model(x[some].to(place), lengths=None if equal else lengths[some].to(place))[0].cpu()
 
 
 def _states(

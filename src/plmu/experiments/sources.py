@@ -46,10 +46,15 @@ def published(config: Config[Any]) -> dict[str, Any]:
     return fields
 
 
+def _option(name: str) -> str:
+    """The option of a field of the data."""
+    return f"--data.{name}".replace("_", "-")
+
+
 def command(words: Sequence[str], data: DataConfig) -> str:
     """What was typed, without the folders of this machine: of files and of a run to start from their names alone."""
     dropped = ("--runs", f"--{ROOT}")
-    shortened = (f"--{START}", *(f"--data.{name}".replace("_", "-") for name in path_fields(data)))
+    shortened = (f"--{START}", *map(_option, path_fields(data)))
     kept: list[str] = []
     given = iter(words)
     for word in given:
@@ -137,7 +142,7 @@ def check_files(folder: Path, data: DataConfig) -> None:
     for name in sorted({*known, *found}):
         if name not in found:
             raise RunError(
-                f"{folder} was trained on a file of your own: give it as --data.{name}, or choose another --name"
+                f"{folder} was trained on a file of your own: give it as {_option(name)}, or choose another --name"
             )
         if known.get(name) != found[name]:
             raise _another(folder, data, ", or choose another --name")
@@ -166,7 +171,7 @@ def _known(folder: Path) -> dict[str, Any]:
 def _another(folder: Path, data: DataConfig, more: str = "") -> RunError:
     files = own_files(data)
     where = ", ".join(map(str, files.values())) or str(_root(data) or cache_folder())
-    option = " and ".join(f"--data.{name}" for name in files) or f"--{ROOT}"
+    option = " and ".join(map(_option, files)) or f"--{ROOT}"
     return RunError(f"the data in {where} is not what {folder} was trained on: give that run's {option}{more}")
 
 
