@@ -189,7 +189,12 @@ def test_a_test_file_and_gradient_training(run: Path, tmp_path: Path, capsys: An
     found = result(tmp_path / "classify-gestures-gradient-seed0")
     assert found["test"]["accuracy"] > 0.7
     assert "--data.test-file test.csv" in found["command"]
-    main(["predict", str(tmp_path / "classify-gestures-gradient-seed0"), "--data.file", str(tmp_path / "test.csv")])
+    run = tmp_path / "classify-gestures-gradient-seed0"
+    main(["predict", str(run), "--data.file", str(tmp_path / "test.csv")])
+    (tmp_path / "test.csv").rename(tmp_path / "moved.csv")
+    assert "give --data.test-file" in refused(["evaluate", str(run)], capsys)
+    main(["evaluate", str(run), "--data.test-file", str(tmp_path / "moved.csv")])
+    assert f"accuracy {found['test']['accuracy']:.6g}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from plmu.experiments.classify_run import Settings, predict, write_models
 from plmu.experiments.fields import Checked
 from plmu.nn import Sequential
 from plmu.training.config import TrainingConfig
-from plmu.training.task import Batch, Task
+from plmu.training.task import Batch, Group, Task
 
 VALIDATED = 0.2  # share of the training series to choose the epoch by
 NORMALIZE: dict[str, Any] = {"auto": "auto", "series": True, "none": False, "both": "both"}
@@ -87,10 +87,9 @@ class ClassifyTask(Task):
 
     def logits(self, model: nn.Module, series: Tensor) -> Tensor:
         """Of series by their numbers."""
-        assert isinstance(model, Sequential)
         if len(self.features):
             place = next(model.parameters()).device
-            out: Tensor = model[-1](self.features[series.cpu()].to(place))
+            out: Tensor = _readout(model)(self.features[series.cpu()].to(place))
             return out
         _, classifier = self.known
         return torch.from_numpy(classifier.scores([self.series[i] for i in series.tolist()]))
@@ -153,9 +152,8 @@ class Classify(Experiment):
         task.messages.append(told(task.classifier))
         if isinstance(config.model, GradientModel):
             task.features = task.classifier.features(task.series)
-        model = task.classifier.model
-        model[-1].requires_grad_(True)
-        return model
+        # What does not learn would count as data, whose bits must be those of the machine that trained.
+        return task.classifier.model.requires_grad_(True)
 
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, ClassifyTask)
@@ -267,6 +265,7 @@ def prepare(config: ClassifyConfig[Any], validated: bool) -> ClassifyTask:
         metric=Classify.metric,
         higher_is_better=True,
         score=lambda model, part: task.scores(model, part),
+        groups=_groups,
         notes={"data": f"own data: {len(series):,} series"},
         messages=data.notes,
         series=series,
@@ -275,6 +274,18 @@ def prepare(config: ClassifyConfig[Any], validated: bool) -> ClassifyTask:
         settings=settings,
     )
     return task
+
+
+def _readout(model: nn.Module) -> nn.Module:
+    assert isinstance(model, Sequential)
+    return model[-1]
+
+
+def _groups(model: nn.Module) -> list[Group]:
+    """The readout learns, all before it does not."""
+    own = list(_readout(model).parameters())
+    rest = [one for one in model.parameters() if all(one is not other for other in own)]
+    return [Group(own), Group(rest, rate=0.0, decay=False)]
 
 
 def split(labels: list[str], share: float, generator: np.random.Generator) -> list[int]:

@@ -205,7 +205,7 @@ def locate(folder: Path, config: Config[Any], given: dict[str, Path]) -> None:
         if option in given or path is None or path.exists():
             setattr(config.data, name, path)
         elif option != ROOT:
-            raise RunError(f"{folder} was trained on {path}, which is not there: give --{option}")
+            raise RunError(f"{folder} was trained on {path}, which is not there: give --{option.replace('_', '-')}")
         elif not os.environ.get("PLMU_DATA") and not own_files(config.data) and not paths.keys() - {ROOT, START}:
             raise RunError(f"the data of {folder} was in {path}, which is not there: give --{ROOT}, or set PLMU_DATA")
     if started is not None:
