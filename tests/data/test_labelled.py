@@ -11,6 +11,7 @@ import pytest
 from plmu.data import labelled
 from plmu.data.files import DataError
 from plmu.data.labelled import LabelledConfig, LabelledData
+from plmu.data.labelled_columns import Format
 
 
 def load(path: Path, content: str | None = None, **options: Any) -> LabelledData:
@@ -39,7 +40,7 @@ def test_many_rows_a_series(tmp_path: Path) -> None:
     assert found.names == ["a", "b"]
     assert found.labels == ["up", "down"]
     assert [one.tolist() for one in found.series] == [[[1, 5], [2, 6]], [[3, 7], [4, 8], [5, 9]]]
-    assert found.form == labelled.Format("rows", "id", "label", "t", ("x", "y"))
+    assert found.form == Format("rows", "id", "label", "t", ("x", "y"))
     assert any("in the order of column 't'" in note for note in found.notes)
     one = load(tmp_path / "long.csv", values=("y",), label="label", id="id", time="t")
     assert one.series[1].tolist() == [[7], [8], [9]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,15 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plmu.data import archive
-from plmu.data.columns import TIME_NAMES
 from plmu.data.files import DataConfig, DataError
+from plmu.data.labelled_columns import IDS, LABELS, TIMES, Format, alike, find_format, named
 from plmu.data.tables import Table, nested_files, read_arrays, read_table
 
 Numbers = NDArray[np.float64]
-Layout = Literal["rows", "wide", "arrays", "files", "archive"]
-LABELS = ("label", "class", "category", "activity", "gesture", "labels", "classes", "klasse", "target", "y")
-IDS = ("id", "series", "series_id", "sample", "sample_id", "case", "case_id", "recording", "recording_id", "name")
-TIMES = (*sorted(TIME_NAMES), "sample", "step", "index", "frame")
 _NO_LABEL = ("", "nan", "na", "n/a", "null")
 _NOTES = 20
 
@@ -54,17 +50,6 @@ class LabelledConfig(DataConfig):
     def __post_init__(self) -> None:
         if not 0 < self.test < 1:
             raise ValueError(f"data.test must be a share between 0 and 1, got {self.test}")
-
-
-@dataclass(frozen=True)
-class Format:
-    """How a file holds series: as it was found, so that other files can be read alike."""
-
-    layout: Layout
-    id: str | None = None
-    label: str | None = None
-    time: str | None = None
-    values: tuple[str, ...] = ()  # channels; of a wide table the steps
 
 
 @dataclass
@@ -170,7 +155,7 @@ def _table(table: Table, config: LabelledConfig, known: Format | None) -> Labell
     if form.layout not in ("rows", "wide"):
         raise DataError(f"{table.path} is a table; the model was trained on {form.layout}: give a file of that kind")
     if known is not None:
-        form = _alike(table, known, config)
+        form = alike(table, known, config)
     data = LabelledData(form, [], [], [], table.notes)
     values = np.stack([table.numbers(name, config.bad) for name in form.values], axis=1)
     labels = None if form.label is None else table.text(form.label)
@@ -208,94 +193,13 @@ def _table(table: Table, config: LabelledConfig, known: Format | None) -> Labell
     return data
 
 
-def _alike(table: Table, known: Format, config: LabelledConfig) -> Format:
-    """The format of a table that is written like another, but may have no labels, and another number of steps."""
-    unlabelled = known.label not in table.names
-    if known.layout == "wide" and known.label == "column 1" and len(table.names) == len(known.values):
-        unlabelled = True  # without a header: one column less than with labels
-    form = replace(known, label=None if unlabelled else known.label)
-    if known.layout == "wide" and not config.values:
-        steps = [name for name in table.names if name not in (form.label, form.id) and table.kind(name) == "number"]
-        form = replace(form, values=tuple(steps))
-    return form
-
-
-def find_format(table: Table, config: LabelledConfig) -> Format:
-    """Which columns are ids, labels, times and values, where the user does not say."""
-    for name in (config.label, config.id, config.time, *config.values):
-        if name is not None:
-            table.kind(name)  # raises unless there is such a column
-    taken = {config.label, config.id, config.time, *config.values}
-    named = [name for name in table.names if name.strip().lower() in LABELS and table.kind(name) == "number"]
-    measured = {name for name in named if not _whole(table.numbers(name, "missing"))}
-    label = config.label or _named(table, LABELS, taken | measured)
-    several = config.id or _named(table, IDS, taken | {label} | _crossing(table, label))
-    time = config.time or _named(table, TIMES, taken | {label, several})
-    long = several is not None and len(table.codes(several)[1]) < table.rows
-    if label is None and config.labels is None and not long:
-        label = _unnamed_label(table, taken | {several})
-    values = config.values
-    if not values:
-        free = [name for name in table.names if name not in (label, several, time if long else None)]
-        values = tuple(name for name in free if table.kind(name) == "number")
-        text = [name for name in free if name not in values]
-        if text:
-            more = f" … ({len(text)})" if len(text) > 5 else ""
-            table.notes.append(f"left out, no numbers: {', '.join(text[:5])}{more}")
-    if not values:
-        raise DataError(f"{table.path} has no columns of measurements: it has {', '.join(table.names[:8])}")
-    if not long and len(values) < 3 and table.rows > 3:
-        raise DataError(
-            f"{table.path} has {table.rows:,} rows of {len(values)} number{'s' * (len(values) > 1)}: if a series has"
-            " many rows, name the column that tells series apart with --data.id"
-        )
-    return Format("rows" if long else "wide", several, label, time if long else None, values)
-
-
-def _crossing(table: Table, label: str | None) -> set[str]:
-    """Columns of ids of which many have several labels: they do not tell series apart."""
-    if label is None:
-        return set()
-    labels, found = table.codes(label)[0], set()
-    for name in table.names:
-        if name != label and name.strip().lower() in IDS:
-            codes, ids = table.codes(name)
-            if len(np.unique(codes * (labels.max() + 1) + labels)) > 1.5 * len(ids):
-                found.add(name)
-    return found
-
-
-def _named(table: Table, names: tuple[str, ...], taken: set[str | None]) -> str | None:
-    own = {name.strip().lower(): name for name in reversed(table.names) if name not in taken}
-    return next((own[name] for name in names if name in own), None)
-
-
-def _unnamed_label(table: Table, taken: set[str | None]) -> str | None:
-    """Of a table with one series a row: the only column of text, or a first column of few different whole numbers."""
-    free = [name for name in table.names if name not in taken]
-    text = [name for name in free if table.kind(name) == "text"]
-    if len(text) == 1:
-        return text[0]
-    if text or len(free) < 4 or table.kind(free[0]) != "number":
-        return None
-    first = table.numbers(free[0], "missing")
-    few = len(np.unique(first[~np.isnan(first)])) <= max(2, len(first) // 2)
-    return free[0] if few and _whole(first) else None
-
-
-def _whole(values: Numbers) -> bool:
-    """Whether they are whole numbers."""
-    known = values[~np.isnan(values)]
-    return bool(len(known)) and bool((known == np.round(known)).all())
-
-
 def _folder(path: Path, config: LabelledConfig, known: Format | None) -> LabelledData:
     """A series for each file. The sub-folders are the classes."""
     data = LabelledData(Format("files"), [], [], [])
     for file in nested_files(path):
         table = read_table(file, config.header)
         values = config.values or (known.values if known is not None else ())
-        time = config.time or _named(table, TIMES, set(values))
+        time = config.time or named(table, TIMES, set(values))
         if not values:
             values = tuple(name for name in table.names if name != time and table.kind(name) == "number")
         if not values:
@@ -354,8 +258,8 @@ def _label(data: LabelledData, config: LabelledConfig) -> None:
     table = read_table(config.labels, config.header)
     if len(table.names) < 2:
         raise DataError(f"{config.labels} needs two columns: names of the series, and their labels")
-    label = _named(table, LABELS, set()) or table.names[-1]
-    name = _named(table, (*IDS, "file", "filename"), {label}) or next(one for one in table.names if one != label)
+    label = named(table, LABELS, set()) or table.names[-1]
+    name = named(table, (*IDS, "file", "filename"), {label}) or next(one for one in table.names if one != label)
     known = {Path(one).stem: found for one, found in zip(table.text(name), table.text(label), strict=True)}
     data.labels = [known.get(one, known.get(Path(one).stem)) or None for one in data.names]
     data.notes.append(f"labels: column {label!r} of {config.labels.name}, by column {name!r}")

@@ -12,7 +12,8 @@ from torch import nn
 import plmu
 from plmu.data import labelled
 from plmu.data.files import DataError
-from plmu.data.labelled import Format, LabelledConfig
+from plmu.data.labelled import LabelledConfig
+from plmu.data.labelled_columns import Format
 from plmu.estimators.classifier import SequenceClassifier
 from plmu.estimators.shares import over_blocks, padded
 from plmu.experiments.base import Predictions
