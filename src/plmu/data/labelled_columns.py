@@ -38,8 +38,8 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
         if name is not None:
             table.kind(name)  # raises unless there is such a column
     taken = {config.label, config.id, config.time, *config.values}
-    wanted = [name for name in table.names if name.strip().lower() in LABELS and table.kind(name) == "number"]
-    measured = {name for name in wanted if not _whole(table.numbers(name, "missing"))}
+    candidates = [name for name in table.names if name.strip().lower() in LABELS and table.kind(name) == "number"]
+    measured = {name for name in candidates if not _whole(table.numbers(name, "missing"))}
     label = config.label or named(table, LABELS, taken | measured)
     several = config.id or named(table, IDS, taken | {label} | _crossing(table, label))
     time = config.time or named(table, TIMES, taken | {label, several})
