@@ -53,8 +53,7 @@ def main() -> None:
             found[{"batch": "first batch", "train": "whole run"}[stage]] = row
             print(stage, row, flush=True)
     if given.json:
-        options = " ".join(word for word in sys.argv[1:] if not word.startswith("/"))
-        command = f"python -m benchmarks.large_table {options}"
+        command = f"python -m benchmarks.large_table --rows {given.rows} --json results/{given.json.name}"
         write_json(given.json, {"command": command, "machine": provenance(torch.device("cpu")), **found})
 
 

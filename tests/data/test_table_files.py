@@ -105,6 +105,11 @@ def test_no_rows_is_said(table: Any, content: str) -> None:
         table(content)
 
 
+def test_a_quote_alone_is_no_row(table: Any) -> None:
+    with pytest.raises(DataError, match="are its quotes closed"):
+        table('\n"\n\n')
+
+
 def test_one_row_is_a_table(table: Any) -> None:
     assert table("time,load\n2024-01-01,1\n").rows == 1
 

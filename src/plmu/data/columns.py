@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 TIME_NAMES = frozenset(
     ("time", "date", "datetime", "timestamp", "ts", "t", "year", "month", "day", "ds", "epoch", "unix", "zeit", "datum")
 )
+_HEAD = 1000  # values
 _FEW = 0.02  # share of rows that may still have the same time and name
 
 
@@ -48,13 +49,11 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
         numbers = [name for name in free if table.kind(name) == "number"]
         text = [name for name in free if name not in numbers]
         arrays = {name: table.numbers(name, config.bad) for name in numbers}
-        empty = [name for name in numbers if np.isnan(arrays[name]).all()]
+        empty = [name for name in numbers if _same(arrays[name]) and np.isnan(arrays[name]).all()]
         counted = [name for name in numbers if name not in empty and _counts(arrays[name])]
         if len(counted) + len(empty) == len(numbers) or time is None:
             counted = counted if time is None and len(counted) + len(empty) < len(numbers) else []
-        constant = [
-            name for name in numbers if name not in empty and np.nanmin(arrays[name]) == np.nanmax(arrays[name])
-        ]
+        constant = [name for name in numbers if name not in empty and _same(arrays[name])]
         if len(constant) + len(empty) + len(counted) >= len(numbers):
             constant = []  # nothing else is left to forecast
         for names, why in ((text, "no numbers"), (empty, "empty"), (constant, "constant"), (counted, "counts rows")):
@@ -91,6 +90,15 @@ def _time(table: Table, config: SeriesConfig) -> str | None:
 def _counts(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
     """Whether they are the numbers of rows: 0, 1, 2 … or 1, 2, 3 …"""
     return len(values) > 2 and values[0] in (0.0, 1.0) and bool((np.diff(values) == 1).all())
+
+
+def _same(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+    """Whether all that are not missing are equal."""
+    for some in (values[:_HEAD], values):  # most columns vary at once
+        least, most = np.fmin.reduce(some), np.fmax.reduce(some)
+        if least != most and not np.isnan(least):
+            return False
+    return True
 
 
 def _id(table: Table, time: str | None, taken: set[str | None], config: SeriesConfig) -> str | None:

@@ -141,8 +141,8 @@ class _Raw:
 
 def _raw(table: Table, columns: Columns, config: SeriesConfig, several: bool) -> list[_Raw]:
     values = np.stack([table.numbers(name, config.bad) for name in columns.values], axis=1)
-    large = np.flatnonzero((np.abs(values) > _LARGEST).any(axis=1))
-    if len(large):
+    if np.fmax.reduce(values, axis=None) > _LARGEST or np.fmin.reduce(values, axis=None) < -_LARGEST:
+        large = np.flatnonzero((np.abs(values) > _LARGEST).any(axis=1))
         place = int((np.abs(values[large[0]]) > _LARGEST).argmax())
         fault = f"{values[large[0], place]:g} is too large to compute with: divide the column"
         raise DataError(f"{table.place(int(large[0]), columns.values[place])}: {fault}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from plmu.exports import program as ops
 from plmu.exports.builder import Builder, NotExportable, cast
 from plmu.exports.program import Value, Weight
-from plmu.nn.forecast import LookbackForecast
+from plmu.nn.forecast import AMPLITUDE, LookbackForecast
 
 LARGEST = 2**26  # numbers of a matrix
 
@@ -44,52 +44,47 @@ def lower_forecast(b: Builder, layer: LookbackForecast, x: Value, state: Any) ->
     after = b.add(ops.MatVec, 1, Weight(wrap, True), (chosen,), torch.ones(1), now)
     one = b.add(ops.Constant, 1, torch.ones(1))
     level = b.add(ops.Concat, horizon * channels, (x,) * horizon)
-    every = torch.arange(season)
     with torch.no_grad():
-        double = LookbackForecast(**layer.config).double()
-        double.load_state_dict(layer.state_dict())
-        weight = double.weight.expand(channels, -1, -1)
+        exact = LookbackForecast(**layer.config).double()
+        exact.load_state_dict(layer.state_dict())
+        matrix = torch.zeros(horizon, channels, lookback, channels, dtype=torch.float64)
+        for channel, read in enumerate(_read(exact)):
+            matrix[:, channel, :, channel] = read
+        flat = matrix.reshape(horizon * channels, lookback * channels)
+        out = b.add(ops.MatVec, horizon * channels, Weight(cast(flat), True), (changes,), None, level)
         if layer.season:
-            parts = double._season(every)
-            prior = double.prior
-            inverse = 1 / (parts.power[..., 0] + prior)  # (season, channels)
-            ahead = parts.ahead - torch.einsum("pco,cho->pch", parts.features, weight)
-            centred = parts.centred
-        basis = _read(double, weight)  # (channels, horizon, lookback)
-    matrix = torch.zeros(horizon, channels, lookback, channels, dtype=torch.float64)
-    for channel in range(channels):
-        matrix[:, channel, :, channel] = basis[channel]
-    flat = matrix.reshape(horizon * channels, lookback * channels)
-    out = b.add(ops.MatVec, horizon * channels, Weight(cast(flat), True), (changes,), None, level)
-    if layer.season:
-        fits = _table(b, centred.movedim(2, 1).flatten(1), chosen)  # (lookback, channels) of this phase
-        total = torch.eye(channels).repeat(1, lookback)
-        agreed = b.add(
-            ops.MatVec, channels, Weight(total, True), (b.add(ops.Multiply, rows.size, changes, fits),), cast(prior)
-        )
-        raw = b.add(ops.Multiply, channels, agreed, _table(b, inverse, chosen))
-        above = b.add(
-            ops.Apply,
-            channels,
-            b.add(ops.Scale, channels, raw, torch.ones(channels), torch.full((channels,), -2.0)),
-            "relu",
-            {},
-        )
-        least = b.add(ops.Apply, channels, raw, "relu", {})
-        amplitude = b.add(ops.Add, channels, least, b.add(ops.Scale, channels, above, -torch.ones(channels), None))
-        repeated_amplitude = b.add(ops.Concat, horizon * channels, (amplitude,) * horizon)
-        pattern = _table(b, ahead.movedim(2, 1).flatten(1), chosen)
-        out = b.add(ops.Add, out.size, out, b.add(ops.Multiply, out.size, repeated_amplitude, pattern))
+            out = b.add(ops.Add, out.size, out, _seasonal(b, exact, changes, chosen))
     return out, (rows, b.add(ops.Concat, 2, (after, one)))
 
 
-def _read(layer: LookbackForecast, weight: Tensor) -> Tensor:
+def _seasonal(b: Builder, layer: LookbackForecast, changes: Value, chosen: Value) -> Value:
+    """What a season of this phase adds to the forecast: its amplitude in the window times its course, of which the
+    readout of the window has seen a part."""
+    channels, horizon = layer.channels, layer.horizon
+    season = layer._season(torch.arange(layer.season))
+    weight = layer.weight.expand(channels, -1, -1)
+    course = season.ahead - torch.einsum("pco,cho->pch", season.features, weight)
+    fits = b.add(ops.Multiply, changes.size, changes, _table(b, season.centred.movedim(2, 1).flatten(1), chosen))
+    total = Weight(torch.eye(channels).repeat(1, layer.lookback), True)
+    agreement = b.add(ops.MatVec, channels, total, (fits,), cast(layer.prior))
+    raw = b.add(ops.Multiply, channels, agreement, _table(b, 1 / (season.power[..., 0] + layer.prior), chosen))
+    # Between 0 and the largest amplitude: relu(raw) − relu(raw − largest).
+    ones = torch.ones(channels)
+    beyond = b.add(ops.Apply, channels, b.add(ops.Scale, channels, raw, ones, -AMPLITUDE * ones), "relu", {})
+    amplitude = b.add(
+        ops.Add, channels, b.add(ops.Apply, channels, raw, "relu", {}), b.add(ops.Scale, channels, beyond, -ones, None)
+    )
+    repeated = b.add(ops.Concat, horizon * channels, (amplitude,) * horizon)
+    return b.add(ops.Multiply, repeated.size, repeated, _table(b, course.movedim(2, 1).flatten(1), chosen))
+
+
+def _read(layer: LookbackForecast) -> Tensor:
     """The readout of each value of a window, relative to its last: (channels, horizon, lookback)."""
     plain = LookbackForecast(**{**layer.config, "season": 0, "phase": 0}).double()
     windows = torch.eye(layer.lookback, dtype=torch.float64)[:, None].expand(-1, layer.channels, -1).clone()
     windows[-1] = 0.0  # the last value is the level
     features = plain.standard(windows, torch.zeros(layer.lookback, dtype=torch.long)).features
-    return torch.einsum("lco,cho->chl", features, weight)
+    return torch.einsum("lco,cho->chl", features, layer.weight.expand(layer.channels, -1, -1))
 
 
 def _select(b: Builder, first: Value, x: Value, second: Value, y: Value) -> Value:

@@ -16,7 +16,7 @@ from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets
 from plmu.systems import DelayNetwork, LinearSystem
 
 _LARGEST = 2**22  # numbers of windows that are held at a time
-_AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
+AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
 
 
 class LookbackForecast(Steppable):
@@ -172,7 +172,7 @@ class LookbackForecast(Steppable):
         season = self._season(phase)
         prior = self.prior[:, None]
         fit = ((changes * season.centred).sum(-1, keepdim=True) + prior) / (season.power + prior)
-        amplitude = fit.clamp(0, _AMPLITUDE)
+        amplitude = fit.clamp(0, AMPLITUDE)
         return Standard(features - amplitude * season.features, last, amplitude * season.ahead)
 
     def _season(self, phase: Tensor) -> Season:

@@ -61,6 +61,8 @@ def find_layout(path: Path, header: bool | None = None) -> Layout:
         raise DataError(f"{path} is empty: it has no rows")
     separator = _separator(lines)
     rows = [row for row in split(lines, separator) if any(cell.strip() for cell in row)]
+    if not rows:
+        raise DataError(f"{path} has no rows that can be read: are its quotes closed?")
     decimal_comma = separator != "," and _has_decimal_commas(rows)
     named = _has_header(rows, decimal_comma) if header is None else header
     width = len(rows[0])
