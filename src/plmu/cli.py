@@ -42,6 +42,8 @@ USAGE = """usage: plmu COMMAND …
 OWN_OPTIONS = ("--help", "--version", "--traceback")
 OWN_FILES = {  # options of the data that are files of the user's own
     "file": "file",
+    "test-file": "file that tests",
+    "labels": "table of labels",
     "source": "sentences that were trained on",
     "target": "translations that were trained on",
     "valid-source": "sentences that validate",

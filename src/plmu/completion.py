@@ -23,6 +23,8 @@ PATHS = (
     "--runs",
     "--data.root",
     "--data.file",
+    "--data.test-file",
+    "--data.labels",
     "--data.source",
     "--data.target",
     "--data.valid-source",

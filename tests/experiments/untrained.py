@@ -47,6 +47,12 @@ def built(name: str, model: str) -> tuple[nn.Module, Task]:
     elif name == "iwslt":
         sides = [pieces()] * 2 if model == "bpe" else [WordsOnly(VOCABULARY[:17_188]), WordsOnly(VOCABULARY[:7_706])]
         task = TranslationTask((), (), (), None, None, None, "", True, source=sides[0], target=sides[1])  # type: ignore[arg-type]
+    elif name == "classify":
+        with tempfile.TemporaryDirectory() as folder:
+            config.data.file = Path(folder) / "waves.npz"
+            waves = np.sin(np.arange(40.0) * np.linspace(0.2, 0.9, 24)[:, None])
+            np.savez(config.data.file, X=waves, y=np.arange(24) // 12)
+            task = experiment.task(config)
     elif name == "forecast":
         with tempfile.TemporaryDirectory() as folder:
             config.data.file = Path(folder) / "waves.npy"

@@ -2,6 +2,7 @@
 
 from plmu.experiments.addition import Addition
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.classify import Classify
 from plmu.experiments.forecast import Forecast
 from plmu.experiments.imdb import IMDB
 from plmu.experiments.iwslt import IWSLT
@@ -17,6 +18,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for one in (
         *(MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT()),
         Forecast(),
+        Classify(),
     )
 }
 

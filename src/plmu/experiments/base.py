@@ -70,6 +70,12 @@ class Experiment(ABC):
         """The name of a run where `--name` gives none."""
         return f"{self.name}-{model}"
 
+    def name_of_file(self, model: str, file: Path | None) -> str:
+        """The name of a run on a file of the user's own."""
+        stem = "" if file is None else "".join(one if one.isalnum() or one in "-_." else "-" for one in file.stem)
+        name = f"{self.name}-{stem.strip('.-') or 'data'}"
+        return name if model == self.models[0] else f"{name}-{model}"
+
     def closed_form(self, model: str) -> bool:
         """Whether `build` returns the model fitted, so that nothing is left to train. Its task has `score`."""
         return False

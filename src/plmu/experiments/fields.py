@@ -19,11 +19,14 @@ COUNTS = (
     *("width", "blocks", "encoder_blocks", "decoder_blocks", "attention_heads", "beam"),
 )
 RANGES: dict[str, Range] = {
-    **dict.fromkeys((*COUNTS, "memory", "pool_order", "lookback"), COUNT),
+    **dict.fromkeys((*COUNTS, "memory", "pool_order", "lookback", "projections", "thresholds"), COUNT),
     "theta": (lambda value: 0 < value < math.inf, "a number of steps, above 0"),
-    "thetas": (
-        lambda value: isinstance(value, tuple) and bool(value) and all(0 < one < math.inf for one in value),
-        "one or more numbers of steps, above 0",
+    **dict.fromkeys(
+        ("thetas", "windows"),
+        (
+            lambda value: isinstance(value, tuple) and bool(value) and all(0 < one < math.inf for one in value),
+            "one or more numbers of steps, above 0",
+        ),
     ),
     "vectors": (lambda value: isinstance(value, str) and bool(value), "auto, random, zero or the name of a file"),
     "window": (lambda value: value >= 2, "at least 2 steps"),

@@ -42,10 +42,7 @@ class Forecast(Experiment):
         return model == "closed"
 
     def run_name(self, model: str, config: Config[Any]) -> str:
-        file = config.data.file if isinstance(config.data, SeriesConfig) else None
-        stem = "" if file is None else "".join(one if one.isalnum() or one in "-_." else "-" for one in file.stem)
-        name = f"{self.name}-{stem.strip('.-') or 'data'}"
-        return name if model == self.models[0] else f"{name}-{model}"
+        return self.name_of_file(model, config.data.file if isinstance(config.data, SeriesConfig) else None)
 
     def defaults(self, model: str) -> Config[Any]:
         trained = TrainingConfig(epochs=20, batch_size=64, learning_rate=1e-3, schedule="cosine", graph=False)

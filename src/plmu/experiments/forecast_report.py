@@ -39,7 +39,7 @@ def write(
     plot_forecasts(folder / "forecast.png", task, network, intervals)
     plot_errors(folder / "errors.png", task)
     lines = [f"test: {len(task.test[0]):,} windows; mse and mae in units of each column's standard deviation"]
-    lines += _table(["", "mse", "mae", *(f"mae of {name}" for name in settings.values[:SHOWN])], [
+    lines += text_table(["", "mse", "mae", *(f"mae of {name}" for name in settings.values[:SHOWN])], [
         [name, f"{one.mse:.4g}", f"{one.mae:.4g}", *(f"{value:.4g}" for value in own[name][:SHOWN])]
         for name, one in task.errors.items()
     ])  # fmt: skip
@@ -47,14 +47,14 @@ def write(
         lines.append(f"{100 * level:g} % intervals held {100 * share:.1f} % of the measured values")
     if folds:
         lines.append("rolling backtest:")
-        lines += _table(["rows", "windows", "mse", "last value"], [
+        lines += text_table(["rows", "windows", "mse", "last value"], [
             [f"{one['rows']:,}", f"{one['windows']:,}", f"{one['model_mse']:.4g}", f"{one['last_value_mse']:.4g}"]
             for one in folds
         ])  # fmt: skip
     return [*lines, f"wrote {folder / 'forecast.png'}, {folder / 'errors.png'}, {folder / 'forecast.json'}"]
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+def text_table(header: list[str], rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[place]) for row in [header, *rows]) for place in range(len(header))]
     return [
         "  "

@@ -220,12 +220,22 @@ def _attend(c: Code, one: ops.Attend) -> None:
     c.call("attend", c.at(one.out), *values, c.constant(one.cos), c.constant(one.sin), scores, steps, one.heads, half)
 
 
+def _count(c: Code, one: ops.Count) -> None:
+    given = c.at(one.x), c.at(one.counts), c.constant(one.thresholds)
+    c.call("count", c.at(one.out), *given, *one.thresholds.shape, int(one.positions))
+
+
+def _shares(c: Code, one: ops.Shares) -> None:
+    c.call("shares", c.at(one.out), c.at(one.counts), one.out.size, int(one.positions))
+
+
 _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
     ops.Concat: _concat,
     ops.Constant: _constant,
+    ops.Count: _count,
     ops.Fill: _fill,
     ops.Lookup: _lookup,
     ops.MatVec: _mat_vec,
@@ -235,5 +245,6 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Remember: _remember,
     ops.Scale: _scale,
     ops.Select: _select,
+    ops.Shares: _shares,
     ops.Taps: _taps,
 }

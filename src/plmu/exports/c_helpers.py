@@ -268,6 +268,33 @@ static void remain(float *restrict out, const float *restrict m, const float *re
                 out[h * width + c] += weights[i * heads + h] * m[(i * heads + h) * width + c];
 }
 """,
+    "count": """static void count(float *out, const float *x, const float *counts, const float *thresholds,
+    size_t rows, size_t features, int positions)
+{
+    const size_t size = rows * features, last = positions ? 2 * size : size;
+    const float steps = counts[last];
+    size_t i;
+    for (i = 0; i < size; i++) {
+        const float above = x[i % features] > thresholds[i] ? 1.0f : 0.0f;
+        out[i] = counts[i] + above;
+        if (positions)
+            out[size + i] = counts[size + i] + above * steps;
+    }
+    out[last] = steps + 1.0f;
+}
+""",
+    "shares": """static void shares(float *out, const float *counts, size_t size, int positions)
+{
+    const size_t half = positions ? size / 2 : size;
+    const float steps = counts[size];
+    size_t i;
+    for (i = 0; i < half; i++) {
+        out[i] = counts[i] / steps;
+        if (positions)
+            out[half + i] = (2.0f * (counts[half + i] / steps) + out[i]) / steps - out[i];
+    }
+}
+""",
     "fill": """static void fill(float *out, const float *x, const float *held, size_t count)
 {
     size_t i;

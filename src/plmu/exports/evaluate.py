@@ -173,12 +173,29 @@ def _attend(e: Evaluator, one: ops.Attend, v: dict[Value, Tensor]) -> None:
     v[one.out] = torch.einsum("bhs,bshd->bhd", shares, values).flatten(1)
 
 
+def _count(e: Evaluator, one: ops.Count, v: dict[Value, Tensor]) -> None:
+    counts = v[one.counts]
+    above = (v[one.x][:, None] > e.array(one.thresholds)).flatten(1).to(counts.dtype)
+    parts = [above, above * counts[:, -1:]] if one.positions else [above]
+    v[one.out] = counts + torch.cat([*parts, torch.ones_like(counts[:, -1:])], 1)
+
+
+def _shares(e: Evaluator, one: ops.Shares, v: dict[Value, Tensor]) -> None:
+    counts = v[one.counts]
+    shares, steps = counts[:, :-1] / counts[:, -1:], counts[:, -1:]
+    if one.positions:
+        above, numbers = shares.chunk(2, 1)
+        shares = torch.cat([above, (2 * numbers + above) / steps - above], 1)
+    v[one.out] = shares
+
+
 _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
     ops.Concat: _concat,
     ops.Constant: _constant,
+    ops.Count: _count,
     ops.Fill: _fill,
     ops.Lookup: _lookup,
     ops.MatVec: _mat_vec,
@@ -188,6 +205,7 @@ _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], No
     ops.Remember: _remember,
     ops.Scale: _scale,
     ops.Select: _select,
+    ops.Shares: _shares,
     ops.Split: _split,
     ops.Taps: _taps,
 }

@@ -226,6 +226,25 @@ class Attend(Operation):
 
 
 @dataclass(frozen=True, eq=False)
+class Count(Operation):
+    """Counts after a step: how often x was above each threshold, with `positions` the sum of those steps' numbers, and
+    last how many steps there were."""
+
+    x: Value
+    counts: Value
+    thresholds: Tensor  # (count, features)
+    positions: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Shares(Operation):
+    """Shares of the steps, and positions, from counts."""
+
+    counts: Value
+    positions: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """All operations of a step, in order."""
 

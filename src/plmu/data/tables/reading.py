@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NUMPY, PARQUET = (".npy", ".npz"), (".parquet", ".pq")
 TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat", ".data")
+_KNOWN = (*NUMPY, *PARQUET, *TEXT)
 SHEETS = (".xls", ".xlsx", ".ods")
 _MARKS = sorted({form for mark in MISSING for form in (mark, mark.upper(), mark.capitalize())} | {"NaN"})
 
@@ -31,13 +32,28 @@ def table_files(path: Path) -> list[Path]:
             return [path]
         if not path.is_dir():
             raise DataError(f"{path} is not there: give a CSV, Parquet or NumPy file, or a folder of them")
-        known = (*NUMPY, *PARQUET, *TEXT)
-        found = sorted(one for one in path.iterdir() if one.suffix.lower() in known and one.is_file())
     except OSError as error:
         raise unreadable(error, path) from None
+    found = _tables(path)
     if not found:
-        raise DataError(f"{path} has no tables: files that end in {', '.join(known)}")
+        raise DataError(f"{path} has no tables: files that end in {', '.join(_KNOWN)}")
     return found
+
+
+def nested_files(path: Path) -> list[Path]:
+    """The tables of a folder and of its sub-folders, by name."""
+    folders = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+    found = [file for one in [path, *folders] for file in _tables(one)]
+    if not found:
+        raise DataError(f"{path} has no tables, nor have its sub-folders: files that end in {', '.join(_KNOWN)}")
+    return found
+
+
+def _tables(folder: Path) -> list[Path]:
+    try:
+        return sorted(one for one in folder.iterdir() if one.suffix.lower() in _KNOWN and one.is_file())
+    except OSError as error:
+        raise unreadable(error, folder) from None
 
 
 def read_tables(path: Path, header: bool | None = None) -> list[Table]:

