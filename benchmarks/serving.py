@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from plmu.training.results import provenance, read_json, write_json
 RATE = 50  # samples of a session a second
 SLOWEST = 50.0  # milliseconds of all but one in a hundred answers
 LOADS = {"load-200": (200, 1), "load-1000": (1000, 5)}  # sessions, and samples of a message
+PERIOD = 101  # different samples
 PARTS = (*LOADS, "malformed", "killed")
 
 
@@ -96,6 +98,7 @@ class Client:
         self.outputs: list[float] = []
         self.faults: list[str] = []
         self.keeps = False
+        self.unread: list[bytes] = []  # answers, which are read when there is time
         self.connection: Connection
 
     async def connect(self, port: int, name: str = "") -> None:
@@ -104,29 +107,44 @@ class Client:
         self.connection = await Connection.open(port, self.heard, path)
 
     def sample(self, step: int) -> float:
-        return ((step * 7 + self.number * 13) % 101 - 50) / 40
+        return _value(step * 7 + self.number * 13)
 
     def send(self, due: float) -> None:
-        some = [self.sample(self.count + i) for i in range(self.per_message)]
+        first = (self.count * 7 + self.number * 13) % PERIOD
         self.count += self.per_message
         self.sent.append(due)
-        self.connection.send(
-            f'{{"samples":{some}}}'.encode() if self.per_message > 1 else f'{{"sample":{some[0]}}}'.encode()
-        )
+        self.connection.transport.write(_message(first, self.per_message))
 
     def heard(self, text: bytes) -> None:
         now = time.perf_counter()
-        answer = json.loads(text)
         if self.hello is None:
-            self.hello = answer
+            self.hello = json.loads(text)
             return
-        outputs = answer.get("outputs") or [answer.get("output")]
-        if answer.get("step") != self.steps + self.per_message or len(outputs) != self.per_message:
-            self.faults.append(text.decode()[:200])
-        self.steps = answer.get("step", self.steps)
-        if self.keeps:
-            self.outputs += [row[0] for row in outputs]
+        self.unread.append(text)
         self.latencies.append(now - self.sent.pop(0))
+
+    def read(self) -> None:
+        """Check the answers that have come."""
+        for text in self.unread:
+            answer = json.loads(text)
+            outputs = answer.get("outputs") or [answer.get("output")]
+            if answer.get("step") != self.steps + self.per_message or len(outputs) != self.per_message:
+                self.faults.append(text.decode()[:200])
+            self.steps = answer.get("step", self.steps)
+            if self.keeps:
+                self.outputs += [row[0] for row in outputs]
+        self.unread.clear()
+
+
+def _value(place: int) -> float:
+    return (place % PERIOD - 50) / 40
+
+
+@cache
+def _message(first: int, count: int) -> bytes:
+    """So many samples from this place on, made once: the client must cost little beside the server."""
+    some = [_value(first + 7 * i) for i in range(count)]
+    return frame(json.dumps({"samples": some} if count > 1 else {"sample": some[0]}).encode())
 
 
 async def send_evenly(clients: list[Client], seconds: float) -> None:
@@ -158,6 +176,9 @@ async def load(run: Path, sessions: int, per_message: int, seconds: float, state
             client.latencies.clear()
         begun, own = program.cpu(), time.process_time()
         await send_evenly(clients, seconds)
+        used, own = program.cpu() - begun, time.process_time() - own
+        for client in clients:
+            client.read()
         found = sorted(value for client in clients for value in client.latencies)
         lost = sum(client.count - client.steps for client in clients)
         faults = [fault for client in clients for fault in client.faults]
@@ -173,8 +194,9 @@ async def load(run: Path, sessions: int, per_message: int, seconds: float, state
             "p50_ms": 1000 * found[len(found) // 2],
             "p99_ms": 1000 * found[int(len(found) * 0.99)],
             "max_ms": 1000 * found[-1],
-            "server_cpu": (program.cpu() - begun) / seconds,
-            "client_cpu": (time.process_time() - own) / seconds,
+            "server_cpu": used / seconds,
+            "client_cpu": own / seconds,
+            "server_us_per_message": 1e6 * used / len(found),
         }
 
 
@@ -220,6 +242,8 @@ async def hostile(run: Path, messages: int, healthy: int) -> dict[str, Any]:
         while not attacking.done():
             await send_evenly(clients, 0.5)
         await asyncio.wait_for(attacking, 60)
+        for client in clients:
+            client.read()
         named = sum("error" in json.loads(one) for one in answers)
         half = len(memory) // 2
         return {
@@ -260,6 +284,8 @@ async def killed(run: Path, states: Path, sessions: int, kills: int, seconds: fl
                 await sending
         finally:
             program.stop()
+        for client in clients:
+            client.read()
     different = 0
     sessions_again = plmu.Sessions(plmu.load(run / "model.plmu"), _width(states))
     rows = [sessions_again.add() for _ in clients]
@@ -311,6 +337,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=5, help="how often the server is killed (5)")
     parser.add_argument("--out", type=Path, default=Path("results/serving.json"), help="file; its other parts stay")
     given = parser.parse_args()
+    import uvloop  # a loop that costs the client less
+
     torch.set_num_threads(1)
     result: dict[str, Any] = read_json(given.out) if given.out.is_file() else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -324,7 +352,7 @@ def main() -> None:
             else:
                 sessions, per_message = LOADS[part]
                 states = Path(folder) / f"states-{sessions}"
-                found |= asyncio.run(load(run, sessions, per_message, given.seconds, states))
+                found |= uvloop.run(load(run, sessions, per_message, given.seconds, states))
             print(json.dumps({"part": part, **found}), flush=True)
             result[part] = {**found, **provenance(torch.device("cpu"))}
     write_json(given.out, result)

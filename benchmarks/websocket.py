@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 from collections.abc import Callable
+from typing import cast
 
 HANDSHAKE = (
     "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -49,8 +50,7 @@ class Connection(asyncio.Protocol):
         return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
     def send(self, text: bytes) -> None:
         self.transport.write(frame(text))

@@ -48,6 +48,11 @@ MORE: dict[str, Callable[[], Any]] = {
     "letters with attention": lambda: blocks.language_model(
         LMUBlock(8, 3, 4.0), Residual(Sequential(nn.RMSNorm(8), plmu.CausalAttention(8, 2, 4)))
     ),
+    "shares": lambda: Sequential(nn.Linear(3, 4), plmu.nn.ThresholdShares(4, 2), nn.Linear(8, 2)),
+    "shares and positions": lambda: Sequential(
+        DelayLayer(3, **layers.SMALL), nn.Linear(3 * layers.SMALL["order"], 4),
+        plmu.nn.ThresholdShares(4, 2, positions=True, return_sequences=False), nn.Linear(16, 2),
+    ),
     "token delay": lambda: Sequential(plmu.TokenDelayLayer(9, 3, **layers.SMALL), nn.Linear(12, 2)),
 }  # fmt: skip
 NAMES = [*layers.LAYERS, *(f"block: {one}" for one in blocks.BLOCKS), *MORE]

@@ -11,7 +11,7 @@ import pytest
 
 from plmu import cli, model_commands
 from plmu.cli import COMMANDS, main
-from plmu.completion import PATHS, _flags, _words
+from plmu.completion import PATHS, _flags, _options, _words
 from plmu.experiments import EXPERIMENTS
 from plmu.experiments.run import Options
 
@@ -165,7 +165,7 @@ def test_every_option_is_completed(capsys):
             with pytest.raises(SystemExit):
                 main(["train", name, "--model", model, "--help"])
             shown = {word.strip(",.") for word in capsys.readouterr().out.split() if re.match("--[a-z]", word)}
-            options = {*_flags(Options()), *_flags(experiment.defaults(model))}
+            options = {*_flags(Options()), *_options(experiment, model)}
             assert options | ({"--from"} if experiment.starts else set()) == shown - {"--help", "--model"}
             assert set(words[f"train {name}"]) >= options
             assert values[f"train {name} --model"] == list(experiment.models)

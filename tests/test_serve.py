@@ -337,6 +337,9 @@ def test_wrong_use_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[
         ([run, "--host", "0.0.0.0"], "--host 0.0.0.0 can be reached from other machines: give --token"),
         ([str(tmp_path / "nowhere")], "no model at"),
         ([run, "--idle", "0"], "--idle must be above 0"),
+        ([run, "--port", "65536"], "--port must be 0 to 65535, got 65536"),
+        ([run, "--width", "0"], "--width must be 1 to 4096, got 0"),
+        ([run, "--width", "100000000"], "--width must be 1 to 4096"),
         ([run, "--host", "203.0.113.1", "--token", "long-enough"], "cannot listen on 203.0.113.1:8000"),
     ]:
         assert message in refused(["serve", *words], capsys)

@@ -15,11 +15,12 @@ from torch import nn
 import plmu
 from benchmarks import serving as script
 from plmu.experiments.deployed import load
-from plmu.serve.batching import Batcher, Request
-from plmu.serve.journal import CLOSE, OPEN, RESET, SAMPLES, Journal
+from plmu.serve.batching import Batcher
+from plmu.serve.journal import CLOSE, OPEN, RESET, SAMPLES, Journal, Snapshot
 from plmu.serve.limits import Limits
 from plmu.serve.messages import Message
 from plmu.serve.metrics import Metrics
+from plmu.serve.work import Request
 from plmu.training.errors import RunError
 
 WIDTH = 4
@@ -114,6 +115,10 @@ def test_states_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
     snapshot.write_bytes(snapshot.read_bytes()[:-3])
     with pytest.raises(RunError, match="is damaged"):
         batcher(run, states)
+    journal = Journal(tmp_path / "wide", "", "f", 1)
+    journal.save(Snapshot([], [], {"answers": torch.zeros(0, 1)}, width=10**9))()
+    with pytest.raises(RunError, match=r"is damaged \(its width is 1000000000\)"):
+        journal.snapshot()
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write to"):
         batcher(run, tmp_path / "file")

@@ -75,6 +75,48 @@ def test_the_bits_of_a_row_do_not_depend_on_the_others(name: str, width: int) ->
         assert torch.equal(out[place], expected[t])
 
 
+@pytest.mark.parametrize("width", [WIDTH, 16])
+@pytest.mark.parametrize("name", ALL)
+def test_several_samples_at_once_give_the_bits_of_single_steps(name: str, width: int) -> None:
+    """In batches that are full and not, and over a step at which subnormal numbers are set to zero."""
+    frozen = FrozenModel(ALL[name]())
+    single, several = Sessions(frozen, width), Sessions(frozen, width)
+    rows = list(range(width + 2))
+    for one in (single, several):
+        for row in rows:
+            one.add(row)
+        kept = one.tensors(rows)
+        small = {key: torch.full_like(value, 1e-35) for key, value in kept.items() if value.is_floating_point()}
+        one.fill(rows, kept | small | {"steps": torch.arange(250, 250 + len(rows))})
+    x = torch.stack([samples(name, 9, seed) for seed in rows])
+    x[::2] = 0  # silence
+    out, taken = several.run(rows, x)
+    expected = torch.stack([single.step(rows, x[:, t])[0] for t in range(9)], 1)
+    assert torch.equal(out, expected)
+    assert taken.tolist() == [9] * len(rows)
+    after, wanted = several.tensors(rows), single.tensors(rows)
+    assert all(torch.equal(after[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize("policy", ["raise", "hold"])
+def test_a_bad_sample_among_several_stops_its_own_session(policy: str) -> None:
+    frozen = FrozenModel(stack())
+    sessions, single = Sessions(frozen, WIDTH, missing=policy), Sessions(frozen, WIDTH, missing=policy)
+    rows = [sessions.add() for _ in range(WIDTH + 3)]
+    for _ in rows:
+        single.add()
+    x = torch.randn(len(rows), 6, 3)
+    x[1, 4], x[2, 0], x[6, 5], x[7, 2:4] = torch.inf, 3e38, -torch.inf, torch.nan
+    out, taken = sessions.run(rows, x)
+    counts = [6, 4, 0, 6, 6, 6, 5, 6 if policy == "hold" else 2]
+    assert taken.tolist() == counts
+    for t in range(6):
+        some = [row for row in rows if t < counts[row]]
+        assert torch.equal(single.step(some, x[some, t])[0], out[some, t])
+    after, wanted = sessions.tensors(rows), single.tensors(rows)
+    assert all(torch.equal(after[key], wanted[key]) for key in wanted)
+
+
 def test_weights_are_shared() -> None:
     frozen = FrozenModel(stack())
     one, other, sessions = Stream(frozen), Stream(frozen), Sessions(frozen)
@@ -228,6 +270,9 @@ def test_silence_leaves_no_subnormal_numbers() -> None:
         (lambda one: one.push({4: [0.0] * 3}), "there is no session in row 4"),
         (lambda one: one.step([0, 0], torch.zeros(2, 3)), "each once"),
         (lambda one: one.step([0], torch.zeros(1, 2)), r"x must be torch.float32 of shape \(1, 3\)"),
+        (lambda one: one.run([0], torch.zeros(1, 2, 2)), r"x must be torch.float32 of shape \(1, 2, 3\)"),
+        (lambda one: one.run([0], torch.zeros(1, 0, 3)), r"at least one time step for each row, got \(1, 0, 3\)"),
+        (lambda one: one.run([0], torch.zeros(3)), r"at least one time step for each row, got \(3,\)"),
         (lambda one: one.add(0), "row 0 cannot be added: it is taken"),
         (lambda one: one.add(-1), "row -1 cannot be added"),
         (lambda one: one.reset(7), "there is no session in row 7"),

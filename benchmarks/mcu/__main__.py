@@ -1,4 +1,5 @@
-"""A small Mackey-Glass model on an emulated Cortex-M4: flash, RAM and instructions per step.
+"""A small Mackey-Glass model on an emulated Cortex-M4, and on a Cortex-M3, which has no floating-point unit: flash, RAM
+and instructions per step.
 
 `python -m benchmarks.mcu [--run RUN] [--json FILE]`, or `make test-mcu`. It needs Debian's gcc-arm-none-eabi,
 libnewlib-arm-none-eabi and qemu-system-arm. The check program of the export must pass on the board before anything is
@@ -23,14 +24,22 @@ from plmu.training.results import provenance, write_json
 
 HERE = Path(__file__).parent
 TOOLS = {"arm-none-eabi-gcc": "gcc-arm-none-eabi libnewlib-arm-none-eabi", "qemu-system-arm": "qemu-system-arm"}
-CPU = "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16"
+BOARDS = {  # of QEMU, and the flags of the compiler
+    "Cortex-M4F": ("mps2-an386", "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16"),
+    "Cortex-M3": ("mps2-an385", "-mcpu=cortex-m3 -mthumb"),
+}
 FLAGS = (
     "-std=c99 -O2 -ffp-contract=fast -ffunction-sections -fdata-sections -Wall -Wextra -Wconversion -pedantic -Werror"
 )
 LINK = f"-nostartfiles -T {HERE / 'board.ld'} -Wl,--gc-sections"
-QEMU = "qemu-system-arm -M mps2-an386 -nographic -monitor none -serial none -icount shift=0"
+QEMU = "qemu-system-arm -nographic -monitor none -serial none -icount shift=0"
 MORE_RAM = 2048  # bytes that may be needed beside the state
 PARAMETERS = 10_000  # at most
+KINDS: dict[str, dict[str, bool]] = {
+    "float32": {},
+    "int8": {"int8": True},
+    "int8, fixed-point sums": {"int8": True, "fixed_point": True},
+}
 
 
 def small_model() -> plmu.Sequential:
@@ -50,14 +59,14 @@ def main() -> None:
         sys.exit(f"missing Debian packages: {' '.join(missing)}")
     model: Any = small_model() if given.run is None else plmu.load(given.run / "model.plmu")
     parameters = sum(one.numel() for one in model.parameters())
-    rows = [measured(model, int8) for int8 in (False, True)]
+    rows = [measured(model, kind, processor) for processor in BOARDS for kind in KINDS]
     for row in rows:
         print(
             ", ".join(f"{name} {value:,}" if type(value) is int else f"{name} {value}" for name, value in row.items())
         )
     if given.json:
         command = " ".join(["python -m benchmarks.mcu", *sys.argv[1:]])
-        kind = {"kind": "mcu", "command": command, "board": "QEMU mps2-an386, Cortex-M4F", "parameters": parameters}
+        kind = {"kind": "mcu", "command": command, "parameters": parameters}
         write_json(given.json, {**kind, "rows": rows, **provenance(torch.device("cpu"))})
     if given.run is None:
         assert parameters <= PARAMETERS, parameters
@@ -66,28 +75,30 @@ def main() -> None:
             sys.exit(f"more RAM than the state and {MORE_RAM} bytes: {greedy}")
 
 
-def measured(model: Any, int8: bool) -> dict[str, Any]:
-    """What a model takes on the board."""
+def measured(model: Any, kind: str, processor: str) -> dict[str, Any]:
+    """What a model takes on a board."""
+    board, flags = BOARDS[processor]
+    gcc = ["arm-none-eabi-gcc", *flags.split()]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        written = plmu.export(model, folder, to="c", int8=int8)
-        _call("arm-none-eabi-gcc", *CPU.split(), *FLAGS.split(), "-c", "model.c", folder=folder)
-        _call(
-            "arm-none-eabi-gcc", *CPU.split(), *FLAGS.split(), "-Dmain=check_main", "-c", "model_check.c", folder=folder
-        )
-        build(folder, "check", "model.o", "model_check.o", str(HERE / "check.c"), "--specs=rdimon.specs")
-        checked = run(folder / "check")
+        written = plmu.export(model, folder, to="c", **KINDS[kind])  # type: ignore[arg-type]
+        _call(*gcc, *FLAGS.split(), "-c", "model.c", folder=folder)
+        _call(*gcc, *FLAGS.split(), "-Dmain=check_main", "-c", "model_check.c", folder=folder)
+        build(gcc, folder, "check", "model.o", "model_check.o", str(HERE / "check.c"), "--specs=rdimon.specs")
+        checked = run(board, folder / "check")
         header = (folder / "model.h").read_text()
         tokens = "const int32_t *x" in header
         sample = "0" if tokens else "(float)(seed >> 8) / 8388608.0f - 1.0f"
-        kind = [f"-DMODEL_INPUT={'int32_t' if tokens else 'float'}", f"-DMODEL_SAMPLE=({sample})"]
-        build(folder, "measure", "model.o", str(HERE / "measure.c"), *kind, "--specs=nano.specs")
-        counted = dict(line.split() for line in run(folder / "measure").splitlines())
+        defined = [f"-DMODEL_INPUT={'int32_t' if tokens else 'float'}", f"-DMODEL_SAMPLE=({sample})"]
+        build(gcc, folder, "measure", "model.o", str(HERE / "measure.c"), *defined, "--specs=nano.specs")
+        counted = dict(line.split() for line in run(board, folder / "measure").splitlines())
         sizes = _call("arm-none-eabi-size", "measure", folder=folder).splitlines()[1].split()
         text, data, bss = (int(one) for one in sizes[:3])
         stack = int(counted["stack"])
         return {
-            "weights": "int8" if int8 else "float32",
+            "processor": processor,
+            "board": f"QEMU {board}",
+            "weights": kind,
             "check": checked.strip(),
             "flash": text + data,
             "flash_of_weights": written.weight_bytes,
@@ -99,14 +110,14 @@ def measured(model: Any, int8: bool) -> dict[str, Any]:
         }
 
 
-def build(folder: Path, name: str, *inputs: str) -> None:
-    command = ["arm-none-eabi-gcc", *CPU.split(), "-std=gnu99", "-O2", f"-I{HERE}", f"-I{folder}", *LINK.split()]
+def build(gcc: list[str], folder: Path, name: str, *inputs: str) -> None:
+    command = [*gcc, "-std=gnu99", "-O2", f"-I{HERE}", f"-I{folder}", *LINK.split()]
     _call(*command, "-o", name, str(HERE / "startup.c"), *inputs, "-lm", folder=folder)
 
 
-def run(program: Path) -> str:
-    """What a program prints on the board; it must end with status 0."""
-    command = [*QEMU.split(), "-semihosting-config", "enable=on,target=native", "-kernel", str(program)]
+def run(board: str, program: Path) -> str:
+    """What a program prints on a board; it must end with status 0."""
+    command = [*QEMU.split(), "-M", board, "-semihosting-config", "enable=on,target=native", "-kernel", str(program)]
     return _call(*command, folder=program.parent)
 
 

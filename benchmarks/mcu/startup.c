@@ -1,4 +1,4 @@
-/* Reset of a Cortex-M4F, and the few calls to the debugger (semihosting) that a measurement needs. */
+/* Reset of a Cortex-M, and the few calls to the debugger (semihosting) that a measurement needs. */
 #include "board.h"
 
 extern uint32_t data_start[], data_end[], data_load[], bss_start[], bss_end[], stack_top[];

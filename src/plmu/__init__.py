@@ -95,6 +95,7 @@ __all__ = [
 # Which module each public name is in. They are imported at first use, so that `plmu --version` need not import torch.
 _MODULES: dict[str, tuple[str, ...]] = {
     "cache": ("set_cache_limit",),
+    "datasets": (),
     "describe": (),
     "estimators": ("Forecaster", "SequenceClassifier"),
     "exports": ("export",),

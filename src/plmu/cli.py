@@ -27,6 +27,7 @@ USAGE = """usage: plmu COMMAND …
   plmu evaluate RUN       score the best model of a run again
   plmu generate RUN       print text that a language model writes, as it is sampled
   plmu translate RUN      translate sentences from a file or standard input, one a line
+  plmu predict RUN        forecast or classify the series of a file of your own, as CSV
   plmu stream RUN         read numbers or text line by line, print a prediction after each sample
   plmu serve RUN          serve a model to many sessions over HTTP and WebSockets, with a live page
   plmu export RUN         write a model for other programs: ONNX, torch.export or C
@@ -40,7 +41,9 @@ USAGE = """usage: plmu COMMAND …
 --traceback also prints the Python traceback of an error."""
 OWN_OPTIONS = ("--help", "--version", "--traceback")
 OWN_FILES = {  # options of the data that are files of the user's own
-    "file": "text file",
+    "file": "file",
+    "test-file": "file that tests",
+    "labels": "table of labels",
     "source": "sentences that were trained on",
     "target": "translations that were trained on",
     "valid-source": "sentences that validate",
@@ -98,6 +101,8 @@ def _extra(module: str) -> str:
     """The extra of plmu that a module is in."""
     if module in ("onnx", "onnxruntime"):
         return "export"
+    if module in ("polars", "pandas", "sklearn"):
+        return "data"
     return "serve" if module in ("starlette", "uvicorn", "websockets") else "train"
 
 
@@ -179,6 +184,7 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
     import tyro
 
     from plmu.experiments.run import Options
+    from plmu.training.config import TrainingConfig
 
     default = experiment.defaults(model)
     own: Any = type(default)
@@ -187,7 +193,11 @@ def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, A
     if experiment.starts:
         runs = " or ".join(experiment.starts)
         start = (tyro.conf.arg(name="from", help=f"Folder of a finished run of {runs} to start from."),)
-    config = make_dataclass("Config", [("start", Annotated[Path | None, *start], field(default=None))], bases=(config,))
+    fields: list[Any] = [("start", Annotated[Path | None, *start], field(default=None))]
+    if experiment.closed_form(model):  # there is nothing to train
+        hidden: Any = Annotated[TrainingConfig, tyro.conf.Fixed, tyro.conf.Suppress]
+        fields.append(("training", hidden, field(default_factory=lambda: default.training)))
+    config = make_dataclass("Config", fields, bases=(config,))
     usual, started = experiment.default_model(started=False), experiment.default_model(started=True)
     with_start = f", with --from {started}" if started != usual else ""
     flat = tyro.conf.arg(name="")
@@ -308,6 +318,7 @@ def _completion(words: list[str]) -> None:
         "evaluate": _evaluate_parser(),
         "generate": model_commands.generate_parser(),
         "translate": model_commands.translate_parser(),
+        "predict": model_commands.predict_parser(),
         "stream": model_commands.stream_parser(),
         "serve": model_commands.serve_parser(),
         "export": model_commands.export_parser(),
@@ -324,6 +335,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": _evaluate,
     "generate": model_commands.generate,
     "translate": model_commands.translate,
+    "predict": model_commands.predict,
     "stream": model_commands.stream,
     "serve": model_commands.serve,
     "export": model_commands.export,

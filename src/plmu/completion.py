@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plmu.arguments import Parser
-from plmu.experiments import EXPERIMENTS
+from plmu.experiments import EXPERIMENTS, Experiment
 from plmu.experiments.run import Options
 
 # What may come at a place, which is the command and, after `train`, the experiment; or after an option there.
@@ -23,6 +23,8 @@ PATHS = (
     "--runs",
     "--data.root",
     "--data.file",
+    "--data.test-file",
+    "--data.labels",
     "--data.source",
     "--data.target",
     "--data.valid-source",
@@ -55,13 +57,20 @@ def _words(commands: Mapping[str, Parser | None], options: Sequence[str]) -> tup
         flags: Flags = {"--help": (), "--model": experiment.models, **_flags(Options())}
         flags |= {"--from": ()} if experiment.starts else {}
         for model in experiment.models:
-            flags |= _flags(experiment.defaults(model))
+            flags |= _options(experiment, model)
         known[f"train {name}"] = flags
     for place, flags in known.items():
         words[place] = list(flags)
         values |= {f"{place} {flag}": list(taken) for flag, taken in flags.items() if taken}
         values |= {f"{place} --device": list(DEVICES)} if "--device" in flags else {}
     return words, values
+
+
+def _options(experiment: Experiment, model: str) -> Flags:
+    """The options of a model; those of training only where it is trained."""
+    found = _flags(experiment.defaults(model))
+    hidden = "--training." if experiment.closed_form(model) else "no option"
+    return {flag: values for flag, values in found.items() if not flag.startswith(hidden)}
 
 
 def _flags(config: Any, prefix: str = "--") -> Flags:

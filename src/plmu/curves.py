@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plmu.experiments.folders import is_history
+from plmu.plotting import literal
 from plmu.tables import epochs, named, run_name, shortened, titled
 
 Curve = tuple[list[float], list[float]]  # epochs and values
@@ -17,11 +18,6 @@ def labelled(summary: dict[str, Any]) -> str:
     """The model in a plot, and what sets the run apart."""
     short = f"{epochs(summary)} epochs" if shortened(summary) else ""
     return literal("\n".join(part for part in (named(summary), run_name(summary), short) if part))
-
-
-def literal(text: str) -> str:
-    """For a plot, where dollars would begin a formula."""
-    return text.replace("$", r"\$")
 
 
 def curves(summary: dict[str, Any]) -> tuple[Curve, Curve]:

@@ -1,4 +1,4 @@
-"""Commands that run a trained model: plmu generate | translate | stream | serve | export.
+"""Commands that run a trained model: plmu generate | translate | predict | stream | serve | export.
 
 As in `plmu.cli`, each imports what it needs when it runs.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,35 @@ def translate(words: list[str]) -> None:
             show(run, file, options, str(group.device))
         except KeyboardInterrupt:
             return
+
+
+def predict_parser() -> Parser:
+    parser = Parser(
+        prog="plmu predict",
+        description="Print what a model says of the series in a file of your own, as CSV: the steps after the last row"
+        " of each series with their times and intervals, or the class of each series with its probabilities."
+        " What was found in the file goes to standard error.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run of forecast or classify")
+    parser.add_argument(
+        "--data.file",
+        dest="file",
+        type=Path,
+        required=True,
+        help="CSV, Parquet or NumPy file, or a folder of them, with the columns of the run's file",
+    )
+    parser.add_argument("--out", type=Path, help="CSV file to write (standard output)")
+    parser.add_argument("--quiet", action="store_true", help="do not say what was found")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
+    return parser
+
+
+def predict(words: list[str]) -> None:
+    given = predict_parser().parse_args(words)
+    with _threads(given.threads):
+        from plmu.experiments.predict import predict as run_model
+
+        run_model(given.run, given.file, given.out, given.quiet)
 
 
 def stream_parser() -> Parser:
@@ -194,6 +224,7 @@ def export_parser() -> Parser:
     parser.add_argument("--name", default="model", help="name of the files, and of the functions in C (model)")
     parser.add_argument("--whole", action="store_true", help="also a model of whole sequences; torch has it anyway")
     parser.add_argument("--int8", action="store_true", help="round weights to int8, for onnx and c; prints the error")
+    parser.add_argument("--fixed-point", action="store_true", help="C with --int8: sum whole numbers; prints the error")
     parser.add_argument("--units", help="units of the samples, for the metadata")
     parser.add_argument("--dt", type=float, help="time between samples, for the metadata")
     return parser
@@ -203,6 +234,9 @@ def export(words: list[str]) -> None:
     given = vars(export_parser().parse_args(words))
 
     from plmu.experiments.export_run import export_run
+    from plmu.exports import AccuracyWarning
 
     more = {name: value for name in ("units", "dt") if (value := given.pop(name)) is not None}
-    print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AccuracyWarning)  # the report has it
+        print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))

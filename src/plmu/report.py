@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plmu.curves import curves, has_curves, labelled, literal, plot_curves
+from plmu.curves import curves, has_curves, labelled, plot_curves
+from plmu.plotting import literal
 from plmu.tables import HEADER, SHORTENED, rows, shortened, titled, write_tables
 from plmu.terminal import Console, show_table
 from plmu.training.errors import RunError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from plmu.state_tree import check_kind, finite, finite_state, leaves, map_state,
 
 _FLUSH_EVERY = 256
 _TRIED = 32  # steps: sums in another order round to other bits in some of them
-Next = tuple[Tensor, list[Tensor], Tensor]  # rows, their next states and the samples that led there
+Next = tuple[Tensor, list[Tensor], Tensor, Tensor]  # rows, their next states, last samples and numbers of steps
 
 
 class Rows:
@@ -66,38 +67,44 @@ class Rows:
             self._grow(count)
 
     def compute(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor, list[Next]]:
-        """Outputs, which samples can be taken, and for each batch its rows, their next states and samples."""
-        found: list[tuple[Tensor, Tensor]] = []
+        """Steps of rows, which do not change yet.
+
+        Args:
+            rows: their numbers.
+            x: (rows, time, features), or token numbers (rows, time).
+
+        Returns:
+            Outputs (rows, time, outputs), how many samples of each row can be taken, and what `take_over` needs.
+        """
+        outputs: list[Tensor] = []
+        counts: list[Tensor] = []
         steps: list[Next] = []
-        device, order = x.device, []
+        order: list[int] = []
         with torch.inference_mode():
             for places, positions in self._batches(rows):
                 order += places
-                own = torch.tensor([rows[place] for place in places], device=device)
-                given = x if len(places) == len(rows) else x[torch.tensor(places, device=device)]
-                given = self._filled(own, given)
-                out, fine, state = self._batch(own, positions, given)
-                found.append((out, fine))
-                all_fine = bool(fine.all())
-                steps.append((own, state, given) if all_fine else (own[fine], [s[fine] for s in state], given[fine]))
-            if not found:
-                return self.nothing, self.nothing.new_empty(0, dtype=torch.bool), steps
-            if len(found) == 1 and self.same_anywhere:
-                return *found[0], steps
-            back = torch.tensor(order, device=device).argsort()
-            return torch.cat([out for out, _ in found])[back], torch.cat([fine for _, fine in found])[back], steps
+                own = self.index([rows[place] for place in places])
+                given = self._filled(own, x if len(places) == len(rows) else x[self.index(places)])
+                out, taken, state = self._batch(own, positions, given)
+                outputs.append(out)
+                counts.append(taken)
+                steps.append(self._next(own, taken, state, given))
+            if not outputs:
+                return self.nothing.new_empty(0, *x.shape[1:2], self.outputs), self.index([]), steps
+            if len(outputs) == 1:
+                return outputs[0], counts[0], steps
+            out, taken = torch.cat(outputs), torch.cat(counts)
+            if not self.same_anywhere:
+                back = self.index(order).argsort()
+                out, taken = out[back], taken[back]
+            return out, taken, steps
 
     def take_over(self, steps: list[Next]) -> None:
         """Let rows have their next states."""
         with torch.inference_mode():
-            for rows, state, x in steps:
-                counts = self.steps[rows] + 1
-                self.steps[rows] = counts
-                self.last[rows] = x
-                due = (counts % _FLUSH_EVERY == 0).nonzero().flatten()
+            for rows, state, last, counts in steps:
+                self.steps[rows], self.last[rows] = counts, last
                 for whole, new in zip(self.states, state, strict=True):
-                    if len(due):  # in silence a state decays into subnormal numbers, with which a CPU is slow
-                        new[due] = without_subnormal(new[due])
                     whole[rows] = new
 
     def _tried(self) -> bool:
@@ -146,28 +153,72 @@ class Rows:
             yield list(batch.values()), torch.tensor(list(batch), device=self.positions.device)
 
     def _filled(self, rows: Tensor, x: Tensor) -> Tensor:
+        """Samples (rows, time, features) without missing values, where these are to be filled."""
         if self.missing == "raise" or not x.is_floating_point():
             return x
-        return torch.where(torch.isnan(x), self.last[rows] if self.missing == "hold" else 0.0, x)
+        if self.missing == "zero":
+            return torch.where(torch.isnan(x), 0.0, x)
+        before, steps = self.last[rows], []
+        for sample in x.unbind(1):
+            before = torch.where(torch.isnan(sample), before, sample)
+            steps.append(before)
+        return torch.stack(steps, 1)
 
     def _batch(self, rows: Tensor, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Outputs, which samples can be taken, and the states after them, of rows at these positions of a batch."""
-        before = [one[rows] for one in self.states]
-        pairs = zip(leaves(self.start), before, strict=True)
+        """Outputs, how many samples can be taken, and the states after them, of rows at these positions of a batch.
+
+        Each step begins with copies of the state and the sample: kernels round by how their arguments lie in memory,
+        and the bits must not depend on how many steps are taken at once.
+        """
+        time = x.shape[1]
         full = len(positions) == self.width and self.same_anywhere
-        start = iter(before if full else [blank.index_copy(0, positions, own) for blank, own in pairs])
-        state = map_state(self.start, lambda _: next(start))
-        batch = x.contiguous() if full else self.zeros.index_copy(0, positions, x)  # always laid out alike
-        try:
-            out, state = self.frozen.folded.step(batch, state)
-        except IndexError as error:
-            raise ValueError(f"a token number is out of range: {error}") from error
-        after = [one[positions] for one in leaves(state)]
-        fine = torch.ones_like(rows, dtype=torch.bool)
-        numbers = x.is_floating_point()
-        if not finite_state(after) or (numbers and not finite(x)):
-            if numbers:
-                fine &= torch.isfinite(x).all(1)
-            for new, old in zip(after, before, strict=True):
-                fine &= ~spoiled(new, old).flatten(1).any(1)
-        return out[positions], fine, after
+        now, batch = [one[rows] for one in self.states], x.transpose(0, 1)
+        if not full:
+            now = [blank.index_copy(0, positions, own) for blank, own in zip(leaves(self.start), now, strict=True)]
+            batch = self.zeros.expand(time, *self.zeros.shape).index_copy(1, positions, batch)
+        clean = not x.is_floating_point() or finite(x)
+        taken = torch.full_like(rows, time)
+        due = (self.steps[rows].unsqueeze(1) + torch.arange(1, time + 1, device=rows.device)) % _FLUSH_EVERY == 0
+        outputs = []
+        for step, flush in enumerate(due.any(0).tolist()):
+            try:
+                out, state = self.frozen.folded.step(_copy(batch[step]), self._nested(now))
+            except IndexError as error:
+                raise ValueError(f"a token number is out of range: {error}") from error
+            outputs.append(out)
+            old, now = now, [_copy(one) for one in leaves(state)]
+            if flush:  # in silence a state decays into subnormal numbers, with which a CPU is slow
+                places = positions[due[:, step]]
+                for one in now:
+                    one[places] = without_subnormal(one[places])
+            if not clean or not finite_state(now):
+                clean = False
+                bad = torch.zeros_like(rows, dtype=torch.bool)
+                if x.is_floating_point():
+                    bad |= ~torch.isfinite(x[:, step]).all(1)
+                for new, own in zip(now, old, strict=True):
+                    bad |= spoiled(new[positions], own[positions]).flatten(1).any(1)
+                taken[bad & (taken == time)] = step
+                held = positions[taken < time]
+                for new, own in zip(now, old, strict=True):
+                    new[held] = own[held]
+        found = torch.stack(outputs, 1)
+        return (found, taken, now) if full else (found[positions], taken, [one[positions] for one in now])
+
+    def _nested(self, parts: list[Tensor]) -> Any:
+        """A state of these tensors."""
+        each = iter(parts)
+        return map_state(self.start, lambda _: next(each))
+
+    def _next(self, rows: Tensor, taken: Tensor, state: list[Tensor], x: Tensor) -> Next:
+        """What rows have after their samples, without those that take none."""
+        last = x[:, -1]
+        if int(taken.min()) < x.shape[1]:
+            some = taken > 0
+            rows, taken, x, state = rows[some], taken[some], x[some], [one[some] for one in state]
+            last = x[torch.arange(len(rows), device=rows.device), taken - 1]
+        return rows, state, last, self.steps[rows] + taken
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.contiguous_format)

@@ -41,10 +41,14 @@ class Stream:
         self._place, self._tokens = frozen.place, frozen.takes_tokens
         self.reset()
 
-    def reset(self) -> None:
-        """Forget everything: the next sample is the first."""
+    def reset(self, state: Any = None) -> None:
+        """Forget everything: the next sample is the first.
+
+        Args:
+            state: the model's state before it; by default that of a new sequence.
+        """
         self.steps = 0
-        self._state: Any = None
+        self._state: Any = state
         self._last: Tensor | None = None  # the last sample as it entered the model, with its batch axis
         self._single = False  # whether samples come without a batch axis
 

@@ -15,7 +15,7 @@ from plmu.training.errors import RunError
 from plmu.training.results import read_json
 
 HEADER = ("experiment", "model", "run", "epochs", "parameters", "metric", "test", "paper", "seeds", "validation")
-SHORTENED = "“2 of 500” epochs: the run was given fewer epochs than the experiment has by default."
+SHORTENED = "“n of N” epochs: the run was given fewer epochs than the experiment has by default."
 # The README has a row for each experiment, with this model of ours beside the LSTM.
 HEADLINES = {
     "psmnist": "plmu",
@@ -69,7 +69,10 @@ def named(summary: dict[str, Any]) -> str:
 
 
 def epochs(summary: dict[str, Any]) -> str:
-    """How many epochs; and of how many, where the run was shortened."""
+    """How many epochs; and of how many, where the run was shortened. A closed form has none."""
+    experiment = EXPERIMENTS.get(summary["experiment"])
+    if experiment is not None and experiment.closed_form(summary["model"]):
+        return ""
     given, usual = summary["config"]["training"]["epochs"], _usual_epochs(summary)
     return f"{given:,} of {usual:,}" if shortened(summary) else f"{given:,}"
 

@@ -77,15 +77,18 @@ def test_the_model_streams_saves_and_folds_to_the_same_scores(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize("many", [24, 20], ids=["few", "many"])
 @pytest.mark.parametrize("features", [5, 40])
-def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
+def test_leave_one_out_is_what_leaving_one_out_gives(features: int, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plmu.estimators.loo._MANY", many)  # more examples than that are solved another way
     torch.manual_seed(0)
     x, labels = torch.randn(24, features), torch.arange(24) % 3
     x[:, 0] += labels
     correct, scores = 0, []
-    full = leave_one_out(x, labels, [10.0])
+    scales = torch.linspace(0.5, 2, features)
+    full = leave_one_out(x, labels, [10.0], scales)
     spread, mean = torch.std_mean(x.double(), dim=0, correction=0)
-    x = (x.double() - mean) / spread  # as it is for the whole
+    x = (x.double() - mean) / spread * scales  # as it is for the whole
     target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
     for i in range(24):
         rest = torch.arange(24) != i
@@ -97,6 +100,7 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
         scores.append(torch.cat([x[i], torch.ones(1)]) @ weight)
         correct += int(scores[-1].argmax() == labels[i])
     assert full.accuracy == pytest.approx(correct / 24)
+    assert full.error == pytest.approx(float((torch.stack(scores) - target).square().mean()))
 
 
 def test_what_cannot_be_fitted_is_named() -> None:

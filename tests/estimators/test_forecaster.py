@@ -175,3 +175,37 @@ def test_seasons() -> None:
     torch.testing.assert_close(shape.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
     for phase in (0, 5, 23):
         assert aligned(wave.mT[240 + phase : 300], shape) == phase
+
+
+def test_series_of_a_list_share_a_clock() -> None:
+    """Series that begin at other times of the day share one season, by their time stamps or by `starts`."""
+    rng = np.random.default_rng(3)
+    hours = np.arange(600)
+    wave = 10 * np.sin(2 * np.pi * hours / 24) + rng.standard_normal(600)
+    parts = [wave[:300], wave[307:]]
+    starts = [0, 307]
+    known = plmu.Forecaster(6, lookback=30, season=24).fit(parts, starts=starts)
+    together = plmu.Forecaster(6, lookback=30, season=24).fit(parts)
+    assert known.validation_["mse"] < together.validation_["mse"]
+    pattern = known.model.season_pattern[:, 0]
+    expected = torch.tensor(10 * np.sin(2 * np.pi * np.arange(24) / 24), dtype=torch.float32)
+    assert float((pattern - expected).abs().max()) < 1.5
+    with pytest.raises(ValueError, match="starts must have a number for each of the 2 series, got 1"):
+        plmu.Forecaster(6).fit(parts, starts=[0])
+    with pytest.raises(ValueError, match="validation_rows must have a number for each"):
+        plmu.Forecaster(6).fit(parts, validation_rows=[60])
+
+
+def test_a_stream_may_begin_anywhere_in_the_season() -> None:
+    wave = 10 * np.sin(2 * np.pi * np.arange(400) / 24) + np.random.default_rng(4).standard_normal(400)
+    forecaster = plmu.Forecaster(4, lookback=10, season=24).fit(wave)
+    assert forecaster.model.season == 24
+    stream = plmu.Stream(forecaster.model)
+    stream.reset(forecaster.model.state_at(107))
+    for value in wave[107:150]:
+        ahead = stream.push([value])
+    np.testing.assert_allclose(ahead, forecaster.predict(wave[107:150], start=107), rtol=1e-4, atol=1e-4)
+    out, _ = forecaster.model(
+        torch.tensor(wave[107:150, None], dtype=torch.float32)[None], forecaster.model.state_at(107)
+    )
+    torch.testing.assert_close(out[0, -1], ahead)

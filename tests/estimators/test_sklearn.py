@@ -32,8 +32,7 @@ CLASSIFIER = {
     ("estimator", "cannot"),
     [
         (plmu.Forecaster(horizon=1), FORECASTER),
-        # Its rows are not series: normalised, they would lose what tells them apart.
-        (plmu.SequenceClassifier(projections=8, thresholds=4, normalize=False), CLASSIFIER),
+        (plmu.SequenceClassifier(projections=8, thresholds=4), CLASSIFIER),
     ],
     ids=["Forecaster", "SequenceClassifier"],
 )
@@ -70,6 +69,22 @@ def test_pipeline_and_grid_search() -> None:
     pipeline = make_pipeline(FunctionTransformer(), plmu.SequenceClassifier(projections=8))
     found = GridSearchCV(pipeline, {"sequenceclassifier__order": [4, 9]}, cv=3).fit(waves, labels)
     assert found.best_score_ > 0.9
+
+
+def test_data_frames() -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    rng = np.random.default_rng(0)
+    labels = np.where(np.arange(24) % 2, "quick", "slow")
+    waves = np.sin(2 * np.pi * np.arange(40) / np.where(labels == "quick", 7, 12)[:, None])
+    waves += 0.2 * rng.standard_normal(waves.shape)
+    small = plmu.SequenceClassifier(projections=8, thresholds=4)
+    for module in (pandas, polars):
+        whole = module.DataFrame(waves)  # a series a row
+        assert clone(small).fit(whole, module.Series(labels)).score(whole, labels) > 0.9
+        apart = [module.DataFrame({"x": one, "y": one**2}) for one in waves]  # two channels each
+        fitted = clone(small).fit(apart, labels)
+        assert fitted.n_channels_ == 2
+        assert fitted.score(apart, labels) > 0.9
 
 
 def test_scikit_learn_is_not_imported_by_the_estimators() -> None:

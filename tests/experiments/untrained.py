@@ -1,7 +1,10 @@
 """The untrained model of any experiment, for a few random examples and a small vocabulary."""
 
 import json
+import tempfile
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -44,6 +47,17 @@ def built(name: str, model: str) -> tuple[nn.Module, Task]:
     elif name == "iwslt":
         sides = [pieces()] * 2 if model == "bpe" else [WordsOnly(VOCABULARY[:17_188]), WordsOnly(VOCABULARY[:7_706])]
         task = TranslationTask((), (), (), None, None, None, "", True, source=sides[0], target=sides[1])  # type: ignore[arg-type]
+    elif name == "classify":
+        with tempfile.TemporaryDirectory() as folder:
+            config.data.file = Path(folder) / "waves.npz"
+            waves = np.sin(np.arange(40.0) * np.linspace(0.2, 0.9, 24)[:, None])
+            np.savez(config.data.file, X=waves, y=np.arange(24) // 12)
+            task = experiment.task(config)
+    elif name == "forecast":
+        with tempfile.TemporaryDirectory() as folder:
+            config.data.file = Path(folder) / "waves.npy"
+            np.save(config.data.file, np.sin(np.arange(200.0)))
+            task = experiment.task(config)
     else:
         assert isinstance(experiment, TextExperiment)
         long = 8 if isinstance(config.model, ClassifierModel) else config.model.longest

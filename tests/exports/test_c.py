@@ -16,7 +16,7 @@ from plmu.exports.c_code import Code, number
 from plmu.exports.c_files import c_files, expected_outputs, sequence
 from plmu.exports.c_memory import Memory
 from plmu.exports.measure import compiler
-from plmu.exports.program import Remember, Split
+from plmu.exports.program import Remember, Split, fixed_limit
 
 STRICT = "-std=c99 -Wall -Wextra -Wconversion -pedantic -Werror"
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler")
@@ -30,14 +30,19 @@ def run_check(folder: Path, flags: str = "-O1", cc: str | None = None) -> str:
     return done.stdout
 
 
-def write(folder: Path, model: Any, int8: bool = False) -> None:
-    plmu.export(model, folder, to="c", int8=int8)
+KINDS: dict[str, dict[str, bool]] = {"float": {}, "int8": {"int8": True}, "fixed": {"int8": True, "fixed_point": True}}
+anyhow = pytest.mark.filterwarnings("ignore:int8 weights change")
+
+
+def write(folder: Path, model: Any, kind: str = "float") -> plmu.exports.Exported:
+    return plmu.export(model, folder, to="c", **KINDS[kind])  # type: ignore[arg-type]
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "int8"), [(name, i % 3 == 0) for i, name in enumerate(NAMES)])
-def test_every_model_compiles_and_agrees(name: str, int8: bool, tmp_path: Path) -> None:
-    write(tmp_path, model_of(name), int8)
+@anyhow
+@pytest.mark.parametrize(("name", "kind"), [(name, list(KINDS)[i % 3]) for i, name in enumerate(NAMES)])
+def test_every_model_compiles_and_agrees(name: str, kind: str, tmp_path: Path) -> None:
+    write(tmp_path, model_of(name), kind)
     assert "relative error" in run_check(tmp_path, "-O0")
 
 
@@ -49,26 +54,29 @@ def test_over_a_thousand_steps(tmp_path: Path, check_steps: pytest.MonkeyPatch) 
 
 
 @needs_compiler
+@anyhow
 @pytest.mark.full
-@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_read_or_written_out_of_bounds(name: str, int8: bool, tmp_path: Path) -> None:
-    write(tmp_path, model_of(name), int8)
+def test_nothing_is_read_or_written_out_of_bounds(name: str, kind: str, tmp_path: Path) -> None:
+    write(tmp_path, model_of(name), kind)
     run_check(tmp_path, "-O1 -fsanitize=address,undefined -fno-sanitize-recover=all")
 
 
 @pytest.mark.skipif(shutil.which("clang") is None, reason="no clang")
-@pytest.mark.parametrize("name", ["functions", "block: memory, selective"])
-def test_under_clang(name: str, tmp_path: Path) -> None:
-    write(tmp_path, model_of(name))
+@pytest.mark.parametrize(("name", "kind"), [("functions", "float"), ("block: memory, selective", "fixed")])
+def test_under_clang(name: str, kind: str, tmp_path: Path) -> None:
+    write(tmp_path, model_of(name), kind)
     run_check(tmp_path, "-O2", "clang")
 
 
 @needs_compiler
-def test_the_check_fails_for_a_wrong_weight(tmp_path: Path) -> None:
-    write(tmp_path, model_of("plain"))
+@pytest.mark.parametrize(("kind", "numbers", "wrong"), [("float", "float", "0.9f"), ("fixed", "int8_t", "9")])
+def test_the_check_fails_for_a_wrong_weight(kind: str, numbers: str, wrong: str, tmp_path: Path) -> None:
+    write(tmp_path, model_of("plain"), kind)
     source = (tmp_path / "model.c").read_text()
-    changed = re.sub(r"(constant_0\[\d+\] = \{\n    )[^,]+,", r"\g<1>0.9f,", source)
+    pattern = rf"({numbers} constant_\d+\[\d+\] = \{{\n    )[^,]+,"
+    changed = re.sub(pattern, rf"\g<1>{wrong},", source, count=1)
     assert changed != source
     (tmp_path / "model.c").write_text(changed)
     done = subprocess.run(["make", "-s", "check"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -81,7 +89,7 @@ def test_expected_outputs_are_those_of_a_stream(name: str) -> None:
     model = model_of(name)
     made = program(model)
     stream = plmu.Stream(model)
-    expected = expected_outputs(made, int8=False)
+    expected, _ = expected_outputs(made, int8=False)
     found = torch.stack([stream.push(x) for x in sequence(made, len(expected))])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
     assert len(expected) == 60
@@ -89,7 +97,7 @@ def test_expected_outputs_are_those_of_a_stream(name: str) -> None:
 
 def test_a_chaotic_model_is_compared_as_long_as_rounding_allows(check_steps: pytest.MonkeyPatch) -> None:
     check_steps.setattr("plmu.exports.c_files.CHECK_STEPS", 400)
-    assert 60 < len(expected_outputs(program(model_of("original")), int8=False)) < 400
+    assert 60 < len(expected_outputs(program(model_of("original")), int8=False)[0]) < 400
 
 
 @needs_compiler
@@ -159,6 +167,46 @@ int main(void)
     torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=1e-5)
 
 
+@needs_compiler
+def test_fixed_point_sums_do_not_overflow_and_nan_stays(tmp_path: Path) -> None:
+    """The largest sum that there can be: all weights and inputs alike. The sanitizer fails for an overflow."""
+    count = 700  # for which int16 numbers up to 32767 would be too large
+    assert 127 * count * fixed_limit(count) < 2**31 <= 127 * count * (fixed_limit(count) + 1)
+    model = plmu.Sequential(nn.Linear(count, 2, bias=False))
+    nn.init.ones_(model[0].weight)
+    write(tmp_path, model, "fixed")
+    (tmp_path / "try.c").write_text("""
+#include "model.h"
+#include <math.h>
+int main(void)
+{
+    static model_state state;
+    static float x[MODEL_INPUTS];
+    float y[MODEL_OUTPUTS];
+    int i;
+    model_init(&state);
+    model_step(&state, x, y);
+    if (y[0] != 0.0f)
+        return 1;
+    for (i = 0; i < MODEL_INPUTS; i++)
+        x[i] = -2.0f;
+    model_step(&state, x, y);
+    if (!(fabsf(y[0] + 2.0f * MODEL_INPUTS) < 0.01f))
+        return 2;
+    x[3] = NAN;
+    model_step(&state, x, y);
+    if (!isnan(y[0]))
+        return 3;
+    x[3] = INFINITY;
+    model_step(&state, x, y);
+    return isfinite(y[1]) ? 4 : 0;
+}
+""")
+    flags = ["-fsanitize=undefined", "-fno-sanitize-recover=all", "-o", "try", "model.c", "try.c", "-lm"]
+    subprocess.run([str(compiler()), *flags], cwd=tmp_path, check=True, timeout=60)
+    assert subprocess.run(["./try"], cwd=tmp_path, timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_two_living_values_share_memory(name: str) -> None:
     """A run of the plan with every number marked by who wrote it: what is read is what was written."""
@@ -215,15 +263,19 @@ def test_the_work_area_of_a_small_model_is_small(tmp_path: Path) -> None:
     assert written.state_bytes == 4 * 40
     assert written.work_bytes is not None
     assert written.work_bytes <= 2048
-    small = plmu.export(model, tmp_path, to="c", int8=True)
-    assert small.weight_bytes < 0.4 * written.weight_bytes
+    small, fixed = write(tmp_path, model, "int8"), write(tmp_path, model, "fixed")
+    assert small.weight_bytes == fixed.weight_bytes < 0.4 * written.weight_bytes
+    assert small.work_bytes is not None
+    assert fixed.work_bytes == small.work_bytes + 2 * 140  # of the widest product
+    assert "int16_t whole[140];" in (tmp_path / "model.h").read_text()
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
-def test_the_bytes_of_weights_are_those_of_the_arrays(int8: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bytes_of_weights_are_those_of_the_arrays(kind: str) -> None:
+    int8 = kind != "float"
     for name in NAMES:
         made = program(model_of(name), int8)
-        source = "".join(Code(made, int8).arrays)
+        source = "".join(Code(made, int8, kind == "fixed").arrays)
         arrays = re.findall(r"static const (float|int8_t) constant_\d+\[(\d+)\]", source)
         near = [one for one in made.operations if isinstance(one, Remember) and any(one.near_identity)]
         found = sum(int(count) * (4 if kind == "float" else 1) for kind, count in arrays)

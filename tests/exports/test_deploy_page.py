@@ -68,7 +68,7 @@ def test_figures() -> None:
     for row in mcu:
         figures = [f"{row['flash']:,} bytes", f"{row['flash_of_weights']:,}", f"{row['ram']:,} bytes"]
         figures += [f"{row['state']}", f"{row['instructions']:,}"]
-        assert f"| {row['weights']} | {' | '.join(figures)} |" in PAGE
+        assert f"| {row['processor']} | {row['weights']} | {' | '.join(figures)} |" in PAGE
 
 
 def test_the_reached_figures() -> None:

@@ -18,7 +18,8 @@ import plmu
 from plmu import DelayLayer, ParallelLMU, Sequential
 from plmu.cli import main
 from plmu.data.symbols import Characters, Words
-from plmu.exports import exporting
+from plmu.experiments.mackey_glass import MackeyGlass
+from plmu.exports import AccuracyWarning, exporting
 
 SMALL = {"order": 4, "theta": 7.0}
 
@@ -88,6 +89,8 @@ def test_what_cannot_be_exported_is_named(model: Any, message: str, to: str, tmp
     [
         ({"to": "tflite"}, "to must be one of onnx, torch, c, got 'tflite'"),
         ({"to": "torch", "int8": True}, "int8 is for onnx and c"),
+        ({"int8": True, "fixed_point": True}, "fixed_point is for int8 weights in C"),
+        ({"to": "c", "fixed_point": True}, "fixed_point is for int8 weights in C"),
         ({"to": "c", "whole": True}, "whole is for onnx and torch"),
         ({"name": "../x"}, "name must be a C name in small letters, such as 'model'; got '../x'"),
         ({"name": "2x"}, "name must be"),
@@ -176,6 +179,26 @@ def test_the_error_by_int8_is_that_of_the_given_samples(tmp_path: Path) -> None:
     assert 0 < given < 0.05
 
 
+def test_int8_that_grows_is_warned_of(tmp_path: Path) -> None:
+    """The original LMU of Mackey-Glass feeds its rounded weights back; a parallel LMU does not."""
+    torch.manual_seed(0)
+    experiment: Any = MackeyGlass()
+    model = experiment.build(experiment.defaults("lmu"), None)
+    with pytest.warns(AccuracyWarning, match=r"by \d+ % on random inputs.* Rounding alone explains \d\.\d %"):
+        written = plmu.export(model, tmp_path, int8=True)
+    with pytest.warns(AccuracyWarning, match="on the given samples"):
+        plmu.export(model, tmp_path, int8=True, samples=0.5 * torch.rand(200, 1))
+    assert written.int8_error is not None
+    assert written.int8_error > 0.1
+    assert "warning: int8 weights change the outputs" in str(written)
+    quiet = plmu.export(Sequential(ParallelLMU(1, 49, **SMALL), nn.Linear(49, 1)), tmp_path, int8=True)
+    assert not quiet.notes
+    exact = Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    for value in exact.parameters():
+        nn.init.ones_(value)  # no rounding at all
+    assert not plmu.export(exact, tmp_path, int8=True).notes
+
+
 def test_a_layer_of_ones_own_that_folds(tmp_path: Path) -> None:
     """To a kind that plmu knows."""
 
@@ -223,11 +246,13 @@ def test_the_command_writes_files_and_prints_figures(run_folder: Path, tmp_path:
 
 def test_the_command_for_c(run_folder: Path, tmp_path: Path, quick: Any, capsys: Any) -> None:
     out = tmp_path / "out"
-    main(["export", str(run_folder / "model.plmu"), "--to", "c", "--out", str(out), "--int8", "--name", "net"])
+    options = ["--int8", "--fixed-point", "--name", "net"]
+    main(["export", str(run_folder / "model.plmu"), "--to", "c", "--out", str(out), *options])
     said = capsys.readouterr().out
     assert {one.name for one in out.iterdir()} == {"net.c", "net.h", "net_check.c", "net.json", "Makefile"}
     assert re.search(r"flash for weights  \d+ bytes\nRAM  \d+ bytes: state 16, work area \d+\n", said)
-    assert re.search(r"relative error of outputs by int8 weights  \d.\d\de-\d\d", said)
+    assert re.search(r"relative error of outputs by int8 weights  \d.\d\de-\d\d\n", said)
+    assert re.search(r"relative error by int8 weights and fixed-point sums  \d.\d\de-\d\d\n", said)
     assert json.loads(json.loads((out / "net.json").read_text())["classes"]) == ["no", "yes"]
 
 

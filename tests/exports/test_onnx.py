@@ -43,21 +43,18 @@ def test_whole_sequences_and_pieces_of_them(name: str) -> None:
             within(relative(torch.from_numpy(found), expected), TOLERANCE)
 
 
-def test_ten_thousand_steps() -> None:
-    """The model of Mackey-Glass, whose errors must not add up."""
+def test_ten_thousand_steps_as_a_whole() -> None:
+    """The model of Mackey-Glass; `test_long_sequences.py` has step models."""
     torch.manual_seed(0)
     model = plmu.Sequential(
         plmu.ParallelLMU(1, 140, order=40, theta=50.0, output_activation="gelu"),
         nn.Linear(140, 80), nn.GELU(), nn.Linear(80, 1),
     )  # fmt: skip
     made = program(model)
-    session, whole = (Session(one, made) for one in (step_model(made, {}), whole_model(made, {}, True)))
     x = inputs(made, 1, 10_000)
     with torch.no_grad():
         expected, _ = model(x)
-    found = torch.stack([session(one) for one in x.unbind(1)], dim=1)
-    within(relative(found, expected), TOLERANCE)
-    within(relative(whole(x), expected), TOLERANCE)
+    within(relative(Session(whole_model(made, {}, True), made)(x), expected), TOLERANCE)
 
 
 def test_the_last_output_alone_where_the_model_gives_it(tmp_path: Path) -> None:

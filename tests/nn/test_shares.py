@@ -2,33 +2,41 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import plmu
 from plmu.nn import ThresholdShares
 
 
-def build(last: bool = False) -> ThresholdShares:
+def build(last: bool = False, positions: bool = False) -> ThresholdShares:
     torch.manual_seed(0)
-    layer = ThresholdShares(3, 4, return_sequences=not last).double()
+    layer = ThresholdShares(3, 4, positions=positions, return_sequences=not last).double()
     layer.thresholds.normal_()
     return layer
 
 
-def test_shares_are_means_over_the_steps_so_far() -> None:
-    layer, last = build(), build(last=True)
-    x = torch.randn(2, 600, 3, dtype=torch.float64)  # more steps than a byte counts
+both = pytest.mark.parametrize("positions", [False, True], ids=["shares", "positions"])
+
+
+@both
+def test_shares_are_means_over_the_steps_so_far(positions: bool) -> None:
+    layer, last = build(False, positions), build(True, positions)
+    x = torch.randn(2, 5000, 3, dtype=torch.float64)  # more than one piece
     out, state = layer(x)
-    for at in (0, 7, 299, 599):
-        expected = torch.stack([(x[:, : at + 1] > t).double().mean(1) for t in layer.thresholds], dim=1)
-        torch.testing.assert_close(out[:, at].unflatten(1, (4, 3)), expected)
+    for at in (0, 7, 299, 4999):
+        above = torch.stack([(x[:, : at + 1] > t).double() for t in layer.thresholds], dim=1)
+        ramp = (torch.arange(at + 1) + 0.5) * 2 / (at + 1) - 1
+        expected = [above.mean(2), *([(above * ramp[:, None]).mean(2)] if positions else [])]
+        torch.testing.assert_close(out[:, at].unflatten(1, (-1, 4, 3)), torch.stack(expected, dim=1))
     final, other = last(x)
     torch.testing.assert_close(final, out[:, -1])
     assert torch.equal(state, other)
 
 
-def test_whole_pieces_steps_and_a_stream_agree() -> None:
-    layer, last = build(), build(last=True)
+@both
+def test_whole_pieces_steps_and_a_stream_agree(positions: bool) -> None:
+    layer, last = build(False, positions), build(True, positions)
     x = torch.randn(2, 40, 3, dtype=torch.float64)
     whole, end = layer(x)
     first, state = layer(x[:, :17])
@@ -47,13 +55,14 @@ def test_whole_pieces_steps_and_a_stream_agree() -> None:
     torch.testing.assert_close(folded.step(x[:, 17], layer(x[:, :17])[1])[0], whole[:, 17])
 
 
-def test_lengths_and_resets() -> None:
+@both
+def test_lengths_and_resets(positions: bool) -> None:
     x = torch.randn(3, 20, 3, dtype=torch.float64)
     padded = x.clone()
     padded[1, 7:] = padded[2] = float("nan")
     resets = torch.zeros(3, 20, dtype=torch.bool)
     resets[:, 9] = resets[:, 12] = True
-    for layer in (build(), build(last=True)):
+    for layer in (build(False, positions), build(True, positions)):
         before = layer(torch.randn(3, 5, 3, dtype=torch.float64))[1]
         out, state = layer(padded, before, lengths=[20, 7, 0])
         expected, end = layer(x[1:2, :7], before[1:2])
@@ -74,8 +83,10 @@ def test_lengths_and_resets() -> None:
         torch.testing.assert_close(state[2:], layer(x[2:, 9:10])[1])
 
 
-def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
-    model = plmu.Sequential(build(last=True).float(), torch.nn.Linear(12, 2))
+@both
+def test_it_is_saved_and_loaded(tmp_path: Path, positions: bool) -> None:
+    layer = build(True, positions).float()
+    model = plmu.Sequential(layer, torch.nn.Linear(layer.output_size, 2))
     plmu.save(model, tmp_path / "model.plmu")
     x = torch.randn(2, 20, 3)
     assert torch.equal(plmu.load(tmp_path / "model.plmu")(x)[0], model(x)[0])

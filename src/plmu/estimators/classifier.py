@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -10,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from plmu.estimators.base import Estimator, warn_of_column
-from plmu.estimators.loo import leave_one_out
-from plmu.estimators.series import Array, is_list_of_series, numbers
-from plmu.nn import CausalConvolution, DelayLayer, Sequential, ThresholdShares
+from plmu.estimators import shares
+from plmu.estimators.base import Estimator
+from plmu.estimators.labelled import classes_of, is_table, series_of
+from plmu.estimators.loo import Classes, leave_one_out
+from plmu.estimators.series import Array
+from plmu.nn import Sequential
 
-_BLOCK = 2**24  # numbers of projections that are held at a time
-_SAMPLE = 4000  # steps of training series from which thresholds are taken
-_SERIES = 256  # training series from which scales and thresholds are taken
+_COMPARED = 300  # training series by which the normalisation is chosen
 
 
 class SequenceClassifier(Estimator):
@@ -25,9 +24,9 @@ class SequenceClassifier(Estimator):
 
     The signal and its differences go into Delay Networks with windows from 9 steps up to the series' length. For
     random projections of their states it counts how often they exceed thresholds, which are quantiles of the training
-    data. The shares of time are the features of a ridge regression, whose strength is chosen by leave-one-out errors.
-    After `fit`, `model` is an ordinary plmu model, which gives a score for each class: it streams with running counts,
-    saves and folds. It takes series as `prepare` returns them.
+    data, and where in the series. These shares of time and positions are the features of a ridge regression, whose
+    strength is chosen by leave-one-out errors. After `fit`, `model` is an ordinary plmu model, which gives a score for
+    each class: it streams with running counts, saves, folds and exports. It takes series as `prepare` returns them.
 
     >>> classifier = plmu.SequenceClassifier().fit(series, labels)  # (examples, time), or a list of arrays
     >>> classifier.predict(others)
@@ -38,8 +37,9 @@ class SequenceClassifier(Estimator):
         windows: θ of the memories in steps; by default 9, 18, 36 … up to the length of the longest series.
         projections: random projections of each memory's state.
         thresholds: of each projection.
-        normalize: whether each channel of each series is brought to mean 0 and standard deviation 1. Without it, the
-            model can stream samples as they come.
+        normalize: True brings each channel of each series to mean 0 and standard deviation 1. False takes it as it is,
+            so that the model can stream samples as they come. "both" takes a normalised and a plain copy. "auto" takes
+            the one of them with the smallest leave-one-out error: see `normalize_`.
         strengths: of the ridge, of which one is chosen.
         random_state: seed of the projections.
     """
@@ -51,9 +51,9 @@ class SequenceClassifier(Estimator):
         *,
         order: int = 9,
         windows: Any = None,
-        projections: int = 42,
+        projections: int = 32,
         thresholds: int = 8,
-        normalize: bool = True,
+        normalize: Any = "auto",
         strengths: Any = None,
         random_state: int = 0,
     ) -> None:
@@ -82,25 +82,63 @@ class SequenceClassifier(Estimator):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        x, lengths = self._padded(X)
-        self.classes_, labels = _labels(y, len(x))
-        self.n_channels_ = x.shape[2]
-        if _is_table(X):
-            self.n_features_in_ = x.shape[1]
+        if self.normalize not in (True, False, "both", "auto"):
+            raise ValueError(f'normalize must be True, False, "both" or "auto", got {self.normalize!r}')
+        arrays = series_of(X)
+        self.classes_, labels = classes_of(y, len(arrays))
+        self.n_channels_ = arrays[0].shape[1]
+        if is_table(X):
+            self.n_features_in_ = len(arrays[0])
         elif hasattr(self, "n_features_in_"):
             del self.n_features_in_
-        generator = torch.Generator().manual_seed(int(self.random_state))
-        front = self._front(x, lengths, generator)
-        shares = torch.cat(list(_over_blocks(front, x, lengths)))
-        strengths = [10.0 ** (k / 2) for k in range(-6, 11)] if self.strengths is None else list(self.strengths)
-        found = leave_one_out(shares, torch.tensor(labels), strengths)
+        target = torch.tensor(labels)
+        self.normalize_, made = self.normalize, None
+        if self.normalize == "auto":
+            self.normalize_, made = self._compared(arrays, target)
+        front, features = self._features(arrays, self.normalize_) if made is None else made
+        found = self._readout(features, target)
         self.strength_, self.loo_accuracy_ = found.strength, found.accuracy
-        readout = nn.Linear(shares.shape[1], len(self.classes_), device="meta").to_empty(device="cpu")
+        readout = nn.Linear(found.weight.shape[1], len(self.classes_), device="meta").to_empty(device="cpu")
         with torch.no_grad():
             readout.weight.copy_(found.weight)
             readout.bias.copy_(found.bias)
         self.model_ = Sequential(*front, readout).requires_grad_(False).eval()
         return self
+
+    def _features(self, arrays: list[Array], normalize: Any) -> tuple[Sequential, Tensor]:
+        """All but the readout, made for these series, and its outputs (examples, features)."""
+        x, lengths = shares.padded(arrays, normalize)
+        front = shares.build(
+            x,
+            lengths,
+            2 if normalize == "both" else 1,
+            order=self.order,
+            windows=self._windows(x.shape[1]),
+            projections=self.projections,
+            thresholds=self.thresholds,
+            generator=torch.Generator().manual_seed(int(self.random_state)),
+        )
+        return front, torch.cat(list(shares.over_blocks(front, x, lengths)))
+
+    def _readout(self, features: Tensor, labels: Tensor, parts: int = 1) -> Classes:
+        strengths = [10.0 ** (k / 2) for k in range(-6, 11)] if self.strengths is None else list(self.strengths)
+        scales = shares.scales(features.shape[1] // parts).repeat(parts)
+        return leave_one_out(features, labels, strengths, scales)
+
+    def _compared(self, arrays: list[Array], labels: Tensor) -> tuple[bool | str, tuple[Sequential, Tensor] | None]:
+        """The normalisation with the smallest leave-one-out error, and its features where all series were compared."""
+        if _alike(arrays):
+            return True, None
+        generator = torch.Generator().manual_seed(int(self.random_state))
+        some = torch.randperm(len(arrays), generator=generator)[:_COMPARED].sort().values
+        picked = [arrays[i] for i in some.tolist()]
+        made = {kind: self._features(picked, kind) for kind in (True, False)}
+        errors = {kind: self._readout(features, labels[some]).error for kind, (_, features) in made.items()}
+        together = torch.cat([features for _, features in made.values()], dim=1)
+        best = min(errors, key=lambda kind: errors[kind])
+        if self._readout(together, labels[some], 2).error < errors[best]:
+            return "both", None
+        return best, made[best] if len(picked) == len(arrays) else None
 
     @property
     def model(self) -> Sequential:
@@ -109,12 +147,15 @@ class SequenceClassifier(Estimator):
         return self.model_
 
     def prepare(self, X: Any) -> list[Array]:
-        """Series as `model` takes them: (time, channels) each, normalised where `normalize` is on.
+        """Series as `model` takes them: (time, channels) each, as `normalize_` says.
+
+        Of "both", the normalised channels come first.
 
         Args:
             X: as in `fit`.
         """
-        x, lengths = self._padded(X)
+        self._check_fitted()
+        x, lengths = shares.padded(series_of(X), self.normalize_)
         return [one[:length].double().numpy() for one, length in zip(x, lengths.tolist(), strict=True)]
 
     def decision_function(self, X: Any) -> Array:
@@ -123,7 +164,7 @@ class SequenceClassifier(Estimator):
         Args:
             X: as in `fit`; lengths may be others.
         """
-        scores = self._scores(X)
+        scores = self.scores(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -132,7 +173,7 @@ class SequenceClassifier(Estimator):
         Args:
             X: as in `fit`; lengths may be others.
         """
-        best = self._scores(X).argmax(axis=1)
+        best = self.scores(X).argmax(axis=1)
         found: NDArray[Any] = self.classes_[best]
         return found
 
@@ -142,7 +183,7 @@ class SequenceClassifier(Estimator):
         Args:
             X: as in `fit`; lengths may be others.
         """
-        return torch.softmax(torch.tensor(self._scores(X)), dim=1).numpy()
+        return torch.softmax(torch.tensor(self.scores(X)), dim=1).numpy()
 
     def score(self, X: Any, y: Any) -> float:
         """The share of series that are classified correctly.
@@ -153,30 +194,36 @@ class SequenceClassifier(Estimator):
         """
         return float(np.mean(self.predict(X) == np.asarray(y)))
 
-    def _scores(self, X: Any) -> Array:
-        self._check_fitted()
-        x, lengths = self._padded(X)
-        if x.shape[2] != self.n_channels_:
-            raise ValueError(f"X has {x.shape[2]} channels, but {type(self).__name__} was fitted to {self.n_channels_}")
-        known = getattr(self, "n_features_in_", None)
-        if known is not None and _is_table(X) and x.shape[1] != known:
-            raise ValueError(f"X has {x.shape[1]} features, but {type(self).__name__} is expecting {known} features"
-                             " as input: give series of another length as a list of arrays")  # fmt: skip
-        return torch.cat(list(_over_blocks(self.model, x, lengths))).double().numpy()
+    def scores(self, X: Any) -> Array:
+        """The score of each class, (examples, classes), whose softmax is its probability.
 
-    def _padded(self, X: Any) -> tuple[Tensor, Tensor]:
-        """Series (examples, time, channels), padded on the right with zeros, and their lengths."""
-        arrays = _arrays(X)
-        lengths = torch.tensor([len(one) for one in arrays])
-        out = torch.zeros(len(arrays), int(lengths.max()), arrays[0].shape[1])
-        for row, one in zip(out, arrays, strict=True):
-            if self.normalize:
-                spread = one.std(axis=0)
-                one = (one - one.mean(axis=0)) / np.where(spread > 1e-12 * np.abs(one).max(axis=0), spread, 1.0)
-            row[: len(one)] = torch.from_numpy(one)
-        if not bool(out.isfinite().all()):
-            raise ValueError("X has numbers too large for float32")
-        return out, lengths
+        Args:
+            X: as in `fit`; lengths may be others.
+        """
+        x, lengths = self._prepared(X)
+        return torch.cat(list(shares.over_blocks(self.model, x, lengths))).double().numpy()
+
+    def features(self, X: Any) -> Tensor:
+        """What the readout, the model's last layer, takes: (examples, features).
+
+        Args:
+            X: as in `fit`; lengths may be others.
+        """
+        x, lengths = self._prepared(X)
+        return torch.cat(list(shares.over_blocks(self.model[:-1], x, lengths)))
+
+    def _prepared(self, X: Any) -> tuple[Tensor, Tensor]:
+        self._check_fitted()
+        arrays = series_of(X)
+        if arrays[0].shape[1] != self.n_channels_:
+            raise ValueError(
+                f"X has {arrays[0].shape[1]} channels, but {type(self).__name__} was fitted to {self.n_channels_}"
+            )
+        known = getattr(self, "n_features_in_", None)
+        if known is not None and is_table(X) and len(arrays[0]) != known:
+            raise ValueError(f"X has {len(arrays[0])} features, but {type(self).__name__} is expecting {known} features"
+                             " as input: give series of another length as a list of arrays")  # fmt: skip
+        return shares.padded(arrays, self.normalize_)
 
     def _windows(self, longest: int) -> list[float]:
         if self.windows is not None:
@@ -187,38 +234,6 @@ class SequenceClassifier(Estimator):
             window *= 2
         return found or [float(longest)]
 
-    def _front(self, x: Tensor, lengths: Tensor, generator: torch.Generator) -> Sequential:
-        """All but the readout: the signal and its differences, the memories, projections and their thresholds."""
-        windows, channels = self._windows(x.shape[1]), x.shape[2]
-        groups = len(windows)
-        copies = nn.Linear(channels, 2 * groups * channels, bias=False)
-        changes = CausalConvolution(2 * groups * channels, 2)
-        memory = DelayLayer(2 * groups * channels, self.order, windows)
-        width = self.order * 2 * groups * channels
-        projection = nn.Linear(width, 2 * groups * self.projections)
-        counts = ThresholdShares(2 * groups * self.projections, self.thresholds, return_sequences=False)
-        front = Sequential(copies, changes, memory, projection, counts).requires_grad_(False)
-        sample = torch.randperm(len(x), generator=generator)[:_SERIES]
-        some, known = x[sample], lengths[sample]
-        valid = torch.arange(x.shape[1]) < known[:, None]
-        # Channels of the memory: for each window the signal's, then the differences'.
-        copies.weight.copy_(torch.eye(channels).repeat(2 * groups, 1))
-        changes.weight.zero_()[0] = 1
-        changes.weight.unflatten(1, (groups, 2, channels))[1, :, 1] = -1
-        states = torch.cat([block[mask] for block, mask in _states(front[:3], some, known, valid, width)])
-        spread, mean = torch.std_mean(states.double(), dim=0, correction=0)
-        spread = torch.where(spread > 1e-6 * spread.max(), spread, torch.inf).float()
-        weight = torch.zeros(2 * groups, self.projections, self.order, 2 * groups, channels)
-        for place in range(2 * groups):
-            random = torch.randn(self.projections, self.order, channels, generator=generator)
-            weight[place, :, :, place] = random / random.flatten(1).norm(dim=1)[:, None, None]
-        projection.weight.copy_(weight.flatten(0, 1).flatten(1) / spread)
-        projection.bias.copy_(-projection.weight.double() @ mean)
-        picked = states[torch.randint(len(states), (_SAMPLE,), generator=generator)]
-        levels = (torch.arange(self.thresholds) + 0.5) / self.thresholds
-        counts.thresholds.copy_(torch.quantile(projection(picked), levels, dim=0))
-        return front
-
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags
 
@@ -228,84 +243,8 @@ class SequenceClassifier(Estimator):
         return tags
 
 
-def _states(
-    front: Sequential, x: Tensor, lengths: Tensor, valid: Tensor, width: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """States (some, time, width) of some series at a time, and which of their steps are no padding."""
-    rows = max(1, _BLOCK // (x.shape[1] * width))
-    for first in range(0, len(x), rows):
-        some = slice(first, first + rows)
-        yield front(x[some], lengths=lengths[some])[0], valid[some]
-
-
-def _over_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """The model's outputs of some series at a time, so that memory stays bounded."""
-    widest = max(module.out_features for module in model if isinstance(module, nn.Linear))
-    rows = max(1, _BLOCK // (x.shape[1] * widest))
-    equal = bool((lengths == x.shape[1]).all())
-    with torch.no_grad():
-        for first in range(0, len(x), rows):
-            some = slice(first, first + rows)
-            yield model(x[some], lengths=None if equal else lengths[some])[0]
-
-
-def _is_table(X: Any) -> bool:
-    """Whether series come as (examples, time), which for scikit-learn are so many features."""
-    return not is_list_of_series(X) and np.asarray(X).ndim == 2
-
-
-def _arrays(X: Any) -> list[Array]:
-    """Series (time, channels), checked."""
-    if is_list_of_series(X):
-        arrays = [numbers(one, f"X[{i}]") for i, one in enumerate(X)]
-        odd = next((i for i, one in enumerate(arrays) if one.ndim not in (1, 2)), None)
-        if odd is not None:
-            raise ValueError(f"X[{odd}] must have shape (time,) or (time, channels), got {arrays[odd].shape}")
-        arrays = [one[:, None] if one.ndim == 1 else one for one in arrays]
-        widths = sorted({one.shape[1] for one in arrays})
-        if len(widths) > 1:
-            raise ValueError(f"all series of X must have the same number of channels, got {widths}")
-    else:
-        whole = numbers(X, "X")
-        if whole.ndim not in (2, 3):
-            hint = " Reshape your data: for one series give X[None]" if whole.ndim == 1 else ""
-            raise ValueError(
-                f"X must have shape (examples, time) or (examples, time, channels), got {whole.shape}.{hint}"
-            )
-        arrays = list(whole[:, :, None] if whole.ndim == 2 else whole)
-        if not arrays:
-            raise ValueError(f"Found array with 0 sample(s) (shape={whole.shape}) while a minimum of 1 is required.")
-        if 0 in whole.shape:
-            raise ValueError(f"Found array with 0 feature(s) (shape={whole.shape}) while a minimum of 1 is required.")
-    for i, one in enumerate(arrays):
-        if 0 in one.shape:
-            raise ValueError(f"X[{i}] has no steps")
-        if not np.isfinite(one).all():
-            row = int(np.argwhere(~np.isfinite(one))[0, 0])
-            kind = "NaN" if np.isnan(one[row]).any() else "infinity"
-            raise ValueError(f"X has {kind} in series {i}, step {row}: fill missing values first, and give series of"
-                             " unequal length as a list of arrays")  # fmt: skip
-    return arrays
-
-
-def _labels(y: Any, examples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The classes, and the number of each label's class."""
-    if y is None:
-        raise ValueError(
-            "This estimator requires y to be passed, but the target y is None: give a label for each series"
-        )
-    given = np.asarray(y)
-    if given.ndim == 2 and given.shape[1] == 1:
-        warn_of_column()
-        given = given[:, 0]
-    if given.shape != (examples,):
-        raise ValueError(f"y must have one label for each of the {examples} series, got shape {given.shape}")
-    if given.dtype.kind in "fc":
-        if not np.isfinite(given).all():
-            raise ValueError("y has NaN or infinity: Input y contains NaN or infinity")
-        if (given != np.round(given)).any():
-            raise ValueError("Unknown label type: continuous. y must be classes, not measurements")
-    classes, labels = np.unique(given, return_inverse=True)
-    if len(classes) < 2:
-        raise ValueError(f"y must have at least two classes, got 1 class: {classes[0]!r}")
-    return classes, labels
+def _alike(arrays: list[Array]) -> bool:
+    """Whether all series have about the same mean and spread, so that normalising them changes little."""
+    mean, spread = (np.stack([kind(one, axis=0) for one in arrays]) for kind in (np.mean, np.std))
+    usual = spread.mean(axis=0)
+    return bool((np.ptp(mean, axis=0) <= 0.02 * usual).all() and (spread.std(axis=0) <= 0.1 * usual).all())

@@ -82,13 +82,23 @@ class Forecaster(Estimator):
         self._check_fitted()
         return self.model_
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        starts: Sequence[int] | None = None,
+        validation_rows: Sequence[int] | None = None,
+    ) -> Self:
         """Fit to one series or several.
 
         Args:
             X: (time,) or (time, channels), a data frame whose columns are channels, or a list of them. In a frame of
                 pandas or polars, time stamps (a column, or the index) tell where later rows are in the season.
             y: not used; scikit-learn gives it.
+            starts: the number of the first row of each series on a clock that they share, for the season. By default
+                time stamps tell, or all begin together.
+            validation_rows: how many rows at the end of each series are kept to choose by, instead of `validation`.
 
         Returns:
             This estimator.
@@ -106,6 +116,13 @@ class Forecaster(Estimator):
             del self.feature_names_in_
         self._clock = _Clock.of(series[0])
         kept = [self._validation_rows(one.values.shape[0]) for one in series]
+        if validation_rows is not None:
+            kept = _for_each(series, validation_rows, "validation_rows")
+        begun = [
+            0 if self._clock is None or one.times is None else self._clock.row(int(one.times[0])) for one in series
+        ]
+        if starts is not None:
+            begun = _for_each(series, starts, "starts")
         past = [one.values[: len(one.values) - rows] for one, rows in zip(series, kept, strict=True)]
         longest = max(len(one) for one in past)
         if longest < self.horizon + 2:
@@ -117,10 +134,10 @@ class Forecaster(Estimator):
         spread = everything.std(axis=0)
         self.scale_ = np.where(spread > 1e-12 * np.maximum(np.abs(self.mean_), 1e-300), spread, 1.0)
         scaled = [torch.tensor(((one.values - self.mean_) / self.scale_).T, dtype=torch.float32) for one in series]
-        data = _Data(scaled, kept, channels, self.horizon)
+        data = _Data(scaled, kept, begun, channels, self.horizon)
         self.validation_ = self._choose(data, longest)
         self._last = [one.values[-self.model.lookback :].copy() for one in series]
-        self._rows = [len(one.values) for one in series]
+        self._rows = [first + len(one.values) for first, one in zip(begun, series, strict=True)]
         self._given = [replace(one, values=one.values[:0], times=None) for one in series]
         self._several = is_list_of_series(X)
         return self
@@ -276,7 +293,7 @@ class Forecaster(Estimator):
         if self.lookback is not None and self.lookback > room:
             raise ValueError(f"lookback must be at most {room} for so many rows and this horizon, got {self.lookback}")
         steps = period(data.past()) if self.season is None else self.season
-        self._pattern = pattern(data.past(), steps) if steps else torch.zeros(0, data.channels)
+        self._pattern = pattern(data.past(), steps, data.starts) if steps else torch.zeros(0, data.channels)
         usable = steps and bool((self._pattern.square().sum(0) > 0).any())
         pulls: Sequence[float] = PULLS if self.individual is None else (PULLS[1:] if self.individual else PULLS[:1])
         strengths = STRENGTHS if self.strength is None else (self.strength,)
@@ -329,12 +346,19 @@ class Forecaster(Estimator):
         return model.eval()
 
 
+def _for_each(series: list[Series], given: Sequence[int], name: str) -> list[int]:
+    if len(given) != len(series):
+        raise ValueError(f"{name} must have a number for each of the {len(series)} series, got {len(given)}")
+    return [int(one) for one in given]
+
+
 @dataclass(frozen=True)
 class _Data:
-    """Scaled series (channels, time), and how many rows at the end of each are kept to choose by."""
+    """Scaled series (channels, time), how many rows at the end of each are kept to choose by, and where each starts."""
 
     series: list[Tensor]
     kept: list[int]
+    starts: list[int]
     channels: int
     horizon: int
 
@@ -346,17 +370,17 @@ class _Data:
 
     def sums(self, layer: LookbackForecast, limit: int) -> tuple[Sums, Sums | None]:
         """Of the windows before the kept rows, and of those whose horizon lies in them."""
-        train = [Part(one, 0) for one in self.past()]
+        train = [Part(one, start) for one, start in zip(self.past(), self.starts, strict=True)]
         valid = []
-        for one, rows in zip(self.series, self.kept, strict=True):
+        for one, rows, start in zip(self.series, self.kept, self.starts, strict=True):
             first = one.shape[1] - rows - layer.lookback
             if rows and first >= 0:
-                valid.append(Part(one[:, first:], first))
+                valid.append(Part(one[:, first:], start + first))
         checked = Sums.of(layer, valid, self._stride(layer, valid, limit)) if valid else None
         return Sums.of(layer, train, self._stride(layer, train, limit)), checked if checked and checked.count else None
 
     def all_sums(self, layer: LookbackForecast, limit: int) -> Sums:
-        parts = [Part(one, 0) for one in self.series]
+        parts = [Part(one, start) for one, start in zip(self.series, self.starts, strict=True)]
         return Sums.of(layer, parts, self._stride(layer, parts, limit))
 
     def _stride(self, layer: LookbackForecast, parts: list[Part], limit: int) -> int:

@@ -67,14 +67,16 @@ def _unexplained(values: Tensor, pattern: Tensor) -> float:
     return float(torch.stack(shares).mean(0).clamp(max=1).mean()) if shares else 1.0  # a channel may have no season
 
 
-def pattern(series: Sequence[Tensor], steps: int) -> Tensor:
-    """The mean course (steps, channels) of series (channels, time) over a season, around zero."""
+def pattern(series: Sequence[Tensor], steps: int, starts: Sequence[int] | None = None) -> Tensor:
+    """The mean course (steps, channels) of series (channels, time) over a season, around zero; `starts` are the
+    numbers of their first steps."""
     channels = series[0].shape[0]
     total = torch.zeros(steps, channels, dtype=torch.float64)
     count = torch.zeros(steps, 1, dtype=torch.float64)
-    for one in series:
-        phase = torch.arange(one.shape[1]) % steps
-        total.index_add_(0, phase, one.mT.double())
+    for one, start in zip(series, starts or [0] * len(series), strict=True):
+        phase = (torch.arange(one.shape[1]) + start) % steps
+        level = one.double().mean(1, keepdim=True) if len(series) > 1 else 0.0  # each series has its own
+        total.index_add_(0, phase, (one.double() - level).mT)
         count.index_add_(0, phase, torch.ones(one.shape[1], 1, dtype=torch.float64))
     mean = total / count.clamp(min=1)
     seen = count[:, 0] > 0

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from plmu.nn.forecast import LookbackForecast
+from plmu.nn.forecast import Standard
 
 _BLOCK = 2**22  # numbers of windows that are held at a time
 STRENGTHS = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # of the ridge, for features of unit power
 PULLS = (float("inf"), 3.0, 1.0, 0.3, 0.1, 0.03)  # of each channel's readout towards the shared one
+
+
+class Reader(Protocol):
+    """What reads windows: a `LookbackForecast`, or another with its sizes."""
+
+    channels: int
+    horizon: int
+    lookback: int
+    order: int  # how many features a window has
+    season: int
+    phase: int
+
+    def standard(self, windows: Tensor, phase: Tensor) -> Standard:
+        """Features, level and season ahead of windows (..., channels, lookback)."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +37,12 @@ class Part:
     values: Tensor
     start: int
 
-    def windows(self, layer: LookbackForecast) -> int:
+    def windows(self, layer: Reader) -> int:
         """How many windows with their horizon it has."""
         return max(0, self.values.shape[1] - layer.lookback - layer.horizon + 1)
 
 
-def blocks(layer: LookbackForecast, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def blocks(layer: Reader, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Windows (some, channels, lookback), what follows them (some, channels, horizon), and the phase of their last
     steps (some,)."""
     reach = layer.lookback + layer.horizon
@@ -54,7 +69,7 @@ class Sums:
     count: int
 
     @classmethod
-    def of(cls, layer: LookbackForecast, parts: Sequence[Part], stride: int = 1) -> Sums:
+    def of(cls, layer: Reader, parts: Sequence[Part], stride: int = 1) -> Sums:
         """Over the windows of the parts that start at every stride-th row."""
         gram = torch.zeros(layer.channels, layer.order, layer.order, dtype=torch.float64)
         cross = torch.zeros(layer.channels, layer.order, layer.horizon, dtype=torch.float64)

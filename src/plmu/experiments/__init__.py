@@ -1,7 +1,9 @@
-"""The paper's experiments, one module each: configuration, data, model, baselines and score."""
+"""The paper's experiments, and those on data of one's own: configuration, data, model, baselines and score."""
 
 from plmu.experiments.addition import Addition
 from plmu.experiments.base import Config, Experiment
+from plmu.experiments.classify import Classify
+from plmu.experiments.forecast import Forecast
 from plmu.experiments.imdb import IMDB
 from plmu.experiments.iwslt import IWSLT
 from plmu.experiments.mackey_glass import MackeyGlass
@@ -13,7 +15,11 @@ from plmu.experiments.text8 import Text8
 
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one
-    for one in (MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT())
+    for one in (
+        *(MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT()),
+        Forecast(),
+        Classify(),
+    )
 }
 
 __all__ = ["EXPERIMENTS", "Config", "Experiment"]

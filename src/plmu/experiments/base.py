@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -12,6 +13,7 @@ from torch import nn
 from plmu.arguments import suggestion
 from plmu.data.files import DataConfig
 from plmu.training.config import TrainingConfig
+from plmu.training.errors import RunError
 from plmu.training.task import Batch, Task
 
 ModelConfig = TypeVar("ModelConfig")
@@ -34,6 +36,14 @@ class Config(Generic[ModelConfig]):
             raise ValueError(f"seed must be at least 0 and below 2^31, got {self.seed}")
 
 
+@dataclass
+class Predictions:
+    """What `plmu predict` prints: columns of equal length by name, and what was found and done, in plain words."""
+
+    columns: dict[str, Sequence[object]]
+    notes: list[str] = field(default_factory=list)
+
+
 class Experiment(ABC):
     """One of the paper's experiments, with its baselines."""
 
@@ -45,6 +55,7 @@ class Experiment(ABC):
     labels: ClassVar[tuple[str, ...]] = ()  # names of the classes, in the order of their numbers
     ahead: ClassVar[int] = 0  # how many steps ahead the input is predicted
     starts: ClassVar[tuple[str, ...]] = ()  # the experiments whose runs `--from` takes
+    own_data: ClassVar[bool] = False  # whether there is no data but the user's own
 
     @property
     @abstractmethod
@@ -54,6 +65,20 @@ class Experiment(ABC):
     def default_model(self, started: bool) -> str:
         """The model where `--model` is not given; `started` says whether `--from` is."""
         return self.models[0]
+
+    def run_name(self, model: str, config: Config[Any]) -> str:
+        """The name of a run where `--name` gives none."""
+        return f"{self.name}-{model}"
+
+    def name_of_file(self, model: str, file: Path | None) -> str:
+        """The name of a run on a file of the user's own."""
+        stem = "" if file is None else "".join(one if one.isalnum() or one in "-_." else "-" for one in file.stem)
+        name = f"{self.name}-{stem.strip('.-') or 'data'}"
+        return name if model == self.models[0] else f"{name}-{model}"
+
+    def closed_form(self, model: str) -> bool:
+        """Whether `build` returns the model fitted, so that nothing is left to train. Its task has `score`."""
+        return False
 
     @abstractmethod
     def defaults(self, model: str) -> Config[Any]:
@@ -83,6 +108,22 @@ class Experiment(ABC):
         """Text files with what the best model made of the test data, by name: they are written into the run's folder
         after the test."""
         return {}
+
+    def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
+        """Write further files of a finished run into its folder, such as plots.
+
+        Returns:
+            Lines to print.
+        """
+        return []
+
+    def predict(self, folder: Path, config: Config[Any], file: Path) -> Predictions:
+        """What the model of the run in this folder says of a file of the user's own, for `plmu predict`.
+
+        Raises:
+            DataError: the file is at fault.
+        """
+        raise RunError(f"{folder} is a run of {self.name}, whose model is run by `plmu stream`")
 
     def scored_later(self, folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
         """The result of a finished run with scores that could not be computed where it ran, from the files of

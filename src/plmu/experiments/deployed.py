@@ -10,12 +10,15 @@ from typing import Any
 from torch import nn
 
 import plmu
+from plmu.data.clock import Clock
 from plmu.data.symbols import Characters, Symbols, Words, beginning, read
 from plmu.data.text import tokenise
 from plmu.experiments import EXPERIMENTS
+from plmu.experiments.forecast_run import SERIES, Settings
 from plmu.experiments.outputs import Outputs, outputs_of
 from plmu.experiments.outputs import read as read_outputs
 from plmu.nn import Steppable
+from plmu.nn.forecast import LookbackForecast
 from plmu.training.errors import RunError
 from plmu.training.results import read_json
 
@@ -36,6 +39,18 @@ class Deployed:
     symbols: Symbols | None
     experiment: str  # its name, or nothing
     memory: tuple[int, float] | None  # order and θ of the first memory
+    forecast: LookbackForecast | None = None  # the model, where it is such a one
+    clock: Clock | None = None  # of a forecast: when its steps are
+
+    def state_at(self, when: str) -> Any:
+        """The model's state before a sample of this time; None of a model without a season.
+
+        Raises:
+            ValueError: it is not a time as those of the data.
+        """
+        if self.clock is None or self.forecast is None or not self.forecast.season:
+            return None
+        return self.forecast.state_at(self.clock.step_of(when))
 
     def tokens(self, text: str, first: bool) -> list[tuple[int, str]]:
         """Token numbers of a text, and what each is to be called. What a text begins with has no name.
@@ -63,7 +78,9 @@ class Deployed:
 
     def answer(self, output: list[float]) -> dict[str, Any]:
         """The probabilities of the classes by name, and the likeliest; nothing of a model without classes."""
-        labels = self.outputs.labels
+        labels, inputs, horizon = self.outputs.labels, self.outputs.inputs, self.outputs.horizon
+        if horizon:
+            return {"forecast": {name: output[place :: len(inputs)] for place, name in enumerate(inputs)}}
         if not labels:
             return {}
         if len(output) == 1:  # the logit of the second of two
@@ -120,7 +137,11 @@ def load(path: Path) -> Deployed:
     kind = "classes" if labels else "numbers"
     if symbols is not None:
         kind = "language" if count == symbols.size and not labels else "text"
-    return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model))
+    if outputs.horizon and (len(outputs.inputs) != frozen.features or count != outputs.horizon * frozen.features):
+        raise RunError(f"{file} has {count} outputs, outputs.json is of another run")
+    forecast = model if isinstance(model, LookbackForecast) else None
+    clock = Settings.read(folder).clock if (folder / SERIES).is_file() and forecast is not None else None
+    return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecast, clock)
 
 
 def _described(folder: Path) -> tuple[str, str]:

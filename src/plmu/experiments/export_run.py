@@ -16,7 +16,13 @@ from plmu.training.errors import RunError
 from plmu.training.results import read_json
 
 MODEL_FILE, OUTPUTS_FILE, CONFIG_FILE = "model.plmu", "outputs.json", "config.json"
-FROM_OUTPUTS = {"labels": "classes", "ahead": "steps_ahead", "start": "first_tokens"}
+FROM_OUTPUTS = {
+    "labels": "classes",
+    "ahead": "steps_ahead",
+    "start": "first_tokens",
+    "inputs": "columns",
+    "horizon": "horizon",
+}
 
 
 def export_run(path: Path, out: Path, to: str, more: dict[str, Any], **options: Any) -> Exported:

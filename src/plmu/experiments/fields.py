@@ -19,24 +19,30 @@ COUNTS = (
     *("width", "blocks", "encoder_blocks", "decoder_blocks", "attention_heads", "beam"),
 )
 RANGES: dict[str, Range] = {
-    **dict.fromkeys((*COUNTS, "memory", "pool_order"), COUNT),
+    **dict.fromkeys((*COUNTS, "memory", "pool_order", "lookback", "projections", "thresholds"), COUNT),
     "theta": (lambda value: 0 < value < math.inf, "a number of steps, above 0"),
-    "thetas": (
-        lambda value: isinstance(value, tuple) and bool(value) and all(0 < one < math.inf for one in value),
-        "one or more numbers of steps, above 0",
+    **dict.fromkeys(
+        ("thetas", "windows"),
+        (
+            lambda value: isinstance(value, tuple) and bool(value) and all(0 < one < math.inf for one in value),
+            "one or more numbers of steps, above 0",
+        ),
     ),
     "vectors": (lambda value: isinstance(value, str) and bool(value), "auto, random, zero or the name of a file"),
     "window": (lambda value: value >= 2, "at least 2 steps"),
     "length": (lambda value: value >= 2, "at least 2 steps"),
     "shortest": (lambda value: value >= 2, "at least 2 steps, one for each marker"),
     **dict.fromkeys(
-        ("attention", "highways", "heads", "kernel", "units"), (lambda value: value >= 0, "0 for none, or more")
+        ("attention", "highways", "heads", "kernel", "units", "season"),
+        (lambda value: value >= 0, "0 for none, or more"),
     ),
     "layer_rate": (lambda value: 0 < value <= 1, "a fraction, above 0 and at most 1"),
     "pieces": (lambda value: 300 <= value < 2**16, "at least 300 and below 65536"),
     **dict.fromkeys(
         ("noise", "unfreezing", "length_penalty", "adversarial"), (lambda value: 0 <= value < math.inf, "at least 0")
     ),
+    "strength": (lambda value: 0 < value < math.inf, "above 0 and finite"),
+    "individual": (lambda value: value in (True, False), "True or False"),
     "dropout": DROPPED,
     "memory_dropout": DROPPED,
     "word_dropout": DROPPED,
@@ -48,10 +54,12 @@ RANGES: dict[str, Range] = {
 
 
 class Checked:
-    """Base of a model's configuration: a dataclass whose fields must be in their ranges."""
+    """Base of a model's configuration: a dataclass whose fields must be in their ranges. None is in the range of a
+    field whose default it is."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             holds, wanted = RANGES.get(name, (lambda _: True, ""))
-            if not holds(value):
+            left_open = value is None and getattr(type(self), name, ...) is None
+            if not left_open and not holds(value):
                 raise ValueError(f"model.{name} must be {wanted}; got {value!r}")

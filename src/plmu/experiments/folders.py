@@ -97,7 +97,7 @@ def fingerprint(companions: dict[str, str], splits: Iterable[Batch], frozen: Ite
     for values, exact in [*tensors, *((values, True) for values in frozen)]:
         digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
         if exact:
-            digest.update(values.cpu().flatten().numpy().data)
+            digest.update(values.cpu().flatten().contiguous().numpy().data)
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from typing import Any
 
 ABSENT = frozenset(("", "nan", "na", "n/a", "null", "none"))  # fields that stand for a missing number
@@ -15,13 +16,19 @@ class NumberLines:
 
     A line is numbers with commas, semicolons, tabs or spaces between them; or JSON: a number, a list, or an object with
     one number for each name. Before the first sample there may be one line of names. An empty field, NaN or null is a
-    missing number.
+    missing number. Where fields are separated by semicolons or tabs, numbers may have decimal commas.
+
+    Args:
+        features: how many numbers a sample has.
+        columns: their names in the user's file, if known: a header or an object may then have others beside them.
+        time: the name of the column of times, which may come along, before the numbers if there is no header.
     """
 
-    def __init__(self, features: int) -> None:
-        self.features = features
+    def __init__(self, features: int, columns: Sequence[str] = (), time: str = "") -> None:
+        self.features, self.columns, self.time = features, list(columns), time
         self.names: list[str] | None = None  # of the header, or of the first object
         self.begun = False
+        self.when: str | None = None  # the time of the last sample, if it came along
 
     def read(self, line: str) -> list[float] | None:
         """The sample of a line, NaN where a number is missing; None for the header. ValueError: what is wrong."""
@@ -35,32 +42,71 @@ class NumberLines:
         return found
 
     def _fields(self, line: str) -> list[float] | None:
-        delimiter = next((one for one in DELIMITERS if one in line.strip(" ")), ",")
+        first = (";", "\t") if self.columns else ()
+        delimiter = next((one for one in (*first, *DELIMITERS) if one in line.strip(" ")), ",")
         try:
             rows = csv.reader([line], delimiter=delimiter, strict=True)
             fields = line.split() if delimiter == " " else next(rows, [])
         except csv.Error as error:
             raise ValueError(f"its quotes are wrong: {error}") from None
         words = [field.strip() for field in fields]
-        if not self.begun and self.names is None and not any(_is_number(one) for one in words) and any(words):
-            if len(words) != self.features:
-                raise ValueError(f"the header names {len(words)} columns, the model takes {self.features}")
+        commas = bool(self.columns) and delimiter in (";", "\t")
+        words = [one.replace(",", ".") if commas and _is_number(one.replace(",", ".", 1)) else one for one in words]
+        header = not self.begun and self.names is None and not any(_is_number(one) for one in words) and any(words)
+        if header and not (self.time and words[1:] and len(words) == self.features + 1 and _all_absent(words[1:])):
+            self._check_header(words)
             self.names = words
             return None
-        return [_number(word, place) for place, word in enumerate(words, 1)]
+        places: Sequence[int] = range(len(words))
+        if self.columns and self.names is not None:
+            if len(words) != len(self.names):
+                raise ValueError(f"expected {len(self.names)} fields as in the header, got {len(words)}")
+            places, words = self._picked(words)
+        elif self.time and len(words) == self.features + 1:
+            self.when, words, places = words[0], words[1:], range(1, len(words))
+        return [_number(word, place + 1) for place, word in zip(places, words, strict=True)]
+
+    def _check_header(self, words: list[str]) -> None:
+        if self.columns:
+            absent = [name for name in self.columns if name not in words]
+            if absent:
+                raise ValueError(
+                    f"the header has no {', '.join(absent)[:200]}: the model reads {', '.join(self.columns)[:200]}"
+                )
+        elif len(words) != self.features:
+            raise ValueError(f"the header names {len(words)} columns, the model takes {self.features}")
+
+    def _picked(self, words: list[str]) -> tuple[list[int], list[str]]:
+        """The fields of the model's columns, and where they are."""
+        assert self.names is not None
+        places = [self.names.index(name) for name in self.columns]
+        if self.time in self.names:
+            self.when = words[self.names.index(self.time)]
+        return places, [words[place] for place in places]
 
     def _json(self, text: str) -> list[float]:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not JSON: {error}") from None
-        if isinstance(found, dict):
+        if isinstance(found, dict) and self.columns:
+            absent = [name for name in self.columns if name not in found]
+            if absent:
+                raise ValueError(f"it has no {', '.join(absent)[:200]}")
+            if self.time in found:
+                self.when = str(found[self.time])
+            found = [found[name] for name in self.columns]
+        elif isinstance(found, dict):
             if self.names is None:
                 self.names = list(found)
             if set(found) != set(self.names):
                 raise ValueError(f"expected the names {', '.join(self.names)}; got {', '.join(found)[:200]}")
             found = [found[name] for name in self.names]
         return [_value(one, place) for place, one in enumerate(found, 1)]
+
+
+def _all_absent(words: list[str]) -> bool:
+    return all(word.lower() in ABSENT for word in words)
 
 
 def _is_number(word: str) -> bool:

@@ -20,6 +20,9 @@ class Outputs:
     labels: tuple[str, ...] = ()  # names of classes; two of them may share one output, the logit of the second
     ahead: int = 0  # how many steps ahead the outputs predict the input
     start: tuple[int, ...] = ()  # token numbers that are read before each text
+    inputs: tuple[str, ...] = ()  # names of the numbers of a sample: columns of the user's file
+    time: str = ""  # the column of times beside them
+    horizon: int = 0  # how many steps of each input the outputs forecast, step by step
 
 
 def outputs_of(experiment: Experiment, model: str) -> Outputs:
@@ -41,8 +44,11 @@ def read(folder: Path) -> Outputs | None:
         labels, ahead, start = found["labels"], found["ahead"], found["start"]
         if not all(isinstance(one, str) for one in labels) or not all(type(one) is int for one in [ahead, *start]):
             raise TypeError
-        if ahead < 0 or any(one < 0 for one in start):
+        inputs, time, horizon = found.get("inputs", ()), found.get("time", ""), found.get("horizon", 0)
+        if not all(isinstance(one, str) for one in [time, *inputs]) or type(horizon) is not int:
+            raise TypeError
+        if ahead < 0 or horizon < 0 or any(one < 0 for one in start):
             raise ValueError
     except (ValueError, KeyError, TypeError):
         raise RunError(f"{path} is damaged: it says what the model's outputs mean. Copy it again") from None
-    return Outputs(tuple(labels), ahead, tuple(start))
+    return Outputs(tuple(labels), ahead, tuple(start), tuple(inputs), time, horizon)

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from plmu.tables import rows
 from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.errors import RunError
 from plmu.training.folder import clear, held, naming
-from plmu.training.loop import Trainer
+from plmu.training.loop import Outcome, Trainer
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress
 from plmu.training.results import provenance, read_json, spread, thinned, write_json
@@ -73,7 +73,7 @@ def run(
     experiment.check_start(model, config.start is not None)
     if config.start is not None:
         sources.checked_run(config.start, experiment.starts)
-    stem = options.runs / (options.name or f"{experiment.name}-{model}")
+    stem = options.runs / (options.name or experiment.run_name(model, config))
     described = folders.described(experiment, model, config)
     usual = folders.described(experiment, model, experiment.defaults(model))["config"]
     if processes.writes:
@@ -146,27 +146,34 @@ def _run_seed(
     parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
     log = _Log(folder, options.tensorboard) if processes.writes else None
     if processes.writes:
+        _say(task.messages, options.quiet)
         if folders.has_checkpoint(folder):
             sources.check_data(folder, data, config.data)
         sources.remember(folder, data, config)
         _write_texts(folder, experiment.companions(task))
-    with Progress(f"{experiment.name} {model}", config.training.epochs, options.quiet or not processes.writes) as bar:
-        trainer = Trainer(
-            task,
-            network,
-            config.training,
-            processes,
-            config.seed,
-            Checkpoints(folder / "checkpoints"),
-            bar,
-            on_epoch=None if log is None else log.add,
-        )
-        outcome = trainer.run()
+    if experiment.closed_form(model):
+        outcome = _scored(task, network, time.monotonic() - start)
+        test = outcome.test
+    else:
+        with Progress(
+            f"{experiment.name} {model}", config.training.epochs, options.quiet or not processes.writes
+        ) as bar:
+            trainer = Trainer(
+                task,
+                network,
+                config.training,
+                processes,
+                config.seed,
+                Checkpoints(folder / "checkpoints"),
+                bar,
+                on_epoch=None if log is None else log.add,
+            )
+            outcome = trainer.run()
+        test = {**outcome.test, **more_scores(experiment, config, trainer)}
     if outcome.warning is not None:
         task.notes["training"] = outcome.warning
         if processes.writes:
             print(f"plmu: warning: {outcome.warning}", file=sys.stderr)
-    test = {**outcome.test, **more_scores(experiment, config, trainer)}
     wrong = [f"{name} is {value}" for name, value in test.items() if not math.isfinite(value)]
     if wrong:
         raise RunError(f"the best model's test scores are not finite: {', '.join(wrong)}")
@@ -189,8 +196,25 @@ def _run_seed(
         log.finish(outcome.history)
         _write_model(experiment, model, network, folder)
         _write_texts(folder, experiment.outputs(task))
+        lines = experiment.write_more(folder, config, task, network)
         write_json(folder / "result.json", result)  # last: it says that the run is finished
+        _say(lines, options.quiet)
     processes.wait()
+
+
+def _say(lines: Sequence[str], quiet: bool) -> None:
+    """Print lines. What reads them may have gone, which does not end the run."""
+    with suppress(OSError):
+        for line in () if quiet else lines:
+            print(line, flush=True)
+
+
+def _scored(task: Task, network: nn.Module, seconds: float) -> Outcome:
+    """The scores of a model that is fitted already."""
+    assert task.score is not None
+    with torch.no_grad():
+        scores = [task.score(network.eval(), split) for split in (task.valid, task.test)]
+    return Outcome(best_epoch=1, valid=scores[0], test=scores[1], history=[], seconds=seconds)
 
 
 def _prepared(experiment: Experiment, config: Config[Any]) -> tuple[Task, nn.Module, str]:
@@ -235,14 +259,16 @@ def _write_missing_model(experiment: Experiment, model: str, config: Config[Any]
         print(f"{folder} has no model.plmu and no checkpoint to make it from: remove its result.json to train again")
         return
     _write_model(experiment, model, found[2], folder)
-    print(f"{folder / 'model.plmu'} was missing: made it again from the checkpoint")
+    experiment.write_more(folder, config, found[1], found[2])
+    how = "fitted it again" if experiment.closed_form(model) else "made it again from the checkpoint"
+    print(f"{folder / 'model.plmu'} was missing: {how}")
 
 
 def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:
     """The epoch of the best model of the run in this folder, its task, and the model; None if there is none yet."""
     best = Checkpoints(folder / "checkpoints").best()
     if best is None:
-        return None
+        return _closed_model(experiment, config, folder)
     task, network, data = _prepared(experiment, config)
     sources.check_data(folder, data, config.data)
     try:
@@ -251,6 +277,16 @@ def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tup
         differ = " ".join(str(error).split())
         raise RunError(f"{folder}: its config.json is not of its checkpoints: {differ}{other_version(best)}") from None
     return best["epoch"], task, network
+
+
+def _closed_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:
+    """Of a model that was fitted in closed form: it has no checkpoints."""
+    content = read_json(folder / "config.json")
+    if not experiment.closed_form(content["model"]) or not (folder / "result.json").is_file():
+        return None
+    task, network, data = _prepared(experiment, config)
+    sources.check_data(folder, data, config.data)
+    return 1, task, network
 
 
 def more_scores(experiment: Experiment, config: Config[Any], trainer: Trainer) -> dict[str, float]:

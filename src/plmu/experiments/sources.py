@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plmu.data.files import DataConfig, DataError, cache_folder
+from plmu.data.tables import nested_files
 from plmu.experiments.base import Config
 from plmu.training.errors import RunError
 from plmu.training.results import read_json, write_json
@@ -45,10 +46,15 @@ def published(config: Config[Any]) -> dict[str, Any]:
     return fields
 
 
+def _option(name: str) -> str:
+    """The option of a field of the data."""
+    return f"--data.{name}".replace("_", "-")
+
+
 def command(words: Sequence[str], data: DataConfig) -> str:
     """What was typed, without the folders of this machine: of files and of a run to start from their names alone."""
     dropped = ("--runs", f"--{ROOT}")
-    shortened = (f"--{START}", *(f"--data.{name}" for name in path_fields(data)))
+    shortened = (f"--{START}", *map(_option, path_fields(data)))
     kept: list[str] = []
     given = iter(words)
     for word in given:
@@ -110,9 +116,22 @@ def _hashes(data: DataConfig) -> dict[str, str]:
     found = {}
     for name, path in own_files(data).items():
         status = path.stat()
-        if path.is_file():
+        if path.is_dir():
+            found[name] = _folder_hash(path)
+        elif path.is_file():
             found[name] = _sha256(path, status.st_size, status.st_mtime_ns)
     return found
+
+
+def _folder_hash(folder: Path) -> str:
+    """Of names and contents of the tables in a folder and its sub-folders."""
+    whole = hashlib.sha256()
+    for path in nested_files(folder):
+        status = path.stat()
+        whole.update(
+            f"{path.relative_to(folder).as_posix()} {_sha256(path, status.st_size, status.st_mtime_ns)}\n".encode()
+        )
+    return whole.hexdigest()
 
 
 def check_files(folder: Path, data: DataConfig) -> None:
@@ -123,7 +142,7 @@ def check_files(folder: Path, data: DataConfig) -> None:
     for name in sorted({*known, *found}):
         if name not in found:
             raise RunError(
-                f"{folder} was trained on a file of your own: give it as --data.{name}, or choose another --name"
+                f"{folder} was trained on a file of your own: give it as {_option(name)}, or choose another --name"
             )
         if known.get(name) != found[name]:
             raise _another(folder, data, ", or choose another --name")
@@ -152,7 +171,7 @@ def _known(folder: Path) -> dict[str, Any]:
 def _another(folder: Path, data: DataConfig, more: str = "") -> RunError:
     files = own_files(data)
     where = ", ".join(map(str, files.values())) or str(_root(data) or cache_folder())
-    option = " and ".join(f"--data.{name}" for name in files) or f"--{ROOT}"
+    option = " and ".join(map(_option, files)) or f"--{ROOT}"
     return RunError(f"the data in {where} is not what {folder} was trained on: give that run's {option}{more}")
 
 
@@ -186,7 +205,7 @@ def locate(folder: Path, config: Config[Any], given: dict[str, Path]) -> None:
         if option in given or path is None or path.exists():
             setattr(config.data, name, path)
         elif option != ROOT:
-            raise RunError(f"{folder} was trained on {path}, which is not there: give --{option}")
+            raise RunError(f"{folder} was trained on {path}, which is not there: give --{option.replace('_', '-')}")
         elif not os.environ.get("PLMU_DATA") and not own_files(config.data) and not paths.keys() - {ROOT, START}:
             raise RunError(f"the data of {folder} was in {path}, which is not there: give --{ROOT}, or set PLMU_DATA")
     if started is not None:

@@ -43,7 +43,8 @@ class LineStream:
             self.stream.missing = options.missing or self.stream.missing
         else:
             self.stream = plmu.Stream(frozen, options.missing)
-        self.numbers = None if frozen.features is None else NumberLines(frozen.features)
+        known = deployed.outputs
+        self.numbers = None if frozen.features is None else NumberLines(frozen.features, known.inputs, known.time)
         # In a text of characters or bytes an empty line is part of it.
         self.separable = deployed.kind != "language" or isinstance(deployed.symbols, Words)
         self.ended = False  # whether the next sample begins another sequence
@@ -62,7 +63,11 @@ class LineStream:
                 if self.stream.missing == "raise" and any(map(math.isnan, sample)):
                     raise ValueError("a number is missing: --missing hold or --missing zero fills it")
                 self._begin()
-                yield self._told(self.stream.push(sample).tolist())
+                when = self.numbers.when
+                if not self.stream.steps and when is not None:
+                    self.stream.reset(self.deployed.state_at(when))
+                answer = self._told(self.stream.push(sample).tolist())
+                yield answer if when is None else {"time": when, **answer}
             return
         for number, name in self.deployed.tokens(line, first=self.ended or not self.stream.steps):
             self._begin()
@@ -138,6 +143,8 @@ def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
         return f"{'-' if likely is None else format(likely, '.6f')}  {name}"
     if "label" in answer:
         return f"{answer['label']} {answer['probability']:.6f}"
+    if "forecast" in answer:  # all columns of the next step, then those of the step after it
+        return _joined([value for step in zip(*answer["forecast"].values(), strict=True) for value in step])
     return _joined(answer["output"])
 
 

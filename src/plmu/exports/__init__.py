@@ -5,7 +5,8 @@ format is written from it: ONNX by `onnx_model.py` and the files it imports, C b
 `evaluate.py` runs a program with torch, to compare. torch.export is made of the model itself, by `torch_program.py`.
 """
 
+from plmu.exports.accuracy import AccuracyWarning
 from plmu.exports.builder import NotExportable
 from plmu.exports.exporting import FORMATS, Exported, export
 
-__all__ = ["FORMATS", "Exported", "NotExportable", "export"]
+__all__ = ["FORMATS", "AccuracyWarning", "Exported", "NotExportable", "export"]

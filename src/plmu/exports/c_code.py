@@ -11,7 +11,7 @@ from torch import Tensor
 from plmu.exports import program as ops
 from plmu.exports.c_helpers import DEFAULTS, FUNCTIONS, HELPERS
 from plmu.exports.c_memory import Memory
-from plmu.exports.program import Operation, Program, Value, rounded
+from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
 
 FEW_ROWS = 8  # a matrix with fewer is stored by rows
 _ACROSS = 10  # numbers in a line
@@ -20,8 +20,9 @@ _ACROSS = 10  # numbers in a line
 class Code:
     """Statements of a step and what they need."""
 
-    def __init__(self, program: Program, int8: bool) -> None:
-        self.program, self.int8 = program, int8
+    def __init__(self, program: Program, int8: bool, fixed: bool = False) -> None:
+        self.program, self.int8, self.fixed = program, int8, fixed
+        self.fixed_inputs = 0  # int16 numbers that a fixed-point product needs at most
         self.memory = Memory(program)
         self.arrays: list[str] = []
         self.statements: list[str] = []
@@ -79,6 +80,9 @@ def number(value: float) -> str:
 def _mat_vec(c: Code, one: ops.MatVec) -> None:
     out, array, rows = c.at(one.out), one.weight.array, one.out.size
     int8 = c.int8 and not one.weight.is_system
+    if int8 and c.fixed:
+        _fixed(c, one)
+        return
     scale = factors = None
     if int8:
         array, scale, columns = rounded(array)
@@ -102,6 +106,28 @@ def _mat_vec(c: Code, one: ops.MatVec) -> None:
         c.call("scale", out, out, c.constant(scale), c.constant(one.bias), rows)
     if one.add is not None and (int8 or one.bias is not None):
         c.call("add", out, out, c.at(one.add), rows)
+
+
+def _fixed(c: Code, one: ops.MatVec) -> None:
+    """A product of int8 weights and int16 inputs, summed in int32."""
+    numbers, scale, columns = rounded(one.weight.array)
+    count = columns.numel()
+    c.fixed_inputs = max(c.fixed_inputs, count)
+    factors, inputs, unit, start = c.constant(columns), [], "0.0f", 0
+    for part in one.parts:
+        inputs.append((start, c.at(part), f"{factors} + {start}" if start else factors, part.size))
+        start += part.size
+    for name in ("largest", "whole", "fixed8"):
+        c.helpers.setdefault(name, HELPERS[name])
+    for _, x, factor, size in inputs:
+        unit = f"largest({unit}, {x}, {factor}, {size})"
+    c.statements.append(f"unit = {unit} / {number(fixed_limit(count))};")
+    for start, x, factor, size in inputs:
+        c.call("whole", f"state->whole + {start}" if start else "state->whole", x, factor, "unit", size)
+    weights = c.constant(numbers), "state->whole", "unit", c.constant(scale), c.constant(one.bias)
+    c.call("fixed8", c.at(one.out), *weights, one.out.size, count)
+    if one.add is not None:
+        c.call("add", c.at(one.out), c.at(one.out), c.at(one.add), one.out.size)
 
 
 def _remember(c: Code, one: ops.Remember) -> None:
@@ -194,12 +220,22 @@ def _attend(c: Code, one: ops.Attend) -> None:
     c.call("attend", c.at(one.out), *values, c.constant(one.cos), c.constant(one.sin), scores, steps, one.heads, half)
 
 
+def _count(c: Code, one: ops.Count) -> None:
+    given = c.at(one.x), c.at(one.counts), c.constant(one.thresholds)
+    c.call("count", c.at(one.out), *given, *one.thresholds.shape, int(one.positions))
+
+
+def _shares(c: Code, one: ops.Shares) -> None:
+    c.call("shares", c.at(one.out), c.at(one.counts), one.out.size, int(one.positions))
+
+
 _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
     ops.Concat: _concat,
     ops.Constant: _constant,
+    ops.Count: _count,
     ops.Fill: _fill,
     ops.Lookup: _lookup,
     ops.MatVec: _mat_vec,
@@ -209,5 +245,6 @@ _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Remember: _remember,
     ops.Scale: _scale,
     ops.Select: _select,
+    ops.Shares: _shares,
     ops.Taps: _taps,
 }

@@ -104,6 +104,49 @@ static void keep(float *state, const float *from, size_t count)
     "columns8": _COLUMNS.format(name="columns8", **_INT8),
     "rows": _ROWS.format(name="rows", **_FLOAT),
     "rows8": _ROWS.format(name="rows8", **_INT8),
+    "largest": """/* The largest |x factor| and `known`; NaN if x is not finite. */
+static float largest(float known, const float *x, const float *factor, size_t count)
+{
+    float strange = 0.0f;
+    size_t i;
+    for (i = 0; i < count; i++) {
+        const float value = fabsf(x[i] * factor[i]);
+        known = value > known ? value : known;
+        strange += value - value;
+    }
+    return known + strange;
+}
+""",
+    "whole": """/* x factor as whole numbers in this unit. */
+static void whole(int16_t *restrict out, const float *restrict x, const float *restrict factor, float unit,
+    size_t count)
+{
+    const float inverse = unit > 0.0f ? 1.0f / unit : 0.0f;
+    size_t i;
+    for (i = 0; i < count; i++) {
+        const float value = x[i] * factor[i] * inverse;
+        out[i] = fabsf(value) < 32767.5f ? (int16_t)lrintf(value) : (int16_t)0; /* 0 for NaN: unit is NaN too */
+    }
+}
+""",
+    "fixed8": """/* Sums of whole numbers, which cannot overflow. */
+static void fixed8(float *restrict out, const int8_t *restrict weight, const int16_t *restrict x, float unit,
+    const float *restrict factor, const float *restrict bias, size_t rows, size_t count)
+{
+    const size_t even = count - count % 4;
+    size_t i, j;
+    for (i = 0; i < rows; i++) {
+        const int8_t *w = weight + i * count;
+        int32_t sum = 0;
+        for (j = 0; j < even; j += 4)
+            sum += ((int32_t)w[j] * x[j] + (int32_t)w[j + 1] * x[j + 1])
+                + ((int32_t)w[j + 2] * x[j + 2] + (int32_t)w[j + 3] * x[j + 3]);
+        for (j = even; j < count; j++)
+            sum += (int32_t)w[j] * x[j];
+        out[i] = (float)sum * (unit * factor[i]) + (bias ? bias[i] : 0.0f);
+    }
+}
+""",
     "add": """static void add(float *out, const float *x, const float *y, size_t count)
 {
     size_t i;
@@ -223,6 +266,33 @@ static void remain(float *restrict out, const float *restrict m, const float *re
         for (h = 0; h < heads; h++)
             for (c = 0; c < width; c++)
                 out[h * width + c] += weights[i * heads + h] * m[(i * heads + h) * width + c];
+}
+""",
+    "count": """static void count(float *out, const float *x, const float *counts, const float *thresholds,
+    size_t rows, size_t features, int positions)
+{
+    const size_t size = rows * features, last = positions ? 2 * size : size;
+    const float steps = counts[last];
+    size_t i;
+    for (i = 0; i < size; i++) {
+        const float above = x[i % features] > thresholds[i] ? 1.0f : 0.0f;
+        out[i] = counts[i] + above;
+        if (positions)
+            out[size + i] = counts[size + i] + above * steps;
+    }
+    out[last] = steps + 1.0f;
+}
+""",
+    "shares": """static void shares(float *out, const float *counts, size_t size, int positions)
+{
+    const size_t half = positions ? size / 2 : size;
+    const float steps = counts[size];
+    size_t i;
+    for (i = 0; i < half; i++) {
+        out[i] = counts[i] / steps;
+        if (positions)
+            out[half + i] = (2.0f * (counts[half + i] / steps) + out[i]) / steps - out[i];
+    }
 }
 """,
     "fill": """static void fill(float *out, const float *x, const float *held, size_t count)

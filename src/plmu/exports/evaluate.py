@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plmu.exports import program as ops
-from plmu.exports.program import Operation, Program, Value, rounded
+from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
 
 
 class Evaluator:
@@ -19,12 +19,17 @@ class Evaluator:
 
     >>> evaluator = Evaluator(program, int8=True)
     >>> y = evaluator.step(x)  # x: (batch, features), or token numbers (batch,)
+
+    With `fixed`, products of int8 weights are sums of whole numbers, as in C.
     """
 
-    def __init__(self, program: Program, int8: bool = False, dtype: torch.dtype = torch.float32) -> None:
-        self.program, self.int8, self.dtype = program, int8, dtype
+    def __init__(
+        self, program: Program, int8: bool = False, dtype: torch.dtype = torch.float32, fixed: bool = False
+    ) -> None:
+        self.program, self.int8, self.dtype, self.fixed = program, int8, dtype, fixed
         self.states: list[Tensor] | None = None
         self._arrays: dict[int, Tensor] = {}
+        self._rounded: dict[int, list[Tensor]] = {}
 
     def step(self, x: Tensor) -> Tensor:
         found = self.values(x)
@@ -52,14 +57,36 @@ class Evaluator:
                 self._arrays[key] = given.to(self.dtype)
         return self._arrays[key]
 
+    def rounded(self, given: Tensor) -> list[Tensor]:
+        """A weight as int8 numbers, scales of its rows and of its columns."""
+        if id(given) not in self._rounded:
+            numbers, rows, columns = rounded(given)
+            self._rounded[id(given)] = [numbers.double(), rows.to(self.dtype), columns.to(self.dtype)]
+        return self._rounded[id(given)]
+
     def maybe(self, given: Tensor | None) -> Tensor | None:
         return None if given is None else self.array(given)
 
 
 def _mat_vec(e: Evaluator, one: ops.MatVec, v: dict[Value, Tensor]) -> None:
-    weight = e.array(one.weight.array, rounding=not one.weight.is_system)
-    out = F.linear(torch.cat([v[part] for part in one.parts], 1), weight, e.maybe(one.bias))
+    x, bias = torch.cat([v[part] for part in one.parts], 1), e.maybe(one.bias)
+    if e.fixed and not one.weight.is_system:
+        out = _fixed(e, one.weight.array, x)
+        out = out if bias is None else out + bias
+    else:
+        out = F.linear(x, e.array(one.weight.array, rounding=not one.weight.is_system), bias)
     v[one.out] = out if one.add is None else out + v[one.add]
+
+
+def _fixed(e: Evaluator, weight: Tensor, x: Tensor) -> Tensor:
+    """W x with the inputs of each row of the batch as whole numbers, of which the largest is `fixed_limit`."""
+    numbers, rows, columns = e.rounded(weight)
+    x = x * columns
+    limit = float(fixed_limit(x.shape[1]))
+    largest = x.abs().amax(1, keepdim=True)
+    whole = torch.where(largest > 0, torch.round(x * (limit / largest)), 0.0)
+    sums = F.linear(whole.double(), numbers)  # exact
+    return sums.to(e.dtype) * (largest / limit * rows)
 
 
 def _remember(e: Evaluator, one: ops.Remember, v: dict[Value, Tensor]) -> None:
@@ -146,12 +173,29 @@ def _attend(e: Evaluator, one: ops.Attend, v: dict[Value, Tensor]) -> None:
     v[one.out] = torch.einsum("bhs,bshd->bhd", shares, values).flatten(1)
 
 
+def _count(e: Evaluator, one: ops.Count, v: dict[Value, Tensor]) -> None:
+    counts = v[one.counts]
+    above = (v[one.x][:, None] > e.array(one.thresholds)).flatten(1).to(counts.dtype)
+    parts = [above, above * counts[:, -1:]] if one.positions else [above]
+    v[one.out] = counts + torch.cat([*parts, torch.ones_like(counts[:, -1:])], 1)
+
+
+def _shares(e: Evaluator, one: ops.Shares, v: dict[Value, Tensor]) -> None:
+    counts = v[one.counts]
+    shares, steps = counts[:, :-1] / counts[:, -1:], counts[:, -1:]
+    if one.positions:
+        above, numbers = shares.chunk(2, 1)
+        shares = torch.cat([above, (2 * numbers + above) / steps - above], 1)
+    v[one.out] = shares
+
+
 _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
     ops.Concat: _concat,
     ops.Constant: _constant,
+    ops.Count: _count,
     ops.Fill: _fill,
     ops.Lookup: _lookup,
     ops.MatVec: _mat_vec,
@@ -161,6 +205,7 @@ _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], No
     ops.Remember: _remember,
     ops.Scale: _scale,
     ops.Select: _select,
+    ops.Shares: _shares,
     ops.Split: _split,
     ops.Taps: _taps,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 
 import plmu
 from plmu.atomic import replacing
-from plmu.exports.c_files import c_files, checked_name, sequence
+from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_harm
+from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.lowering import lowered
 from plmu.exports.program import Program
@@ -26,7 +28,6 @@ from plmu.nn.stacking import entrance, features_of
 from plmu.nn.steppable import Steppable
 
 FORMATS = ("onnx", "torch", "c")
-_ERROR_STEPS = 200  # over which the loss of accuracy by int8 is measured
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Exported:
     work_bytes: int | None  # of C: used within a step
     microseconds: dict[str, float] = field(default_factory=dict)  # a step on one core, by what ran it
     int8_error: float | None = None  # |y − y with rounded weights| / |y|
+    fixed_error: float | None = None  # the same with fixed-point sums too
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -53,6 +55,8 @@ class Exported:
             lines.append(f"RAM  {ram:,} bytes: state {self.state_bytes:,}, work area {self.work_bytes:,}")
         if self.int8_error is not None:
             lines.append(f"relative error of outputs by int8 weights  {self.int8_error:.2e}")
+        if self.fixed_error is not None:
+            lines.append(f"relative error by int8 weights and fixed-point sums  {self.fixed_error:.2e}")
         lines += [f"time per step, {name}  {value:.2f} µs" for name, value in self.microseconds.items()]
         return "\n".join([*lines, *self.notes])
 
@@ -65,6 +69,7 @@ def export(
     name: str = "model",
     whole: bool = False,
     int8: bool = False,
+    fixed_point: bool = False,
     metadata: Mapping[str, Any] | None = None,
     samples: Tensor | None = None,
     measure: bool = False,
@@ -89,6 +94,8 @@ def export(
         whole: also write the ONNX model of a whole sequence, name.onnx, which runs the step in a loop.
         int8: round weights to int8, with a scale for each row; the memory's own matrices stay as they are. In ONNX the
             file is smaller and steps are as fast, in C the program takes less flash.
+        fixed_point: in C, with int8: also round the inputs of each product, to int16, and sum in int32. It is for
+            processors that have no floating-point unit; the memory and activations stay float32.
         metadata: more to write into the files, such as {"classes": ["no", "yes"], "units": "mV", "dt": 0.01}; values
             that are not text are written as JSON.
         samples: inputs (time, features), or token numbers (time,), on which the error by int8 is measured; random
@@ -97,6 +104,10 @@ def export(
 
     Returns:
         The files, sizes and measurements.
+
+    Warns:
+        AccuracyWarning: int8 changes the outputs far more than the rounded weights themselves are changed, as in the
+            original LMU, whose recurrence amplifies it.
 
     Raises:
         TypeError: the model is not steppable.
@@ -108,6 +119,8 @@ def export(
     checked_name(name)
     if int8 and to == "torch":
         raise ValueError("int8 is for onnx and c: leave it out for torch")
+    if fixed_point and not (int8 and to == "c"):
+        raise ValueError("fixed_point is for int8 weights in C: add to='c' and int8=True, or --to c --int8")
     if whole and to == "c":
         raise ValueError("whole is for onnx and torch: C takes one step at a time")
     folder = Path(path)
@@ -115,18 +128,23 @@ def export(
         raise NotADirectoryError(f"path must be a folder, and {path} is a file")
     inner = prepared(model)
     program = program_of(inner, int8)
-    described = _metadata(program, metadata, int8)
+    described = _metadata(program, metadata, int8, fixed_point)
     if to == "onnx":
         made = _onnx(inner, program, name, described, whole, int8, measure)
     elif to == "torch":
         made = _torch(inner, program, name, described, whole, measure)
     else:
-        made = _c(program, name, described, int8, measure)
+        made = _c(program, name, described, int8, fixed_point, measure)
     if measure:
         from plmu.exports.measure import stream_time
 
         made.microseconds["plmu.Stream"] = stream_time(inner, program)
-    error = _int8_error(inner, program, samples) if int8 else None
+    error = int8_error(inner, program, samples) if int8 else None
+    fixed_error = int8_error(inner, program, samples, fixed=True) if fixed_point else None
+    harm = None if error is None else int8_harm(error, program, samples is None)
+    if harm is not None:
+        made.notes.append(f"warning: {harm}")
+        warnings.warn(harm, AccuracyWarning, stacklevel=2)
     files = _write(folder, made.contents)
     return Exported(
         files,
@@ -136,6 +154,7 @@ def export(
         made.work_bytes,
         made.microseconds,
         error,
+        fixed_error,
         tuple(made.notes),
     )
 
@@ -175,7 +194,7 @@ def program_of(model: Steppable, int8: bool = False) -> Program:
     return made
 
 
-def _metadata(program: Program, given: Mapping[str, Any] | None, int8: bool) -> dict[str, str]:
+def _metadata(program: Program, given: Mapping[str, Any] | None, int8: bool, fixed: bool) -> dict[str, str]:
     states = [
         {"name": f"state_{i}", "kind": kind, "shape": ["batch", *(one.shape or (one.size,))], "start": 0}
         for i, (one, kind) in enumerate(zip(program.states, program.kinds, strict=True))
@@ -185,7 +204,7 @@ def _metadata(program: Program, given: Mapping[str, Any] | None, int8: bool) -> 
         "input": {"features": program.x.size} if program.tokens is None else {"tokens": program.tokens},
         "outputs": program.y.size,
         "states": states,
-        "weights": "int8" if int8 else "float32",
+        "weights": "int8, fixed-point sums" if fixed else "int8" if int8 else "float32",
     }
     taken = set(own) & set(given or {})
     if taken:
@@ -240,11 +259,11 @@ def _torch(
     return made
 
 
-def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, measure: bool) -> _Made:
-    files, code = c_files(program, name, metadata, int8)
+def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, fixed: bool, measure: bool) -> _Made:
+    files, code = c_files(program, name, metadata, int8, fixed)
     contents = {file: text.encode() for file, text in files.items()}
     contents[f"{name}.json"] = (json.dumps(metadata, indent=1) + "\n").encode()
-    made = _Made(contents, work_bytes=4 * code.memory.work_size)
+    made = _Made(contents, work_bytes=4 * code.memory.work_size + 2 * code.fixed_inputs)
     if measure:
         from plmu.exports.measure import c_time
 
@@ -252,22 +271,6 @@ def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, measur
         made.microseconds |= {} if taken is None else {"C": taken}
         made.notes += [] if taken is not None else ["no C compiler was found, so its time was not measured"]
     return made
-
-
-def _int8_error(model: Steppable, program: Program, samples: Tensor | None) -> float:
-    """|y − y with rounded weights| / |y| over a sequence."""
-    given = sequence(program, _ERROR_STEPS) if samples is None else samples
-    shape = "(time,)" if program.tokens is not None else f"(time, {program.x.size})"
-    if given.dim() != (1 if program.tokens is not None else 2) or not given.shape[0]:
-        raise ValueError(f"samples must have shape {shape}, got {tuple(given.shape)}")
-    folded, evaluator, state = fold(model), Evaluator(program, int8=True), None
-    wrong = right = 0.0
-    with torch.inference_mode():
-        for x in given if program.tokens is not None else given.float():
-            y, state = folded.step(x[None], state)
-            wrong += float((evaluator.step(x[None]) - y).square().sum())
-            right += float(y.square().sum())
-    return (wrong / right) ** 0.5 if right else 0.0
 
 
 def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:

@@ -170,12 +170,37 @@ def _rotated(g: Graph, x: str, cos: Tensor, sin: Tensor) -> str:
     return g.node("Concat", first, second, axis=-1)
 
 
+def _count(g: Graph, one: ops.Count) -> None:
+    size = one.thresholds.numel()
+    x = g.get(one.x, (1, one.x.size))
+    above = g.node("Cast", g.node("Greater", x, g.constant(one.thresholds)), to=TensorProto.FLOAT)
+    above = g.reshape(above, size)
+    counts = g.get(one.counts)
+    before, steps = g.nodes_of("Split", (counts, g.integers(one.counts.size - 1, 1)), 2, axis=1)
+    if one.positions:
+        above = g.node("Concat", above, g.node("Mul", above, steps), axis=1)
+    after = g.node("Add", before, above), g.node("Add", steps, g.number(1.0))
+    g.put(one.out, g.node("Concat", *after, axis=1))
+
+
+def _shares(g: Graph, one: ops.Shares) -> None:
+    before, steps = g.nodes_of("Split", (g.get(one.counts), g.integers(one.out.size, 1)), 2, axis=1)
+    shares = g.node("Div", before, steps)
+    if one.positions:
+        half = one.out.size // 2
+        above, numbers = g.nodes_of("Split", (shares, g.integers(half, half)), 2, axis=1)
+        twice = g.node("Add", g.node("Mul", numbers, g.number(2.0)), above)
+        shares = g.node("Concat", above, g.node("Sub", g.node("Div", twice, steps), above), axis=1)
+    g.put(one.out, shares)
+
+
 _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
     ops.Concat: _concat,
     ops.Constant: _constant,
+    ops.Count: _count,
     ops.Fill: _fill,
     ops.Lookup: _lookup,
     ops.MatVec: _mat_vec,
@@ -185,6 +210,7 @@ _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
     ops.Remember: _remember,
     ops.Scale: _scale,
     ops.Select: _select,
+    ops.Shares: _shares,
     ops.Split: _split,
     ops.Taps: _taps,
 }

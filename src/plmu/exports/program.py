@@ -226,6 +226,25 @@ class Attend(Operation):
 
 
 @dataclass(frozen=True, eq=False)
+class Count(Operation):
+    """Counts after a step: how often x was above each threshold, with `positions` the sum of those steps' numbers, and
+    last how many steps there were."""
+
+    x: Value
+    counts: Value
+    thresholds: Tensor  # (count, features)
+    positions: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Shares(Operation):
+    """Shares of the steps, and positions, from counts."""
+
+    counts: Value
+    positions: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Program:
     """All operations of a step, in order."""
 
@@ -248,14 +267,26 @@ class Program:
 
     def weight_bytes(self, int8: bool) -> int:
         """Of all constants, with weights as int8 numbers or not."""
-        total = 0
-        for one in self.operations:
-            weight = one.weight.array if isinstance(one, MatVec) and not one.weight.is_system else None
-            weight = one.table if isinstance(one, Lookup) else weight
-            total += 4 * sum(array.numel() for array in one.constants())
-            if int8 and weight is not None:
-                total += 4 * sum(weight.shape) - 3 * weight.numel()  # a scale for each row and column
+        total = 4 * sum(array.numel() for array in self.constants)
+        for weight in self.roundable if int8 else ():
+            total += 4 * sum(weight.shape) - 3 * weight.numel()  # a scale for each row and column
         return total
+
+    @property
+    def roundable(self) -> list[Tensor]:
+        """The weights that int8 rounds."""
+        found = [one.weight.array for one in self.operations if isinstance(one, MatVec) and not one.weight.is_system]
+        return [*found, *(one.table for one in self.operations if isinstance(one, Lookup))]
+
+    @property
+    def rounding_error(self) -> float:
+        """The relative error of outputs to expect from int8: that of each weight matrix, as if they were independent
+        and each passed through once."""
+        total = 0.0
+        for weight in self.roundable:
+            numbers, rows, columns = rounded(weight)
+            total += float((rows[:, None] * numbers * columns - weight).square().sum() / _or_one(weight.square().sum()))
+        return float(total**0.5)
 
     @property
     def constants(self) -> list[Tensor]:
@@ -270,6 +301,12 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     columns = _or_one(weight.abs().amax(0).sqrt())
     rows = _or_one((weight / columns).abs().amax(1) / 127)
     return torch.round(weight / columns / rows[:, None]).to(torch.int8), rows, columns
+
+
+def fixed_limit(count: int) -> int:
+    """The largest int16 number to which inputs are rounded for fixed-point sums: `count` of them, each times an int8
+    weight, must not overflow int32."""
+    return max(1, min(2**15 - 1, (2**31 - 1) // (127 * count)))
 
 
 def _or_one(scale: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.folded import wide_dtype
+from plmu.modes import is_open
 from plmu.nn.memory import plain_theta
 from plmu.nn.past import ends
 from plmu.nn.steppable import Steppable, check_features, factory, positive
@@ -15,7 +16,7 @@ from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets
 from plmu.systems import DelayNetwork, LinearSystem
 
 _LARGEST = 2**22  # numbers of windows that are held at a time
-_AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
+AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
 
 
 class LookbackForecast(Steppable):
@@ -47,7 +48,7 @@ class LookbackForecast(Steppable):
         out: (batch, time, horizon · channels), or (batch, horizon · channels); `out.unflatten(-1, (horizon, channels))`
             has the steps ahead first.
         state: the window (batch, lookback, channels), and (batch, 2): the phase of the next step, and 1 once there was
-            a step.
+            a step; 0 before it, or −1 where the phase is not to be that of the layer (`state_at`).
     """
 
     season_pattern: Tensor
@@ -114,7 +115,7 @@ class LookbackForecast(Steppable):
         steps = torch.cat([window.to(x.dtype), x], dim=1)  # (batch, lookback + time, channels)
         # Where the sequence that goes on at each step began, in `steps`; and its phase there.
         begun = torch.where(place[:, 1] > 0, 0, self.lookback)[:, None].expand(batch, time)
-        phase = torch.where(place[:, 1] > 0, place[:, 0], self.phase).round().long()
+        phase = torch.where(place[:, 1] != 0, place[:, 0], self.phase).round().long()
         at = torch.arange(time, device=x.device)
         counted = phase[:, None] + at
         if resets is not None:
@@ -123,11 +124,13 @@ class LookbackForecast(Steppable):
             counted = torch.where(first >= 0, at - first + self.phase, counted)
         counted = counted % max(self.season, 1)
         if self.returns_sequences:
-            rows = max(1, _LARGEST // (batch * (self.lookback + self.horizon) * self.channels))
-            parts = [
-                self._at(steps, begun, counted, at[start : start + rows].expand(batch, -1))
-                for start in range(0, time, rows)
-            ]
+            rows = (
+                time
+                if is_open(batch, time)
+                else max(1, _LARGEST // (batch * (self.lookback + self.horizon) * self.channels))
+            )
+            starts = [0] if is_open(batch, time) else range(0, time, rows)
+            parts = [self._at(steps, begun, counted, at[start : start + rows].expand(batch, -1)) for start in starts]
             out = keep_valid(torch.cat(parts, dim=1), known)
         else:
             last = at[-1:].expand(batch, 1) if known is None else (known - 1).clamp(min=0)[:, None]
@@ -169,13 +172,14 @@ class LookbackForecast(Steppable):
         season = self._season(phase)
         prior = self.prior[:, None]
         fit = ((changes * season.centred).sum(-1, keepdim=True) + prior) / (season.power + prior)
-        amplitude = fit.clamp(0, _AMPLITUDE)
+        amplitude = fit.clamp(0, AMPLITUDE)
         return Standard(features - amplitude * season.features, last, amplitude * season.ahead)
 
     def _season(self, phase: Tensor) -> Season:
         """The season's pattern in windows whose last steps have the phase (...)."""
         every = torch.arange(self.season, device=phase.device)
-        some = every if phase.numel() > self.season else phase  # of many windows each phase is made once
+        many = not is_open(phase.numel()) and phase.numel() > self.season
+        some = every if many else phase  # of many windows each phase is made once
         reach = self.lookback + self.horizon
         repeated = self.season_pattern.mT.repeat(1, 2 + reach // self.season)
         views = repeated[:, : self.season + reach - 1].unfold(1, reach, 1)  # (channels, season, reach), by first phase
@@ -193,9 +197,18 @@ class LookbackForecast(Steppable):
         begun = place[:, 1:] > 0
         now = x[:, None].to(window.dtype)
         window = torch.where(begun[:, :, None], torch.cat([window[:, 1:], now], dim=1), now)
-        phase = torch.where(begun[:, 0], place[:, 0], self.phase).round().long() % max(self.season, 1)
+        phase = torch.where(place[:, 1] != 0, place[:, 0], self.phase).round().long() % max(self.season, 1)
         out = self.read(window.mT.to(x.dtype), phase).mT.flatten(1)
         return out.to(result_dtype(x)), (window.clone(), self._place(phase + 1, place))
+
+    def state_at(self, step: int) -> Any:
+        """The state of one sequence before its first step, to begin elsewhere in the season than at `phase`.
+
+        Args:
+            step: the number of that step, of which `step % season` is the phase.
+        """
+        window, place = self.initial_state(1, self.weight.dtype, self.weight.device)
+        return window, torch.stack([place[:, 0] + step % max(self.season, 1), place[:, 1] - 1], dim=1)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         wide = wide_dtype(dtype)

@@ -11,27 +11,32 @@ from plmu.folded import wide_dtype
 from plmu.nn.steppable import Steppable, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
-_CACHED = 2**19  # comparisons that are held at a time
+_CACHED = {"cpu": 2**20, "cuda": 2**26}  # comparisons that are held at a time
+_STEPS = 2048  # of which the sums are exact in float32, and in TF32
 
 
 class ThresholdShares(Steppable):
     """The share of the steps so far at which each feature was above each of its thresholds.
 
-    It has no parameters and no gradient; `thresholds` is a buffer, saved with the model. A sequence of any length gives
-    equally many numbers, so that a linear layer can classify it.
+    With `positions` it also says where in the sequence those steps are: the mean over all T steps so far of
+    2 (t + ½) / T − 1 at steps above the threshold, and 0 at the others. It is negative where they come early. It has no
+    parameters and no gradient; `thresholds` is a buffer, saved with the model. A sequence of any length gives equally
+    many numbers, so that a linear layer can classify it.
 
     Args:
         features: features of x.
         count: thresholds of each feature.
+        positions: whether positions follow the shares.
         return_sequences: False gives the shares at each sequence's last step alone.
         device: of the thresholds.
         dtype: of the thresholds.
 
     Shape:
         x: (batch, time, features).
-        out: (batch, time, count · features), or (batch, count · features); `out.unflatten(-1, (count, features))` has
-            the thresholds first.
-        state: how many steps were above each, and how many there were: (batch, count · features + 1).
+        out: (batch, time, outputs), or (batch, outputs), where outputs are count · features, or twice as many with
+            positions; `out.unflatten(-1, (-1, count, features))` has shares and positions first, then the thresholds.
+        state: how many steps were above each, with positions the sum of their numbers, and how many steps there were:
+            (batch, outputs + 1).
     """
 
     thresholds: Tensor
@@ -42,15 +47,19 @@ class ThresholdShares(Steppable):
         features: int,
         count: int,
         *,
+        positions: bool = False,
         return_sequences: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.input_size, self.count = positive(features, "features"), positive(count, "count")
-        self.output_size = self.count * self.input_size
+        self.positions = positions
+        self.output_size = self.count * self.input_size * (2 if positions else 1)
         self.returns_sequences = return_sequences
         self.config = {"features": self.input_size, "count": self.count, "return_sequences": return_sequences}
+        if positions:
+            self.config["positions"] = True
         place = factory(device, dtype)
         self.register_buffer("thresholds", torch.zeros(self.count, self.input_size, **place))
 
@@ -62,26 +71,63 @@ class ThresholdShares(Steppable):
         known = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         start = self._start(x, state)
-        if self.returns_sequences or resets is not None:
+        if self.returns_sequences or resets is not None or torch.compiler.is_compiling():
             return self._every_step(x, start, known, resets)
-        counts = _counts(keep_valid(x.detach(), known), self.thresholds)
-        if known is not None:  # zeros in the padding, which may be above a threshold too
-            counts -= (time - known)[:, None, None] * (self.thresholds < 0)
-        counts = counts.flatten(1)
-        steps = counts.new_full((batch, 1), time) if known is None else known[:, None]
-        last = start + torch.cat([counts, steps], dim=1)
+        steps = start.new_full((batch,), time) if known is None else known.to(start.dtype)
+        sums = self._sums(x.detach(), steps)
+        if self.positions:  # steps are counted from the beginning of the sequence
+            above, numbers = sums.unbind(1)
+            sums = torch.stack([above, numbers + start[:, -1:] * above], dim=1)
+        last = start + torch.cat([sums.flatten(1), steps[:, None]], dim=1).to(start.dtype)
         out = self._shares(last).to(result_dtype(x))
         return (out if known is None else torch.where((known > 0)[:, None], out, 0.0)), last
+
+    def _sums(self, x: Tensor, steps: Tensor) -> Tensor:
+        """How many of the first steps of x are above each threshold, and the sum of their numbers if `positions`:
+        (batch, 1 or 2, count · features).
+
+        Comparisons are made for few steps at a time, so that they stay in a processor's cache. They are summed by a
+        matrix product with the steps' numbers, which is exact for so few of them.
+        """
+        batch, time, _ = x.shape
+        x = x if x.dtype == torch.float64 else x.float()
+        width = self.thresholds.numel()
+        cached = _CACHED.get(x.device.type, 2**20)
+        length = max(1, min(_STEPS, time, cached // width))
+        rows = max(1, cached // (length * width))
+        total = x.new_zeros(batch, 1 + self.positions, width, dtype=torch.float64)
+        above = x.new_empty(min(rows, batch), length, self.count, self.input_size)
+        thresholds = self.thresholds.to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            for place in range(0, time, length):
+                number = torch.arange(min(length, time - place), device=x.device)
+                weight = (place + number < steps[:, None]).to(x.dtype)[:, None]  # (batch, 1, time)
+                if self.positions:
+                    weight = torch.cat([weight, weight * number], dim=1)
+                for first in range(0, batch, rows):
+                    some = x[first : first + rows, place : place + length]
+                    held = above[: some.shape[0], : some.shape[1]]
+                    # Written as numbers: as truth values they would be compared one by one.
+                    torch.gt(some.unsqueeze(2), thresholds, out=held)
+                    found = (weight[first : first + rows] @ held.flatten(2)).double()
+                    if self.positions:
+                        found[:, 1] += place * found[:, 0]
+                    total[first : first + rows] += found
+        return total
 
     def _every_step(self, x: Tensor, start: Tensor, known: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
         time = x.shape[1]
         above = self._above(keep_valid(x, known)).to(start.dtype)  # (batch, time, count · features + 1)
+        at = torch.arange(time, device=x.device)
+        begun = at.new_full((x.shape[0], time), -1) if resets is None else torch.where(resets, at, -1).cummax(1).values
+        if self.positions:  # numbers of steps since the last reset, or since the sequence began
+            number = torch.where(begun >= 0, at - begun, at + start[:, -1:]).to(above.dtype)
+            above = torch.cat([above[..., :-1], above[..., :-1] * number[:, :, None], above[..., -1:]], dim=-1)
         totals = above.cumsum(1)
         if resets is None:
             counts = totals + start[:, None]
         else:
-            at = torch.arange(time, device=x.device)
-            first = torch.where(resets, at, -1).cummax(1).values[:, :, None].expand_as(totals)
+            first = begun[:, :, None].expand_as(totals)
             before = (totals - above).gather(1, first.clamp(min=0))  # up to the reset
             counts = torch.where(first >= 0, totals - before, totals + start[:, None])
         out = keep_valid(self._shares(counts).to(result_dtype(x)), known)
@@ -98,7 +144,10 @@ class ThresholdShares(Steppable):
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_features(x, 2, self.input_size, self.thresholds)
         start = self._start(x, state)
-        counts = start + self._above(x).to(start.dtype)
+        above = self._above(x).to(start.dtype)
+        if self.positions:
+            above = torch.cat([above[:, :-1], above[:, :-1] * start[:, -1:], above[:, -1:]], dim=1)
+        counts = start + above
         return self._shares(counts).to(result_dtype(x)), counts
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
@@ -110,7 +159,12 @@ class ThresholdShares(Steppable):
         return torch.cat([above, torch.ones_like(above[..., :1])], dim=-1)
 
     def _shares(self, counts: Tensor) -> Tensor:
-        return counts[..., :-1] / counts[..., -1:].clamp(min=1)
+        steps = counts[..., -1:].clamp(min=1)
+        shares = counts[..., :-1] / steps
+        if not self.positions:
+            return shares
+        above, numbers = shares.chunk(2, dim=-1)
+        return torch.cat([above, (2 * numbers + above) / steps - above], dim=-1)
 
     def _start(self, x: Tensor, state: Any) -> Tensor:
         start: Tensor = self.initial_state(x.shape[0], x.dtype, x.device)
@@ -122,22 +176,5 @@ class ThresholdShares(Steppable):
 
     def extra_repr(self) -> str:
         last = "" if self.returns_sequences else ", return_sequences=False"
-        return f"{self.input_size}, count={self.count}{last}"
-
-
-def _counts(x: Tensor, thresholds: Tensor) -> Tensor:
-    """How many steps of x (batch, time, features) are above thresholds (count, features): (batch, count, features).
-
-    Comparisons are made for few steps at a time, so that they stay in a processor's cache, and summed as bytes, which
-    is exact up to 255 steps.
-    """
-    batch, time, _ = x.shape
-    total = torch.zeros(batch, *thresholds.shape, dtype=torch.int64, device=x.device)
-    steps = max(1, min(255, time, _CACHED // thresholds.numel()))
-    rows = max(1, _CACHED // (steps * thresholds.numel()))
-    for first in range(0, batch, rows):
-        some = x[first : first + rows]
-        for piece in some.split(steps, dim=1):
-            above = (piece.unsqueeze(2) > thresholds).view(torch.uint8)
-            total[first : first + rows] += above.sum(1, dtype=torch.uint8)
-    return total
+        where = ", positions=True" if self.positions else ""
+        return f"{self.input_size}, count={self.count}{where}{last}"

@@ -13,18 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
 
 import plmu
 from plmu.experiments.deployed import Deployed, load
 from plmu.serve.access import Access, checked_token
 from plmu.serve.app import Server
 from plmu.serve.batching import Batcher
-from plmu.serve.journal import Journal
+from plmu.serve.journal import MOST_WIDTH, Journal
 from plmu.serve.limits import Limits
 from plmu.serve.messages import Reader
 from plmu.serve.metrics import Metrics
 
 LARGEST = 2**22  # multiply-adds of a batch, by which its width is chosen: a fraction of a millisecond
+MOST_PORT = 65_535
+YOUNG_OBJECTS = 50_000  # after which the garbage collector looks at them
 HEADROOM = 16  # messages up to so many times the limit are read, and answered with an error
 
 
@@ -45,6 +48,8 @@ class Options:
 def make_server(deployed: Deployed, options: Options) -> Server:
     """The server of a model, with the states that the one before has left."""
     access = Access(options.host, checked_token(options.host, options.token))
+    if options.width is not None and not 1 <= options.width <= MOST_WIDTH:
+        raise ValueError(f"--width must be 1 to {MOST_WIDTH}, got {options.width}")
     missing = deployed.frozen.checked_missing(options.missing)
     reader = Reader(deployed, options.limits, missing)
     journal, width = None, options.width
@@ -73,7 +78,19 @@ def serve(run: Path, options: Options, ready: Callable[[str], None] | None = Non
         OSError: the port is taken.
     """
     checked_token(options.host, options.token)
+    if not 0 <= options.port <= MOST_PORT:
+        raise ValueError(f"--port must be 0 to {MOST_PORT}, got {options.port}")
     deployed = load(run)
+    with _listening(options) as listening:
+        shown = f"[{options.host}]" if listening.family == socket.AF_INET6 else options.host
+        address = f"http://{shown}:{listening.getsockname()[1]}"
+        server = make_server(deployed, options)
+        app = server.app(lambda: None if ready is None else ready(address))
+        if not _run(app, listening, options.limits):
+            sys.exit(1)
+
+
+def _listening(options: Options) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -83,19 +100,16 @@ def serve(run: Path, options: Options, ready: Callable[[str], None] | None = Non
     except OSError as error:
         listening.close()
         raise OSError(f"cannot listen on {options.host}:{options.port}: {error.strerror or error}") from None
-    server = make_server(deployed, options)
-    shown = f"[{options.host}]" if family == socket.AF_INET6 else options.host
-    address = f"http://{shown}:{listening.getsockname()[1]}"
+    return listening
 
-    def started() -> None:
-        if ready is not None:
-            ready(address)
 
+def _run(app: Starlette, listening: socket.socket, limits: Limits) -> bool:
+    """Until a signal. Whether the server has started."""
     config = uvicorn.Config(
-        server.app(started),
+        app,
         http="h11",
         ws="websockets-sansio",
-        ws_max_size=HEADROOM * options.limits.message_bytes,
+        ws_max_size=HEADROOM * limits.message_bytes,
         ws_per_message_deflate=False,
         access_log=False,
         log_level="warning",
@@ -107,14 +121,15 @@ def serve(run: Path, options: Options, ready: Callable[[str], None] | None = Non
     # uvicorn raises a signal again after it has stopped: then there is nothing left to do.
     before = {kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGINT, signal.SIGTERM)}
     running = uvicorn.Server(config)
+    # The garbage collector leaves out what torch has loaded. A batch makes thousands of objects and frees them soon:
+    # at the usual threshold they start collections of all connections, a tenth of the time under load.
     gc.collect()
-    gc.freeze()  # the collector then leaves out what torch has loaded, and stops the server for less time
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     try:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(running.serve(sockets=[listening]))
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
-        listening.close()
-    if not running.started:
-        sys.exit(1)
+    return running.started

@@ -21,10 +21,11 @@ from starlette.types import Receive, Scope, Send
 import plmu
 from plmu.experiments.deployed import Deployed
 from plmu.serve.access import Access
-from plmu.serve.batching import Batcher, Session
+from plmu.serve.batching import Batcher
 from plmu.serve.limits import BadMessage
 from plmu.serve.messages import Reader, Writer, checked_name
 from plmu.serve.openapi import document
+from plmu.serve.work import Session
 
 STATIC = Path(__file__).parent / "static"
 LARGEST_ORDER, POINTS = 64, 100  # of the memory that the page shows
@@ -109,6 +110,8 @@ class Server:
             "outputs": self.batcher.sessions.outputs,
             "labels": list(means.labels),
             "ahead": means.ahead,
+            "columns": list(means.inputs),
+            "horizon": means.horizon,
             "memory": None if memory is None else {"order": memory[0], "theta": memory[1]},
             "version": plmu.__version__,
         }

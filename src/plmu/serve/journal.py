@@ -31,6 +31,7 @@ from plmu.training.folder import held
 
 OPEN, SAMPLES, RESET, CLOSE = range(4)
 CHUNK, RECORD = struct.Struct("<II"), struct.Struct("<BII")
+MOST_WIDTH = 4096  # rows of a batch
 INTERVAL = 10.0  # seconds between snapshots, at least; what came in that time is run again in less
 
 
@@ -89,8 +90,10 @@ class Journal:
                 if about.get("fingerprint") != self.fingerprint:
                     raise RunError(f"{path} has the states of another model: choose another --states")
                 names, rows, width = about["names"], about["rows"], about["width"]
-                if type(width) is not int or len(names) != len(rows) or not all(type(row) is int for row in rows):
-                    raise TypeError
+                if type(width) is not int or not 1 <= width <= MOST_WIDTH:
+                    raise TypeError(f"its width is {width!r:.20}")
+                if len(names) != len(rows) or not all(type(row) is int for row in rows):
+                    raise TypeError("its rows are wrong")
                 return Snapshot([str(name) for name in names], rows, file.tensors(list(file.shapes), "cpu"), width)
         except (FileFormatError, KeyError, TypeError) as error:
             raise RunError(f"{path} is damaged ({error}): remove it to begin without states") from None

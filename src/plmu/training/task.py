@@ -56,6 +56,7 @@ class Task:
     # How much of the mean loss a batch is, such as its number of tokens. By default all batches count alike.
     weight: Callable[[Batch], Tensor] | None = None
     notes: dict[str, object] = field(default_factory=dict)  # completeness of the data and the like, for the result
+    messages: list[str] = field(default_factory=list)  # what was found in the data, to be printed before training
 
     def __post_init__(self) -> None:
         if (self.measure is None) != (self.finish is None) or (self.measure is None) == (self.score is None):

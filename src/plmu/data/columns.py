@@ -1,0 +1,120 @@
+"""Which columns of a table are times, values and names of series, where the user does not say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plmu.data.files import DataError
+from plmu.data.tables import Table
+
+if TYPE_CHECKING:
+    from plmu.data.series import SeriesConfig
+
+TIME_NAMES = frozenset(
+    ("time", "date", "datetime", "timestamp", "ts", "t", "year", "month", "day", "ds", "epoch", "unix", "zeit", "datum")
+)
+_HEAD = 1000  # values
+_FEW = 0.02  # share of rows that may still have the same time and name
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are."""
+
+    time: str | None
+    values: tuple[str, ...]
+    id: str | None
+    notes: tuple[str, ...] = ()
+
+
+def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
+    """The columns that are named, or else found in the first table."""
+    table, notes = tables[0], []
+    for name in (config.time, config.id, *config.values):
+        if name is not None:
+            table.kind(name)  # raises unless there is such a column
+    if len(set(config.values)) < len(config.values):
+        raise DataError(f"--data.values names a column twice: {', '.join(config.values)}")
+    time = config.time if config.time is not None else _time(table, config)
+    taken = {time, config.id, *config.values}
+    several = config.id if config.id is not None else _id(table, time, taken, config)
+    if several is not None and config.id is None:
+        notes.append(f"series: named by column {several!r}, since times repeat (--data.id changes it)")
+    values = config.values
+    if not values:
+        free = [name for name in table.names if name not in (time, several)]
+        numbers = [name for name in free if table.kind(name) == "number"]
+        text = [name for name in free if name not in numbers]
+        arrays = {name: table.numbers(name, config.bad) for name in numbers}
+        empty = [name for name in numbers if _same(arrays[name]) and np.isnan(arrays[name]).all()]
+        counted = [name for name in numbers if name not in empty and _counts(arrays[name])]
+        if len(counted) + len(empty) == len(numbers) or time is None:
+            counted = counted if time is None and len(counted) + len(empty) < len(numbers) else []
+        constant = [name for name in numbers if name not in empty and _same(arrays[name])]
+        if len(constant) + len(empty) + len(counted) >= len(numbers):
+            constant = []  # nothing else is left to forecast
+        for names, why in ((text, "no numbers"), (empty, "empty"), (constant, "constant"), (counted, "counts rows")):
+            if names:
+                notes.append(f"left out, {why}: {_few(names)}")
+        values = tuple(name for name in numbers if name not in {*empty, *constant, *counted})
+    if not values:
+        raise DataError(f"{table.path} has no column of numbers to forecast: it has {_few(table.names)}")
+    notes.append(f"values: {_few(values)}")
+    if time is None:
+        notes.append("time: no column found; rows are taken as equally far apart")
+    return Columns(time, values, several, tuple(notes))
+
+
+def _few(names: Any) -> str:
+    return ", ".join(list(names)[:8]) + (f" … ({len(names)})" if len(names) > 8 else "")
+
+
+def _time(table: Table, config: SeriesConfig) -> str | None:
+    """The first column of dates; else a rising column of numbers with a name of times, or that counts."""
+    free = [name for name in table.names if name not in (config.id, *config.values)]
+    dates = [name for name in free if table.kind(name) == "time"]
+    if dates:
+        named = [name for name in dates if name.strip().lower() in TIME_NAMES]
+        return (named or dates)[0]
+    for name in free:
+        if table.kind(name) == "number" and name.strip().lower() in TIME_NAMES and len(free) + len(config.values) > 1:
+            found = table.numbers(name, config.bad)
+            if not np.isnan(found).any() and len(np.unique(found)) > 1:
+                return name
+    return None
+
+
+def _counts(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+    """Whether they are the numbers of rows: 0, 1, 2 … or 1, 2, 3 …"""
+    return len(values) > 2 and values[0] in (0.0, 1.0) and bool((np.diff(values) == 1).all())
+
+
+def _same(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+    """Whether all that are not missing are equal."""
+    for some in (values[:_HEAD], values):  # most columns vary at once
+        least, most = np.fmin.reduce(some), np.fmax.reduce(some)
+        if least != most and not np.isnan(least):
+            return False
+    return True
+
+
+def _id(table: Table, time: str | None, taken: set[str | None], config: SeriesConfig) -> str | None:
+    """The column that tells apart rows of the same time, if there are many such rows."""
+    if time is None:
+        return None
+    times = table.times(time, config.day_first)
+    rows = len(times)
+    if bool((times[1:] > times[:-1]).all()):
+        return None
+    _, place = np.unique(times, return_inverse=True)
+    if rows - (int(place.max()) + 1) <= max(_FEW * rows, 1):
+        return None
+    free = [name for name in table.names if name not in taken and table.kind(name) != "time"]
+    for name in sorted(free, key=lambda name: table.kind(name) != "text"):  # names rather than numbers
+        codes, labels = table.codes(name)
+        if 1 < len(labels) <= rows / 2 and rows - len(np.unique(place * len(labels) + codes)) <= _FEW * rows:
+            return name
+    return None

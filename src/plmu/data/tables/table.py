@@ -1,0 +1,214 @@
+"""A table of one's own: columns by name, as numbers, times or text, and where in the file each cell is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plmu.arguments import suggestion
+from plmu.data.files import DataError
+from plmu.data.tables import dates
+from plmu.data.tables.missing import filled, is_missing
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Numbers = NDArray[np.float64]
+Kind = Literal["number", "time", "text"]
+_HEAD = 200  # cells that tell what a column of text is
+
+
+class Table:
+    """Columns of one file. `notes` says in plain words what was found and done, and grows as columns are read.
+
+    Args:
+        path: the file.
+        frame: columns of Float64, Datetime or String.
+        notes: what was found.
+        line: the line of the file in which a row of the frame is; without it rows are counted from 1.
+    """
+
+    def __init__(
+        self, path: Path, frame: pl.DataFrame, notes: Sequence[str] = (), line: Callable[[int], int] | None = None
+    ) -> None:
+        self.path, self.notes = path, list(notes)
+        self._columns, self._line = {column.name: column for column in frame}, line
+        self.rows = frame.height
+        self._kinds: dict[str, Kind] = {}
+        self._times: dict[tuple[str, bool | None], NDArray[Any]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, in the file's order."""
+        return list(self._columns)
+
+    def place(self, row: int, name: str) -> str:
+        """Where a cell is: "load.csv, line 7, column 'load'"."""
+        where = f"row {row + 1}" if self._line is None else f"line {self._line(row)}"
+        return f"{self.path}, {where}, column {name!r}"
+
+    def kind(self, name: str) -> Kind:
+        """Whether a column has numbers, times or text. A column that is mostly numbers, with some text, has numbers."""
+        import polars as pl
+
+        column = self._column(name)
+        if column.dtype == pl.Float64:
+            return "number"
+        if column.dtype == pl.Datetime:
+            return "time"
+        if name not in self._kinds:
+            head = column.drop_nulls().head(_HEAD)
+            cells = [cell for cell in head.to_list() if not is_missing(cell)]
+            kind: Kind = "text"
+            if cells and sum(map(dates.looks_like_date, cells)) > len(cells) / 2:
+                kind = "time"
+            elif cells and as_numbers(pl.Series("", cells))[0].count() > len(cells) / 2:
+                kind = "number"
+            self._kinds[name] = kind
+        return self._kinds[name]
+
+    def numbers(self, name: str, bad: Literal["raise", "missing"] = "raise") -> Numbers:
+        """A column as float64, NaN where a number is missing or infinite.
+
+        Args:
+            name: of the column.
+            bad: whether a cell of text raises DataError, or counts as missing.
+        """
+        import polars as pl
+
+        column = self._column(name)
+        if column.dtype == pl.Datetime:
+            raise DataError(f"column {name!r} of {self.path} has times: a column of numbers is needed")
+        if column.dtype == pl.String:
+            made, wrong, note = as_numbers(column)
+            if note and note not in self.notes:
+                self._note(f"column {name!r}: {note}")
+            if wrong.any():
+                row = int(wrong.arg_true()[0])
+                if bad == "raise":
+                    raise DataError(
+                        f"{self.place(row, name)}: {_short(column[row])} is not a number. Mend it, or give --data.bad"
+                        " missing to take such cells as missing"
+                    )
+                count = int(wrong.sum())
+                self._note(
+                    f"column {name!r}: {count:,} cell{'s' * (count > 1)} of text taken as missing, the first"
+                    f" {_short(column[row])} in {self.place(row, name).split(', ')[1]}"
+                )
+            column = made
+        values: Numbers = np.array(column.to_numpy(), dtype=np.float64)
+        infinite = np.isinf(values)
+        if infinite.any():
+            values[infinite] = np.nan
+            count = int(infinite.sum())
+            self._note(f"column {name!r}: {count:,} infinite number{'s' * (count > 1)} taken as missing")
+        return values
+
+    def times(self, name: str, day_first: bool | None = None) -> NDArray[Any]:
+        """A column of times: datetime64[us] of dates, with NaT where one is missing; or float64 of numbers.
+
+        Numbers such as 20240131 are dates if all are.
+
+        Args:
+            name: of the column.
+            day_first: whether 2/1/2024 is the second of January; by default found out.
+        """
+        import polars as pl
+
+        column = self._column(name)
+        if column.dtype == pl.Float64:
+            values = self.numbers(name)
+            days = dates.from_digits(values)
+            return values if days is None else days
+        if column.dtype == pl.String:
+            if self.kind(name) == "number":
+                return self.numbers(name)
+            if (name, day_first) in self._times:
+                return self._times[name, day_first]
+            try:
+                made, wrong, notes = dates.parse(column, day_first)
+            except dates.MixedOrderError as error:
+                one, other = (f"{_short(column[row])} in {self.place(row, name).split(', ')[1]}" for row in error.rows)
+                raise DataError(
+                    f"{self.path}, column {name!r}: {one} has the day first, {other} the month. Mend one of them"
+                ) from None
+            if len(wrong):
+                row = int(wrong[0])
+                raise DataError(f"{self.place(row, name)}: {_short(column[row])} is not a date or time")
+            for note in notes:
+                self._note(f"column {name!r}: {note}")
+            column = made
+        found: NDArray[Any] = column.cast(pl.Datetime("us")).to_numpy().astype("datetime64[us]")
+        self._times[name, day_first] = found
+        return found
+
+    def text(self, name: str) -> NDArray[np.object_]:
+        """A column as text: whole numbers without a point, and "" where a cell is empty."""
+        codes, labels = self.codes(name)
+        return np.array(labels, dtype=object)[codes]
+
+    def codes(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
+        """A column as numbers of its different texts, and these texts in the order in which they first appear."""
+        import polars as pl
+
+        column = self._column(name)
+        if column.dtype == pl.Float64:
+            whole = bool((column == column.round(0)).fill_null(True).all()) and float(column.abs().max() or 0) < 2**53  # type: ignore[arg-type]
+            column = column.cast(pl.Int64).cast(pl.String) if whole else column.cast(pl.String)
+        else:
+            column = column.cast(pl.String).str.strip_chars()
+        column = column.fill_null("")
+        labels = column.unique(maintain_order=True)
+        place = pl.DataFrame({"label": labels, "code": np.arange(len(labels), dtype=np.int64)})
+        codes = pl.DataFrame({"label": column}).join(place, on="label", how="left", maintain_order="left")["code"]
+        return codes.to_numpy().astype(np.int64), labels.to_list()
+
+    def _column(self, name: str) -> pl.Series:
+        if name not in self._columns:
+            few = ", ".join(map(repr, self.names[:12])) + (", …" if len(self.names) > 12 else "")
+            raise DataError(f"{self.path} has no column {name!r}: it has {few}{suggestion(name, self.names)}")
+        return self._columns[name]
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+def as_numbers(column: pl.Series) -> tuple[pl.Series, pl.Series, str]:
+    """Numbers of a column of text, which cells are neither numbers nor missing, and how the numbers are written."""
+    import polars as pl
+
+    cells = filled(column)
+    best: tuple[pl.Series, pl.Series, str] | None = None
+    for note, change in _WAYS.items():
+        changed = change(cells).cast(pl.Float64, strict=False)
+        wrong = changed.is_null() & cells.is_not_null()
+        if best is None or int(wrong.sum()) < int(best[1].sum()):
+            best = changed, wrong, note
+        if not wrong.any():
+            break
+    assert best is not None
+    return best
+
+
+def _thousands(cells: pl.Series) -> pl.Series:
+    fits = cells.str.contains(r"^[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d*)?$")
+    return cells.set(~fits.fill_null(False), None).str.replace_all(",", "", literal=True)
+
+
+# How numbers are written, and how to write them plainly.
+_WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
+    "": lambda cells: cells,
+    "commas between thousands": _thousands,
+    "decimal commas": lambda cells: cells.str.replace_all(r"\.(\d{3})", "$1").str.replace(",", ".", literal=True),
+    "spaces between thousands": lambda cells: cells.str.replace_all(r"(\d)[\s\u{a0}\u{202f}'](\d{3})", "$1$2"),
+}
+
+
+def _short(cell: Any) -> str:
+    text = str(cell)
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")

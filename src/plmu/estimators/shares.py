@@ -1,0 +1,127 @@
+"""Features of whole series: how often, and where, random projections of the memory's states exceed thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from plmu.estimators.series import Array
+from plmu.nn import CausalConvolution, DelayLayer, Sequential, ThresholdShares
+
+POSITIONS = 0.3  # weight of positions beside shares in the ridge regression
+_BLOCK = 2**22  # numbers of projections that are held at a time
+_SAMPLE = 1000  # steps of training series from which thresholds are taken
+_SERIES = 100  # training series from which scales and thresholds are taken
+_GOLDEN = 0.6180339887498949  # its multiples fill the unit interval evenly
+
+
+def padded(arrays: list[Array], normalize: Any) -> tuple[Tensor, Tensor]:
+    """Series (examples, time, channels), normalised and padded on the right with zeros, and their lengths."""
+    lengths = torch.tensor([len(one) for one in arrays])
+    out = torch.zeros(len(arrays), int(lengths.max()), arrays[0].shape[1] * (2 if normalize == "both" else 1))
+    for row, one in zip(out, arrays, strict=True):
+        taken = one
+        if normalize:
+            spread = one.std(axis=0)
+            taken = (one - one.mean(axis=0)) / np.where(spread > 1e-12 * np.abs(one).max(axis=0), spread, 1.0)
+            taken = np.concatenate([taken, one], axis=1) if normalize == "both" else taken
+        row[: len(one)] = torch.from_numpy(taken)
+    if not bool(out.isfinite().all()):
+        raise ValueError("X has numbers too large for float32")
+    return out, lengths
+
+
+def build(
+    x: Tensor,
+    lengths: Tensor,
+    sources: int,
+    *,
+    order: int,
+    windows: Sequence[float],
+    projections: int,
+    thresholds: int,
+    generator: torch.Generator,
+) -> Sequential:
+    """Memories of each source of channels and of its differences, random projections, and the shares of time above
+    their thresholds.
+
+    Args:
+        x: training series (examples, time, channels), padded.
+        lengths: of them.
+        sources: groups of channels, such as a normalised and a plain copy, which are projected apart.
+        order: of the memories.
+        windows: θ of the memories.
+        projections: of each window, source and its differences.
+        thresholds: of each projection.
+        generator: of the random projections.
+    """
+    channels = x.shape[2] // sources
+    groups = 2 * sources * len(windows)  # for each window the sources, of each the signal and its differences
+    inputs = nn.Linear(x.shape[2], groups * channels)
+    changes = CausalConvolution(groups * channels, 2)
+    memory = DelayLayer(groups * channels, order, list(windows))
+    projection = nn.Linear(order * groups * channels, groups * projections)
+    counts = ThresholdShares(groups * projections, thresholds, positions=True, return_sequences=False)
+    front = Sequential(inputs, changes, memory, projection, counts).requires_grad_(False)
+    sample = torch.randperm(len(x), generator=generator)[:_SERIES]
+    some, known = x[sample], lengths[sample]
+    valid = torch.arange(x.shape[1]) < known[:, None]
+    # Without its mean, as the memory begins with zeros.
+    spread, mean = torch.std_mean(some[valid].double(), dim=0, correction=0)
+    scale = 1 / torch.where(spread > 1e-12 * mean.abs(), spread, 1.0)
+    copies = torch.eye(x.shape[2]).view(sources, 1, channels, -1).expand(-1, 2, -1, -1).reshape(-1, x.shape[2])
+    inputs.weight.copy_((copies * scale).repeat(len(windows), 1))
+    inputs.bias.copy_(-(copies.double() @ (scale * mean)).repeat(len(windows)))
+    changes.weight.zero_()[0] = 1
+    changes.weight.view(2, -1, 2, channels)[1, :, 1] = -1
+    states = torch.cat(
+        [block[mask] for block, mask in _states(front[:3], order * groups * channels, some, known, valid)]
+    )
+    spread, mean = torch.std_mean(states.double(), dim=0, correction=0)
+    spread = torch.where(spread > 1e-6 * spread.max(), spread, torch.inf).float()
+    weight = torch.zeros(groups, projections, order, groups, channels)
+    for place in range(groups):
+        random = torch.randn(projections, order, channels, generator=generator)
+        weight[place, :, :, place] = random / random.flatten(1).norm(dim=1)[:, None, None]
+    projection.weight.copy_(weight.flatten(0, 1).flatten(1) / spread)
+    projection.bias.copy_(-projection.weight.double() @ mean)
+    picked = states[torch.randint(len(states), (_SAMPLE,), generator=generator)]
+    ordered = projection(picked).mT.sort(dim=1).values
+    # Quantiles at equal distances, which begin at another place for each projection.
+    begin = (torch.arange(groups * projections) * _GOLDEN) % 1
+    levels = (torch.arange(thresholds) + begin[:, None]) / thresholds
+    counts.thresholds.copy_(ordered.gather(1, (levels * (_SAMPLE - 1)).long()).mT)
+    return front
+
+
+def scales(features: int) -> Tensor:
+    """What so many standardised features, of which the first half are shares, are multiplied by."""
+    out = torch.ones(features)
+    out[features // 2 :] = POSITIONS**0.5
+    return out
+
+
+def over_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """The model's outputs of some series at a time, so that memory stays bounded."""
+    widest = max(module.out_features for module in model if isinstance(module, nn.Linear))
+    rows = max(1, _BLOCK // (x.shape[1] * widest))
+    equal = bool((lengths == x.shape[1]).all())
+    place = next(model.parameters()).device
+    with torch.no_grad():
+        for first in range(0, len(x), rows):
+            some = slice(first, first + rows)
+            yield model(x[some].to(place), lengths=None if equal else lengths[some].to(place))[0].cpu()
+
+
+def _states(
+    front: Sequential, width: int, x: Tensor, lengths: Tensor, valid: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """States (some, time, width) of some series at a time, and which of their steps are no padding."""
+    rows = max(1, _BLOCK // (x.shape[1] * width))
+    for first in range(0, len(x), rows):
+        some = slice(first, first + rows)
+        yield front(x[some], lengths=lengths[some])[0], valid[some]

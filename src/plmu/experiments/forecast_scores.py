@@ -1,0 +1,179 @@
+"""Scores of forecasts: errors of a model and of baselines by step ahead, prediction intervals, a rolling backtest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from plmu.estimators.windows import STRENGTHS, Part, Ridge, Sums, best_ridge
+from plmu.experiments.forecast_windows import Windows
+from plmu.nn.forecast import LookbackForecast, Standard
+
+Method = Callable[[Tensor, Tensor], Tensor]  # windows (some, channels, length) and steps (some,) to forecasts
+_LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to
+
+
+@dataclass
+class Errors:
+    """Sums over windows, for each channel and step ahead."""
+
+    squares: Tensor  # (channels, horizon), in units of each channel's scale
+    absolute: Tensor
+    count: Tensor
+
+    @property
+    def mse(self) -> float:
+        return float(self.squares.sum() / self.count.sum())
+
+    @property
+    def mae(self) -> float:
+        return float(self.absolute.sum() / self.count.sum())
+
+    def by_step(self) -> list[float]:
+        """The mean squared error of each step ahead."""
+        found: list[float] = (self.squares.sum(0) / self.count.sum(0).clamp(min=1)).tolist()
+        return found
+
+    def by_channel(self, scale: Tensor) -> list[float]:
+        """The mean absolute error of each channel, in its own units."""
+        found: list[float] = (scale * self.absolute.sum(1) / self.count.sum(1).clamp(min=1)).tolist()
+        return found
+
+    def until(self, horizon: int) -> float:
+        """The mean squared error of the first steps ahead."""
+        return float(self.squares[:, :horizon].sum() / self.count[:, :horizon].sum())
+
+
+@dataclass
+class Intervals:
+    """Quantiles of validation errors, by which a forecast gets its intervals.
+
+    The interval of level p at a step ahead reaches from the (1 − p)/2 to the (1 + p)/2 quantile of what was measured
+    minus what was forecast, with the correction for finitely many errors of conformal prediction. Where there are
+    several series, errors are relative to the changes from row to row in the window (`spread`).
+    """
+
+    levels: tuple[float, ...]
+    relative: bool
+    floor: Tensor  # (channels,): the smallest spread
+    low: Tensor = field(default_factory=lambda: torch.zeros(0))  # (levels, channels, horizon)
+    high: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def spread(self, windows: Tensor) -> Tensor:
+        """What errors of windows (some, channels, length) are relative to: (some, channels, 1), or 1."""
+        if not self.relative:
+            return windows.new_ones(1)
+        changes = windows.diff(dim=-1).square().mean(-1, keepdim=True).sqrt()
+        return changes.maximum(self.floor[:, None])
+
+
+def model_method(model: nn.Module) -> Method:
+    """A model's forecasts: of a LookbackForecast by the season's phase, of others from the windows alone."""
+
+    def forecast(windows: Tensor, steps: Tensor) -> Tensor:
+        place = next(model.parameters()).device
+        given = windows.to(place)
+        if isinstance(model, LookbackForecast):
+            out = model.read(given[..., -model.lookback :], steps.to(place) % max(model.season, 1))
+        else:
+            out = model(given)
+        return out.to(windows.device)
+
+    return forecast
+
+
+def last_value(horizon: int) -> Method:
+    return lambda windows, steps: windows[..., -1:].expand(-1, -1, horizon)
+
+
+def seasonal_value(horizon: int, season: int) -> Method:
+    """The value of one season before, or of several where the horizon is longer."""
+    back = torch.arange(horizon) % season - season
+    return lambda windows, steps: windows[..., back + windows.shape[-1]]
+
+
+class WindowLinear:
+    """A linear map of the window to the horizon, relative to the last value, by ridge regression: NLinear, whose class
+    of functions DLinear shares. It has what `Sums` asks of a layer."""
+
+    def __init__(self, channels: int, horizon: int, lookback: int) -> None:
+        self.season = self.phase = 0
+        self.channels, self.horizon, self.lookback, self.order = channels, horizon, lookback, lookback
+        self.weight = torch.zeros(lookback, horizon)
+
+    def standard(self, windows: Tensor, phase: Tensor) -> Standard:
+        return Standard(windows - windows[..., -1:], windows[..., -1:], None)
+
+    def fit(self, train: Sequence[Tensor], valid: Sequence[Tensor], scale: Tensor) -> Ridge:
+        """To series (channels, time), each divided by its scale."""
+        sums = []
+        for series in (train, valid):
+            parts = [Part(one / scale[:, None], 0) for one in series]
+            count = sum(one.windows(self) for one in parts) * self.channels
+            sums.append(Sums.of(self, parts, max(1, -(-count // _LINEAR))))
+        found = best_ridge(sums[0], sums[1] if sums[1].count else None, STRENGTHS, (float("inf"),))
+        self.weight = found.weight[0].float()
+        return found
+
+    def __call__(self, windows: Tensor, steps: Tensor) -> Tensor:
+        own = windows[..., -self.lookback :]
+        return own[..., -1:] + (own - own[..., -1:]) @ self.weight
+
+
+def score(
+    methods: dict[str, Method],
+    windows: Windows,
+    origins: Tensor,
+    length: int,
+    horizon: int,
+    scale: Tensor,
+    intervals: Intervals | None = None,
+) -> tuple[dict[str, Errors], list[float]]:
+    """Errors of each method over these origins, and the share of values within the first method's intervals."""
+    shape = (len(scale), horizon)
+    sums = {name: Errors(*(torch.zeros(shape, dtype=torch.float64) for _ in range(3))) for name in methods}
+    inside = torch.zeros(0 if intervals is None else len(intervals.levels), dtype=torch.float64)
+    with torch.no_grad():
+        for one in windows.blocks(origins, length, horizon):
+            counted = torch.ones_like(one.future, dtype=torch.bool) if one.measured is None else one.measured
+            for name, method in methods.items():
+                forecast = method(one.windows, one.steps)
+                error = torch.where(counted, (forecast - one.future) / scale[:, None], 0.0)
+                sums[name].squares += error.square().sum(0)
+                sums[name].absolute += error.abs().sum(0)
+                sums[name].count += counted.sum(0)
+                if intervals is not None and name == next(iter(methods)):
+                    left = (one.future - forecast) / intervals.spread(one.windows)
+                    for place in range(len(intervals.levels)):
+                        within = (left >= intervals.low[place]) & (left <= intervals.high[place])
+                        inside[place] += (within & counted).sum()
+    total = next(iter(sums.values())).count.sum().clamp(min=1)
+    return sums, (inside / total).tolist()
+
+
+def fill_intervals(
+    found: Intervals, forecasts: Sequence[tuple[Method, Tensor]], windows: Windows, length: int, horizon: int
+) -> Intervals:
+    """With the quantiles of the errors of methods, each over origins that it has not seen."""
+    if not found.levels:
+        return found
+    left = []
+    with torch.no_grad():
+        for method, origins in forecasts:
+            for one in windows.blocks(origins, length, horizon):
+                error = (one.future - method(one.windows, one.steps)) / found.spread(one.windows)
+                left.append(error if one.measured is None else torch.where(one.measured, error, torch.nan))
+    errors = torch.cat(left)  # (windows, channels, horizon)
+    count = errors.isfinite().sum(0)
+    ordered = errors.nan_to_num(torch.inf).sort(0).values
+    low, high = [], []
+    for level in found.levels:
+        # The ⌈(n + 1) q⌉-th smallest of n errors, and as far from the largest.
+        rank = ((count + 1) * (1 + level) / 2).ceil().long().clamp(min=1).minimum(count.clamp(min=1)) - 1
+        # Where all errors have one sign, the interval still holds the forecast.
+        high.append(ordered.gather(0, rank[None])[0].clamp(min=0))
+        low.append(ordered.gather(0, (count - 1 - rank).clamp(min=0)[None])[0].clamp(max=0))
+    return replace(found, low=torch.stack(low), high=torch.stack(high))

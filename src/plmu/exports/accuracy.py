@@ -1,0 +1,47 @@
+"""What int8 costs: the measured error of the outputs, and a warning where a model lets it grow."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plmu.exports.c_files import TOLERANCE, sequence
+from plmu.exports.evaluate import Evaluator
+from plmu.exports.program import Program
+from plmu.nn.folding import fold
+from plmu.nn.steppable import Steppable
+
+_STEPS = 200  # over which the error is measured
+_GROWN = 4  # times the error of the rounded weights themselves: above it the model lets it grow
+
+
+class AccuracyWarning(UserWarning):
+    """Rounded weights change the outputs of a model more than rounding explains."""
+
+
+def int8_error(model: Steppable, program: Program, samples: Tensor | None, fixed: bool = False) -> float:
+    """|y − y with rounded weights| / |y| over a sequence, of random numbers if none is given."""
+    given = sequence(program, _STEPS) if samples is None else samples
+    shape = "(time,)" if program.tokens is not None else f"(time, {program.x.size})"
+    if given.dim() != (1 if program.tokens is not None else 2) or not given.shape[0]:
+        raise ValueError(f"samples must have shape {shape}, got {tuple(given.shape)}")
+    folded, evaluator, state = fold(model), Evaluator(program, int8=True, fixed=fixed), None
+    wrong = right = 0.0
+    with torch.inference_mode():
+        for x in given if program.tokens is not None else given.float():
+            y, state = folded.step(x[None], state)
+            wrong += float((evaluator.step(x[None]) - y).square().sum())
+            right += float(y.square().sum())
+    return (wrong / right) ** 0.5 if right else 0.0
+
+
+def int8_harm(error: float, program: Program, random: bool) -> str | None:
+    """What to say of this error, if it is far larger than that of the rounded weights."""
+    usual = program.rounding_error
+    if error <= max(_GROWN * usual, TOLERANCE):
+        return None
+    on = "random inputs (samples= takes yours)" if random else "the given samples"
+    return (
+        f"int8 weights change the outputs by {100 * error:.2g} % on {on}. Rounding alone explains {100 * usual:.2g} %:"
+        " it grows in this model. Export it without int8, unless that is accurate enough for you."
+    )

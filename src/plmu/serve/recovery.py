@@ -1,0 +1,65 @@
+"""Sessions that continue where the server before has left them: its snapshot, then its journal."""
+
+from __future__ import annotations
+
+from plmu.serve.journal import OPEN, SAMPLES, Journal, Record, Snapshot, answers_as_tensors, answers_from_tensors
+from plmu.serve.limits import Rate
+from plmu.serve.messages import Message
+from plmu.serve.work import Request, Session, Work
+from plmu.training.errors import RunError
+
+MOST = 2**20  # rows that a saved state may ask for
+
+
+def taken(work: Work) -> Snapshot:
+    """All sessions at this moment."""
+    some = list(work.by_name.values())
+    rows = [one.row for one in some]
+    tensors = work.sessions.tensors(rows) | answers_as_tensors([one.last for one in some], work.sessions.outputs)
+    work.metrics.snapshots += 1
+    return Snapshot([one.name for one in some], rows, tensors, work.sessions.width)
+
+
+def restore(work: Work, journal: Journal) -> None:
+    """Take over the states of the server before, and run its journal again. RunError: they cannot be restored."""
+    snapshot = journal.snapshot()
+    names: dict[int, str] = {}
+    try:
+        if snapshot is not None:
+            last = answers_from_tensors(snapshot.tensors)
+            if any(not 0 <= row < MOST for row in snapshot.rows):
+                raise ValueError(f"its rows are not from 0 to {MOST - 1}")
+            for row in snapshot.rows:
+                work.sessions.add(row)
+            work.sessions.fill(snapshot.rows, snapshot.tensors)
+            for name, row, outputs in zip(snapshot.names, snapshot.rows, last, strict=True):
+                work.by_name[name] = Session(name, row, Rate(work.limits), work.sessions.steps(row), outputs)
+                names[row] = name
+        for chunk in journal.chunks():
+            _repeat(work, [_request(record, names) for record in chunk])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise RunError(f"the states in {journal.folder} cannot be restored: {error}") from None
+    work.metrics.samples, work.metrics.sessions = 0, len(work.by_name)
+
+
+def _repeat(work: Work, requests: list[Request]) -> None:
+    """Do again what a journal says, in its order, samples of different sessions together."""
+    together: dict[str, Request] = {}
+    for request in [*requests, None]:
+        if request is None or request.kind != SAMPLES or request.name in together:
+            work.carry_out(list(together.values()), bytearray())
+            together = {}
+        if request is not None and request.kind == SAMPLES:
+            together[request.name] = request
+        elif request is not None:
+            work.carry_out([request], bytearray())
+    wrong = next((one.error for one in requests if one.error is not None), None)
+    if wrong is not None:
+        raise ValueError(str(wrong))
+
+
+def _request(record: Record, names: dict[int, str]) -> Request:
+    if record.kind == OPEN:
+        names[record.row] = record.name
+    message = Message(record.samples, record.count) if record.samples is not None else None
+    return Request(record.kind, names[record.row], message, row=record.row)

@@ -1,0 +1,181 @@
+"""Series of one's own: columns that are found, clocks, gaps, duplicates, and splits by time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plmu.data.clock import Clock, find_clock
+from plmu.data.files import DataError
+from plmu.data.series import SeriesConfig, cuts, load
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Any:
+    def read(content: str, **options: Any) -> Any:
+        path = tmp_path / "my.csv"
+        path.write_text(content)
+        return load(SeriesConfig(file=path, **options))
+
+    return read
+
+
+def hours(*skipped: int, count: int = 30) -> str:
+    """A CSV file of hours, some of which are not there; the value is the hour."""
+    rows = [f"2024-01-{1 + i // 24:02d} {i % 24:02d}:00,{i}" for i in range(count) if i not in skipped]
+    return "\n".join(["time,v", *rows, ""])
+
+
+def test_a_gap_is_filled_with_the_last_value_and_told(data: Any) -> None:
+    found = data(hours(5, 6))
+    (piece,) = found.pieces
+    assert piece.values[3:9, 0].tolist() == [3, 4, 4, 4, 7, 8]
+    assert piece.measured[3:9, 0].tolist() == [True, True, False, False, True, True]
+    assert "gaps: 2 of 30 steps lack a value; filled with the last value, and not scored" in found.notes
+
+
+def test_other_ways_with_gaps(data: Any) -> None:
+    assert data(hours(5, 6), missing="linear").pieces[0].values[4:8, 0].tolist() == [4, 5, 6, 7]
+    assert [len(one) for one in data(hours(5, 6), missing="split").pieces] == [5, 23]
+    assert [(one.start, len(one)) for one in data(hours(5, 6), longest_gap=1).pieces] == [(0, 5), (7, 23)]
+    with pytest.raises(DataError, match=r"column 'v': no value at 2024-01-01 05:00: choose --data\.missing"):
+        data(hours(5, 6), missing="raise")
+
+
+def test_duplicate_times(data: Any) -> None:
+    twice = hours(count=10) + "2024-01-01 03:00,5\n"
+    found = data(twice)
+    assert found.pieces[0].values[3, 0] == 4
+    assert {"times: rows put into the order of time", "times: 1 rows fall on the step of another; averaged"} <= set(
+        found.notes
+    )
+    assert data(twice, duplicates="first").pieces[0].values[3, 0] == 3
+    assert data(twice, duplicates="last").pieces[0].values[3, 0] == 5
+    with pytest.raises(DataError, match="several rows have the time 2024-01-01 03:00"):
+        data(twice, duplicates="raise")
+
+
+def test_irregular_times(data: Any) -> None:
+    content = hours(count=20).replace("07:00", "07:11")
+    found = data(content)
+    assert found.pieces[0].values[:, 0].tolist() == list(range(20))
+    assert any("off the grid and moved" in note for note in found.notes)
+    assert data(content, irregular="rows").clock.kind == "rows"
+    with pytest.raises(DataError, match=r"5\.0 % of the times are not on a grid of 1 h"):
+        data(content, irregular="raise")
+
+
+def test_a_given_step_averages_rows(data: Any) -> None:
+    found = data(hours(count=24), step="12h")
+    assert found.clock.told == "12 h"
+    assert found.pieces[0].values[:, 0].tolist() == [5.5, 17.5]
+    with pytest.raises(DataError, match=r"--data\.step must be a length of time such as 15min"):
+        data(hours(), step="often")
+
+
+def test_times_without_a_grid_are_refused(data: Any) -> None:
+    minutes = np.cumsum(np.tile([1, 1, 1, 300], 30))
+    times = (np.datetime64("2024-01-01T00:00") + minutes).tolist()
+    content = "\n".join(["time,v", *(f"{one},{i}" for i, one in enumerate(times)), ""])
+    with pytest.raises(DataError, match=r"1 min apart at the median, yet 30 of 120 are more than 48 such steps apart"):
+        data(content)
+    assert len(data(content, irregular="rows").pieces[0]) == 120
+
+
+def test_columns_are_found_and_named(data: Any) -> None:
+    rows = "\n".join(f"{i},2024-01-{i + 1:02d},{i * i},7,Berlin,{-i}" for i in range(20))
+    found = data(f"no,day,a,fixed,city,b\n{rows}\n")
+    assert (found.columns.time, found.columns.values, found.columns.id) == ("day", ("a", "b"), None)
+    notes = "\n".join(found.notes)
+    for part in (
+        "left out, no numbers: city",
+        "left out, constant: fixed",
+        "left out, counts rows: no",
+        "values: a, b",
+    ):
+        assert part in notes
+    assert "time: column 'day', every 1 d from 2024-01-01 to 2024-01-20" in notes
+    with pytest.raises(DataError, match="no column 'c'"):
+        data(f"no,day,a,fixed,city,b\n{rows}\n", values=("c",))
+
+
+def test_a_constant_column_is_a_series_if_there_is_no_other(data: Any) -> None:
+    assert data("t,v\n1,5\n2,5\n3,5\n").columns.values == ("v",)
+
+
+def test_several_series_by_a_column(data: Any) -> None:
+    rows = [f"2024-01-{day:02d},{shop},{day}" for day in range(1, 11) for shop in ("NA", "b") if shop == "b" or day > 3]
+    found = data("\n".join(["day,shop,sales", *rows]))
+    assert found.columns.id == "shop"
+    assert [(one.name, one.start, len(one)) for one in found.pieces] == [("b", 0, 10), ("NA", 3, 7)]
+    assert "series: 2, by column 'shop'" in found.notes
+
+
+def test_all_series_are_split_at_the_same_times(data: Any) -> None:
+    rows = [f"2024-01-{day:02d},{shop},{day}" for day in range(1, 21) for shop in "ab" if shop == "b" or day > 10]
+    found = data("\n".join(["day,shop,sales", *rows]))
+    ends = cuts(found, SeriesConfig(valid=0.2, test=0.2))
+    times = {one.start + first for one, (first, _) in zip(found.pieces, ends, strict=True)}
+    assert len(times) == 1
+    before = sum(first for first, _ in ends)
+    assert before >= 0.6 * found.rows > before - 2
+
+
+def test_rows_without_a_time_or_value_at_the_end(data: Any) -> None:
+    found = data(hours(count=10) + ",99\n2024-01-01 10:00,\n2024-01-01 11:00,\n")
+    assert len(found.pieces[0]) == 10
+    assert "times: 1 rows without one left out" in found.notes
+
+
+def test_a_column_that_begins_late_is_told(data: Any) -> None:
+    found = data("\n".join(["t,a,b", *(f"{i},{i},{'' if i < 4 else i}" for i in range(10)), ""]))
+    assert found.pieces[0].start == 4
+    assert "left out: 4 rows before each column has its first value" in found.notes
+
+
+def test_values_that_are_too_large(data: Any) -> None:
+    with pytest.raises(DataError, match=r"line 3, column 'v': 1e\+300 is too large"):
+        data("t,v\n1,1\n2,1e300\n3,2\n")
+
+
+def test_no_values_at_all(data: Any) -> None:
+    with pytest.raises(DataError, match="no column of numbers to forecast"):
+        data("time,a\n2024-01-01,x\n2024-01-02,y\n")
+
+
+@pytest.mark.parametrize(
+    ("times", "kind", "told", "following"),
+    [
+        (["2024-01", "2024-02", "2024-03", "2024-04"], "months", "month", "2024-05-01"),
+        (["2023-01-31", "2023-02-28", "2023-03-31", "2023-04-30"], "months", "month", "2023-05-31"),
+        (["2023-01-01", "2023-04-01", "2023-07-01", "2023-10-01"], "months", "quarter", "2024-01-01"),
+        (["2020-06-30", "2021-06-30", "2022-06-30", "2023-06-30"], "months", "year", "2024-06-30"),
+        ([str(np.datetime64("2024-01-05T06:00") + 900 * i) for i in range(4)], "time", "15 h", "2024-01-07 18:00"),
+    ],
+)
+def test_clocks_of_dates(times: list[str], kind: str, told: str, following: str) -> None:
+    stamps = np.array(times, dtype="datetime64[us]")
+    clock = find_clock([stamps])
+    assert (clock.kind, clock.told) == (kind, told)
+    assert clock.steps(stamps).tolist() == [0, 1, 2, 3]
+    assert clock.times(np.array([4])) == [following]
+    assert clock.step_of(following) == 4
+
+
+def test_weekdays_go_on_after_the_weekend() -> None:
+    days = np.arange(np.datetime64("2024-01-01"), np.datetime64("2024-02-03"))
+    days = days[np.is_busday(days)]
+    clock = find_clock([days.astype("datetime64[us]")])
+    assert clock.kind == "weekdays"
+    assert clock.times(np.array([len(days)])) == ["2024-02-05"]
+
+
+def test_clocks_of_numbers() -> None:
+    clock = find_clock([np.array([1700.0, 1701, 1703, 1704])])
+    assert clock == Clock("numbers", 1700.0, 1.0)
+    assert clock.times(np.array([5])) == ["1705"]
+    with pytest.raises(ValueError, match="is not a time"):
+        clock.step_of("soon")

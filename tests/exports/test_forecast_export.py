@@ -1,0 +1,77 @@
+"""Exports of `LookbackForecast`: the window, the first step, and a season that goes round."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from closeness import within
+from exported import TOLERANCE, Session, program, relative
+from test_c import needs_compiler, run_check
+
+import plmu
+from plmu.exports.evaluate import Evaluator
+from plmu.nn import LookbackForecast
+
+CASES = {
+    "plain": {"channels": 1, "season": 0},
+    "season": {"channels": 1, "season": 5, "phase": 3},
+    "channels": {"channels": 3, "season": 4, "individual": True},
+}
+
+
+def model_of(name: str) -> LookbackForecast:
+    torch.manual_seed(2)
+    model = LookbackForecast(horizon=4, order=5, theta=9.0, lookback=8, **CASES[name])  # type: ignore[arg-type]
+    with torch.no_grad():
+        model.weight.normal_()
+        model.season_pattern.normal_()
+        model.prior.uniform_(0.1, 2.0)
+    return model.eval()
+
+
+def samples(model: LookbackForecast, steps: int) -> torch.Tensor:
+    """So that the amplitude of the season reaches both of its limits."""
+    return torch.randn(steps, 2, model.channels) * torch.linspace(0.1, 6, steps)[:, None, None]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_takes_the_models_steps(name: str) -> None:
+    model = model_of(name)
+    evaluator, state = Evaluator(program(model)), None
+    with torch.no_grad():
+        for x in samples(model, 30):
+            expected, state = model.step(x, state)
+            within(relative(evaluator.step(x), expected), TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_onnx(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    written = plmu.export(model, tmp_path, to="onnx")
+    session, state = Session(written.files[0], program(model)), None
+    with torch.no_grad():
+        for x in samples(model, 20):
+            expected, state = model.step(x, state)
+            within(relative(session(x), expected), TOLERANCE)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_c(name: str, tmp_path: Path) -> None:
+    plmu.export(model_of(name), tmp_path, to="c")
+    assert "relative error" in run_check(tmp_path, "-O0")
+
+
+def test_torch_takes_any_batch_and_length(tmp_path: Path) -> None:
+    model = model_of("season")
+    written = plmu.export(model, tmp_path, to="torch")
+    whole = torch.export.load({one.name: one for one in written.files}["model.pt2"]).module()
+    with torch.no_grad():
+        for batch, time in ((1, 1), (3, 40)):
+            x = torch.randn(batch, time, 1)
+            _, start = model(torch.randn(batch, 3, 1))
+            y, *states = whole(x, *(one.clone() for one in start))
+            expected, state = model(x, start)
+            torch.testing.assert_close(y, expected)
+            for found, one in zip(states, state, strict=True):
+                torch.testing.assert_close(found, one)
