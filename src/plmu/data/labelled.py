@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,10 +15,11 @@ from numpy.typing import NDArray
 from plmu.data import archive
 from plmu.data.files import DataConfig, DataError
 from plmu.data.labelled_columns import IDS, LABELS, TIMES, Format, alike, find_format, named
-from plmu.data.tables import Table, nested_files, read_arrays, read_table
+from plmu.data.tables import SUFFIXES, Table, nested_files, read_arrays, read_table
 
 Numbers = NDArray[np.float64]
-_NO_LABEL = ("", "nan", "na", "n/a", "null")
+_NO_LABEL = ("", "nan", "na", "n/a", "null", "?")
+_WHOLE = re.compile(r"([+-]?\d+)\.0*")
 _NOTES = 20
 
 
@@ -86,15 +89,23 @@ class LabelledData:
             self.counts["filled"] += int((~known).sum())
         self.names.append(name)
         self.series.append(values)
-        self.labels.append(None if label is None or label.strip().lower() in _NO_LABEL else label)
+        self.labels.append(_label(label))
 
 
-def load(config: LabelledConfig, known: Format | None = None) -> LabelledData:
+def _label(given: str | None) -> str | None:
+    """A label as it is shown: whole numbers without a point, and None for one that is missing."""
+    text = "" if given is None else given.strip()
+    whole = _WHOLE.fullmatch(text)
+    return None if text.lower() in _NO_LABEL else whole[1] if whole else text
+
+
+def load(config: LabelledConfig, known: Format | None = None, classes: Collection[str] = ()) -> LabelledData:
     """The series of the configuration's file.
 
     Args:
         config: the file and how to read it.
         known: the format of the data that a model was trained on, to read other data alike. Labels may be missing then.
+        classes: the labels of that data.
 
     Raises:
         DataError: there is no file, or something in it is at fault.
@@ -111,9 +122,9 @@ def load(config: LabelledConfig, known: Format | None = None) -> LabelledData:
     elif path.suffix.lower() == ".npz":
         data = _arrays(path, config)
     else:
-        data = _table(read_table(path, config.header), config, known)
+        data = _table(read_table(path, config.header), config, known, classes)
     if config.labels is not None:
-        _label(data, config)
+        _label_from_table(data, config)
     if known is not None and len(known.values) and known.layout != "wide" and data.series:
         width = data.series[0].shape[1]
         if width != len(known.values):
@@ -150,12 +161,12 @@ def _finish(data: LabelledData, config: LabelledConfig, needed: bool) -> None:
     data.notes.append(f"series: {len(lengths):,} of {steps} steps, {width} channel{'s' * (width > 1)}")
 
 
-def _table(table: Table, config: LabelledConfig, known: Format | None) -> LabelledData:
+def _table(table: Table, config: LabelledConfig, known: Format | None, classes: Collection[str]) -> LabelledData:
     form = known or find_format(table, config)
     if form.layout not in ("rows", "wide"):
         raise DataError(f"{table.path} is a table; the model was trained on {form.layout}: give a file of that kind")
     if known is not None:
-        form = alike(table, known, config)
+        form = alike(table, known, config, classes)
     data = LabelledData(form, [], [], [], table.notes)
     values = np.stack([table.numbers(name, config.bad) for name in form.values], axis=1)
     labels = None if form.label is None else table.text(form.label)
@@ -163,7 +174,7 @@ def _table(table: Table, config: LabelledConfig, known: Format | None) -> Labell
     if form.layout == "wide":
         names = [str(row + 1) for row in range(table.rows)] if form.id is None else table.text(form.id).tolist()
         for row, name in enumerate(names):
-            data.add(name, values[row][:, None], None if labels is None else labels[row], where, config)
+            data.add(name or str(row + 1), values[row][:, None], None if labels is None else labels[row], where, config)
     else:
         assert form.id is not None
         codes, names = table.codes(form.id)
@@ -172,10 +183,13 @@ def _table(table: Table, config: LabelledConfig, known: Format | None) -> Labell
             order = np.lexsort((table.times(form.time), codes))
         ends = np.searchsorted(codes[order], np.arange(1, len(names) + 1))
         for name, rows in zip(names, np.split(order, ends[:-1]), strict=True):
+            if not name:
+                data.notes.append(f"left out: {len(rows):,} rows without a name in column {form.id!r}")
+                continue
             label = None
             if labels is not None:
                 pairs = zip(labels[rows][::-1], rows[::-1], strict=True)
-                found = {one: int(row) for one, row in pairs if one.lower() not in _NO_LABEL}
+                found = {shown: int(row) for one, row in pairs if (shown := _label(one)) is not None}
                 if len(found) > 1:
                     first, second = list(found)[:2]
                     raise DataError(f"{table.place(max(found[first], found[second]), str(form.label))}: series {name}"
@@ -197,8 +211,10 @@ def _folder(path: Path, config: LabelledConfig, known: Format | None) -> Labelle
     """A series for each file. The sub-folders are the classes."""
     data = LabelledData(Format("files"), [], [], [])
     for file in nested_files(path):
+        if config.labels is not None and file.resolve() == config.labels.resolve():
+            continue
         table = read_table(file, config.header)
-        values = config.values or (known.values if known is not None else ())
+        values = config.values or (data.form if known is None else known).values
         time = config.time or named(table, TIMES, set(values))
         if not values:
             values = tuple(name for name in table.names if name != time and table.kind(name) == "number")
@@ -239,7 +255,7 @@ def _arrays(path: Path, config: LabelledConfig) -> LabelledData:
     form = Format("arrays", values=tuple(f"channel {place + 1}" for place in range(x.shape[2])))
     data = LabelledData(form, [], [], [], [f"{path.name}: X {x.shape}"])
     for place, values in enumerate(x):
-        length = len(values) if parts["lengths"] is None else int(parts["lengths"][place])
+        length = len(values) if parts["lengths"] is None else _length(parts["lengths"][place], len(values), path)
         values = np.where(np.isinf(values), np.nan, values)[:length]
         data.add(names[place], values, None if labels is None else labels[place], str(path), config)
     return data
@@ -247,19 +263,43 @@ def _arrays(path: Path, config: LabelledConfig) -> LabelledData:
 
 def _texts(array: NDArray[Any]) -> list[str]:
     """Whole numbers without a point, "" for NaN."""
-    if array.dtype.kind in "fc":
-        return ["" if np.isnan(one) else str(int(one)) if one == int(one) else str(one) for one in array.tolist()]
+    if array.dtype.kind == "S":
+        return [one.decode("utf-8", "replace").strip() for one in array.tolist()]
+    if array.dtype.kind == "f":
+        return ["" if np.isnan(one) else str(int(one)) if one.is_integer() else str(one) for one in array.tolist()]
     return [str(one).strip() for one in array.tolist()]
 
 
-def _label(data: LabelledData, config: LabelledConfig) -> None:
-    """Labels from a table of ids and labels."""
+def _length(given: Any, longest: int, path: Path) -> int:
+    if not 0 <= given <= longest or given != int(given):
+        raise DataError(f"{path}: lengths must be whole numbers from 0 to {longest}, the steps of X, got {given}")
+    return int(given)
+
+
+def _label_from_table(data: LabelledData, config: LabelledConfig) -> None:
+    """Labels from a table of ids, or names of files, and labels."""
     assert config.labels is not None
     table = read_table(config.labels, config.header)
     if len(table.names) < 2:
         raise DataError(f"{config.labels} needs two columns: names of the series, and their labels")
     label = named(table, LABELS, set()) or table.names[-1]
     name = named(table, (*IDS, "file", "filename"), {label}) or next(one for one in table.names if one != label)
-    known = {Path(one).stem: found for one, found in zip(table.text(name), table.text(label), strict=True)}
-    data.labels = [known.get(one, known.get(Path(one).stem)) or None for one in data.names]
+    known: dict[str, str] = {}
+    short: dict[str, set[str]] = {}  # without folders, of which several may have a file of the same name
+    for row, (one, given) in enumerate(zip(table.text(name), table.text(label), strict=True)):
+        found = _label(given)
+        if found is None:
+            continue
+        own = one[: -len(Path(one).suffix)] if Path(one).suffix.lower() in SUFFIXES else one
+        for key in {one, own}:
+            first = known.setdefault(key, found)
+            if first != found:
+                raise DataError(f"{table.place(row, label)}: series {one} has the labels {first!r} and {found!r}")
+        short.setdefault(Path(own).name, set()).add(found)
+    for place, one in enumerate(data.names):
+        fitting = {known[one]} if one in known else short.get(Path(one).name, set())
+        if len(fitting) > 1:
+            raise DataError(f"{config.labels} has several labels for {Path(one).name}: give names with folders in"
+                            f" column {name!r}, such as {one}")  # fmt: skip
+        data.labels[place] = next(iter(fitting), None)
     data.notes.append(f"labels: column {label!r} of {config.labels.name}, by column {name!r}")

@@ -218,9 +218,8 @@ def prepare(config: ClassifyConfig[Any], validated: bool) -> ClassifyTask:
                 f"{config.data.file}: no class has two series, so that none can be tested: give more series"
             )
     else:
-        other = labelled.load(
-            LabelledConfig(**{**asdict(config.data), "file": config.data.test_file, "test_file": None}), data.form
-        )
+        reading = LabelledConfig(**{**asdict(config.data), "file": config.data.test_file, "test_file": None})
+        other = labelled.load(reading, data.form, set(labels))
         if other.series[0].shape[1] != series[0].shape[1]:
             raise DataError(f"{config.data.test_file} has {other.series[0].shape[1]} channels, {config.data.file}"
                             f" {series[0].shape[1]}")  # fmt: skip
@@ -242,7 +241,8 @@ def prepare(config: ClassifyConfig[Any], validated: bool) -> ClassifyTask:
     counts = Counter(labels[: len(train)])
     if len(classes) < 2:
         raise DataError(f"{config.data.file} has only one class to train on, {classes[0]!r}: two or more are needed")
-    single = [one for one in classes if counts[one] == 1]
+    tested = set(labels[len(train) :])
+    single = [one for one in classes if counts[one] == 1 and one not in tested]
     if single:
         data.notes.append(f"classes with a single series, which is trained on and not tested: {', '.join(single[:8])}")
     shown = ", ".join(f"{one} ({counts[one]})" for one in classes[:12]) + (" …" if len(classes) > 12 else "")

@@ -39,7 +39,8 @@ class Settings:
         try:
             found = read_json(folder / SERIES)
             form = found["form"]
-            form = Format(form["layout"], form["id"], form["label"], form["time"], tuple(form["values"]))
+            form = Format(form["layout"], form["id"], form["label"], form["time"], tuple(form["values"]),
+                          tuple(form["left_out"]))  # fmt: skip
             return cls(form, int(found["channels"]), tuple(map(str, found["classes"])))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{folder / SERIES} is missing or damaged ({type(error).__name__}): copy it again") from None
@@ -74,7 +75,9 @@ def predict(folder: Path, config: LabelledConfig, file: Path) -> Predictions:
     model = plmu.load(folder / (MODEL if normalize is False else WHOLE))
     if not isinstance(model, Sequential):
         raise RunError(f"{folder} has no model of classify")
-    data = labelled.load(replace(config, file=file, test_file=None, labels=None), settings.form)
+    labels = None if config.labels is None else file / config.labels.name  # among the files of a folder
+    labels = labels if labels is not None and labels.is_file() else None
+    data = labelled.load(replace(config, file=file, test_file=None, labels=labels), settings.form, settings.classes)
     if data.series[0].shape[1] != settings.channels:
         raise DataError(f"{file} has {data.series[0].shape[1]} channels; the model was trained on {settings.channels}")
     x, lengths = padded(data.series, normalize)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NUMPY, PARQUET = (".npy", ".npz"), (".parquet", ".pq")
 TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat", ".data")
-_KNOWN = (*NUMPY, *PARQUET, *TEXT)
+SUFFIXES = (*NUMPY, *PARQUET, *TEXT)
 SHEETS = (".xls", ".xlsx", ".ods")
 _MARKS = sorted({form for mark in MISSING for form in (mark, mark.upper(), mark.capitalize())} | {"NaN"})
 
@@ -36,7 +36,7 @@ def table_files(path: Path) -> list[Path]:
         raise unreadable(error, path) from None
     found = _tables(path)
     if not found:
-        raise DataError(f"{path} has no tables: files that end in {', '.join(_KNOWN)}")
+        raise DataError(f"{path} has no tables: files that end in {', '.join(SUFFIXES)}")
     return found
 
 
@@ -45,13 +45,13 @@ def nested_files(path: Path) -> list[Path]:
     folders = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
     found = [file for one in [path, *folders] for file in _tables(one)]
     if not found:
-        raise DataError(f"{path} has no tables, nor have its sub-folders: files that end in {', '.join(_KNOWN)}")
+        raise DataError(f"{path} has no tables, nor have its sub-folders: files that end in {', '.join(SUFFIXES)}")
     return found
 
 
 def _tables(folder: Path) -> list[Path]:
     try:
-        return sorted(one for one in folder.iterdir() if one.suffix.lower() in _KNOWN and one.is_file())
+        return sorted(one for one in folder.iterdir() if one.suffix.lower() in SUFFIXES and one.is_file())
     except OSError as error:
         raise unreadable(error, folder) from None
 
@@ -149,7 +149,11 @@ def _from_csv(path: Path, layout: Layout) -> Table:
     def line(row: int) -> int:
         return _line(path, layout, row if rows is None else int(rows[row]))
 
-    return Table(path, frame, notes, line)
+    def written(name: str) -> pl.Series:
+        column = _read(path, layout, source, [name], pl.String)[name]
+        return column if rows is None else column.gather(rows)
+
+    return Table(path, frame, notes, line, written)
 
 
 def _source(path: Path, layout: Layout) -> Path | bytes:
