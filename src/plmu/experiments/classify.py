@@ -25,6 +25,7 @@ from plmu.data import labelled
 from plmu.data.files import DataError
 from plmu.data.labelled import LabelledConfig
 from plmu.estimators.classifier import SequenceClassifier
+from plmu.estimators.labelled import by_number
 from plmu.experiments import classify_report
 from plmu.experiments.base import Config, Experiment, Predictions
 from plmu.experiments.classify_run import Settings, predict, write_models
@@ -237,7 +238,7 @@ def prepare(config: ClassifyConfig[Any], validated: bool) -> ClassifyTask:
     train = [place for place in range(len(labels)) if place not in chosen]
     order = [*train, *test]
     series, labels = [series[i] for i in order], [labels[i] for i in order]
-    classes = sorted(set(labels[: len(train)]), key=_by_number)
+    classes = sorted(set(labels[: len(train)]), key=by_number)
     counts = Counter(labels[: len(train)])
     if len(classes) < 2:
         raise DataError(f"{config.data.file} has only one class to train on, {classes[0]!r}: two or more are needed")
@@ -295,11 +296,3 @@ def split(labels: list[str], share: float, generator: np.random.Generator) -> li
         own = generator.permutation([place for place, one in enumerate(labels) if one == label])
         found += own[: min(max(1, round(share * len(own))), len(own) - 1)].tolist()
     return sorted(found)
-
-
-def _by_number(label: str) -> tuple[bool, float, str]:
-    """Numbers in their order, then names."""
-    try:
-        return False, float(label), label
-    except ValueError:
-        return True, 0.0, label

@@ -54,8 +54,9 @@ def write_models(
     streaming: SequenceClassifier | None,
 ) -> None:
     """model.plmu, which takes samples as they come, and whole.plmu of whole series, where it is another."""
-    inputs = settings.form.values if settings.form.layout in ("rows", "files", "arrays") else ()
-    write_outputs(folder, Outputs(labels=settings.classes, inputs=inputs, time=settings.form.time or ""))
+    form = settings.form
+    inputs = form.values if form.layout in ("rows", "files", "arrays") else ()
+    write_outputs(folder, Outputs(labels=settings.classes, inputs=inputs, time=form.time or "", series=form.id or ""))
     write_json(folder / NORMALIZED, {"normalize": fitted.normalize_})
     if streaming is not None:
         plmu.save(network.cpu(), folder / WHOLE)
