@@ -116,3 +116,31 @@ def test_arrays_with_odd_labels_and_lengths(tmp_path: Path) -> None:
     for lengths in ([1, 2, -1], [1, 2, 5], [1.0, 2.0, np.nan]):
         np.savez(path, X=x, y=np.arange(3), lengths=np.array(lengths))
         assert "lengths must be whole numbers from 0 to 4" in refused(path)
+
+
+def test_a_channel_that_does_not_change_in_any_series_is_told(tmp_path: Path) -> None:
+    rows = "id,subject,x,label\na,1,5,up\na,1,6,up\nb,2,7,down\nb,2,7,down\n"
+    found = load(tmp_path / "f.csv", rows)
+    assert any("the same in all rows of a series: subject." in note for note in found.notes)
+    found = load(tmp_path / "f.csv", values=("x",))
+    assert not any("the same in all rows" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_header_that_counts_the_steps_is_no_series(tmp_path: Path, index: bool) -> None:
+    rows = ["0,1,2,label", "5.5,6,7,up", "3.5,2,1,down", "4.5,5,6,up"]
+    text = "\n".join(f"{place - 1 if place else ''},{row}" if index else row for place, row in enumerate(rows))
+    found = load(tmp_path / "f.csv", text + "\n")
+    assert found.labels == ["up", "down", "up"]
+    assert found.series[0][:, 0].tolist() == [5.5, 6, 7]
+    again = load(tmp_path / "g.csv", "1,2,3,up\n2,3,4,down\n4,3,2,up\n")  # a series that happens to count
+    assert again.labels == ["up", "down", "up"]
+
+
+def test_rows_without_a_time_are_left_out(tmp_path: Path) -> None:
+    for times in ("0123", ["2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04"]):
+        rows = [f"{name},{'' if name + when == 'a' + times[1] else when},{when[-1]},{name}\n" for name in "ab"
+                for when in times]  # fmt: skip
+        found = load(tmp_path / "f.csv", "id,time,x,label\n" + "".join(rows))
+        assert [len(one) for one in found.series] == [3, 4]
+        assert any("1 rows without a time in column 'time'" in note for note in found.notes)

@@ -214,6 +214,17 @@ def test_a_test_file_and_gradient_training(run: Path, tmp_path: Path, capsys: An
     assert f"accuracy {found['test']['accuracy']:.6g}" in capsys.readouterr().out
 
 
+def test_a_column_of_ids_named_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("odd.csv").write_text(written(series(12)).replace("series,", "class,", 1))
+    main(["train", "classify", "--data.file", "odd.csv", "--data.id", "class", "--data.label", "gesture", *SMALL])
+    capsys.readouterr()
+    main(["predict", "runs/classify-odd-seed0", "--data.file", "odd.csv"])
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows[0]["class"] == "s0"
+    assert {row["predicted class"] for row in rows} <= set(PERIODS)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -14,12 +13,11 @@ from numpy.typing import NDArray
 
 from plmu.data import archive
 from plmu.data.files import DataConfig, DataError
+from plmu.data.label_tables import label_from_table, shown_label
 from plmu.data.labelled_columns import IDS, LABELS, TIMES, Format, alike, find_format, named
-from plmu.data.tables import SUFFIXES, Table, nested_files, read_arrays, read_table
+from plmu.data.tables import Table, nested_files, read_arrays, read_table
 
 Numbers = NDArray[np.float64]
-_NO_LABEL = ("", "nan", "na", "n/a", "null", "?")
-_WHOLE = re.compile(r"([+-]?\d+)\.0*")
 _NOTES = 20
 
 
@@ -89,14 +87,7 @@ class LabelledData:
             self.counts["filled"] += int((~known).sum())
         self.names.append(name)
         self.series.append(values)
-        self.labels.append(_label(label))
-
-
-def _label(given: str | None) -> str | None:
-    """A label as it is shown: whole numbers without a point, and None for one that is missing."""
-    text = "" if given is None else given.strip()
-    whole = _WHOLE.fullmatch(text)
-    return None if text.lower() in _NO_LABEL else whole[1] if whole else text
+        self.labels.append(shown_label(label))
 
 
 def load(config: LabelledConfig, known: Format | None = None, classes: Collection[str] = ()) -> LabelledData:
@@ -124,7 +115,8 @@ def load(config: LabelledConfig, known: Format | None = None, classes: Collectio
     else:
         data = _table(read_table(path, config.header), config, known, classes)
     if config.labels is not None:
-        _label_from_table(data, config)
+        data.labels, note = label_from_table(data.names, config.labels, config.header)
+        data.notes.append(note)
     if known is not None and len(known.values) and known.layout != "wide" and data.series:
         width = data.series[0].shape[1]
         if width != len(known.values):
@@ -180,7 +172,9 @@ def _table(table: Table, config: LabelledConfig, known: Format | None, classes: 
         codes, names = table.codes(form.id)
         order = np.argsort(codes, kind="stable")
         if form.time is not None:
-            order = np.lexsort((table.times(form.time), codes))
+            times = table.times(form.time)
+            order = np.lexsort((times, codes))
+            order = _timed(order, times, form.time, data.notes)
         ends = np.searchsorted(codes[order], np.arange(1, len(names) + 1))
         for name, rows in zip(names, np.split(order, ends[:-1]), strict=True):
             if not name:
@@ -189,13 +183,17 @@ def _table(table: Table, config: LabelledConfig, known: Format | None, classes: 
             label = None
             if labels is not None:
                 pairs = zip(labels[rows][::-1], rows[::-1], strict=True)
-                found = {shown: int(row) for one, row in pairs if (shown := _label(one)) is not None}
+                found = {shown: int(row) for one, row in pairs if (shown := shown_label(one)) is not None}
                 if len(found) > 1:
                     first, second = list(found)[:2]
                     raise DataError(f"{table.place(max(found[first], found[second]), str(form.label))}: series {name}"
                                     f" has the labels {first!r} and {second!r}")  # fmt: skip
                 label = next(iter(found), None)
             data.add(name, values[rows], label, where, config)
+    fixed = [name for place, name in enumerate(form.values) if form.layout == "rows" and _fixed(data, place)]
+    if fixed:
+        data.notes.append(f"the same in all rows of a series: {', '.join(fixed)}. If it names series and is no"
+                          " measurement, leave it out by --data.values")  # fmt: skip
     shown = ", ".join(form.values[:6]) + (f" … ({len(form.values)})" if len(form.values) > 6 else "")
     if form.layout == "wide":
         data.notes.append(f"one series a row; steps: {shown}")
@@ -205,6 +203,22 @@ def _table(table: Table, config: LabelledConfig, known: Format | None, classes: 
     if form.label is not None:
         data.notes.append(f"labels: column {form.label!r}")
     return data
+
+
+def _timed(order: NDArray[np.intp], times: NDArray[Any], name: str, notes: list[str]) -> NDArray[np.intp]:
+    """Without the rows that have no time, whose place in a series is not known."""
+    absent = np.isnan(times[order]) if times.dtype.kind == "f" else np.isnat(times[order])
+    if absent.any():
+        notes.append(f"left out: {int(absent.sum()):,} rows without a time in column {name!r}")
+    kept: NDArray[np.intp] = order[~absent]
+    return kept
+
+
+def _fixed(data: LabelledData, channel: int) -> bool:
+    """Whether a channel differs between series, but not within one, as the number of a subject does."""
+    ends = {(float(one[:, channel].min()), float(one[:, channel].max())) for one in data.series}
+    long = any(len(one) > 1 for one in data.series)
+    return long and len(ends) > 1 and all(low == high for low, high in ends)
 
 
 def _folder(path: Path, config: LabelledConfig, known: Format | None) -> LabelledData:
@@ -222,7 +236,8 @@ def _folder(path: Path, config: LabelledConfig, known: Format | None) -> Labelle
             raise DataError(f"{file} has no columns of measurements: it has {', '.join(table.names[:8])}")
         rows = np.stack([table.numbers(name, config.bad) for name in values], axis=1)
         if time is not None:
-            rows = rows[np.argsort(table.times(time), kind="stable")]
+            times = table.times(time)
+            rows = rows[_timed(np.argsort(times, kind="stable"), times, time, table.notes)]
         if not data.form.values:
             data.form = Format("files", time=time, values=values)
             data.notes += table.notes[:1]
@@ -274,32 +289,3 @@ def _length(given: Any, longest: int, path: Path) -> int:
     if not 0 <= given <= longest or given != int(given):
         raise DataError(f"{path}: lengths must be whole numbers from 0 to {longest}, the steps of X, got {given}")
     return int(given)
-
-
-def _label_from_table(data: LabelledData, config: LabelledConfig) -> None:
-    """Labels from a table of ids, or names of files, and labels."""
-    assert config.labels is not None
-    table = read_table(config.labels, config.header)
-    if len(table.names) < 2:
-        raise DataError(f"{config.labels} needs two columns: names of the series, and their labels")
-    label = named(table, LABELS, set()) or table.names[-1]
-    name = named(table, (*IDS, "file", "filename"), {label}) or next(one for one in table.names if one != label)
-    known: dict[str, str] = {}
-    short: dict[str, set[str]] = {}  # without folders, of which several may have a file of the same name
-    for row, (one, given) in enumerate(zip(table.text(name), table.text(label), strict=True)):
-        found = _label(given)
-        if found is None:
-            continue
-        own = one[: -len(Path(one).suffix)] if Path(one).suffix.lower() in SUFFIXES else one
-        for key in {one, own}:
-            first = known.setdefault(key, found)
-            if first != found:
-                raise DataError(f"{table.place(row, label)}: series {one} has the labels {first!r} and {found!r}")
-        short.setdefault(Path(own).name, set()).add(found)
-    for place, one in enumerate(data.names):
-        fitting = {known[one]} if one in known else short.get(Path(one).name, set())
-        if len(fitting) > 1:
-            raise DataError(f"{config.labels} has several labels for {Path(one).name}: give names with folders in"
-                            f" column {name!r}, such as {one}")  # fmt: skip
-        data.labels[place] = next(iter(fitting), None)
-    data.notes.append(f"labels: column {label!r} of {config.labels.name}, by column {name!r}")

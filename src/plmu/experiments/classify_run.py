@@ -40,7 +40,7 @@ class Settings:
             found = read_json(folder / SERIES)
             form = found["form"]
             form = Format(form["layout"], form["id"], form["label"], form["time"], tuple(form["values"]),
-                          tuple(form["left_out"]))  # fmt: skip
+                          tuple(form.get("left_out", ())))  # fmt: skip
             return cls(form, int(found["channels"]), tuple(map(str, found["classes"])))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{folder / SERIES} is missing or damaged ({type(error).__name__}): copy it again") from None
@@ -84,7 +84,8 @@ def predict(folder: Path, config: LabelledConfig, file: Path) -> Predictions:
     x, lengths = padded(data.series, normalize)
     shares = torch.cat(list(over_blocks(model, x, lengths))).softmax(1)
     best = [settings.classes[i] for i in shares.argmax(1).tolist()]
-    columns: dict[str, Any] = {settings.form.id or "series": data.names, "class": best}
+    named = "class" if settings.form.id != "class" else "predicted class"
+    columns: dict[str, Any] = {settings.form.id or "series": data.names, named: best}
     for place, name in enumerate(settings.classes):
         columns[f"probability of {name}"] = [f"{one:.4f}" for one in shares[:, place].tolist()]
     pairs = [(one, other) for one, other in zip(data.labels, best, strict=True) if one is not None]
