@@ -179,3 +179,26 @@ def test_clocks_of_numbers() -> None:
     assert clock.times(np.array([5])) == ["1705"]
     with pytest.raises(ValueError, match="is not a time"):
         clock.step_of("soon")
+
+
+def test_a_series_whose_times_are_between_those_of_another_keeps_them(data: Any) -> None:
+    rows = [f"2024-01-01 {i:02d}:{minute},{name},{i}" for i in range(20) for name, minute in (("a", "00"), ("b", "30"))]
+    found = data("\n".join(["time,id,v", *rows, ""]), id="id", step=None)
+    _, other = found.pieces
+    assert other.values[:, 0].tolist() == list(range(20))
+    assert found.clock.times(np.array([other.start]), other.offset) == ["2024-01-01 00:30"]
+    assert not [note for note in found.notes if "moved" in note or "gaps" in note]
+
+
+def test_times_that_jitter_do_not_drift(data: Any) -> None:
+    apart = 60_000 * np.arange(2000) + np.random.default_rng(0).integers(-3000, 3000, 2000)
+    rows = [f"{time},{i}" for i, time in enumerate(np.datetime64("2024-01-01T00:00:00.000") + apart)]
+    found = data("\n".join(["time,v", *rows, ""]))
+    (piece,) = found.pieces
+    assert found.clock.told == "1 min"
+    assert piece.values[:, 0].tolist() == list(range(2000))
+
+
+def test_times_in_milliseconds_are_written_as_whole_numbers() -> None:
+    clock = Clock("numbers", 1711263600000.0, 300_001.0)
+    assert clock.times(np.array([1])) == ["1711263900001"]

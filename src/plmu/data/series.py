@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,6 +71,7 @@ class Piece:
     start: int  # the step of its first row
     values: Numbers  # (time, channels), without NaN
     measured: NDArray[np.bool_]  # (time, channels): False where a gap was filled
+    offset: float = 0.0  # of its times after those of the clock, in steps
 
     def __len__(self) -> int:
         return len(self.values)
@@ -181,13 +182,14 @@ def _pieces(one: _Raw, config: SeriesConfig, data: SeriesData) -> list[Piece]:
     if not known.any():
         return []
     last = len(known) - int(known[::-1].argmax())  # what comes after the last value is to be forecast
-    values = one.values[:last]
+    values, offset = one.values[:last], 0.0
     if one.times is None or data.clock.kind == "rows":
         steps: Steps = np.arange(last)
     else:
         if one.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
             raise DataError(f"the times of {config.file} are not written as those that the model was trained on")
-        steps = data.clock.steps(one.times[:last])
+        offset = data.clock.offset(one.times[:last])
+        steps = data.clock.steps(one.times[:last], offset)
         steps, values = _merged(steps, values, config, data)
     longest = 0 if config.missing == "split" else config.longest_gap
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
@@ -200,7 +202,7 @@ def _pieces(one: _Raw, config: SeriesConfig, data: SeriesData) -> list[Piece]:
     for rows in np.split(np.arange(len(steps)), breaks) if len(breaks) else [slice(None)]:
         found += _filled(one.name, steps[rows], values[rows], config, data)
     data.counts["split"] += len(breaks)
-    return found
+    return [replace(piece, offset=offset) for piece in found]
 
 
 def _merged(steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> tuple[Steps, Numbers]:
@@ -277,9 +279,9 @@ def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesC
             )
         data.notes.append(f"times: {max(100 * off, 0.1):.1f} % are off the grid and moved to the nearest step")
     if data.pieces:
-        start = min(one.start for one in data.pieces)
-        end = max(one.start + len(one) - 1 for one in data.pieces)
-        ends = clock.times(np.array([start, end]))
+        first = min(data.pieces, key=lambda one: one.start + one.offset)
+        last = max(data.pieces, key=lambda one: one.start + len(one) + one.offset)
+        ends = clock.times(np.array([first.start, last.start + len(last) - 1]), first.offset)
         data.notes.append(f"time: column {data.columns.time!r}, every {clock.told} from {ends[0]} to {ends[1]}")
 
 
