@@ -72,6 +72,8 @@ class ForecastConfig(Config[ModelConfig]):
             raise ValueError(f"horizon must be at least 1, got {', '.join(map(str, self.horizon))}")
         if not all(0 < level < 1 for level in self.intervals):
             raise ValueError(f"intervals must lie between 0 and 1, got {', '.join(map(str, self.intervals))}")
+        if self.refit and type(self.model) is not ClosedModel:
+            raise ValueError("refit is for --model closed: the other models are saved as they were tested")
         if not 0 <= self.backtest <= 100:
             raise ValueError(f"backtest must be between 0 and 100, got {self.backtest}")
 
@@ -137,7 +139,7 @@ class ForecastTask(Task):
         data, config, windows, settings = self.known
         several = len({one.name for one in data.pieces}) > 1
         limit = max(200, KEPT // (settings.horizon * len(self.scale)))
-        found = Intervals(tuple(sorted(config.intervals)), several, 1e-3 * self.scale)
+        found = Intervals(tuple(sorted(config.intervals)), several, settings.lookback, 1e-3 * self.scale)
         forecasts = [(model_method(model), self.origins("valid", limit))]
         if len(self.valid[0]) < FEW * settings.horizon and isinstance(model, LookbackForecast):
             forecasts += self.rolled

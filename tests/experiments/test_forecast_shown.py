@@ -1,0 +1,63 @@
+"""What forecasts say: intervals of short series, digits, the plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from forecasts import written
+
+from plmu.experiments.forecast import Forecast
+from plmu.experiments.forecast_models import GradientModel
+from plmu.experiments.forecast_report import plot_forecasts
+from plmu.experiments.forecast_run import _written
+from plmu.experiments.forecast_scores import Intervals
+from plmu.experiments.forecast_task import ForecastConfig, ForecastTask
+from plmu.training.config import TrainingConfig
+
+
+def test_rows_that_fill_a_short_window_do_not_narrow_its_interval() -> None:
+    found = Intervals((0.8,), True, 50, torch.zeros(1))
+    short = torch.randn(1, 1, 10, generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([short[..., :1].expand(-1, -1, 40), short], dim=-1)
+    alone = Intervals((0.8,), True, 10, torch.zeros(1)).spread(short)
+    torch.testing.assert_close(found.spread(padded, torch.tensor([10])), alone)
+    longer = torch.cat([torch.full((1, 1, 30), 9.0), padded], dim=-1)  # the seasonal baseline may need more rows
+    torch.testing.assert_close(found.spread(longer), found.spread(padded))
+
+
+def test_an_interval_of_a_single_row_is_a_number() -> None:
+    found = Intervals((0.8,), True, 1, torch.full((1,), 0.5))
+    assert found.spread(torch.ones(2, 1, 1)).tolist() == [[[0.5]], [[0.5]]]
+
+
+def test_small_changes_of_large_values_are_written() -> None:
+    assert _written(torch.tensor([1e12 + 0.5], dtype=torch.float64), 1e12) == ["1000000000000.5"]
+    assert _written(torch.tensor([1 / 3], dtype=torch.float64), 0.0) == ["0.333333333"]
+
+
+def test_only_the_closed_form_is_fitted_again() -> None:
+    with pytest.raises(ValueError, match="refit is for --model closed"):
+        ForecastConfig(GradientModel(), TrainingConfig(), refit=True)
+
+
+def test_the_legend_is_above_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "load.csv").write_text(written())
+    experiment = Forecast()
+    config = experiment.defaults("closed")
+    config.data.file = tmp_path / "load.csv"  # type: ignore[attr-defined]
+    task = experiment.task(config)
+    assert isinstance(task, ForecastTask)
+    model = experiment.build(config, task)
+    with monkeypatch.context() as patch:
+        patch.setattr(plt, "close", lambda *_: None)
+        plot_forecasts(tmp_path / "forecast.png", task, model, task.intervals(model))
+    figure = plt.gcf()
+    axis = figure.axes[0]
+    legend = axis.get_legend()
+    assert legend is not None
+    assert legend.get_window_extent().y0 >= axis.get_window_extent().y1
+    assert legend.get_window_extent().y1 <= axis.title.get_window_extent().y0
+    plt.close(figure)
