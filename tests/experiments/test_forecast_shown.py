@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 from forecasts import written
+from torch import nn
 
 from plmu.experiments.forecast import Forecast
 from plmu.experiments.forecast_models import GradientModel
@@ -16,6 +18,16 @@ from plmu.experiments.forecast_run import _written
 from plmu.experiments.forecast_scores import Intervals
 from plmu.experiments.forecast_task import ForecastConfig, ForecastTask
 from plmu.training.config import TrainingConfig
+
+
+def fitted(folder: Path, content: str) -> tuple[ForecastTask, nn.Module]:
+    (folder / "load.csv").write_text(content)
+    experiment = Forecast()
+    config = experiment.defaults("closed")
+    config.data.file = folder / "load.csv"  # type: ignore[attr-defined]
+    task = experiment.task(config)
+    assert isinstance(task, ForecastTask)
+    return task, experiment.build(config, task)
 
 
 def test_rows_that_fill_a_short_window_do_not_narrow_its_interval() -> None:
@@ -44,13 +56,7 @@ def test_only_the_closed_form_is_fitted_again() -> None:
 
 
 def test_the_legend_is_above_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "load.csv").write_text(written())
-    experiment = Forecast()
-    config = experiment.defaults("closed")
-    config.data.file = tmp_path / "load.csv"  # type: ignore[attr-defined]
-    task = experiment.task(config)
-    assert isinstance(task, ForecastTask)
-    model = experiment.build(config, task)
+    task, model = fitted(tmp_path, written())
     with monkeypatch.context() as patch:
         patch.setattr(plt, "close", lambda *_: None)
         plot_forecasts(tmp_path / "forecast.png", task, model, task.intervals(model))
@@ -61,3 +67,15 @@ def test_the_legend_is_above_the_lines(tmp_path: Path, monkeypatch: pytest.Monke
     assert legend.get_window_extent().y0 >= axis.get_window_extent().y1
     assert legend.get_window_extent().y1 <= axis.title.get_window_extent().y0
     plt.close(figure)
+
+
+def test_intervals_of_a_small_series_are_small(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = ["time,shop,sales"]
+    for day in range(200):
+        sizes = {"small": 0.001, "large": 1000.0}
+        rows += [f"{np.datetime64('2024-01-01') + day},{shop},{size * rng.normal()}" for shop, size in sizes.items()]
+    task, model = fitted(tmp_path, "\n".join([*rows, ""]))
+    floor = task.intervals(model).floor
+    assert float(floor[0]) < 1e-5
+    assert task.scores(model, task.test)["in_80_%_interval"] < 0.9

@@ -146,7 +146,8 @@ def predict(folder: Path, config: SeriesConfig, file: Path) -> Predictions:
 def _phase(model: LookbackForecast, window: torch.Tensor) -> int:
     """Where in the season the last row of a window (channels, time) is."""
     scale = model.season_pattern.square().mean(0).sqrt().clamp(min=1e-30)
-    return aligned(window.mT / scale, model.season_pattern / scale) + window.shape[1] - 1
+    own = window.std(1, correction=0).clamp(min=1e-30)  # series have amplitudes of their own
+    return aligned(window.mT / own, model.season_pattern / scale) + window.shape[1] - 1
 
 
 def _written(values: torch.Tensor, level: float) -> list[str]:

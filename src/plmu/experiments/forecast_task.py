@@ -139,13 +139,24 @@ class ForecastTask(Task):
         data, config, windows, settings = self.known
         several = len({one.name for one in data.pieces}) > 1
         limit = max(200, KEPT // (settings.horizon * len(self.scale)))
-        found = Intervals(tuple(sorted(config.intervals)), several, settings.lookback, 1e-3 * self.scale)
+        found = Intervals(tuple(sorted(config.intervals)), several, settings.lookback, self.smallest_change)
         forecasts = [(model_method(model), self.origins("valid", limit))]
         if len(self.valid[0]) < FEW * settings.horizon and isinstance(model, LookbackForecast):
             forecasts += self.rolled
         if sum(len(origins) for _, origins in forecasts) < LEAST:
             forecasts.append((model_method(model), self.origins("train", limit)))
         return fill_intervals(found, forecasts, windows, self.length, settings.horizon)
+
+    @property
+    def smallest_change(self) -> Tensor:
+        """(channels,): below which the changes in a window count as none: a thousandth of the smallest series'
+        standard deviation in the training rows."""
+        past: dict[str, list[Any]] = {}
+        for one, (a, _) in zip(self.known[0].pieces, self.cuts, strict=True):
+            past.setdefault(one.name, []).append(one.values[:a])
+        spreads = np.array([np.concatenate(rows).std(axis=0) for rows in past.values() if sum(map(len, rows)) > 1])
+        varying = np.where(spreads > 1e-9 * self.scale.numpy(), spreads, np.inf).min(axis=0)
+        return 1e-3 * torch.tensor(np.where(np.isfinite(varying), varying, self.scale.numpy()), dtype=torch.float32)
 
     @cached_property
     def rolled(self) -> list[tuple[Method, Tensor]]:
@@ -267,7 +278,7 @@ def fitted(
     first = [a for a, _ in task.cuts]
     if everything or until:
         first = series.first_rows(data, ends, 1 - VALIDATED)
-    rows, kept, starts = [], [], []
+    rows, kept, starts, names = [], [], [], []
     for one, begin, end in zip(data.pieces, first, ends, strict=True):
         if end < 1:
             continue
@@ -275,7 +286,8 @@ def fitted(
         rows.append(one.values[:end])
         kept.append(own if own >= settings.horizon else 0)
         starts.append(one.start)
-    return found.fit(rows, starts=starts, validation_rows=kept)
+        names.append(one.name)
+    return found.fit(rows, starts=starts, validation_rows=kept, names=names)
 
 
 def lstm_of(settings: Settings, model: LSTMModel) -> WindowLSTM:
