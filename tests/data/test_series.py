@@ -137,6 +137,8 @@ def test_a_column_that_begins_late_is_told(data: Any) -> None:
 
 
 def test_values_that_are_too_large(data: Any) -> None:
+    with pytest.raises(DataError, match=r"line 3, column 'v': 1e\+24 is too large"):
+        data("t,v\n1,2\n2,1e24\n3,4\n")
     with pytest.raises(DataError, match=r"line 3, column 'v': 1e\+300 is too large"):
         data("t,v\n1,1\n2,1e300\n3,2\n")
 
@@ -202,3 +204,11 @@ def test_times_that_jitter_do_not_drift(data: Any) -> None:
 def test_times_in_milliseconds_are_written_as_whole_numbers() -> None:
     clock = Clock("numbers", 1711263600000.0, 300_001.0)
     assert clock.times(np.array([1])) == ["1711263900001"]
+
+
+def test_another_rate_than_that_of_training_is_told(data: Any, tmp_path: Path) -> None:
+    known = data(hours(count=60))
+    days = "\n".join(["time,v", *(f"2024-02-{i:02d},{i}" for i in range(1, 20)), ""])
+    (tmp_path / "days.csv").write_text(days)
+    found = load(SeriesConfig(file=tmp_path / "days.csv"), (known.columns, known.clock))
+    assert "times: rows are 1 d apart, those of the model's training 1 h" in found.notes

@@ -11,6 +11,7 @@ import torch
 from forecasts import written
 from torch import nn
 
+from plmu.data.files import DataError
 from plmu.experiments.forecast import Forecast
 from plmu.experiments.forecast_models import GradientModel
 from plmu.experiments.forecast_report import plot_forecasts
@@ -79,3 +80,9 @@ def test_intervals_of_a_small_series_are_small(tmp_path: Path) -> None:
     floor = task.intervals(model).floor
     assert float(floor[0]) < 1e-5
     assert task.scores(model, task.test)["in_80_%_interval"] < 0.9
+
+
+def test_a_column_that_varies_too_little_is_refused(tmp_path: Path) -> None:
+    rows = [f"{i},{1e-24 * np.sin(i)}" for i in range(100)]
+    with pytest.raises(DataError, match=r"column 'v' of .* varies by 7e-25, too little to compute with: multiply it"):
+        fitted(tmp_path, "\n".join(["t,v", *rows, ""]))

@@ -11,14 +11,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.data.clock import Clock, Steps, find_clock
+from plmu.data.clock import DAY, Clock, Steps, find_clock
 from plmu.data.columns import Columns, find_columns
 from plmu.data.files import DataConfig, DataError
 from plmu.data.tables import Table, read_tables
 
 Numbers = NDArray[np.float64]
 _NOTES = 20  # of further files
-_LARGEST = 1e30  # values of which squares and sums are still numbers in float64, and differences in float32
+_LARGEST = 1e15  # values of which sums of squares are still numbers in float32
 _BROKEN = 0.1  # share of long gaps, above which the times cannot be meant as a grid
 
 
@@ -115,6 +115,7 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None) -> Se
     times = [one.times for one in raw if one.times is not None and len(one.times)]
     if known is not None:
         clock = known[1]
+        _note_other_rate(clock, times, notes)
     else:
         clock = find_clock(times, config.step) if times and config.irregular != "rows" else Clock()
     data = SeriesData(columns, clock, [], notes)
@@ -266,6 +267,18 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
             held[:] = held[np.maximum.accumulate(np.where(seen, at, 0))]
     data.counts["filled"] += absent_rows
     return [Piece(name, int(steps[0]), grid, measured)]
+
+
+def _note_other_rate(clock: Clock, times: Sequence[NDArray[Any]], notes: list[str]) -> None:
+    """Say that rows are not as far apart as those of training, which is no fault but seldom meant."""
+    several = [one for one in times if len(one) > 2]
+    if not several or clock.kind == "rows" or (several[0].dtype.kind == "f") != (clock.kind == "numbers"):
+        return
+    own = find_clock(several)
+    usual = {"months": 30.4 * DAY, "weekdays": float(DAY)}
+    ratio = own.step * usual.get(own.kind, 1.0) / (clock.step * usual.get(clock.kind, 1.0))
+    if not 0.6 < ratio < 1.6:
+        notes.append(f"times: rows are {own.told} apart, those of the model's training {clock.told}")
 
 
 def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesConfig) -> None:

@@ -45,6 +45,7 @@ KEPT = 2**22  # errors that are held to find intervals
 FEW, FOLDS = 30, 4  # horizons in the validation rows, below which intervals come from so many other fits, too
 LEAST = 50  # windows, below which errors on the training rows count, too
 VALIDATED = 0.2  # share of the rows to choose by, of fits for intervals and backtests, and of the final refit
+_SMALLEST = 1e-15  # standard deviation of which squares are still numbers in float32
 TRAINED = 50_000  # windows that are trained on by gradients
 
 ModelConfig = TypeVar("ModelConfig")
@@ -205,6 +206,11 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
     everything = np.concatenate(past)
     mean, spread = everything.mean(axis=0), everything.std(axis=0)
     scale = np.where(spread > 1e-12 * np.maximum(np.abs(mean), 1e-300), spread, 1.0)
+    for name, one in zip(data.columns.values, scale.tolist(), strict=True):
+        if one < _SMALLEST:
+            raise DataError(
+                f"column {name!r} of {config.data.file} varies by {one:.1g}, too little to compute with: multiply it"
+            )
     season = config.model.season
     if season is None:
         season = period([torch.tensor(((one - mean) / scale).T, dtype=torch.float32) for one in past])
