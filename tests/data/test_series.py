@@ -212,3 +212,12 @@ def test_another_rate_than_that_of_training_is_told(data: Any, tmp_path: Path) -
     (tmp_path / "days.csv").write_text(days)
     found = load(SeriesConfig(file=tmp_path / "days.csv"), (known.columns, known.clock))
     assert "times: rows are 1 d apart, those of the model's training 1 h" in found.notes
+
+
+def test_the_order_of_day_and_month_is_that_of_training(data: Any, tmp_path: Path) -> None:
+    days = np.datetime64("2024-01-01") + np.arange(60)
+    known = data("\n".join(["date,v", *(f"{d.item():%d/%m/%Y},{i}" for i, d in enumerate(days)), ""]))
+    assert known.clock.step_of("03/02/2024") == 33
+    (tmp_path / "one.csv").write_text("date,v\n05/03/2024,1\n")
+    (piece,) = load(SeriesConfig(file=tmp_path / "one.csv"), (known.columns, known.clock)).pieces
+    assert piece.start == 64

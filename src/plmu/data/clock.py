@@ -32,6 +32,7 @@ class Clock:
         step: of one step: a number, microseconds or months.
         ends: whether months are written as their last days.
         whole: whether a time belongs to the step that has begun, rather than to the nearest.
+        day_first: whether 2/1/2024 is the second of January; None where dates are not written so.
     """
 
     kind: Kind = "rows"
@@ -39,6 +40,7 @@ class Clock:
     step: float = 1.0
     ends: bool = False
     whole: bool = False
+    day_first: bool | None = None
 
     def steps(self, times: NDArray[Any], offset: float = 0.0) -> Steps:
         """The step of each time, of datetime64[us] or of numbers; `offset` is that of their series."""
@@ -71,7 +73,7 @@ class Clock:
 
         from plmu.data.tables import dates
 
-        made, wrong, _ = dates.parse(pl.Series([time]))
+        made, wrong, _ = dates.parse(pl.Series([time]), self.day_first)
         if len(wrong) or made.has_nulls():
             raise ValueError(f"{time[:60]!r} is not a date or time")
         return int(self.steps(made.to_numpy().astype("datetime64[us]"))[0])

@@ -106,6 +106,8 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None) -> Se
         raise DataError("give your data as --data.file: a CSV, Parquet or NumPy file, or a folder of them")
     tables = read_tables(config.file, config.header)
     columns = known[0] if known is not None else find_columns(tables, config)
+    if known is not None and config.day_first is None:
+        config = replace(config, day_first=known[1].day_first)  # a few dates may not tell
     raw = [one for table in tables for one in _raw(table, columns, config, len(tables) > 1)]
     notes = list(dict.fromkeys(tables[0].notes))
     if len(tables) > 1:
@@ -118,6 +120,9 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None) -> Se
         _note_other_rate(clock, times, notes)
     else:
         clock = find_clock(times, config.step) if times and config.irregular != "rows" else Clock()
+        if columns.time is not None and clock.kind != "rows":
+            told = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
+            clock = replace(clock, day_first=told)
     data = SeriesData(columns, clock, [], notes)
     for one in raw:
         data.pieces += _pieces(one, config, data)
