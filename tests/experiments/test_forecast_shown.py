@@ -16,7 +16,7 @@ from plmu.experiments.forecast import Forecast
 from plmu.experiments.forecast_models import GradientModel
 from plmu.experiments.forecast_report import plot_forecasts
 from plmu.experiments.forecast_run import _written
-from plmu.experiments.forecast_scores import Intervals
+from plmu.experiments.forecast_scores import Intervals, model_method
 from plmu.experiments.forecast_task import ForecastConfig, ForecastTask
 from plmu.training.config import TrainingConfig
 
@@ -47,8 +47,9 @@ def test_an_interval_of_a_single_row_is_a_number() -> None:
 
 
 def test_small_changes_of_large_values_are_written() -> None:
-    assert _written(torch.tensor([1e12 + 0.5], dtype=torch.float64), 1e12) == ["1000000000000.5"]
-    assert _written(torch.tensor([1 / 3], dtype=torch.float64), 0.0) == ["0.333333333"]
+    values = torch.tensor([[1e12 + 0.5], [1 / 3]], dtype=torch.float64)
+    level = torch.tensor([[1e12], [0.0]], dtype=torch.float64)
+    assert _written(values, level) == ["1000000000000.5", "0.333333333"]
 
 
 def test_only_the_closed_form_is_fitted_again() -> None:
@@ -86,3 +87,22 @@ def test_a_column_that_varies_too_little_is_refused(tmp_path: Path) -> None:
     rows = [f"{i},{1e-24 * np.sin(i)}" for i in range(100)]
     with pytest.raises(DataError, match=r"column 'v' of .* varies by 7e-25, too little to compute with: multiply it"):
         fitted(tmp_path, "\n".join(["t,v", *rows, ""]))
+
+
+def test_series_at_different_levels_keep_their_digits(tmp_path: Path) -> None:
+    wave = np.sin(2 * np.pi * np.arange(200) / 7)
+    days = np.datetime64("2024-01-01") + np.arange(200)
+    rows = [
+        f"{day},{name},{level + value}"
+        for name, level in (("a", 0.0), ("b", 1e9))
+        for day, value in zip(days, wave, strict=True)
+    ]
+    task, model = fitted(tmp_path, "\n".join(["time,id,v", *rows, ""]))
+    _, _, windows, settings = task.known
+    assert settings.season == 7
+    low, high = windows.values[0, :200], windows.values[0, 200:]
+    torch.testing.assert_close(low, high, atol=1e-6, rtol=0)
+    a, b = windows.take(torch.tensor([150, 350]), task.length, settings.horizon).windows
+    steps = torch.tensor([150, 150])
+    forecast = model_method(model)(torch.stack([a, b]), steps)
+    torch.testing.assert_close(forecast[0], forecast[1], atol=1e-4, rtol=0)

@@ -89,7 +89,7 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
     drawing = pyplot()
     figure, axes = drawing.subplots(len(names), 1, figsize=(9, 1.2 + 2.4 * len(names)), sharex=True, squeeze=False)
     for channel, (axis, name) in enumerate(zip(axes[:, 0], names, strict=True)):
-        level = float(windows.level[channel])
+        level = float(windows.level[piece, channel])
         axis.plot(
             axis_values, windows.values[channel, rows].double() + level, color="0.25", linewidth=1, label="measured"
         )

@@ -4,7 +4,6 @@ far measured values were from forecasts."""
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +118,7 @@ def predict(folder: Path, config: SeriesConfig, file: Path) -> Predictions:
             rows = torch.tensor([len(piece) for piece in last[len(forecasts) * batch :][:batch]])
             spreads.append(intervals.spread(one.windows, rows).expand(len(some), model.channels, 1))
             forecasts.append(model.read(one.windows, steps % max(model.season, 1)))
-    ahead = torch.cat(forecasts).double() + windows.level[:, None]  # (series, channels, horizon)
+    ahead = torch.cat(forecasts).double() + windows.level[:, :, None]  # (series, channels, horizon)
     spread = torch.cat(spreads)
     columns: dict[str, Any] = {}
     if settings.id is not None or len({one.name for one in last}) > 1:
@@ -131,7 +130,7 @@ def predict(folder: Path, config: SeriesConfig, file: Path) -> Predictions:
         time for some in times for time in some
     ]
     for channel, name in enumerate(settings.values):
-        origin = float(windows.level[channel])
+        origin = windows.level[:, channel, None]
         columns[name] = _written(ahead[:, channel], origin)
         for place, level in enumerate(intervals.levels):
             for side, quantiles in (("low", intervals.low), ("high", intervals.high)):
@@ -150,8 +149,8 @@ def _phase(model: LookbackForecast, window: torch.Tensor) -> int:
     return aligned(window.mT / own, model.season_pattern / scale) + window.shape[1] - 1
 
 
-def _written(values: torch.Tensor, level: float) -> list[str]:
-    """With nine digits, and with more where values differ little from the level."""
-    ratio = float(values.abs().max() / (values - level).abs().max().clamp(min=1e-300))
-    digits = min(15, 9 + math.floor(math.log10(max(ratio, 1.0))))
-    return [f"{value:.{digits}g}" for value in values.flatten().tolist()]
+def _written(values: torch.Tensor, level: torch.Tensor) -> list[str]:
+    """Values (series, horizon) with nine digits, and with more where they differ little from the level (series, 1)."""
+    ratios = values.abs().amax(1) / (values - level).abs().amax(1).clamp(min=1e-300)
+    digits = (9 + ratios.clamp(1.0, 1e15).log10().floor()).clamp(max=15).int().tolist()
+    return [f"{value:.{count}g}" for row, count in zip(values.tolist(), digits, strict=True) for value in row]

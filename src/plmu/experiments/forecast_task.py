@@ -118,14 +118,14 @@ class ForecastTask(Task):
     @cached_property
     def baselines(self) -> dict[str, Method]:
         """Last value, seasonal last value, a linear map of the window, and an LSTM if asked for."""
-        data, config, windows, settings = self.known
+        data, config, _, settings = self.known
         found: dict[str, Method] = {"last value": last_value(settings.horizon)}
         if settings.season:
             found["seasonal last value"] = seasonal_value(settings.horizon, settings.season)
         linear = WindowLinear(len(self.scale), settings.horizon, settings.lookback)
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
         for one, (a, b) in zip(data.pieces, self.cuts, strict=True):
-            rows = torch.from_numpy((one.values - windows.level.numpy()).T.astype(np.float32))
+            rows = torch.from_numpy((one.values - one.values[0]).T.astype(np.float32))
             parts[0].append(rows[:, :a])
             parts[1].append(rows[:, max(0, a - settings.lookback) : b])
         linear.fit(*parts, self.scale)
@@ -213,7 +213,8 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
             )
     season = config.model.season
     if season is None:
-        season = period([torch.tensor(((one - mean) / scale).T, dtype=torch.float32) for one in past])
+        own = [(one - one.mean(axis=0)) / scale for one in past if len(one)]
+        season = period([torch.tensor(one.T, dtype=torch.float32) for one in own])
     given = config.model.lookback
     if given is not None and given > room:
         raise DataError(f"--model.lookback must be at most {room} for so many training rows, got {given}")
