@@ -106,3 +106,4 @@ def test_series_at_different_levels_keep_their_digits(tmp_path: Path) -> None:
     steps = torch.tensor([150, 150])
     forecast = model_method(model)(torch.stack([a, b]), steps)
     torch.testing.assert_close(forecast[0], forecast[1], atol=1e-4, rtol=0)
+    assert float(task.scale[0]) == pytest.approx(wave[:140].std(), rel=1e-6)  # and not the distance of the levels

@@ -203,8 +203,14 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
             f"{config.data.file} has {longest:,} consecutive row{'s' * (longest > 1)}, too few to forecast {horizon}"
             f" step{'s' * (horizon > 1)} ahead: give at least {needed:,}{fewer}{_done(data)}"
         )
-    everything = np.concatenate(past)
-    mean, spread = everything.mean(axis=0), everything.std(axis=0)
+    series_rows: dict[str, list[Any]] = {}
+    for one, rows in zip(data.pieces, past, strict=True):
+        series_rows.setdefault(one.name, []).append(rows)
+    # Series may be at different levels, of which the difference is no measure of an error.
+    together = [np.concatenate(rows) for rows in series_rows.values() if sum(map(len, rows))]
+    mean = sum(rows.sum(axis=0) for rows in together) / sum(map(len, together))
+    squares = sum(((rows - rows.mean(axis=0)) ** 2).sum(axis=0) for rows in together)
+    spread = np.sqrt(squares / sum(map(len, together)))
     scale = np.where(spread > 1e-12 * np.maximum(np.abs(mean), 1e-300), spread, 1.0)
     for name, one in zip(data.columns.values, scale.tolist(), strict=True):
         if one < _SMALLEST:
