@@ -264,19 +264,21 @@ def _from_parquet(path: Path) -> Table:
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path} is not a Parquet file that can be read ({str(error).splitlines()[0]})") from None
-    kept, dropped = [], []
+    kept, dropped, zoned = [], [], []
     for column in frame:
         kind = column.dtype
         if kind.is_numeric() or kind == pl.Boolean or kind == pl.Null:
             kept.append(column.cast(pl.Float64))
         elif kind in (pl.Date, pl.Datetime):
             made = column.cast(pl.Datetime("us", getattr(kind, "time_zone", None)))
+            if getattr(kind, "time_zone", None) not in (None, "UTC"):
+                zoned.append(f"column {column.name!r}: time zones converted to UTC")
             kept.append(made.dt.convert_time_zone("UTC").dt.replace_time_zone(None) if made.dtype.time_zone else made)  # type: ignore[attr-defined]
         elif kind in (pl.String, pl.Categorical, pl.Enum):
             kept.append(column.cast(pl.String))
         else:
             dropped.append(column.name)
-    notes = [f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else []
+    notes = [*zoned, *([f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else [])]
     if not kept:
         raise DataError(f"{path} has no columns of numbers, times or text")
     return Table(path, pl.DataFrame(kept), notes)

@@ -153,6 +153,13 @@ class Table:
         self._times[name, day_first] = found
         return found
 
+    def day_first(self, name: str) -> bool | None:
+        """Whether the dates of a column are written as 31/1/2024; None where there are no such dates."""
+        import polars as pl
+
+        column = self._column(name)
+        return dates.order(column) if column.dtype == pl.String and self.kind(name) == "time" else None
+
     def text(self, name: str) -> NDArray[np.object_]:
         """A column as text: whole numbers without a point, and "" where a cell is empty or NaN."""
         codes, labels = self.codes(name)
