@@ -22,7 +22,7 @@ from plmu.experiments.forecast_scores import Intervals
 from plmu.experiments.forecast_windows import Windows
 from plmu.experiments.outputs import Outputs
 from plmu.experiments.outputs import write as write_outputs
-from plmu.nn.forecast import LookbackForecast
+from plmu.nn import LookbackForecast
 from plmu.systems import DelayNetwork
 from plmu.training.errors import RunError
 from plmu.training.results import read_json, write_json

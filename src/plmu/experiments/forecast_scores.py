@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from plmu.estimators.windows import STRENGTHS, Part, Ridge, Sums, best_ridge
+from plmu.estimators.windows import STRENGTHS, Part, Ridge, Standard, Sums, best_ridge
 from plmu.experiments.forecast_windows import Windows
-from plmu.nn.forecast import LookbackForecast, Standard
+from plmu.nn import LookbackForecast
 
 Method = Callable[[Tensor, Tensor], Tensor]  # windows (some, channels, length) and steps (some,) to forecasts
 _LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to

@@ -33,7 +33,7 @@ from plmu.experiments.forecast_scores import (
     seasonal_value,
 )
 from plmu.experiments.forecast_windows import Windows
-from plmu.nn.forecast import LookbackForecast
+from plmu.nn import LookbackForecast
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.task import Batch, Task
