@@ -56,3 +56,27 @@ def test_windows_and_what_follows_them() -> None:
         ForecastWindows(np.zeros(6), 8, 4)
     with pytest.raises(IndexError, match="3 windows"):
         data[3]
+    with pytest.raises(ValueError, match="lookback must be a whole number"):
+        ForecastWindows(np.zeros(20), 2.5, 4)  # type: ignore[arg-type]
+
+
+def test_classes_have_the_order_of_the_command_line(tmp_path: Path) -> None:
+    rows = "".join(f"s{place},{step},{place % 3}.5,{label}\n" for place, label in enumerate(["9", "10", "11", "2"])
+                   for step in range(3))  # fmt: skip
+    (tmp_path / "own.csv").write_text("id,t,x,label\n" + rows)
+    data = LabelledSeries.from_file(tmp_path / "own.csv")
+    assert data.classes == ["2", "9", "10", "11"]
+    assert data.numbers == [1, 2, 3, 0]
+    assert LabelledSeries([[1.0], [2.0]], [10, 9]).classes == [9, 10]
+    for labels in ([None, "a"], [np.nan, 1.0], [[1], [2]]):
+        with pytest.raises(ValueError, match="labels must be a number or a name for each series"):
+            LabelledSeries([[1.0], [2.0]], labels)
+
+
+def test_options_of_a_file_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("id,t,xy,label\na,0,1,u\na,1,1,u\nb,0,2,v\nb,1,2,v\n")
+    with pytest.raises(ValueError, match="missing must be one of 'linear', 'hold', 'raise', got 'zero'"):
+        LabelledSeries.from_file(tmp_path / "own.csv", missing="zero")
+    (tmp_path / "labels.csv").write_text("id,label\na,up\nb,down\n")
+    data = LabelledSeries.from_file(tmp_path / "own.csv", labels=str(tmp_path / "labels.csv"), values="xy")
+    assert data.classes == ["down", "up"]

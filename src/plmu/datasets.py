@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from plmu.arguments import suggestion
+from plmu.estimators.labelled import by_number
 
 
 class LabelledSeries(Dataset[tuple[Tensor, int]]):
@@ -27,10 +28,11 @@ class LabelledSeries(Dataset[tuple[Tensor, int]]):
         labels: the label of each series: numbers or names.
 
     Attributes:
-        classes: the different labels in their order; the numbers count them.
+        classes: the different labels, numbers in their order, then names; the numbers count them.
 
     Raises:
-        ValueError: there are not as many labels as series, or a series has no steps, NaN, or other channels.
+        ValueError: there are not as many labels as series, one is missing, or a series has no steps, NaN, or other
+            channels.
     """
 
     def __init__(self, series: Sequence[Any], labels: Sequence[Any]) -> None:
@@ -40,9 +42,14 @@ class LabelledSeries(Dataset[tuple[Tensor, int]]):
         widths = sorted({one.shape[1] for one in self.series})
         if len(widths) > 1:
             raise ValueError(f"series must have equally many channels, got {widths}")
-        classes, numbers = np.unique(np.asarray(labels), return_inverse=True)
-        self.classes: list[Any] = classes.tolist()
-        self.numbers: list[int] = numbers.tolist()
+        given = np.asarray(labels)
+        if given.ndim != 1 or any(one is None or one != one for one in given.tolist()):
+            raise ValueError("labels must be a number or a name for each series, without NaN or None")
+        try:
+            self.classes: list[Any] = sorted(set(given.tolist()), key=by_number)
+        except TypeError:
+            raise ValueError("labels must be of one kind: all numbers, or all names") from None
+        self.numbers: list[int] = [self.classes.index(one) for one in given.tolist()]
 
     @classmethod
     def from_file(cls, path: str | Path, **options: Any) -> LabelledSeries:
@@ -52,14 +59,19 @@ class LabelledSeries(Dataset[tuple[Tensor, int]]):
             path: CSV, Parquet, NumPy, .ts or .arff file, or a folder.
             options: of the data, by the names that `plmu train classify --help` gives: `label="class"`, `id="case"`.
         """
-        from dataclasses import fields
-
         from plmu.data import labelled
 
-        known = [one.name for one in fields(labelled.LabelledConfig)]
-        for name in options:
-            if name not in known:
-                raise TypeError(f"there is no option {name!r} of data{suggestion(name, known)}")
+        kinds = get_type_hints(labelled.LabelledConfig)
+        for name, value in options.items():
+            if name not in kinds:
+                raise TypeError(f"there is no option {name!r} of data{suggestion(name, list(kinds))}")
+            if get_origin(kinds[name]) is Literal and value not in get_args(kinds[name]):
+                allowed = ", ".join(map(repr, get_args(kinds[name])))
+                raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
+        if options.get("labels") is not None:
+            options["labels"] = Path(options["labels"])
+        if isinstance(options.get("values"), str):
+            options["values"] = (options["values"],)
         found = labelled.load(labelled.LabelledConfig(**{**options, "file": Path(path)}))
         return cls(found.series, [str(label) for label in found.labels])
 
@@ -93,8 +105,8 @@ class ForecastWindows(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, series: Any, lookback: int, horizon: int) -> None:
         for name, value in (("lookback", lookback), ("horizon", horizon)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         several = isinstance(series, list | tuple) and bool(series) and np.ndim(series[0]) > 0
         self.series = [_series(one, f"series[{i}]") for i, one in enumerate(series if several else [series])]
         self.lookback, self.horizon = lookback, horizon

@@ -124,7 +124,7 @@ def stream_parser() -> Parser:
         " numbers with commas between them (a line of names may come first), JSON, or text for a model of text. Printed"
         " are numbers with commas between them; or a class and its probability; or each word with the sentiment so far,"
         " from 0 (negative) to 1 (positive); or each token with the probability that a language model gave it."
-        " An empty line starts another sequence.",
+        " An empty line starts another sequence, and so does another name in the column that names series.",
     )
     parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
     parser.add_argument("--input", type=Path, help="file to read (standard input)")
@@ -148,6 +148,7 @@ def stream(words: list[str]) -> None:
         from plmu.experiments.stream_lines import Options, show
 
         options = Options(given.missing, given.state, given.on_error, given.json)
+        _tell_of_other_model(given.run)
         try:
             if given.input is None:
                 show(given.run, sys.stdin, options)
@@ -158,6 +159,16 @@ def stream(words: list[str]) -> None:
             return
         except UnicodeDecodeError as error:
             raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def _tell_of_other_model(run: Path) -> None:
+    """Say on standard error where `plmu predict` has a better model than one that takes samples as they come."""
+    if run.is_dir() and (run / "whole.plmu").is_file():
+        print(
+            "this is the model for samples as they come: `plmu predict` has another, which normalises whole series, and"
+            " may give other classes",
+            file=sys.stderr,
+        )
 
 
 @contextmanager
@@ -209,6 +220,7 @@ def serve(words: list[str]) -> None:
         limits = Limits(given.sessions, given.message_bytes, given.samples, given.rate, given.idle)
         token = given.token or os.environ.get("PLMU_TOKEN") or None
         options = Options(given.host, given.port, token, given.states, given.missing, given.width, limits=limits)
+        _tell_of_other_model(given.run)
         run_server(given.run, options, lambda address: print(f"plmu serves {given.run} at {address}", flush=True))
 
 
@@ -237,6 +249,7 @@ def export(words: list[str]) -> None:
     from plmu.exports import AccuracyWarning
 
     more = {name: value for name in ("units", "dt") if (value := given.pop(name)) is not None}
+    _tell_of_other_model(given["run"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AccuracyWarning)  # the report has it
         print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))

@@ -147,7 +147,7 @@ def test_other_files_are_read_alike(tmp_path: Path) -> None:
     assert found.labels == [None]
     assert found.series[0].tolist() == [[2, 1], [4, 3]]
     form = load(tmp_path / "a.tsv", "1\t5\t6\t7\n2\t1\t2\t3\n1\t3\t2\t1\n2\t1\t2\t3\n").form
-    for rows, labels in (("1\t5\t6\t7\t8\n", ["1"]), ("5\t6\t7\n", [None])):  # longer; without labels
+    for rows, labels in (("1\t5\t6\t7\t8\n", ["1"]), ("1\t5\t6\n", ["1"]), ("5\t6\t7\n", [None])):  # longer, shorter
         (tmp_path / "b.tsv").write_text(rows)
-        found = labelled.load(LabelledConfig(file=tmp_path / "b.tsv"), form)
-        assert (found.labels, found.series[0][:3, 0].tolist()) == (labels, [5, 6, 7])
+        found = labelled.load(LabelledConfig(file=tmp_path / "b.tsv"), form, ("1", "2"))
+        assert (found.labels, found.series[0][:2, 0].tolist()) == (labels, [5, 6])

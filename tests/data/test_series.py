@@ -137,6 +137,8 @@ def test_a_column_that_begins_late_is_told(data: Any) -> None:
 
 
 def test_values_that_are_too_large(data: Any) -> None:
+    with pytest.raises(DataError, match=r"line 3, column 'v': 1e\+24 is too large"):
+        data("t,v\n1,2\n2,1e24\n3,4\n")
     with pytest.raises(DataError, match=r"line 3, column 'v': 1e\+300 is too large"):
         data("t,v\n1,1\n2,1e300\n3,2\n")
 
@@ -179,3 +181,43 @@ def test_clocks_of_numbers() -> None:
     assert clock.times(np.array([5])) == ["1705"]
     with pytest.raises(ValueError, match="is not a time"):
         clock.step_of("soon")
+
+
+def test_a_series_whose_times_are_between_those_of_another_keeps_them(data: Any) -> None:
+    rows = [f"2024-01-01 {i:02d}:{minute},{name},{i}" for i in range(20) for name, minute in (("a", "00"), ("b", "30"))]
+    found = data("\n".join(["time,id,v", *rows, ""]), id="id", step=None)
+    _, other = found.pieces
+    assert other.values[:, 0].tolist() == list(range(20))
+    assert found.clock.times(np.array([other.start]), other.offset) == ["2024-01-01 00:30"]
+    assert not [note for note in found.notes if "moved" in note or "gaps" in note]
+
+
+def test_times_that_jitter_do_not_drift(data: Any) -> None:
+    apart = 60_000 * np.arange(2000) + np.random.default_rng(0).integers(-3000, 3000, 2000)
+    rows = [f"{time},{i}" for i, time in enumerate(np.datetime64("2024-01-01T00:00:00.000") + apart)]
+    found = data("\n".join(["time,v", *rows, ""]))
+    (piece,) = found.pieces
+    assert found.clock.told == "1 min"
+    assert piece.values[:, 0].tolist() == list(range(2000))
+
+
+def test_times_in_milliseconds_are_written_as_whole_numbers() -> None:
+    clock = Clock("numbers", 1711263600000.0, 300_001.0)
+    assert clock.times(np.array([1])) == ["1711263900001"]
+
+
+def test_another_rate_than_that_of_training_is_told(data: Any, tmp_path: Path) -> None:
+    known = data(hours(count=60))
+    days = "\n".join(["time,v", *(f"2024-02-{i:02d},{i}" for i in range(1, 20)), ""])
+    (tmp_path / "days.csv").write_text(days)
+    found = load(SeriesConfig(file=tmp_path / "days.csv"), (known.columns, known.clock))
+    assert "times: rows are 1 d apart, those of the model's training 1 h" in found.notes
+
+
+def test_the_order_of_day_and_month_is_that_of_training(data: Any, tmp_path: Path) -> None:
+    days = np.datetime64("2024-01-01") + np.arange(60)
+    known = data("\n".join(["date,v", *(f"{d.item():%d/%m/%Y},{i}" for i, d in enumerate(days)), ""]))
+    assert known.clock.step_of("03/02/2024") == 33
+    (tmp_path / "one.csv").write_text("date,v\n05/03/2024,1\n")
+    (piece,) = load(SeriesConfig(file=tmp_path / "one.csv"), (known.columns, known.clock)).pieces
+    assert piece.start == 64

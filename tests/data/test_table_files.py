@@ -200,3 +200,14 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         read_tables(tmp_path / "no.csv")
     with pytest.raises(DataError, match="has no tables"):
         read_tables(tmp_path)
+
+
+def test_times_of_a_zone_in_a_parquet_file_are_told(tmp_path: Path) -> None:
+    import polars as pl
+
+    times = pl.Series("t", np.array(["2024-07-01T12:00"], dtype="datetime64[us]"))
+    times = times.dt.replace_time_zone("Europe/Berlin")
+    pl.DataFrame({"t": times, "v": [1]}).write_parquet(tmp_path / "a.parquet")
+    table = read_table(tmp_path / "a.parquet")
+    assert table.times("t")[0] == np.datetime64("2024-07-01T10:00")
+    assert "column 't': time zones converted to UTC" in table.notes

@@ -130,3 +130,34 @@ def test_constant_and_very_short_series() -> None:
     classifier = plmu.SequenceClassifier().fit(x, [0, 0, 0, 1, 1, 1])
     assert classifier.score(x, [0, 0, 0, 1, 1, 1]) == 1
     assert np.isfinite(classifier.predict_proba([np.ones(1), np.ones(3)])).all()
+
+
+def test_a_score_needs_a_label_for_each_series() -> None:
+    x, y = waves(30)
+    fitted = plmu.SequenceClassifier(projections=4, thresholds=2).fit(x, y)
+    with pytest.warns(UserWarning, match="column-vector"):
+        assert fitted.score(x, y[:, None]) == fitted.score(x, y)
+    for labels in (y[:1], y[:5]):
+        with pytest.raises(ValueError, match="one label for each of the 30 series"):
+            fitted.score(x, labels)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("windows", 9), ("windows", []), ("windows", [0]), ("strengths", []), ("strengths", [-1.0]), ("normalize", [1, 2]),
+     ("random_state", None)],
+)  # fmt: skip
+def test_options_are_checked(option: str, value: object) -> None:
+    x, y = waves(6)
+    with pytest.raises(ValueError, match=f"{option} must be"):
+        plmu.SequenceClassifier(**{option: value}).fit(x, y)  # type: ignore[arg-type]
+
+
+def test_frames_with_columns_in_another_order_are_refused() -> None:
+    import polars as pl
+
+    frames = [pl.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]}), pl.DataFrame({"b": [3.0, 4.0], "a": [1.0, 2.0]})]
+    with pytest.raises(ValueError, match=r"same columns: X\[0\] has \['a', 'b'\]"):
+        plmu.SequenceClassifier().fit(frames, [0, 1])
+    with pytest.raises(ValueError, match="labels of one kind"):
+        plmu.SequenceClassifier().fit(frames[:1] * 2, [None, "a"])

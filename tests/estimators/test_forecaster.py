@@ -188,11 +188,12 @@ def test_series_of_a_list_share_a_clock() -> None:
     together = plmu.Forecaster(6, lookback=30, season=24).fit(parts)
     assert known.validation_["mse"] < together.validation_["mse"]
     pattern = known.model.season_pattern[:, 0]
+    pattern = pattern * (10 / pattern.max())  # of several series each has its own amplitude
     expected = torch.tensor(10 * np.sin(2 * np.pi * np.arange(24) / 24), dtype=torch.float32)
     assert float((pattern - expected).abs().max()) < 1.5
-    with pytest.raises(ValueError, match="starts must have a number for each of the 2 series, got 1"):
+    with pytest.raises(ValueError, match="starts must have one value for each of the 2 series, got 1"):
         plmu.Forecaster(6).fit(parts, starts=[0])
-    with pytest.raises(ValueError, match="validation_rows must have a number for each"):
+    with pytest.raises(ValueError, match="validation_rows must have one value for each"):
         plmu.Forecaster(6).fit(parts, validation_rows=[60])
 
 
@@ -209,3 +210,25 @@ def test_a_stream_may_begin_anywhere_in_the_season() -> None:
         torch.tensor(wave[107:150, None], dtype=torch.float32)[None], forecaster.model.state_at(107)
     )
     torch.testing.assert_close(out[0, -1], ahead)
+
+
+def test_series_of_different_size_have_seasons_of_their_size() -> None:
+    k, rng = np.arange(254), np.random.default_rng(0)
+    course = 10 + 3 * np.sin(2 * np.pi * k / 7)
+    small, large = course + rng.standard_normal(254), 1000 * (course + rng.standard_normal(254))
+    fitted = plmu.Forecaster(14, lookback=28, season=7).fit([small[:240], large[:240]])
+    assert fitted.model.season == 7
+    for series, unit in ((small, 1.0), (large, 1000.0), (20 * large, 20_000.0)):
+        error = fitted.predict(series[:240], start=0) - unit * course[240:]
+        assert np.sqrt(np.mean(error**2)) < unit  # the noise
+
+
+def test_parts_of_one_series_have_one_scale() -> None:
+    k, rng = np.arange(400), np.random.default_rng(0)
+    load = 10 * np.sin(2 * np.pi * k / 12) + rng.standard_normal(400)
+    parts = [load[:200], load[200:]]
+    one, two = (
+        plmu.Forecaster(6, lookback=24, season=12).fit(parts, starts=[0, 200], names=names) for names in ("aa", "ab")
+    )
+    assert [tried["amplitude"] for tried in one.validation_["tried"]] == [None, 0.3, 3.0]
+    assert [tried["amplitude"] for tried in two.validation_["tried"]] == [None, 0.0]

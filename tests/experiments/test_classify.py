@@ -143,6 +143,23 @@ def test_it_streams_and_exports_with_names_of_classes(run: Path, tmp_path: Path,
     assert all(name in str(metadata) for name in PERIODS)
 
 
+def test_a_stream_of_several_series_begins_anew_at_each(run: Path, capsys: Any) -> None:
+    lines = written(series(2, seed=2), labels=False).splitlines(keepends=True)
+    apart = []
+    for name in ("s0", "s1"):
+        out = io.StringIO()
+        show(run, [lines[0], *(line for line in lines if line.startswith(f"{name},"))], Options(), out)
+        apart.append(out.getvalue())
+    out = io.StringIO()
+    show(run, lines, Options(), out)
+    assert out.getvalue() == "\n".join(apart)  # an empty line between them
+    with pytest.raises(ValueError, match="series s0 has ended"):
+        show(run, [*lines, lines[1]], Options(), io.StringIO())
+    Path("stream.csv").write_text("".join(lines[:4]))
+    main(["stream", str(run), "--input", "stream.csv"])
+    assert "`plmu predict` has another" in capsys.readouterr().err
+
+
 def test_it_is_served_with_names_of_classes(run: Path) -> None:
     client_of = pytest.importorskip("starlette.testclient").TestClient
     server = make_server(deployed.load(run), ServeOptions())
@@ -197,6 +214,17 @@ def test_a_test_file_and_gradient_training(run: Path, tmp_path: Path, capsys: An
     assert f"accuracy {found['test']['accuracy']:.6g}" in capsys.readouterr().out
 
 
+def test_a_column_of_ids_named_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("odd.csv").write_text(written(series(12)).replace("series,", "class,", 1))
+    main(["train", "classify", "--data.file", "odd.csv", "--data.id", "class", "--data.label", "gesture", *SMALL])
+    capsys.readouterr()
+    main(["predict", "runs/classify-odd-seed0", "--data.file", "odd.csv"])
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows[0]["class"] == "s0"
+    assert {row["predicted class"] for row in rows} <= set(PERIODS)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -219,14 +247,14 @@ def test_single_series_single_steps_and_gaps_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = [*series(12), ("rare", np.ones((1, 2)))]
+    found = [*series(12), ("rare", np.ones((1, 2))), ("pair", np.ones((40, 2))), ("pair", np.zeros((40, 2)))]
     text = written(found).replace("s0,0.02,", "s0,0.02,nan,1,circle\ns0,0.03,", 1)
     Path("odd.csv").write_text(text)
     main(["train", "classify", "--data.file", "odd.csv", *SMALL[:-1]])
     out = capsys.readouterr().out
-    assert "classes with a single series, which is trained on and not tested: rare" in out
+    assert "classes with a single series, which is trained on and not tested: rare\n" in out
     assert "gaps: 1 missing values joined linearly" in out
-    assert "13 of 1 to" in out
+    assert "15 of 1 to" in out
 
 
 def test_the_split_keeps_a_series_of_each_class() -> None:

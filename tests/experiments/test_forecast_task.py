@@ -106,7 +106,7 @@ def test_intervals_are_quantiles_of_errors() -> None:
     pieces = [Piece("", 0, np.stack([np.zeros(99), errors.numpy()], 1).reshape(-1, 1), np.ones((198, 1), bool))]
     windows = Windows.of(pieces)
     origins = torch.arange(0, 198, 2)
-    found = Intervals((0.8,), False, torch.zeros(1))
+    found = Intervals((0.8,), False, 1, torch.zeros(1))
     filled = fill_intervals(found, [(last_value(1), origins)], windows, 1, 1)
     assert (float(filled.low), float(filled.high)) == (9 - 30, 89 - 30)
     above = fill_intervals(found, [(lambda w, s: w - 100, origins)], windows, 1, 1)

@@ -46,6 +46,23 @@ def review_classifier() -> nn.Module:
     return imdb_pretrained.build(model, None, WORDS, task)
 
 
+def forecaster() -> nn.Module:
+    """Fitted, with a season."""
+    t = np.arange(600)
+    values = np.sin(2 * np.pi * t / 24) + 0.3 * np.random.default_rng(0).standard_normal(600)
+    model: nn.Module = plmu.Forecaster(horizon=12, lookback=96, season=24).fit(values).model
+    return model
+
+
+def sequence_classifier() -> nn.Module:
+    """Fitted, as it streams."""
+    labels = np.arange(24) % 3
+    noise = np.random.default_rng(0).standard_normal((24, 60, 2))
+    series = np.sin(2 * np.pi * np.arange(60)[None, :, None] / (7 + 4 * labels[:, None, None])) + 0.5 * noise
+    model: nn.Module = plmu.SequenceClassifier(projections=8, thresholds=4, normalize=False).fit(series, labels).model
+    return model
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "mackey-glass plmu": lambda: built(MackeyGlass(), "plmu", torch.randn(32, 200, 1)),
     "mackey-glass lmu": lambda: built(MackeyGlass(), "lmu"),
@@ -60,6 +77,8 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "imdb plmu": lambda: text_classifier("plmu"),
     "imdb deep": lambda: text_classifier("deep"),
     "imdb scratch": review_classifier,
+    "forecaster": forecaster,
+    "sequence classifier": sequence_classifier,
 }
 SHORT = ("mackey-glass plmu", "imdb plmu")
 

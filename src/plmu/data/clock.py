@@ -18,6 +18,8 @@ MICROSECONDS["w"] = 7 * MICROSECONDS["d"]
 MONTHS = {"mo": 1, "q": 3, "y": 12}
 DAY = MICROSECONDS["d"]
 _NEAR = 0.01  # of a step: a time that is so close to the grid is on it
+_SAMPLE = 10_000  # times that tell the offset of a series
+_TOGETHER = 0.9  # length of the mean direction of times on the circle of a step, above which they are regular
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Clock:
         step: of one step: a number, microseconds or months.
         ends: whether months are written as their last days.
         whole: whether a time belongs to the step that has begun, rather than to the nearest.
+        day_first: whether 2/1/2024 is the second of January; None where dates are not written so.
     """
 
     kind: Kind = "rows"
@@ -38,17 +41,28 @@ class Clock:
     step: float = 1.0
     ends: bool = False
     whole: bool = False
+    day_first: bool | None = None
 
-    def steps(self, times: NDArray[Any]) -> Steps:
-        """The step of each time: of datetime64[us], or of numbers."""
+    def steps(self, times: NDArray[Any], offset: float = 0.0) -> Steps:
+        """The step of each time, of datetime64[us] or of numbers; `offset` is that of their series."""
         if self.kind == "months":
             months = times.astype("datetime64[M]").astype(np.int64) - _month(self.first)
             return months // int(self.step)
         if self.kind == "weekdays":
             days = times.astype("datetime64[D]")
             return np.busday_count(_day(self.first), days).astype(np.int64)
-        place = (_plain(times) - self.first) / self.step
-        return (np.floor(place + _NEAR) if self.whole else np.rint(place)).astype(np.int64)
+        place = (_plain(times) - self.first) / self.step - offset
+        return np.floor(place + (_NEAR if self.whole else 0.5)).astype(np.int64)
+
+    def offset(self, times: NDArray[Any]) -> float:
+        """By what part of a step all times of a series are after the grid, from -0.5 to 0.5; 0 for irregular times."""
+        if self.kind not in ("numbers", "time") or self.whole or not len(times):
+            return 0.0
+        some = times[:: max(1, len(times) // _SAMPLE)]
+        place = (_plain(some) - self.first) / self.step
+        mean = np.exp(2j * np.pi * (place - np.rint(place))).mean()
+        found = float(np.angle(mean)) / (2 * np.pi)
+        return found if abs(mean) > _TOGETHER and abs(found) > _NEAR else 0.0
 
     def step_of(self, time: str) -> int:
         """The step of one time, as text. ValueError: it is none."""
@@ -61,24 +75,27 @@ class Clock:
 
         from plmu.data.tables import dates
 
-        made, wrong, _ = dates.parse(pl.Series([time]))
+        made, wrong, _ = dates.parse(pl.Series([time]), self.day_first)
         if len(wrong) or made.has_nulls():
             raise ValueError(f"{time[:60]!r} is not a date or time")
         return int(self.steps(made.to_numpy().astype("datetime64[us]"))[0])
 
     def off_grid(self, times: NDArray[Any]) -> float:
-        """The share of times that are not on the grid."""
+        """The share of times of a series that are not at equal steps."""
         if self.kind in ("rows", "months", "weekdays") or self.whole or not len(times):
             return 0.0
-        place = (_plain(times) - self.first) / self.step
+        place = (_plain(times) - self.first) / self.step - self.offset(times)
         return float(np.mean(np.abs(place - np.rint(place)) > _NEAR))
 
-    def times(self, steps: Steps) -> list[str]:
-        """Steps as text: as the file writes numbers, else as dates."""
+    def times(self, steps: Steps, offset: float = 0.0) -> list[str]:
+        """Steps of a series with this offset, as text: as the file writes numbers, else as dates."""
         if self.kind == "rows":
             return [str(step) for step in steps.tolist()]
         if self.kind == "numbers":
-            return [f"{self.first + self.step * step:.12g}" for step in steps.tolist()]
+            numbers = self.first + self.step * (steps + offset)
+            nearest = np.rint(numbers)
+            whole = bool((np.abs(numbers - nearest) <= 1e-6 * self.step).all()) or (offset and self.step >= 1000)
+            return [str(int(one)) for one in nearest.tolist()] if whole else [f"{one:.12g}" for one in numbers.tolist()]
         if self.kind == "months":
             months = (_month(self.first) + steps * int(self.step)).astype("datetime64[M]")
             within = int(self.first) - int(_micro(np.datetime64(_month(self.first), "M")))
@@ -91,7 +108,9 @@ class Clock:
             days = np.busday_offset(_day(self.first), steps, roll="forward")
             stamps = days.astype("datetime64[us]") + np.timedelta64(int(self.first) % DAY, "us")
         else:
-            stamps = np.rint(self.first + self.step * steps).astype(np.int64).astype("datetime64[us]")
+            unit = 1 if not offset else 1000 if self.step < MICROSECONDS["min"] else 10**6  # of a mean of offsets
+            micros = np.rint((self.first + self.step * (steps + offset)) / unit).astype(np.int64) * unit
+            stamps = micros.astype("datetime64[us]")
         return _written(stamps)
 
     @property
@@ -135,7 +154,7 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
     if not dates:
         return Clock("numbers", origin, median)
     if median < DAY:
-        return Clock("time", origin, median)
+        return Clock("time", origin, _rounded(median, apart))
     every = np.unique(np.concatenate([one.astype("datetime64[D]") for one in groups]))
     for months, (low, high) in {1: (27.9, 31.1), 3: (89.5, 92.6), 12: (364.5, 366.5)}.items():
         if low * DAY <= median <= high * DAY and len(every) > 2 and apart.min() >= low * DAY:
@@ -143,7 +162,17 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
             return Clock("months", origin, float(months), bool(following.all()))
     if median == DAY and len(every) >= 10 and np.is_busday(every).all():
         return Clock("weekdays", origin, 1.0)
-    return Clock("time", origin, median)
+    return Clock("time", origin, _rounded(median, apart))
+
+
+def _rounded(median: float, apart: NDArray[np.float64]) -> float:
+    """The roundest length of time that the median distance of jittering times cannot be told from."""
+    jitter = float(np.median(np.abs(apart - median)))  # the error of the median is 1.9 of it by the root of the count
+    tolerance = min(6 * jitter / len(apart) ** 0.5, _NEAR * median)
+    for size in reversed(MICROSECONDS.values()):
+        if (near := round(median / size) * size) and abs(near - median) <= tolerance:
+            return float(near)
+    return median
 
 
 def _given(step: str, dates: bool, origin: float) -> Clock:

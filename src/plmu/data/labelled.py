@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,11 @@ from numpy.typing import NDArray
 
 from plmu.data import archive
 from plmu.data.files import DataConfig, DataError
+from plmu.data.label_tables import label_from_table, shown_label
 from plmu.data.labelled_columns import IDS, LABELS, TIMES, Format, alike, find_format, named
 from plmu.data.tables import Table, nested_files, read_arrays, read_table
 
 Numbers = NDArray[np.float64]
-_NO_LABEL = ("", "nan", "na", "n/a", "null")
 _NOTES = 20
 
 
@@ -86,15 +87,16 @@ class LabelledData:
             self.counts["filled"] += int((~known).sum())
         self.names.append(name)
         self.series.append(values)
-        self.labels.append(None if label is None or label.strip().lower() in _NO_LABEL else label)
+        self.labels.append(shown_label(label))
 
 
-def load(config: LabelledConfig, known: Format | None = None) -> LabelledData:
+def load(config: LabelledConfig, known: Format | None = None, classes: Collection[str] = ()) -> LabelledData:
     """The series of the configuration's file.
 
     Args:
         config: the file and how to read it.
         known: the format of the data that a model was trained on, to read other data alike. Labels may be missing then.
+        classes: the labels of that data.
 
     Raises:
         DataError: there is no file, or something in it is at fault.
@@ -111,9 +113,10 @@ def load(config: LabelledConfig, known: Format | None = None) -> LabelledData:
     elif path.suffix.lower() == ".npz":
         data = _arrays(path, config)
     else:
-        data = _table(read_table(path, config.header), config, known)
+        data = _table(read_table(path, config.header), config, known, classes)
     if config.labels is not None:
-        _label(data, config)
+        data.labels, note = label_from_table(data.names, config.labels, config.header)
+        data.notes.append(note)
     if known is not None and len(known.values) and known.layout != "wide" and data.series:
         width = data.series[0].shape[1]
         if width != len(known.values):
@@ -150,12 +153,12 @@ def _finish(data: LabelledData, config: LabelledConfig, needed: bool) -> None:
     data.notes.append(f"series: {len(lengths):,} of {steps} steps, {width} channel{'s' * (width > 1)}")
 
 
-def _table(table: Table, config: LabelledConfig, known: Format | None) -> LabelledData:
+def _table(table: Table, config: LabelledConfig, known: Format | None, classes: Collection[str]) -> LabelledData:
     form = known or find_format(table, config)
     if form.layout not in ("rows", "wide"):
         raise DataError(f"{table.path} is a table; the model was trained on {form.layout}: give a file of that kind")
     if known is not None:
-        form = alike(table, known, config)
+        form = alike(table, known, config, classes)
     data = LabelledData(form, [], [], [], table.notes)
     values = np.stack([table.numbers(name, config.bad) for name in form.values], axis=1)
     labels = None if form.label is None else table.text(form.label)
@@ -163,25 +166,34 @@ def _table(table: Table, config: LabelledConfig, known: Format | None) -> Labell
     if form.layout == "wide":
         names = [str(row + 1) for row in range(table.rows)] if form.id is None else table.text(form.id).tolist()
         for row, name in enumerate(names):
-            data.add(name, values[row][:, None], None if labels is None else labels[row], where, config)
+            data.add(name or str(row + 1), values[row][:, None], None if labels is None else labels[row], where, config)
     else:
         assert form.id is not None
         codes, names = table.codes(form.id)
         order = np.argsort(codes, kind="stable")
         if form.time is not None:
-            order = np.lexsort((table.times(form.time), codes))
+            times = table.times(form.time)
+            order = np.lexsort((times, codes))
+            order = _timed(order, times, form.time, data.notes)
         ends = np.searchsorted(codes[order], np.arange(1, len(names) + 1))
         for name, rows in zip(names, np.split(order, ends[:-1]), strict=True):
+            if not name:
+                data.notes.append(f"left out: {len(rows):,} rows without a name in column {form.id!r}")
+                continue
             label = None
             if labels is not None:
                 pairs = zip(labels[rows][::-1], rows[::-1], strict=True)
-                found = {one: int(row) for one, row in pairs if one.lower() not in _NO_LABEL}
+                found = {shown: int(row) for one, row in pairs if (shown := shown_label(one)) is not None}
                 if len(found) > 1:
                     first, second = list(found)[:2]
                     raise DataError(f"{table.place(max(found[first], found[second]), str(form.label))}: series {name}"
                                     f" has the labels {first!r} and {second!r}")  # fmt: skip
                 label = next(iter(found), None)
             data.add(name, values[rows], label, where, config)
+    fixed = [name for place, name in enumerate(form.values) if form.layout == "rows" and _fixed(data, place)]
+    if fixed:
+        data.notes.append(f"the same in all rows of a series: {', '.join(fixed)}. If it names series and is no"
+                          " measurement, leave it out by --data.values")  # fmt: skip
     shown = ", ".join(form.values[:6]) + (f" … ({len(form.values)})" if len(form.values) > 6 else "")
     if form.layout == "wide":
         data.notes.append(f"one series a row; steps: {shown}")
@@ -193,12 +205,30 @@ def _table(table: Table, config: LabelledConfig, known: Format | None) -> Labell
     return data
 
 
+def _timed(order: NDArray[np.intp], times: NDArray[Any], name: str, notes: list[str]) -> NDArray[np.intp]:
+    """Without the rows that have no time, whose place in a series is not known."""
+    absent = np.isnan(times[order]) if times.dtype.kind == "f" else np.isnat(times[order])
+    if absent.any():
+        notes.append(f"left out: {int(absent.sum()):,} rows without a time in column {name!r}")
+    kept: NDArray[np.intp] = order[~absent]
+    return kept
+
+
+def _fixed(data: LabelledData, channel: int) -> bool:
+    """Whether a channel differs between series, but not within one, as the number of a subject does."""
+    ends = {(float(one[:, channel].min()), float(one[:, channel].max())) for one in data.series}
+    long = any(len(one) > 1 for one in data.series)
+    return long and len(ends) > 1 and all(low == high for low, high in ends)
+
+
 def _folder(path: Path, config: LabelledConfig, known: Format | None) -> LabelledData:
     """A series for each file. The sub-folders are the classes."""
     data = LabelledData(Format("files"), [], [], [])
     for file in nested_files(path):
+        if config.labels is not None and file.resolve() == config.labels.resolve():
+            continue
         table = read_table(file, config.header)
-        values = config.values or (known.values if known is not None else ())
+        values = config.values or (data.form if known is None else known).values
         time = config.time or named(table, TIMES, set(values))
         if not values:
             values = tuple(name for name in table.names if name != time and table.kind(name) == "number")
@@ -206,7 +236,8 @@ def _folder(path: Path, config: LabelledConfig, known: Format | None) -> Labelle
             raise DataError(f"{file} has no columns of measurements: it has {', '.join(table.names[:8])}")
         rows = np.stack([table.numbers(name, config.bad) for name in values], axis=1)
         if time is not None:
-            rows = rows[np.argsort(table.times(time), kind="stable")]
+            times = table.times(time)
+            rows = rows[_timed(np.argsort(times, kind="stable"), times, time, table.notes)]
         if not data.form.values:
             data.form = Format("files", time=time, values=values)
             data.notes += table.notes[:1]
@@ -239,7 +270,7 @@ def _arrays(path: Path, config: LabelledConfig) -> LabelledData:
     form = Format("arrays", values=tuple(f"channel {place + 1}" for place in range(x.shape[2])))
     data = LabelledData(form, [], [], [], [f"{path.name}: X {x.shape}"])
     for place, values in enumerate(x):
-        length = len(values) if parts["lengths"] is None else int(parts["lengths"][place])
+        length = len(values) if parts["lengths"] is None else _length(parts["lengths"][place], len(values), path)
         values = np.where(np.isinf(values), np.nan, values)[:length]
         data.add(names[place], values, None if labels is None else labels[place], str(path), config)
     return data
@@ -247,19 +278,14 @@ def _arrays(path: Path, config: LabelledConfig) -> LabelledData:
 
 def _texts(array: NDArray[Any]) -> list[str]:
     """Whole numbers without a point, "" for NaN."""
-    if array.dtype.kind in "fc":
-        return ["" if np.isnan(one) else str(int(one)) if one == int(one) else str(one) for one in array.tolist()]
+    if array.dtype.kind == "S":
+        return [one.decode("utf-8", "replace").strip() for one in array.tolist()]
+    if array.dtype.kind == "f":
+        return ["" if np.isnan(one) else str(int(one)) if one.is_integer() else str(one) for one in array.tolist()]
     return [str(one).strip() for one in array.tolist()]
 
 
-def _label(data: LabelledData, config: LabelledConfig) -> None:
-    """Labels from a table of ids and labels."""
-    assert config.labels is not None
-    table = read_table(config.labels, config.header)
-    if len(table.names) < 2:
-        raise DataError(f"{config.labels} needs two columns: names of the series, and their labels")
-    label = named(table, LABELS, set()) or table.names[-1]
-    name = named(table, (*IDS, "file", "filename"), {label}) or next(one for one in table.names if one != label)
-    known = {Path(one).stem: found for one, found in zip(table.text(name), table.text(label), strict=True)}
-    data.labels = [known.get(one, known.get(Path(one).stem)) or None for one in data.names]
-    data.notes.append(f"labels: column {label!r} of {config.labels.name}, by column {name!r}")
+def _length(given: Any, longest: int, path: Path) -> int:
+    if not 0 <= given <= longest or given != int(given):
+        raise DataError(f"{path}: lengths must be whole numbers from 0 to {longest}, the steps of X, got {given}")
+    return int(given)

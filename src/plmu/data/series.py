@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.data.clock import Clock, Steps, find_clock
+from plmu.data.clock import DAY, Clock, Steps, find_clock
 from plmu.data.columns import Columns, find_columns
 from plmu.data.files import DataConfig, DataError
 from plmu.data.tables import Table, read_tables
 
 Numbers = NDArray[np.float64]
 _NOTES = 20  # of further files
-_LARGEST = 1e30  # values of which squares and sums are still numbers in float64, and differences in float32
+_LARGEST = 1e15  # values of which sums of squares are still numbers in float32
 _BROKEN = 0.1  # share of long gaps, above which the times cannot be meant as a grid
 
 
@@ -71,6 +71,7 @@ class Piece:
     start: int  # the step of its first row
     values: Numbers  # (time, channels), without NaN
     measured: NDArray[np.bool_]  # (time, channels): False where a gap was filled
+    offset: float = 0.0  # of its times after those of the clock, in steps
 
     def __len__(self) -> int:
         return len(self.values)
@@ -105,6 +106,8 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None) -> Se
         raise DataError("give your data as --data.file: a CSV, Parquet or NumPy file, or a folder of them")
     tables = read_tables(config.file, config.header)
     columns = known[0] if known is not None else find_columns(tables, config)
+    if known is not None and config.day_first is None:
+        config = replace(config, day_first=known[1].day_first)  # a few dates may not tell
     raw = [one for table in tables for one in _raw(table, columns, config, len(tables) > 1)]
     notes = list(dict.fromkeys(tables[0].notes))
     if len(tables) > 1:
@@ -114,8 +117,12 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None) -> Se
     times = [one.times for one in raw if one.times is not None and len(one.times)]
     if known is not None:
         clock = known[1]
+        _note_other_rate(clock, times, notes)
     else:
         clock = find_clock(times, config.step) if times and config.irregular != "rows" else Clock()
+        if columns.time is not None and clock.kind != "rows":
+            told = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
+            clock = replace(clock, day_first=told)
     data = SeriesData(columns, clock, [], notes)
     for one in raw:
         data.pieces += _pieces(one, config, data)
@@ -181,13 +188,14 @@ def _pieces(one: _Raw, config: SeriesConfig, data: SeriesData) -> list[Piece]:
     if not known.any():
         return []
     last = len(known) - int(known[::-1].argmax())  # what comes after the last value is to be forecast
-    values = one.values[:last]
+    values, offset = one.values[:last], 0.0
     if one.times is None or data.clock.kind == "rows":
         steps: Steps = np.arange(last)
     else:
         if one.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
             raise DataError(f"the times of {config.file} are not written as those that the model was trained on")
-        steps = data.clock.steps(one.times[:last])
+        offset = data.clock.offset(one.times[:last])
+        steps = data.clock.steps(one.times[:last], offset)
         steps, values = _merged(steps, values, config, data)
     longest = 0 if config.missing == "split" else config.longest_gap
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
@@ -200,7 +208,7 @@ def _pieces(one: _Raw, config: SeriesConfig, data: SeriesData) -> list[Piece]:
     for rows in np.split(np.arange(len(steps)), breaks) if len(breaks) else [slice(None)]:
         found += _filled(one.name, steps[rows], values[rows], config, data)
     data.counts["split"] += len(breaks)
-    return found
+    return [replace(piece, offset=offset) for piece in found]
 
 
 def _merged(steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> tuple[Steps, Numbers]:
@@ -266,6 +274,18 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
     return [Piece(name, int(steps[0]), grid, measured)]
 
 
+def _note_other_rate(clock: Clock, times: Sequence[NDArray[Any]], notes: list[str]) -> None:
+    """Say that rows are not as far apart as those of training, which is no fault but seldom meant."""
+    several = [one for one in times if len(one) > 2]
+    if not several or clock.kind == "rows" or (several[0].dtype.kind == "f") != (clock.kind == "numbers"):
+        return
+    own = find_clock(several)
+    usual = {"months": 30.4 * DAY, "weekdays": float(DAY)}
+    ratio = own.step * usual.get(own.kind, 1.0) / (clock.step * usual.get(clock.kind, 1.0))
+    if not 0.6 < ratio < 1.6:
+        notes.append(f"times: rows are {own.told} apart, those of the model's training {clock.told}")
+
+
 def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesConfig) -> None:
     clock = data.clock
     off = float(np.mean([clock.off_grid(one) for one in times])) if times else 0.0
@@ -277,9 +297,9 @@ def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesC
             )
         data.notes.append(f"times: {max(100 * off, 0.1):.1f} % are off the grid and moved to the nearest step")
     if data.pieces:
-        start = min(one.start for one in data.pieces)
-        end = max(one.start + len(one) - 1 for one in data.pieces)
-        ends = clock.times(np.array([start, end]))
+        first = min(data.pieces, key=lambda one: one.start + one.offset)
+        last = max(data.pieces, key=lambda one: one.start + len(one) + one.offset)
+        ends = clock.times(np.array([first.start, last.start + len(last) - 1]), first.offset)
         data.notes.append(f"time: column {data.columns.time!r}, every {clock.told} from {ends[0]} to {ends[1]}")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from plmu.estimators import shares
 from plmu.estimators.base import Estimator
-from plmu.estimators.labelled import classes_of, is_table, series_of
+from plmu.estimators.labelled import classes_of, is_table, labels_of, series_of
 from plmu.estimators.loo import Classes, leave_one_out
 from plmu.estimators.series import Array
 from plmu.nn import Sequential
@@ -82,8 +82,14 @@ class SequenceClassifier(Estimator):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.normalize not in (True, False, "both", "auto"):
+        if np.ndim(self.normalize) or self.normalize not in (True, False, "both", "auto"):
             raise ValueError(f'normalize must be True, False, "both" or "auto", got {self.normalize!r}')
+        for name in ("windows", "strengths"):
+            value = getattr(self, name)
+            if value is not None and not _are_positive(value):
+                raise ValueError(f"{name} must be None or a list of numbers above 0, got {value!r}")
+        if not isinstance(self.random_state, int | np.integer):
+            raise ValueError(f"random_state must be a whole number, got {self.random_state!r}")
         arrays = series_of(X)
         self.classes_, labels = classes_of(y, len(arrays))
         self.n_channels_ = arrays[0].shape[1]
@@ -191,8 +197,13 @@ class SequenceClassifier(Estimator):
         Args:
             X: as in `fit`.
             y: the label of each series.
+
+        Raises:
+            ValueError: there are not as many labels as series.
         """
-        return float(np.mean(self.predict(X) == np.asarray(y)))
+        found = self.predict(X)
+        given = labels_of(y, len(found))
+        return float(np.mean(found == given))
 
     def scores(self, X: Any) -> Array:
         """The score of each class, (examples, classes), whose softmax is its probability.
@@ -241,6 +252,13 @@ class SequenceClassifier(Estimator):
         tags.estimator_type, tags.classifier_tags = "classifier", ClassifierTags()
         tags.target_tags.required = True
         return tags
+
+
+def _are_positive(value: Any) -> bool:
+    try:
+        return bool(np.ndim(value) == 1 and len(value)) and all(0 < float(one) < np.inf for one in value)
+    except (TypeError, ValueError):
+        return False
 
 
 def _alike(arrays: list[Array]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from plmu.stream import Stream
 _LOOKBACK = 336
 _ORDER = 96  # the highest that is taken where none is given
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
+_FREE, _ROOM = 0.0, 100.0  # of several series it is not pulled, and may be larger than that of the largest
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
+_Each = TypeVar("_Each")
 
 
 class Forecaster(Estimator):
@@ -89,8 +91,9 @@ class Forecaster(Estimator):
         *,
         starts: Sequence[int] | None = None,
         validation_rows: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
     ) -> Self:
-        """Fit to one series or several.
+        """Fit to one series or several. Of several each counts in units of its own standard deviation.
 
         Args:
             X: (time,) or (time, channels), a data frame whose columns are channels, or a list of them. In a frame of
@@ -99,6 +102,7 @@ class Forecaster(Estimator):
             starts: the number of the first row of each series on a clock that they share, for the season. By default
                 time stamps tell, or all begin together.
             validation_rows: how many rows at the end of each series are kept to choose by, instead of `validation`.
+            names: of the series that each array is a part of. By default each is a series of its own.
 
         Returns:
             This estimator.
@@ -109,9 +113,8 @@ class Forecaster(Estimator):
         self._check_arguments()
         series = as_list(X, "X")
         self.n_features_in_ = channels = series[0].values.shape[1]
-        names = series[0].names
-        if names is not None:
-            self.feature_names_in_ = np.array(names, dtype=object)
+        if series[0].names is not None:
+            self.feature_names_in_ = np.array(series[0].names, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
         self._clock = _Clock.of(series[0])
@@ -131,9 +134,20 @@ class Forecaster(Estimator):
                              f"{len(series[0].values)}")  # fmt: skip
         everything = np.concatenate(past)
         self.mean_ = everything.mean(axis=0)
-        spread = everything.std(axis=0)
-        self.scale_ = np.where(spread > 1e-12 * np.maximum(np.abs(self.mean_), 1e-300), spread, 1.0)
-        scaled = [torch.tensor(((one.values - self.mean_) / self.scale_).T, dtype=torch.float32) for one in series]
+        self.scale_ = _scale(everything)
+        means, scales, self._unit = [self.mean_] * len(series), [self.scale_] * len(series), self.scale_
+        owners = list(range(len(series))) if names is None else _for_each(series, names, "names")
+        self._mixed = len(set(owners)) > 1
+        if self._mixed:
+            whole = {name: np.concatenate([one.values for one, its in zip(series, owners, strict=True) if its == name])
+                     for name in set(owners)}  # fmt: skip
+            own = {name: (rows.mean(axis=0), _scale(rows)) for name, rows in whole.items()}
+            means, scales = [own[name][0] for name in owners], [own[name][1] for name in owners]
+            self._unit = np.max(scales, axis=0)
+        scaled = [
+            torch.tensor(((one.values - mean) / scale).T, dtype=torch.float32)
+            for one, mean, scale in zip(series, means, scales, strict=True)
+        ]
         data = _Data(scaled, kept, begun, channels, self.horizon)
         self.validation_ = self._choose(data, longest)
         self._last = [one.values[-self.model.lookback :].copy() for one in series]
@@ -257,8 +271,10 @@ class Forecaster(Estimator):
             return 0 if start is None else start
         if self._clock is not None and one.times is not None:
             return self._clock.row(int(one.times[0]))
-        recent = torch.tensor(one.values[-self.model.lookback :], dtype=torch.float32)
-        phase = aligned(recent / torch.tensor(self.scale_, dtype=torch.float32), self._pattern)
+        rows = one.values[-self.model.lookback :]
+        scale = _scale(rows) if self._mixed else self.scale_
+        recent = torch.tensor((rows - rows.mean(axis=0)) / scale, dtype=torch.float32)
+        phase = aligned(recent, self._pattern)
         return phase - (len(one.values) - len(recent))
 
     def _check_channels(self, one: Series) -> None:
@@ -298,7 +314,11 @@ class Forecaster(Estimator):
         pulls: Sequence[float] = PULLS if self.individual is None else (PULLS[1:] if self.individual else PULLS[:1])
         strengths = STRENGTHS if self.strength is None else (self.strength,)
         tried: list[dict[str, Any]] = []
-        amplitudes: Sequence[float | None] = (None, *_AMPLITUDES) if usable else (None,)
+        amplitudes: Sequence[float | None] = (None,)
+        if usable and not self._mixed:
+            amplitudes = (None, *_AMPLITUDES)
+        elif usable and lookback >= steps:  # a whole season shows how large it is
+            amplitudes = (None, _FREE)
         if len(amplitudes) > 1 and data.has_validation(lookback):
             for amplitude in amplitudes:
                 train, valid = data.sums(self._layer(data, lookback, amplitude, steps), _TRIED)
@@ -331,14 +351,15 @@ class Forecaster(Estimator):
             layer = LookbackForecast(data.channels, self.horizon, order, theta, lookback, season=season)
         layer.requires_grad_(False)
         if amplitude is not None:
-            layer.season_pattern.copy_(self._pattern)
-            layer.prior.copy_(amplitude * lookback * self._pattern.square().mean(0) + 1e-9)
+            power = lookback * self._pattern.square().mean(0)
+            layer.season_pattern.copy_(self._pattern * (_ROOM if self._mixed else 1.0))
+            layer.prior.copy_(1e-9 * _ROOM * power + 1e-30 if self._mixed else amplitude * power + 1e-9)
         return layer.float()
 
     def _final(self, layer: LookbackForecast, weight: Tensor) -> LookbackForecast:
         """The layer with its readout, in the units of the data."""
         model = LookbackForecast(**{**layer.config, "individual": weight.shape[0] > 1}, dtype=torch.float32)
-        scale = torch.tensor(self.scale_, dtype=torch.float64)
+        scale = torch.tensor(self._unit, dtype=torch.float64)
         with torch.no_grad():
             model.weight.copy_(weight.mT)
             model.season_pattern.copy_(layer.season_pattern.double() * scale)
@@ -346,10 +367,17 @@ class Forecaster(Estimator):
         return model.eval()
 
 
-def _for_each(series: list[Series], given: Sequence[int], name: str) -> list[int]:
+def _scale(rows: Array) -> Array:
+    """The standard deviation of each channel; 1 where it is constant."""
+    spread = rows.std(axis=0)
+    found: Array = np.where(spread > 1e-12 * np.maximum(np.abs(rows.mean(axis=0)), 1e-300), spread, 1.0)
+    return found
+
+
+def _for_each(series: list[Series], given: Sequence[_Each], name: str) -> list[_Each]:
     if len(given) != len(series):
-        raise ValueError(f"{name} must have a number for each of the {len(series)} series, got {len(given)}")
-    return [int(one) for one in given]
+        raise ValueError(f"{name} must have one value for each of the {len(series)} series, got {len(given)}")
+    return list(given)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,11 @@ def series_of(X: Any) -> list[Array]:
         if odd is not None:
             raise ValueError(f"X[{odd}] must have shape (time,) or (time, channels), got {arrays[odd].shape}")
         arrays = [one[:, None] if one.ndim == 1 else one for one in arrays]
+        columns = [list(one.columns) if hasattr(one, "columns") else None for one in X]
+        other = next((i for i, one in enumerate(columns) if one != columns[0]), None)
+        if other is not None and columns[0] is not None and columns[other] is not None:
+            raise ValueError(f"all frames of X must have the same columns: X[0] has {columns[0]}, X[{other}]"
+                             f" {columns[other]}")  # fmt: skip
         widths = sorted({one.shape[1] for one in arrays})
         if len(widths) > 1:
             raise ValueError(f"all series of X must have the same number of channels, got {widths}")
@@ -50,24 +55,42 @@ def series_of(X: Any) -> list[Array]:
     return arrays
 
 
-def classes_of(y: Any, examples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The classes, and the number of each label's class."""
-    if y is None:
-        raise ValueError(
-            "This estimator requires y to be passed, but the target y is None: give a label for each series"
-        )
+def labels_of(y: Any, examples: int) -> NDArray[Any]:
+    """Labels (examples,), checked."""
     given = np.asarray(y)
     if given.ndim == 2 and given.shape[1] == 1:
         warn_of_column()
         given = given[:, 0]
     if given.shape != (examples,):
         raise ValueError(f"y must have one label for each of the {examples} series, got shape {given.shape}")
+    return given
+
+
+def classes_of(y: Any, examples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The classes, and the number of each label's class."""
+    if y is None:
+        raise ValueError(
+            "This estimator requires y to be passed, but the target y is None: give a label for each series"
+        )
+    given = labels_of(y, examples)
     if given.dtype.kind in "fc":
         if not np.isfinite(given).all():
             raise ValueError("y has NaN or infinity: Input y contains NaN or infinity")
         if (given != np.round(given)).any():
             raise ValueError("Unknown label type: continuous. y must be classes, not measurements")
-    classes, labels = np.unique(given, return_inverse=True)
+    try:
+        classes, labels = np.unique(given, return_inverse=True)
+    except TypeError:
+        kinds = ", ".join(sorted({type(one).__name__ for one in given.tolist()}))
+        raise ValueError(f"y must be labels of one kind, all numbers or all names, got {kinds}") from None
     if len(classes) < 2:
         raise ValueError(f"y must have at least two classes, got 1 class: {classes[0]!r}")
     return classes, labels
+
+
+def by_number(label: Any) -> tuple[bool, float, Any]:
+    """Key by which labels are sorted: numbers, also those in text, in their order, then names."""
+    try:
+        return False, float(label), label
+    except ValueError:
+        return True, 0.0, label

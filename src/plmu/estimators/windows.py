@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from plmu.nn.forecast import Standard
+from plmu.nn.forecast import Standard as Standard  # what a reader returns
 
 _BLOCK = 2**22  # numbers of windows that are held at a time
 STRENGTHS = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # of the ridge, for features of unit power

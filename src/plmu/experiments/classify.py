@@ -25,6 +25,7 @@ from plmu.data import labelled
 from plmu.data.files import DataError
 from plmu.data.labelled import LabelledConfig
 from plmu.estimators.classifier import SequenceClassifier
+from plmu.estimators.labelled import by_number
 from plmu.experiments import classify_report
 from plmu.experiments.base import Config, Experiment, Predictions
 from plmu.experiments.classify_run import Settings, predict, write_models
@@ -218,9 +219,8 @@ def prepare(config: ClassifyConfig[Any], validated: bool) -> ClassifyTask:
                 f"{config.data.file}: no class has two series, so that none can be tested: give more series"
             )
     else:
-        other = labelled.load(
-            LabelledConfig(**{**asdict(config.data), "file": config.data.test_file, "test_file": None}), data.form
-        )
+        reading = LabelledConfig(**{**asdict(config.data), "file": config.data.test_file, "test_file": None})
+        other = labelled.load(reading, data.form, set(labels))
         if other.series[0].shape[1] != series[0].shape[1]:
             raise DataError(f"{config.data.test_file} has {other.series[0].shape[1]} channels, {config.data.file}"
                             f" {series[0].shape[1]}")  # fmt: skip
@@ -238,11 +238,12 @@ def prepare(config: ClassifyConfig[Any], validated: bool) -> ClassifyTask:
     train = [place for place in range(len(labels)) if place not in chosen]
     order = [*train, *test]
     series, labels = [series[i] for i in order], [labels[i] for i in order]
-    classes = sorted(set(labels[: len(train)]), key=_by_number)
+    classes = sorted(set(labels[: len(train)]), key=by_number)
     counts = Counter(labels[: len(train)])
     if len(classes) < 2:
         raise DataError(f"{config.data.file} has only one class to train on, {classes[0]!r}: two or more are needed")
-    single = [one for one in classes if counts[one] == 1]
+    tested = set(labels[len(train) :])
+    single = [one for one in classes if counts[one] == 1 and one not in tested]
     if single:
         data.notes.append(f"classes with a single series, which is trained on and not tested: {', '.join(single[:8])}")
     shown = ", ".join(f"{one} ({counts[one]})" for one in classes[:12]) + (" …" if len(classes) > 12 else "")
@@ -295,11 +296,3 @@ def split(labels: list[str], share: float, generator: np.random.Generator) -> li
         own = generator.permutation([place for place, one in enumerate(labels) if one == label])
         found += own[: min(max(1, round(share * len(own))), len(own) - 1)].tolist()
     return sorted(found)
-
-
-def _by_number(label: str) -> tuple[bool, float, str]:
-    """Numbers in their order, then names."""
-    try:
-        return False, float(label), label
-    except ValueError:
-        return True, 0.0, label

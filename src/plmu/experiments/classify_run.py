@@ -39,7 +39,8 @@ class Settings:
         try:
             found = read_json(folder / SERIES)
             form = found["form"]
-            form = Format(form["layout"], form["id"], form["label"], form["time"], tuple(form["values"]))
+            form = Format(form["layout"], form["id"], form["label"], form["time"], tuple(form["values"]),
+                          tuple(form.get("left_out", ())))  # fmt: skip
             return cls(form, int(found["channels"]), tuple(map(str, found["classes"])))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{folder / SERIES} is missing or damaged ({type(error).__name__}): copy it again") from None
@@ -53,8 +54,9 @@ def write_models(
     streaming: SequenceClassifier | None,
 ) -> None:
     """model.plmu, which takes samples as they come, and whole.plmu of whole series, where it is another."""
-    inputs = settings.form.values if settings.form.layout in ("rows", "files", "arrays") else ()
-    write_outputs(folder, Outputs(labels=settings.classes, inputs=inputs, time=settings.form.time or ""))
+    form = settings.form
+    inputs = form.values if form.layout in ("rows", "files", "arrays") else ()
+    write_outputs(folder, Outputs(labels=settings.classes, inputs=inputs, time=form.time or "", series=form.id or ""))
     write_json(folder / NORMALIZED, {"normalize": fitted.normalize_})
     if streaming is not None:
         plmu.save(network.cpu(), folder / WHOLE)
@@ -74,13 +76,16 @@ def predict(folder: Path, config: LabelledConfig, file: Path) -> Predictions:
     model = plmu.load(folder / (MODEL if normalize is False else WHOLE))
     if not isinstance(model, Sequential):
         raise RunError(f"{folder} has no model of classify")
-    data = labelled.load(replace(config, file=file, test_file=None, labels=None), settings.form)
+    labels = None if config.labels is None else file / config.labels.name  # among the files of a folder
+    labels = labels if labels is not None and labels.is_file() else None
+    data = labelled.load(replace(config, file=file, test_file=None, labels=labels), settings.form, settings.classes)
     if data.series[0].shape[1] != settings.channels:
         raise DataError(f"{file} has {data.series[0].shape[1]} channels; the model was trained on {settings.channels}")
     x, lengths = padded(data.series, normalize)
     shares = torch.cat(list(over_blocks(model, x, lengths))).softmax(1)
     best = [settings.classes[i] for i in shares.argmax(1).tolist()]
-    columns: dict[str, Any] = {settings.form.id or "series": data.names, "class": best}
+    named = "class" if settings.form.id != "class" else "predicted class"
+    columns: dict[str, Any] = {settings.form.id or "series": data.names, named: best}
     for place, name in enumerate(settings.classes):
         columns[f"probability of {name}"] = [f"{one:.4f}" for one in shares[:, place].tolist()]
     pairs = [(one, other) for one, other in zip(data.labels, best, strict=True) if one is not None]

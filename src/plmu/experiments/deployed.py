@@ -17,8 +17,7 @@ from plmu.experiments import EXPERIMENTS
 from plmu.experiments.forecast_run import SERIES, Settings
 from plmu.experiments.outputs import Outputs, outputs_of
 from plmu.experiments.outputs import read as read_outputs
-from plmu.nn import Steppable
-from plmu.nn.forecast import LookbackForecast
+from plmu.nn import LookbackForecast, Steppable
 from plmu.training.errors import RunError
 from plmu.training.results import read_json
 

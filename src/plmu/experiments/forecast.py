@@ -25,7 +25,7 @@ from plmu.experiments.forecast_models import LSTM_TRAINING, ClosedModel, Gradien
 from plmu.experiments.forecast_run import predict, write_model
 from plmu.experiments.forecast_scores import last_value, model_method, score
 from plmu.experiments.forecast_task import METRIC, ForecastConfig, ForecastTask, fitted, lstm_of, prepare, rolling
-from plmu.nn.forecast import LookbackForecast
+from plmu.nn import LookbackForecast
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Task
 

@@ -89,7 +89,7 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
     drawing = pyplot()
     figure, axes = drawing.subplots(len(names), 1, figsize=(9, 1.2 + 2.4 * len(names)), sharex=True, squeeze=False)
     for channel, (axis, name) in enumerate(zip(axes[:, 0], names, strict=True)):
-        level = float(windows.level[channel])
+        level = float(windows.level[piece, channel])
         axis.plot(
             axis_values, windows.values[channel, rows].double() + level, color="0.25", linewidth=1, label="measured"
         )
@@ -114,9 +114,9 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
             axis.axvline(axis_values[origin - start], color="0.8", linewidth=0.8)
         axis.set_ylabel(literal(name))
         axis.grid(alpha=0.3)
-    axes[0, 0].legend(loc="upper left", fontsize="small", ncols=4, frameon=False)
+    axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize="small", ncols=5, frameon=False)
     title = data.pieces[piece].name
-    axes[0, 0].set_title(literal(f"Forecasts of the test rows{f', series {title}' if title else ''}"))
+    axes[0, 0].set_title(literal(f"Forecasts of the test rows{f', series {title}' if title else ''}"), pad=26)
     figure.autofmt_xdate()
     figure.tight_layout()
     figure.savefig(path, dpi=120)

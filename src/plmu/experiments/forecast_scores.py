@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from plmu.estimators.windows import STRENGTHS, Part, Ridge, Sums, best_ridge
+from plmu.estimators.windows import STRENGTHS, Part, Ridge, Standard, Sums, best_ridge
 from plmu.experiments.forecast_windows import Windows
-from plmu.nn.forecast import LookbackForecast, Standard
+from plmu.nn import LookbackForecast
 
 Method = Callable[[Tensor, Tensor], Tensor]  # windows (some, channels, length) and steps (some,) to forecasts
 _LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to
@@ -58,15 +58,24 @@ class Intervals:
 
     levels: tuple[float, ...]
     relative: bool
+    lookback: int  # rows of a window in which its changes are measured
     floor: Tensor  # (channels,): the smallest spread
     low: Tensor = field(default_factory=lambda: torch.zeros(0))  # (levels, channels, horizon)
     high: Tensor = field(default_factory=lambda: torch.zeros(0))
 
-    def spread(self, windows: Tensor) -> Tensor:
-        """What errors of windows (some, channels, length) are relative to: (some, channels, 1), or 1."""
+    def spread(self, windows: Tensor, known: Tensor | None = None) -> Tensor:
+        """What errors are relative to: (some, channels, 1), or 1.
+
+        Args:
+            windows: (some, channels, length).
+            known: how many rows of each were measured, (some,); those before repeat the first. Default: all.
+        """
         if not self.relative:
             return windows.new_ones(1)
-        changes = windows.diff(dim=-1).square().mean(-1, keepdim=True).sqrt()
+        windows = windows[..., -self.lookback :]
+        count = windows.new_full((len(windows),), windows.shape[-1]) if known is None else known
+        changes = windows.diff(dim=-1).square().sum(-1, keepdim=True)
+        changes = (changes / (count.clamp(max=windows.shape[-1]) - 1).clamp(min=1)[:, None, None]).sqrt()
         return changes.maximum(self.floor[:, None])
 
 

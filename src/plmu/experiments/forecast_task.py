@@ -33,7 +33,7 @@ from plmu.experiments.forecast_scores import (
     seasonal_value,
 )
 from plmu.experiments.forecast_windows import Windows
-from plmu.nn.forecast import LookbackForecast
+from plmu.nn import LookbackForecast
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.task import Batch, Task
@@ -45,6 +45,7 @@ KEPT = 2**22  # errors that are held to find intervals
 FEW, FOLDS = 30, 4  # horizons in the validation rows, below which intervals come from so many other fits, too
 LEAST = 50  # windows, below which errors on the training rows count, too
 VALIDATED = 0.2  # share of the rows to choose by, of fits for intervals and backtests, and of the final refit
+_SMALLEST = 1e-15  # standard deviation of which squares are still numbers in float32
 TRAINED = 50_000  # windows that are trained on by gradients
 
 ModelConfig = TypeVar("ModelConfig")
@@ -72,6 +73,8 @@ class ForecastConfig(Config[ModelConfig]):
             raise ValueError(f"horizon must be at least 1, got {', '.join(map(str, self.horizon))}")
         if not all(0 < level < 1 for level in self.intervals):
             raise ValueError(f"intervals must lie between 0 and 1, got {', '.join(map(str, self.intervals))}")
+        if self.refit and type(self.model) is not ClosedModel:
+            raise ValueError("refit is for --model closed: the other models are saved as they were tested")
         if not 0 <= self.backtest <= 100:
             raise ValueError(f"backtest must be between 0 and 100, got {self.backtest}")
 
@@ -115,14 +118,14 @@ class ForecastTask(Task):
     @cached_property
     def baselines(self) -> dict[str, Method]:
         """Last value, seasonal last value, a linear map of the window, and an LSTM if asked for."""
-        data, config, windows, settings = self.known
+        data, config, _, settings = self.known
         found: dict[str, Method] = {"last value": last_value(settings.horizon)}
         if settings.season:
             found["seasonal last value"] = seasonal_value(settings.horizon, settings.season)
         linear = WindowLinear(len(self.scale), settings.horizon, settings.lookback)
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
         for one, (a, b) in zip(data.pieces, self.cuts, strict=True):
-            rows = torch.from_numpy((one.values - windows.level.numpy()).T.astype(np.float32))
+            rows = torch.from_numpy((one.values - one.values[0]).T.astype(np.float32))
             parts[0].append(rows[:, :a])
             parts[1].append(rows[:, max(0, a - settings.lookback) : b])
         linear.fit(*parts, self.scale)
@@ -137,13 +140,24 @@ class ForecastTask(Task):
         data, config, windows, settings = self.known
         several = len({one.name for one in data.pieces}) > 1
         limit = max(200, KEPT // (settings.horizon * len(self.scale)))
-        found = Intervals(tuple(sorted(config.intervals)), several, 1e-3 * self.scale)
+        found = Intervals(tuple(sorted(config.intervals)), several, settings.lookback, self.smallest_change)
         forecasts = [(model_method(model), self.origins("valid", limit))]
         if len(self.valid[0]) < FEW * settings.horizon and isinstance(model, LookbackForecast):
             forecasts += self.rolled
         if sum(len(origins) for _, origins in forecasts) < LEAST:
             forecasts.append((model_method(model), self.origins("train", limit)))
         return fill_intervals(found, forecasts, windows, self.length, settings.horizon)
+
+    @property
+    def smallest_change(self) -> Tensor:
+        """(channels,): below which the changes in a window count as none: a thousandth of the smallest series'
+        standard deviation in the training rows."""
+        past: dict[str, list[Any]] = {}
+        for one, (a, _) in zip(self.known[0].pieces, self.cuts, strict=True):
+            past.setdefault(one.name, []).append(one.values[:a])
+        spreads = np.array([np.concatenate(rows).std(axis=0) for rows in past.values() if sum(map(len, rows)) > 1])
+        varying = np.where(spreads > 1e-9 * self.scale.numpy(), spreads, np.inf).min(axis=0)
+        return 1e-3 * torch.tensor(np.where(np.isfinite(varying), varying, self.scale.numpy()), dtype=torch.float32)
 
     @cached_property
     def rolled(self) -> list[tuple[Method, Tensor]]:
@@ -189,12 +203,24 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
             f"{config.data.file} has {longest:,} consecutive row{'s' * (longest > 1)}, too few to forecast {horizon}"
             f" step{'s' * (horizon > 1)} ahead: give at least {needed:,}{fewer}{_done(data)}"
         )
-    everything = np.concatenate(past)
-    mean, spread = everything.mean(axis=0), everything.std(axis=0)
+    series_rows: dict[str, list[Any]] = {}
+    for one, rows in zip(data.pieces, past, strict=True):
+        series_rows.setdefault(one.name, []).append(rows)
+    # Series may be at different levels, of which the difference is no measure of an error.
+    together = [np.concatenate(rows) for rows in series_rows.values() if sum(map(len, rows))]
+    mean = sum(rows.sum(axis=0) for rows in together) / sum(map(len, together))
+    squares = sum(((rows - rows.mean(axis=0)) ** 2).sum(axis=0) for rows in together)
+    spread = np.sqrt(squares / sum(map(len, together)))
     scale = np.where(spread > 1e-12 * np.maximum(np.abs(mean), 1e-300), spread, 1.0)
+    for name, one in zip(data.columns.values, scale.tolist(), strict=True):
+        if one < _SMALLEST:
+            raise DataError(
+                f"column {name!r} of {config.data.file} varies by {one:.1g}, too little to compute with: multiply it"
+            )
     season = config.model.season
     if season is None:
-        season = period([torch.tensor(((one - mean) / scale).T, dtype=torch.float32) for one in past])
+        own = [(one - one.mean(axis=0)) / scale for one in past if len(one)]
+        season = period([torch.tensor(one.T, dtype=torch.float32) for one in own])
     given = config.model.lookback
     if given is not None and given > room:
         raise DataError(f"--model.lookback must be at most {room} for so many training rows, got {given}")
@@ -265,7 +291,7 @@ def fitted(
     first = [a for a, _ in task.cuts]
     if everything or until:
         first = series.first_rows(data, ends, 1 - VALIDATED)
-    rows, kept, starts = [], [], []
+    rows, kept, starts, names = [], [], [], []
     for one, begin, end in zip(data.pieces, first, ends, strict=True):
         if end < 1:
             continue
@@ -273,7 +299,8 @@ def fitted(
         rows.append(one.values[:end])
         kept.append(own if own >= settings.horizon else 0)
         starts.append(one.start)
-    return found.fit(rows, starts=starts, validation_rows=kept)
+        names.append(one.name)
+    return found.fit(rows, starts=starts, validation_rows=kept, names=names)
 
 
 def lstm_of(settings: Settings, model: LSTMModel) -> WindowLSTM:

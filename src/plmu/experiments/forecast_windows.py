@@ -29,21 +29,21 @@ class Examples(NamedTuple):
 class Windows:
     """The rows of all pieces, one after the other. A window is known by its last row, its origin.
 
-    Values are relative to a level, so that large ones with small changes keep their digits in float32. Forecasts are
-    relative to it, too.
+    Values are relative to the level of their piece, so that large ones with small changes keep their digits in float32.
+    Forecasts are relative to it, too.
     """
 
     values: Tensor  # (channels, rows)
     measured: Tensor | None  # (channels, rows)
     offsets: Tensor  # (pieces,): where in the rows each begins
     starts: Tensor  # (pieces,): the clock's step there
-    level: Tensor  # (channels,), float64
+    level: Tensor  # (pieces, channels), float64
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Windows:
         lengths = [len(one) for one in pieces]
-        level = pieces[0].values[0].copy()
-        values = torch.from_numpy(np.concatenate([one.values - level for one in pieces]).T.astype(np.float32))
+        level = np.stack([one.values[0] for one in pieces])
+        values = torch.from_numpy(np.concatenate([one.values - one.values[0] for one in pieces]).T.astype(np.float32))
         gaps = not all(one.measured.all() for one in pieces)
         measured = torch.from_numpy(np.concatenate([one.measured for one in pieces]).T.copy()) if gaps else None
         offsets = torch.tensor([0, *np.cumsum(lengths)[:-1].tolist()])

@@ -22,13 +22,15 @@ class NumberLines:
         features: how many numbers a sample has.
         columns: their names in the user's file, if known: a header or an object may then have others beside them.
         time: the name of the column of times, which may come along, before the numbers if there is no header.
+        series: the name of the column that names series, which may come along where columns have names.
     """
 
-    def __init__(self, features: int, columns: Sequence[str] = (), time: str = "") -> None:
-        self.features, self.columns, self.time = features, list(columns), time
+    def __init__(self, features: int, columns: Sequence[str] = (), time: str = "", series: str = "") -> None:
+        self.features, self.columns, self.time, self.series = features, list(columns), time, series
         self.names: list[str] | None = None  # of the header, or of the first object
         self.begun = False
         self.when: str | None = None  # the time of the last sample, if it came along
+        self.of: str | None = None  # the series of the last sample, if its name came along
 
     def read(self, line: str) -> list[float] | None:
         """The sample of a line, NaN where a number is missing; None for the header. ValueError: what is wrong."""
@@ -82,6 +84,8 @@ class NumberLines:
         places = [self.names.index(name) for name in self.columns]
         if self.time in self.names:
             self.when = words[self.names.index(self.time)]
+        if self.series in self.names:
+            self.of = words[self.names.index(self.series)]
         return places, [words[place] for place in places]
 
     def _json(self, text: str) -> list[float]:
@@ -95,6 +99,8 @@ class NumberLines:
                 raise ValueError(f"it has no {', '.join(absent)[:200]}")
             if self.time in found:
                 self.when = str(found[self.time])
+            if self.series in found:
+                self.of = str(found[self.series])
             found = [found[name] for name in self.columns]
         elif isinstance(found, dict):
             if self.names is None:

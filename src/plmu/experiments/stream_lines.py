@@ -44,9 +44,12 @@ class LineStream:
         else:
             self.stream = plmu.Stream(frozen, options.missing)
         known = deployed.outputs
-        self.numbers = None if frozen.features is None else NumberLines(frozen.features, known.inputs, known.time)
+        self.numbers = (
+            None if frozen.features is None else NumberLines(frozen.features, known.inputs, known.time, known.series)
+        )
         # In a text of characters or bytes an empty line is part of it.
         self.separable = deployed.kind != "language" or isinstance(deployed.symbols, Words)
+        self.names: list[str] = []  # of the series so far, if they have names
         self.ended = False  # whether the next sample begins another sequence
         self.expected: list[float] | None = None  # log-probabilities of the next token
 
@@ -62,6 +65,9 @@ class LineStream:
             if sample is not None:
                 if self.stream.missing == "raise" and any(map(math.isnan, sample)):
                     raise ValueError("a number is missing: --missing hold or --missing zero fills it")
+                if self._other_series(self.numbers.of):
+                    yield None
+                    self.ended = True
                 self._begin()
                 when = self.numbers.when
                 if not self.stream.steps and when is not None:
@@ -79,6 +85,19 @@ class LineStream:
                     yield self._surprise(name, None if before is None else before[number])
             elif name:
                 yield {"token": name, **self._told(out.tolist())}
+
+    def _other_series(self, name: str | None) -> bool:
+        """Whether a sample of this name ends the series before it.
+
+        Raises:
+            ValueError: its series has ended already.
+        """
+        if name is None or (self.names and self.names[-1] == name):
+            return False
+        if name in self.names:
+            raise ValueError(f"series {name} has ended: the samples of a series must follow one another")
+        self.names.append(name)
+        return len(self.names) > 1 and not self.ended
 
     def _begin(self) -> None:
         if self.ended:

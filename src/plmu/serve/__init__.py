@@ -41,7 +41,7 @@ class Options:
     states: Path | None = None
     missing: str | None = None
     width: int | None = None
-    tick: float = 0.02  # seconds between batches under load, at most
+    tick: float = 0.01  # seconds between batches under load, at most
     limits: Limits = field(default_factory=Limits)
 
 

@@ -30,7 +30,7 @@ class Batcher:
         metrics: Metrics,
         code: str = "f",
         journal: Journal | None = None,
-        tick: float = 0.02,
+        tick: float = 0.01,
     ) -> None:
         self.sessions, self.limits, self.metrics, self.journal, self.tick = sessions, limits, metrics, journal, tick
         self.work = Work(sessions, limits, metrics, code)

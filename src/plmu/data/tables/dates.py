@@ -96,6 +96,16 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
     return found, left, notes
 
 
+def order(column: pl.Series) -> bool | None:
+    """Whether the dates of a column are written with the day first; None where none is written so that it matters."""
+    if not column.head(_COMPARED).str.contains(_PARTS).any():
+        return None
+    try:
+        return _order(filled(column))[0]
+    except MixedOrderError:
+        return None
+
+
 def from_digits(values: NDArray[np.float64]) -> NDArray[Any] | None:
     """Dates of numbers such as 20240131; None if one of them is no such number."""
     known = values[~np.isnan(values)]

@@ -153,6 +153,8 @@ def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
     numbered = [cell.strip() for cell in first[-len(filled) :]]
     if first[0].strip() == "" and numbered == [str(i) for i in range(len(numbered))]:
         return True  # as pandas writes a frame without names
+    if _names_beside_places(first, body):
+        return True
     decided = False
     for place, cell in enumerate(first):
         below = [row[place] for row in body if place < len(row) and not is_missing(row[place])]
@@ -161,6 +163,16 @@ def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
             if is_value(cell):
                 return False
     return decided or not any(map(is_value, filled))
+
+
+def _names_beside_places(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row counts the columns, 0, 1, 2 …, beside names that do not come again below."""
+    cells = [cell.strip() for cell in first]
+    counted = [cell for cell in cells if cell.isdecimal()]
+    names = {place: cell for place, cell in enumerate(cells) if cell and not cell.isdecimal()}
+    if len(counted) < 3 or not names or counted not in ([str(i + k) for i in range(len(counted))] for k in (0, 1)):
+        return False
+    return all(row[place].strip() != cell for row in body for place, cell in names.items() if place < len(row))
 
 
 def _unique(row: Sequence[str]) -> tuple[str, ...]:

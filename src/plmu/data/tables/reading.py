@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NUMPY, PARQUET = (".npy", ".npz"), (".parquet", ".pq")
 TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat", ".data")
-_KNOWN = (*NUMPY, *PARQUET, *TEXT)
+SUFFIXES = (*NUMPY, *PARQUET, *TEXT)
 SHEETS = (".xls", ".xlsx", ".ods")
 _MARKS = sorted({form for mark in MISSING for form in (mark, mark.upper(), mark.capitalize())} | {"NaN"})
 
@@ -36,7 +36,7 @@ def table_files(path: Path) -> list[Path]:
         raise unreadable(error, path) from None
     found = _tables(path)
     if not found:
-        raise DataError(f"{path} has no tables: files that end in {', '.join(_KNOWN)}")
+        raise DataError(f"{path} has no tables: files that end in {', '.join(SUFFIXES)}")
     return found
 
 
@@ -45,13 +45,13 @@ def nested_files(path: Path) -> list[Path]:
     folders = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
     found = [file for one in [path, *folders] for file in _tables(one)]
     if not found:
-        raise DataError(f"{path} has no tables, nor have its sub-folders: files that end in {', '.join(_KNOWN)}")
+        raise DataError(f"{path} has no tables, nor have its sub-folders: files that end in {', '.join(SUFFIXES)}")
     return found
 
 
 def _tables(folder: Path) -> list[Path]:
     try:
-        return sorted(one for one in folder.iterdir() if one.suffix.lower() in _KNOWN and one.is_file())
+        return sorted(one for one in folder.iterdir() if one.suffix.lower() in SUFFIXES and one.is_file())
     except OSError as error:
         raise unreadable(error, folder) from None
 
@@ -149,7 +149,11 @@ def _from_csv(path: Path, layout: Layout) -> Table:
     def line(row: int) -> int:
         return _line(path, layout, row if rows is None else int(rows[row]))
 
-    return Table(path, frame, notes, line)
+    def written(name: str) -> pl.Series:
+        column = _read(path, layout, source, [name], pl.String)[name]
+        return column if rows is None else column.gather(rows)
+
+    return Table(path, frame, notes, line, written)
 
 
 def _source(path: Path, layout: Layout) -> Path | bytes:
@@ -260,19 +264,21 @@ def _from_parquet(path: Path) -> Table:
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path} is not a Parquet file that can be read ({str(error).splitlines()[0]})") from None
-    kept, dropped = [], []
+    kept, dropped, zoned = [], [], []
     for column in frame:
         kind = column.dtype
         if kind.is_numeric() or kind == pl.Boolean or kind == pl.Null:
             kept.append(column.cast(pl.Float64))
         elif kind in (pl.Date, pl.Datetime):
             made = column.cast(pl.Datetime("us", getattr(kind, "time_zone", None)))
+            if getattr(kind, "time_zone", None) not in (None, "UTC"):
+                zoned.append(f"column {column.name!r}: time zones converted to UTC")
             kept.append(made.dt.convert_time_zone("UTC").dt.replace_time_zone(None) if made.dtype.time_zone else made)  # type: ignore[attr-defined]
         elif kind in (pl.String, pl.Categorical, pl.Enum):
             kept.append(column.cast(pl.String))
         else:
             dropped.append(column.name)
-    notes = [f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else []
+    notes = [*zoned, *([f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else [])]
     if not kept:
         raise DataError(f"{path} has no columns of numbers, times or text")
     return Table(path, pl.DataFrame(kept), notes)

@@ -30,13 +30,20 @@ class Table:
         frame: columns of Float64, Datetime or String.
         notes: what was found.
         line: the line of the file in which a row of the frame is; without it rows are counted from 1.
+        written: a column of numbers as the file has it, in text.
     """
 
     def __init__(
-        self, path: Path, frame: pl.DataFrame, notes: Sequence[str] = (), line: Callable[[int], int] | None = None
+        self,
+        path: Path,
+        frame: pl.DataFrame,
+        notes: Sequence[str] = (),
+        line: Callable[[int], int] | None = None,
+        written: Callable[[str], pl.Series] | None = None,
     ) -> None:
         self.path, self.notes = path, list(notes)
-        self._columns, self._line = {column.name: column for column in frame}, line
+        self._columns, self._line, self._written = {column.name: column for column in frame}, line, written
+        self._codes: dict[str, tuple[NDArray[np.int64], list[str]]] = {}
         self.rows = frame.height
         self._kinds: dict[str, Kind] = {}
         self._times: dict[tuple[str, bool | None], NDArray[Any]] = {}
@@ -146,19 +153,39 @@ class Table:
         self._times[name, day_first] = found
         return found
 
+    def day_first(self, name: str) -> bool | None:
+        """Whether the dates of a column are written as 31/1/2024; None where there are no such dates."""
+        import polars as pl
+
+        column = self._column(name)
+        return dates.order(column) if column.dtype == pl.String and self.kind(name) == "time" else None
+
     def text(self, name: str) -> NDArray[np.object_]:
-        """A column as text: whole numbers without a point, and "" where a cell is empty."""
+        """A column as text: whole numbers without a point, and "" where a cell is empty or NaN."""
         codes, labels = self.codes(name)
         return np.array(labels, dtype=object)[codes]
 
     def codes(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
-        """A column as numbers of its different texts, and these texts in the order in which they first appear."""
+        """A column as numbers of its different texts, and these texts in the order in which they first appear.
+
+        Zeros before whole numbers are part of the text: 007 is not 7.
+        """
+        if name not in self._codes:
+            self._codes[name] = self._coded(name)
+        return self._codes[name]
+
+    def _coded(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
         import polars as pl
 
         column = self._column(name)
         if column.dtype == pl.Float64:
+            column = column.fill_nan(None)
             whole = bool((column == column.round(0)).fill_null(True).all()) and float(column.abs().max() or 0) < 2**53  # type: ignore[arg-type]
-            column = column.cast(pl.Int64).cast(pl.String) if whole else column.cast(pl.String)
+            written = filled(self._written(name)) if whole and self._written is not None else None
+            if written is not None and written.str.contains(r"^0\d+$").any():
+                column = written
+            else:
+                column = column.cast(pl.Int64).cast(pl.String) if whole else column.cast(pl.String)
         else:
             column = column.cast(pl.String).str.strip_chars()
         column = column.fill_null("")
