@@ -232,3 +232,14 @@ def test_parts_of_one_series_have_one_scale() -> None:
     )
     assert [tried["amplitude"] for tried in one.validation_["tried"]] == [None, 0.3, 3.0]
     assert [tried["amplitude"] for tried in two.validation_["tried"]] == [None, 0.0]
+
+
+def test_several_series_are_scaled_by_the_rows_that_are_fitted():
+    steps = np.arange(300)
+    series = [np.sin(steps / 5.0)[:, None], 10 * np.sin(steps / 9.0)[:, None]]
+    other = [series[0], np.concatenate([series[1][:250], 1e3 * series[1][250:]])]
+    plain, disturbed = (
+        plmu.Forecaster(5, lookback=20, season=0, strength=1e-3, individual=False).fit(given, validation_rows=[50, 50])
+        for given in (series, other)
+    )
+    torch.testing.assert_close(plain.model.weight, disturbed.model.weight)  # the last 50 rows choose, and no more

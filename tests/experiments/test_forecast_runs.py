@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import shutil
@@ -17,7 +18,7 @@ from program import refused
 from starlette.testclient import TestClient
 
 from plmu.cli import main
-from plmu.experiments import deployed, forecast_task
+from plmu.experiments import deployed, forecast_task, predict
 from plmu.experiments.stream_lines import Options, show
 from plmu.serve import Options as ServerOptions
 from plmu.serve import make_server
@@ -127,6 +128,20 @@ def test_predict_goes_beyond_the_last_row(run: Path, capsys: pytest.CaptureFixtu
     assert "every 2 h from" in shown.err
     main(["predict", str(run), "--data.file", "load.csv", "--out", str(tmp_path / "out.csv"), "--quiet"])
     assert (tmp_path / "out.csv").read_text() == shown.out
+
+
+def test_predict_that_fails_leaves_the_file_that_was_there(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def full(stream: io.TextIOBase, **_: Any) -> None:
+        stream.write("half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "out.csv").write_text("old")
+    monkeypatch.setattr(predict.csv, "writer", full)
+    given = ["predict", str(run), "--data.file", "load.csv", "--out", str(tmp_path / "out.csv")]
+    assert "No space left on device" in refused(given, capsys)
+    assert (tmp_path / "out.csv").read_text() == "old"
 
 
 def test_predict_reads_another_file_with_its_own_faults(

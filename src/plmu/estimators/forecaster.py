@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from plmu.estimators.base import Estimator
 from plmu.estimators.season import aligned, pattern, period
-from plmu.estimators.series import Array, Series, as_list, as_series, is_list_of_series
-from plmu.estimators.windows import PULLS, STRENGTHS, Part, Sums, best_ridge, blocks
+from plmu.estimators.series import Array, Clock, Series, as_list, as_series, is_list_of_series
+from plmu.estimators.windows import PULLS, STRENGTHS, Part, ScaledSeries, best_ridge, blocks
 from plmu.nn.forecast import LookbackForecast
 from plmu.stream import Stream
 
@@ -117,7 +117,7 @@ class Forecaster(Estimator):
             self.feature_names_in_ = np.array(series[0].names, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
-        self._clock = _Clock.of(series[0])
+        self._clock = Clock.of(series[0])
         kept = [self._validation_rows(one.values.shape[0]) for one in series]
         if validation_rows is not None:
             kept = _for_each(series, validation_rows, "validation_rows")
@@ -139,16 +139,20 @@ class Forecaster(Estimator):
         owners = list(range(len(series))) if names is None else _for_each(series, names, "names")
         self._mixed = len(set(owners)) > 1
         if self._mixed:
-            whole = {name: np.concatenate([one.values for one, its in zip(series, owners, strict=True) if its == name])
-                     for name in set(owners)}  # fmt: skip
-            own = {name: (rows.mean(axis=0), _scale(rows)) for name, rows in whole.items()}
+            own = {}
+            for name in set(owners):
+                mine = [place for place, owner in enumerate(owners) if owner == name]
+                rows = np.concatenate([past[place] for place in mine])
+                if len(rows) < 2:  # a series that is kept whole to choose by
+                    rows = np.concatenate([series[place].values for place in mine])
+                own[name] = (rows.mean(axis=0), _scale(rows))
             means, scales = [own[name][0] for name in owners], [own[name][1] for name in owners]
             self._unit = np.max(scales, axis=0)
         scaled = [
             torch.tensor(((one.values - mean) / scale).T, dtype=torch.float32)
             for one, mean, scale in zip(series, means, scales, strict=True)
         ]
-        data = _Data(scaled, kept, begun, channels, self.horizon)
+        data = ScaledSeries(scaled, kept, begun, channels, self.horizon)
         self.validation_ = self._choose(data, longest)
         self._last = [one.values[-self.model.lookback :].copy() for one in series]
         self._rows = [first + len(one.values) for first, one in zip(begun, series, strict=True)]
@@ -302,7 +306,7 @@ class Forecaster(Estimator):
         wanted = round(self.validation * rows) if self.validation < 1 else int(self.validation)
         return wanted if wanted >= self.horizon and rows - wanted >= 2 * self.horizon + 2 else 0
 
-    def _choose(self, data: _Data, longest: int) -> dict[str, Any]:
+    def _choose(self, data: ScaledSeries, longest: int) -> dict[str, Any]:
         """Compare options on the validation data, and set `model` to the best."""
         room = longest - self.horizon
         lookback = self.lookback or max(1, min(_LOOKBACK, room // 2))
@@ -342,7 +346,7 @@ class Forecaster(Estimator):
             "tried": tried,
         }
 
-    def _layer(self, data: _Data, lookback: int, amplitude: float | None, steps: int) -> LookbackForecast:
+    def _layer(self, data: ScaledSeries, lookback: int, amplitude: float | None, steps: int) -> LookbackForecast:
         """A layer for scaled series, without its readout."""
         season = 0 if amplitude is None else steps
         order = self.order or min(_ORDER, max(lookback // 2, min(lookback, 8)))
@@ -378,60 +382,3 @@ def _for_each(series: list[Series], given: Sequence[_Each], name: str) -> list[_
     if len(given) != len(series):
         raise ValueError(f"{name} must have one value for each of the {len(series)} series, got {len(given)}")
     return list(given)
-
-
-@dataclass(frozen=True)
-class _Data:
-    """Scaled series (channels, time), how many rows at the end of each are kept to choose by, and where each starts."""
-
-    series: list[Tensor]
-    kept: list[int]
-    starts: list[int]
-    channels: int
-    horizon: int
-
-    def past(self) -> list[Tensor]:
-        return [one[:, : one.shape[1] - rows] for one, rows in zip(self.series, self.kept, strict=True)]
-
-    def has_validation(self, lookback: int) -> bool:
-        return any(rows and one.shape[1] - rows >= lookback for one, rows in zip(self.series, self.kept, strict=True))
-
-    def sums(self, layer: LookbackForecast, limit: int) -> tuple[Sums, Sums | None]:
-        """Of the windows before the kept rows, and of those whose horizon lies in them."""
-        train = [Part(one, start) for one, start in zip(self.past(), self.starts, strict=True)]
-        valid = []
-        for one, rows, start in zip(self.series, self.kept, self.starts, strict=True):
-            first = one.shape[1] - rows - layer.lookback
-            if rows and first >= 0:
-                valid.append(Part(one[:, first:], start + first))
-        checked = Sums.of(layer, valid, self._stride(layer, valid, limit)) if valid else None
-        return Sums.of(layer, train, self._stride(layer, train, limit)), checked if checked and checked.count else None
-
-    def all_sums(self, layer: LookbackForecast, limit: int) -> Sums:
-        parts = [Part(one, start) for one, start in zip(self.series, self.starts, strict=True)]
-        return Sums.of(layer, parts, self._stride(layer, parts, limit))
-
-    def _stride(self, layer: LookbackForecast, parts: list[Part], limit: int) -> int:
-        """So that at most `limit` windows are taken; no divisor of a day, so that all phases are seen."""
-        stride = math.ceil(sum(one.windows(layer) for one in parts) * self.channels / limit)
-        while layer.season and stride > 1 and math.gcd(stride, layer.season) > 1:
-            stride += 1
-        return max(1, stride)
-
-
-@dataclass(frozen=True)
-class _Clock:
-    """Time stamps of the rows of `fit`."""
-
-    first: int
-    step: float
-
-    @classmethod
-    def of(cls, one: Series) -> _Clock | None:
-        if one.times is None or len(one.times) < 2:
-            return None
-        step = float(np.median(np.diff(one.times)))
-        return cls(int(one.times[0]), step) if step > 0 else None
-
-    def row(self, time: int) -> int:
-        return round((time - self.first) / self.step)

@@ -30,6 +30,24 @@ class Series:
         return values[:, 0] if self.flat else values
 
 
+@dataclass(frozen=True)
+class Clock:
+    """Time stamps of the rows of `fit`."""
+
+    first: int
+    step: float
+
+    @classmethod
+    def of(cls, one: Series) -> Clock | None:
+        if one.times is None or len(one.times) < 2:
+            return None
+        step = float(np.median(np.diff(one.times)))
+        return cls(int(one.times[0]), step) if step > 0 else None
+
+    def row(self, time: int) -> int:
+        return round((time - self.first) / self.step)
+
+
 def is_list_of_series(given: Any) -> bool:
     """Whether it is a list of arrays, tensors or frames, rather than nested lists of numbers."""
     return isinstance(given, list | tuple) and bool(given) and all(getattr(one, "shape", ()) for one in given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -95,6 +96,45 @@ class Sums:
         """The mean squared error of readouts (1 or channels, order, horizon)."""
         explained = (weight * (2 * self.cross - self.gram @ weight)).sum((1, 2))
         return float((self.square - explained).mean()) / self.cross.shape[2]
+
+
+@dataclass(frozen=True)
+class ScaledSeries:
+    """Scaled series (channels, time), how many rows at the end of each are kept to choose by, and where each starts."""
+
+    series: list[Tensor]
+    kept: list[int]
+    starts: list[int]
+    channels: int
+    horizon: int
+
+    def past(self) -> list[Tensor]:
+        return [one[:, : one.shape[1] - rows] for one, rows in zip(self.series, self.kept, strict=True)]
+
+    def has_validation(self, lookback: int) -> bool:
+        return any(rows and one.shape[1] - rows >= lookback for one, rows in zip(self.series, self.kept, strict=True))
+
+    def sums(self, layer: Reader, limit: int) -> tuple[Sums, Sums | None]:
+        """Of the windows before the kept rows, and of those whose horizon lies in them."""
+        train = [Part(one, start) for one, start in zip(self.past(), self.starts, strict=True)]
+        valid = []
+        for one, rows, start in zip(self.series, self.kept, self.starts, strict=True):
+            first = one.shape[1] - rows - layer.lookback
+            if rows and first >= 0:
+                valid.append(Part(one[:, first:], start + first))
+        checked = Sums.of(layer, valid, self._stride(layer, valid, limit)) if valid else None
+        return Sums.of(layer, train, self._stride(layer, train, limit)), checked if checked and checked.count else None
+
+    def all_sums(self, layer: Reader, limit: int) -> Sums:
+        parts = [Part(one, start) for one, start in zip(self.series, self.starts, strict=True)]
+        return Sums.of(layer, parts, self._stride(layer, parts, limit))
+
+    def _stride(self, layer: Reader, parts: list[Part], limit: int) -> int:
+        """So that at most `limit` windows are taken; no divisor of a day, so that all phases are seen."""
+        stride = math.ceil(sum(one.windows(layer) for one in parts) * self.channels / limit)
+        while layer.season and stride > 1 and math.gcd(stride, layer.season) > 1:
+            stride += 1
+        return max(1, stride)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import csv
 import sys
 from pathlib import Path
 
+from plmu.atomic import replacing
 from plmu.experiments import EXPERIMENTS, folders
 from plmu.training.errors import RunError
 from plmu.training.folder import naming
@@ -29,6 +30,6 @@ def predict(run: Path, file: Path, out: Path | None = None, quiet: bool = False)
     if out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows([list(found.columns), *rows])
         return
-    with naming(out), open(out, "w", encoding="utf-8", newline="") as stream:
+    with naming(out), replacing(out) as path, open(path, "w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows([list(found.columns), *rows])
     print(f"wrote {out}", file=sys.stderr)
