@@ -73,6 +73,8 @@ class Descriptor:
         self.block_type = SimpleNamespace(shape=tile, nbytes=math.prod(tile) * tensor.element_size())
 
     def tile(self, at: list[int]) -> Tensor:
+        if at[-1] * self.values.element_size() % 16:
+            raise RuntimeError(f"illegal instruction: the copy engine cannot begin at element {at[-1]} of a row")
         found = torch.zeros(self.block_type.shape, dtype=self.dtype)
         spans = list(zip(at, self.block_type.shape, self.values.shape, strict=True))
         kept = [(max(begin, 0), max(min(begin + size, end), begin, 0), begin) for begin, size, end in spans]
@@ -191,7 +193,9 @@ def kernels() -> dict[str, Any]:
     )
     gluon = ModuleType("gluon")
     vars(gluon).update(
-        jit=lambda function: function, constexpr_function=lambda function: function, language=_language()
+        jit=lambda function=None, **_: function or (lambda kernel: kernel),
+        constexpr_function=lambda function: function,
+        language=_language(),
     )
     experimental = ModuleType("triton.experimental")
     vars(experimental).update(gluon=gluon)

@@ -21,6 +21,8 @@ SHAPES = {
     "states before chunks": (1, 130, 72, 8, 2, [300.0]),
     "windows": (1, 66, 24, 8, 2, [3.0, 2.0, 4.0]),
     "windows that end within a tile": (1, 9, 136, 8, 1, [2.0, 3.0]),
+    "windows of few channels": (1, 20, 24, 8, 2, [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]),
+    "windows that need one more tile": (1, 9, 488, 8, 1, [2.0, 3.0, 40.0, 5.0, 6.0, 70.0, 8.0, 9.0]),
     "short and long windows": (2, 70, 24, 16, 3, [4.0, 90.0]),
 }
 

@@ -6,8 +6,9 @@ makes the next tile of m while the matrix units are still busy with the last one
 pass through rings of buffers; a barrier says when a buffer is full and another when it is empty again.
 
 Half precision only. The copy engine needs rows that are multiples of 16 bytes, and fills what lies outside with zeros.
-GROUPS: as in `triton_chunked`. A tile may begin in one group and reach into the next. What it has of that is left out
-of m where groups are groups of inputs, and not stored where they are of outputs.
+GROUPS: as in `triton_chunked`. The copy engine begins at multiples of 8 channels, so a tile may have channels of the
+groups beside its own. They are left out of m where groups are of inputs, and not stored where they are of outputs.
+UNIT: the largest common divisor of 8 and the channels of a group.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+# Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
+COUNTS = ("time", "chunks", "total", "whole", "work", "share")
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
 
 
@@ -53,12 +56,19 @@ def _past_of(
 
 
 @gluon.jit
-def _tile(number, channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr = 1):
-    """The group of a tile of channels, its first channel, and where the group ends."""
+def _tiles(channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
+    """How many tiles cover a group wherever it begins; as `launch` counts them."""
+    return gl.cdiv(channels // GROUPS + (8 - UNIT if GROUPS > 1 else 0), WIDTH)
+
+
+@gluon.jit
+def _tile(number, channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
+    """The group of a tile of channels, its first channel, and where the group begins and ends."""
     width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
-    tiles = gl.cdiv(width, WIDTH)
+    tiles = _tiles(channels, GROUPS, WIDTH, UNIT)
     group = number // tiles if GROUPS > 1 else 0
-    return group, group * width + (number - group * tiles) * WIDTH, (group + 1) * width
+    begin = group * width
+    return group, begin // 8 * 8 + (number - group * tiles) * WIDTH, begin, begin + width
 
 
 @gluon.jit
@@ -81,7 +91,7 @@ def _fetch_for_project(
     given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
-    BLOCKS: gl.constexpr, TILES: gl.constexpr,
+    BLOCKS: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """For each block of inputs those of both chunks and their past; for each turn a tile of the weight and, unless all
     of them stay, the tables of one order. It runs ahead into the program's next piece of work."""
@@ -97,10 +107,10 @@ def _fetch_for_project(
             tma.async_copy_global_to_shared(powers, [k * CHUNK, 0], tables_full, ps.index(k))
     block, turn = 0, 0  # counted over all work of the program
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
-        number, tile, begin, end, _halved = _work(item, whole, pairs, BLOCKS * gl.cdiv(inputs // BLOCKS, WIDTH))
-        own, first_out, _last_out = _tile(tile, outputs, TILES, OUT)
+        number, tile, begin, end, _halved = _work(item, whole, pairs, BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT))
+        own, first_out, _begin, _end = _tile(tile, outputs, TILES, OUT, UNIT)
         for at_block in range(begin, end):
-            group, first, _limit = _tile(at_block, inputs, BLOCKS, WIDTH)
+            group, first, _begin, _end = _tile(at_block, inputs, BLOCKS, WIDTH, UNIT)
             half = block % 2
             mbarrier.wait(block_empty.index(half), ((block // 2) & 1) ^ 1)
             full = block_full.index(half)
@@ -154,13 +164,13 @@ def _memory_tile(
 
 
 @gluon.jit
-def _within(m, block, inputs, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, MASKED: gl.constexpr):
-    """m of a block of inputs, without those of the next group."""
+def _within(m, block, inputs, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr):
+    """m of a block of inputs, without those of other groups."""
     if MASKED:
-        _group, first, limit = _tile(block, inputs, BLOCKS, WIDTH)
+        _group, first, begin, end = _tile(block, inputs, BLOCKS, WIDTH, UNIT)
         narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
         column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, narrow))
-        m = gl.where((column < limit)[None, :], m, 0.0)
+        m = gl.where(((column >= begin) & (column < end))[None, :], m, 0.0)
     return m
 
 
@@ -188,14 +198,14 @@ def _multiply_for_project(
         mbarrier.wait(tables_full, 0)
     base, blocks_before = 0, 0  # turns and blocks of earlier work
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
-        number, tile, begin, end, halved = _work(item, whole, pairs, BLOCKS * gl.cdiv(inputs // BLOCKS, WIDTH))
-        _own, first_out, last_out = _tile(tile, outputs, TILES, OUT, UNIT)
+        number, tile, begin, end, halved = _work(item, whole, pairs, BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT))
+        _own, first_out, own_begin, own_end = _tile(tile, outputs, TILES, OUT, UNIT)
         turns = ORDER * (end - begin)
         acc = gl.zeros((CHUNK, OUT), gl.float32, wide)
         token, half = _memory_tile(
             c, buffers, barriers, base, 0, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
         )
-        found = _within(warpgroup_mma_wait(0, deps=(token,)), begin, inputs, BLOCKS, WIDTH, MASKED)
+        found = _within(warpgroup_mma_wait(0, deps=(token,)), begin, inputs, BLOCKS, WIDTH, MASKED, UNIT)
         m = gl.convert_layout(found.to(operand), left)
         if ORDER == 1:
             mbarrier.arrive(block_empty.index(half), count=1)
@@ -212,7 +222,7 @@ def _multiply_for_project(
             mbarrier.arrive(turn_empty.index((base + turn) % STAGES), count=1)
             if (turn + 1) % ORDER == ORDER - 1:
                 mbarrier.arrive(block_empty.index(half), count=1)
-            found = _within(found, begin + (turn + 1) // ORDER, inputs, BLOCKS, WIDTH, MASKED)
+            found = _within(found, begin + (turn + 1) // ORDER, inputs, BLOCKS, WIDTH, MASKED, UNIT)
             m = gl.convert_layout(found.to(operand), left)
         base += turns
         blocks_before += end - begin
@@ -239,12 +249,14 @@ def _multiply_for_project(
             output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, in_rows))
             whole_rows = outputs // 8 * 8  # which it is: for the compiler to see that 16 bytes go at once
             place = o + (sequence.to(gl.int64) * time + moment[:, None]) * whole_rows + output[None, :]
-            limit = whole_rows if TILES == 1 else last_out
+            limit = whole_rows if TILES == 1 else own_end
             inside = (moment[:, None] < time) & (output[None, :] < limit) & (number + c < total)
+            if TILES > 1:
+                inside &= output[None, :] >= own_begin
             gl.store(place, gl.convert_layout(gl.convert_layout(acc.to(operand), halfway), in_rows), mask=inside)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=COUNTS)
 def project(
     u, past, weight, toeplitz, powers, o, sums_of_halves, flags, time, inputs, outputs, stride, chunks, total, whole,
     work,
@@ -255,8 +267,7 @@ def project(
     """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
 
     `weight` is (outputs, ORDER · stride), or (inputs, ORDER · stride) if REVERSED. RESIDENT: the tables of all orders
-    stay in fast memory; of one group only. MASKED: tiles of inputs reach into the next group. UNIT: a number that the
-    outputs of a group are a multiple of.
+    stay in fast memory; of one group only. MASKED: tiles of inputs have some of other groups.
     """
     BLOCKS: gl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: gl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
@@ -301,7 +312,7 @@ def project(
             (_multiply_for_project, (
                 1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, BLOCKS, TILES, MASKED, UNIT)),
             (_fetch_for_project, (
-                fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES)),
+                fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, UNIT)),
         ],
         [4, 1],
         [232, 40],
@@ -357,7 +368,7 @@ def _multiply_for_weight(
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """Order i + c of the program: mᵀ of the next chunk, then into the gradient; as above."""
-    buffers, barriers, partial, i, column, limit, first_out, share, begin, end, channels, out = given
+    buffers, barriers, partial, i, column, own_begin, own_end, first_out, share, begin, end, channels, out = given
     us, _, gs, _, _ = buffers
     _, empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
@@ -378,21 +389,21 @@ def _multiply_for_weight(
     channel = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, wide))
     output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
     place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels) + (i + c) * channels + channel[:, None]
-    inside = (output[None, :] < out) & (channel[:, None] < limit) & (i + c < ORDER)
+    inside = (output[None, :] < out) & (channel[:, None] >= own_begin) & (channel[:, None] < own_end) & (i + c < ORDER)
     gl.store(partial + place, acc.to(partial.dtype.element_ty), mask=inside)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=COUNTS)
 def weight_gradient(
     u, past, gradient, toeplitz, powers, partial, channels, out, chunks, total, share,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, HISTORY: gl.constexpr, GROUPS: gl.constexpr,
+    STAGES: gl.constexpr, HISTORY: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Σ m gradientᵀ over `share` of the `total` chunks, for OUT outputs and WIDTH channels of two orders, into partial
     (shares, out, ORDER, channels)."""
     orders: gl.constexpr = (ORDER + 1) // 2
     i = 2 * (gl.program_id(0) % orders)
-    group, column, limit = _tile(gl.program_id(0) // orders, channels, GROUPS, WIDTH)
+    group, column, own_begin, own_end = _tile(gl.program_id(0) // orders, channels, GROUPS, WIDTH, UNIT)
     first_out = gl.program_id(1) * OUT
     begin = gl.program_id(2) * share
     end = gl.minimum(begin + share, total)
@@ -414,7 +425,10 @@ def weight_gradient(
     buffers = (us, ss, gs, ts, ps)
     barriers = (full, empty, tables.index(0))
     fetching = (tensors, buffers, barriers, group * ORDER + i, column, first_out, begin, end, chunks)
-    given = (buffers, barriers, partial, i, column, limit, first_out, gl.program_id(2), begin, end, channels, out)
+    given = (
+        buffers, barriers, partial, i, column, own_begin, own_end, first_out, gl.program_id(2), begin, end, channels,
+        out,
+    )  # fmt: skip
     gl.warp_specialize(
         [
             (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES)),

@@ -388,11 +388,13 @@ def _hopper_project(
     holds that until what runs beside it is launched."""
     chunks, programs = tiles(time, CHUNK), _multiprocessors(device)
     blocks, across = (1, groups) if reversed else (groups, 1)  # groups of inputs and of outputs
-    out = OUT if outputs // across > 128 else 128 if outputs // across > 64 else 64
+    unit = math.gcd((outputs if reversed else inputs) // groups, 8)
+    across_each = outputs // across + (8 - unit if across > 1 else 0)
+    out = OUT if across_each > 128 else 128 if across_each > 64 else 64
     resident = order <= MOST_RESIDENT and groups == 1
     stages = next(n for n in (4, 3, 2) if _shared(rows, CHUNK, out, n, order if resident else n) <= SHARED)
-    columns = across * tiles(outputs // across, out)
-    whole, halved = _division(tiles(batch * chunks, 2) * columns, blocks * tiles(inputs // blocks, WIDTH), programs)
+    columns, depth = _covering(outputs, across, out), _covering(inputs, blocks, WIDTH)
+    whole, halved = _division(tiles(batch * chunks, 2) * columns, depth, programs)
     work = whole + 2 * halved
     channels = outputs if reversed else inputs
     shape = (inputs, order * channels) if reversed else (outputs, order * channels)
@@ -412,10 +414,17 @@ def _hopper_project(
         "STAGES": stages,
     }
     constants |= {"RESIDENT": resident, "HISTORY": history, "REVERSED": reversed, "GROUPS": groups}
-    constants |= {"MASKED": bool(blocks > 1 and inputs // blocks % WIDTH), "UNIT": math.gcd(outputs // across, 8)}
+    constants |= {"MASKED": bool(blocks > 1 and inputs // blocks % WIDTH), "UNIT": unit}
     numbers = (time, inputs, outputs, channels, chunks, batch * chunks, whole, work)
     launch = Launch(_hopper, "project", (min(work, programs),), numbers, constants, tiled=tiled, num_warps=4)
     return launch, halved * 2 * CHUNK * out, 2 * halved
+
+
+def _covering(channels: int, groups: int, width: int) -> int:
+    """How many tiles of so many channels cover all groups. Like the copy engine they begin at multiples of 8 channels,
+    so a tile may have up to 7 before those of its group."""
+    each = channels // groups
+    return groups * tiles(each + (8 - math.gcd(each, 8) if groups > 1 else 0), width)
 
 
 def _division(tiles: int, blocks: int, programs: int) -> tuple[int, int]:
@@ -446,7 +455,7 @@ def _hopper_weight_gradient(
 ) -> tuple[Launch, int]:
     """`weight_gradient` by the kernel for Hopper, and how many shares the sum over all chunks is cut into."""
     chunks = tiles(time, CHUNK)
-    columns, outputs = tiles(order, 2) * groups * tiles(channels // groups, WIDTH), tiles(out, OUT)
+    columns, outputs = tiles(order, 2) * _covering(channels, groups, WIDTH), tiles(out, OUT)
     share, shares = _shared_out(batch * chunks, columns * outputs, device)
     tiled = (
         ((batch, time, channels), (1, CHUNK, WIDTH)),
@@ -457,6 +466,7 @@ def _hopper_weight_gradient(
     )
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": OUT}
     constants |= {"STAGES": 3 if rows > 32 else 4, "HISTORY": history, "GROUPS": groups}
+    constants |= {"UNIT": math.gcd(channels // groups, 8)}
     numbers, grid = (channels, out, chunks, batch * chunks, share), (columns, outputs, shares)
     return Launch(_hopper, "weight_gradient", grid, numbers, constants, tiled=tiled, num_warps=4), shares
 

@@ -21,6 +21,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
+COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share")
+
 
 @triton.jit
 def _tile(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
@@ -46,7 +49,7 @@ def _segment(segments, sequence, moment, time):
     return tl.where(moment < time, found, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def carry(
     u, taps, advance, leap, first, segments, ends, before, last, time, channels, chunks, runs, run_size,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
@@ -119,7 +122,7 @@ def carry(
         tl.store(ends + place, state, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def finish(
     u, taps, advance, before, last, time, channels, length,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
@@ -236,7 +239,7 @@ def _tables(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERS
     return kernel, tl.load(powers + (i * CHUNK + step) * ROWS + tl.arange(0, ROWS)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def all_states(
     u, toeplitz, powers, states, segments, m, time, channels, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
@@ -256,7 +259,7 @@ def all_states(
     tl.store(place, value, mask=(moment < time) & (column < channels))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def states_gradient(
     gradient, toeplitz, powers, segments, of_u, of_states, time, channels, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
@@ -285,7 +288,7 @@ def states_gradient(
     tl.store(place, for_state, mask=(row < ORDER) & (column < channels))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def project(
     u, weight, toeplitz, powers, states, segments, o, time, inputs, outputs, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
@@ -337,7 +340,7 @@ def project(
     tl.store(place, total.to(o.dtype.element_ty), mask=(moment < time) & (columns < end))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def weight_gradient(
     u, gradient, toeplitz, powers, states, segments, partial, time, channels, out, chunks, batch, share,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
@@ -378,7 +381,7 @@ def weight_gradient(
     tl.store(partial + place, total.to(partial.dtype.element_ty), mask=(outputs[:, None] < out) & (column < limit))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def add_through_ends(
     of_u, taps, of_states, segments, time, channels, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
