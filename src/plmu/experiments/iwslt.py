@@ -43,7 +43,8 @@ class IWSLT(Experiment):
         chosen = {"plmu": PlmuModel(), "lstm": LSTMModel(), "bpe": BpeModel()}[self.check(model)]
         training = TrainingConfig(
             epochs=30,
-            batch_tokens=4_096,
+            batch_tokens=8_192,
+            evaluate_every=3,
             optimizer="muon",
             learning_rate=2e-3,
             weight_decay=0.1,
