@@ -235,7 +235,7 @@ def test_the_cache_drops_what_was_least_used_but_nothing_that_is_to_be_kept(cach
 def test_what_a_cuda_graph_captures_is_kept(monkeypatch: pytest.MonkeyPatch, cache_limit: SetLimit) -> None:
     """A graph has the addresses. What is compiled may be captured later, and reads the tensor without asking."""
     gpu = {"dtype": torch.float32, "device": torch.device("cuda")}
-    monkeypatch.setattr("plmu.systems._cast", lambda value, dtype, device: value.to(dtype))  # which stays on the CPU
+    monkeypatch.setattr("plmu.derived._cast", lambda value, dtype, device: value.to(dtype))  # which stays on the CPU
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     system = plmu.DelayNetwork(4, 6.25).discretize()

@@ -8,6 +8,8 @@ import itertools
 import operator
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 Key = tuple[str, tuple[int, ...], torch.dtype, torch.device]
 
 MOST_NUMBERS = 4096  # results of `LinearSystem.numbers` that one system keeps
+MOST_ROUTES = 256  # of `plmu.ops.routes`
 
 _lock = threading.RLock()
 _uses = itertools.count()
@@ -64,6 +67,13 @@ def constants_of(A: Tensor, B: Tensor) -> Constants:
         return _of_systems.setdefault(key.digest(), Constants())
 
 
+@dataclass
+class _Route:
+    what: Any
+    uses: tuple[Tensor, ...]
+    used: int  # when last
+
+
 class Constants:
     """Derived tensors of one system.
 
@@ -75,6 +85,7 @@ class Constants:
         self._entries: dict[Key, Tensor] = {}
         self._used: dict[Key, int] = {}  # when each entry was last used
         self._kept: dict[Key, Tensor] = {}
+        self._routes: dict[Any, _Route] = {}
         self.numbers: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}
 
     def __del__(self) -> None:
@@ -110,14 +121,32 @@ class Constants:
                 del self.numbers[next(iter(self.numbers))]
             self.numbers[key] = values
 
+    def route(self, key: Any) -> Any:
+        """What `keep_route` kept under that key, or None."""
+        found = self._routes.get(key)
+        if found is None:
+            return None
+        found.used = next(_uses)
+        return found.what
+
+    def keep_route(self, key: Any, what: Any, uses: tuple[Tensor, ...]) -> None:
+        """Keep something that holds constants, until one of this system's is dropped."""
+        with _lock:
+            while len(self._routes) >= MOST_ROUTES:
+                del self._routes[next(iter(self._routes))]
+            self._routes[key] = _Route(what, uses, next(_uses))
+
     def drop(self, key: Key) -> None:
+        self._routes.clear()
         delattr(self, self.name(key))
         del self._used[key]
         _count(-self._entries.pop(key).nbytes)
 
     def entries(self) -> Iterator[tuple[int, Key, Tensor]]:
         """When each was last used, its key, and the tensor; without those that are kept."""
-        return ((self._used[key], key, value) for key, value in self._entries.items())
+        for key, value in self._entries.items():
+            by_routes = (one.used for one in self._routes.values() if any(value is used for used in one.uses))
+            yield max(self._used[key], *by_routes, 0), key, value
 
     def _find(self, key: Key, keep: bool) -> Tensor | None:
         if key in self._entries:

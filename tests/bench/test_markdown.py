@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md are what the committed results say."""
+"""The tables of the pages on performance are what the committed results say."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from plmu.bench import markdown
 from plmu.cli import main
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = [ROOT / "docs" / name for name in ("performance.md", "performance-record.md")]
 
 
 def _place(name: str, within: str = "") -> str:
@@ -50,15 +50,15 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md", "docs/performance-record.md"])
 def test_a_page_shows_the_committed_results(name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     assert page == markdown.fill(page, ROOT / "results"), f"run: plmu report --readme {name}"
 
 
-def test_the_page_on_performance_has_every_table() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- bench ([\w-]+): begin -->", page)) == set(markdown.TABLES)
+def test_the_pages_on_performance_have_every_table_once() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert sorted(re.findall(r"<!-- bench ([\w-]+): begin -->", pages)) == sorted(markdown.TABLES)
 
 
 def test_whole_layers_are_compared_where_parameters_match(results: Path) -> None:

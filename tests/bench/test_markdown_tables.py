@@ -155,3 +155,32 @@ def test_cpu() -> None:
 )
 def test_no_number_is_a_power_of_ten(value: float, digits: int, shown: str) -> None:
     assert markdown._number(value, digits) == shown
+
+
+def test_calls_of_whole_layers() -> None:
+    times = {"forward": 0.1234, "both": 0.5}
+    row = {"shape": "s", "layer": "with encoder", "host, ms": times, "eager, ms": {"forward": 1.0, "both": 2.0}}
+    row |= {"graph, ms": {**times, "GEMMs both": 9.0}, "over the GEMMs": {"forward": 1.25, "both": 1.3}}
+    header, found = cells("calls", {"whole layers": [row]})
+    assert dict(zip(header, found, strict=True)) == {
+        "shape": "s",
+        "layer": "with encoder",
+        "host": "0.123 / 0.500",
+        "eager": "1.00 / 2.00",
+        "graph": "0.123 / 0.500",
+        "graph over GEMMs": "1.25 / 1.30",
+    }
+
+
+def test_several_windows_over_one() -> None:
+    row = {"shape": "s", "windows": [4.0, 16.5], "graph, ms": {"one": 1.0, "several": 1.1, "several, forward": 9.0}}
+    row["several over one"] = {"graph, both": 1.09, "eager, both": 1.02, "graph, forward": 9.0}
+    header, found = cells("windows", {"windows": [row]})
+    assert dict(zip(header, found, strict=True)) == {
+        "shape": "s",
+        "windows": "4, 16.5",
+        "one, ms graph": "1.00",
+        "several, ms graph": "1.10",
+        "ratio, graph": "1.09",
+        "ratio, eager": "1.02",
+    }

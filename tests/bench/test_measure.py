@@ -53,6 +53,21 @@ def test_nine_rounds_of_a_fiftieth_of_a_second_unless_told(
     assert len(clock.called) == 3 + 9 * (1 + 2)
 
 
+def test_the_host_s_time_ends_when_a_call_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waits = Clock(monkeypatch), list[int]()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(len(clock.called)))
+    assert measure.host_seconds(clock.candidate("a", 0.25), rounds=3, repeats=4) == pytest.approx(0.25)
+    assert waits == [1, 5, 9, 13], "nothing waits between the calls of a round"
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cpu", 0), ("cuda", 1)])
+def test_the_first_call_is_timed_to_its_end(device: str, waits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "synchronize", clock.candidate("wait", 10.0))
+    assert measure.first_seconds(clock.candidate("a", 0.5), device) == 0.5 + 10 * waits
+    assert clock.called == ["a"] + ["wait"] * waits
+
+
 def test_what_takes_no_time_is_not_called_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     assert measure.medians({"a": clock.candidate("a", 0.0)}, rounds=1, least=1e-6) == {"a": 0.0}

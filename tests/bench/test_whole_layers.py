@@ -36,6 +36,7 @@ def test_every_layer_has_a_row() -> None:
         assert (row["shape"], row["order"], row["time"], row["budget"]) == (str(SHAPE), 16, 20, 1024)
         assert row["milliseconds forward"] > 0
         assert row["milliseconds forward and backward"] > 0
+        assert row["seconds of the first call"] > 0
         assert row["matched"] == (abs(row["parameters"] / 1024 - 1) <= 0.05)
         assert (row["times ours"] == 1) == (row["layer"] == "ours")
         assert math.isfinite(row["times ours"])
@@ -109,12 +110,42 @@ def test_layers_run_as_graphs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     monkeypatch.setattr(whole_layers, "checked", lambda layer, x: {})
     monkeypatch.setattr(whole_layers, "graphed", lambda call: ("graph", call))
+    asked = []
+
+    def eager(forward: Any, both: Any, device: str, rounds: int) -> dict[str, Any]:
+        asked.append((forward().requires_grad, len(both()), device, rounds))
+        return {"milliseconds eager": {"forward": 1.0, "both": 3.0}}
+
+    monkeypatch.setattr(whole_layers, "eager", eager)
+    monkeypatch.setattr(whole_layers, "first_seconds", lambda call, device: len(call()))
     rows = whole_layers.compared(SHAPE, 256, torch.bfloat16, "meta", 2)
     assert rows[0]["dtype"] == "bfloat16"
+    assert asked == [(False, 1 + weights, "meta", 2) for weights in (2, 2, 4)], "forward alone, then all gradients"
+    timed = [row for row in rows if "skipped" not in row]
+    assert [row["seconds of the first call"] for row in timed] == [3, 3, 5], "with the gradients of all weights"
+    assert all(row["milliseconds eager"] == {"forward": 1.0, "both": 3.0} for row in timed)
     for calls in clock.calls:
         assert [kind for kind, _ in calls.values()] == ["graph"] * 3
     for one in clock.calls[1].values():
         assert {value.dtype for value in one[1]()} == {torch.bfloat16}
+
+
+def test_eager_calls_have_their_time_that_of_the_host_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward() -> None: ...
+    def both() -> None: ...
+
+    def medians(calls: dict[str, Any], *, device: str, rounds: int) -> dict[str, float]:
+        assert (calls, device, rounds) == ({"forward": forward, "both": both}, "cuda", 3)
+        return {"forward": 0.1, "both": 0.3}
+
+    monkeypatch.setattr(whole_layers, "medians", medians)
+    monkeypatch.setattr(whole_layers, "host_seconds", lambda call, rounds: {forward: 0.01, both: 0.02}[call] * rounds)
+    monkeypatch.setattr(whole_layers, "peak_memory", lambda call: {both: 77}[call])
+    assert whole_layers.eager(forward, both, "cuda", 3) == {
+        "milliseconds eager": {"forward": 100.0, "both": 300.0},
+        "milliseconds of the host": {"forward": 30.0, "both": 60.0},
+        "peak memory, bytes": 77,
+    }
 
 
 @pytest.mark.parametrize(

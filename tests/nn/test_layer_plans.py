@@ -13,9 +13,9 @@ from torch import Tensor
 import plmu
 from plmu import LMU, DelayLayer, ParallelLMU
 from plmu.nn import coupled, original
-from plmu.ops import chunked, fft, fused, recurrent, toeplitz
-from plmu.ops.gpu import all_states, launch
-from plmu.ops.plan import known_plan
+from plmu.ops import chunked, fft, recurrent, toeplitz
+from plmu.ops.gpu import all_states, launch, projection
+from plmu.ops.plan import known_plan, known_plan_of_groups
 from plmu.ops.rates import DEVICES
 
 MULTI = plmu.LinearSystem([[0.9, 0.2], [-0.2, 0.9]], [[1.0, 0.3, 0.1], [0.5, -1.0, 0.4]])
@@ -46,6 +46,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 
     for kind in ("states", "project", "final_state"):
         watch(plmu.ops, kind, lambda *_, kind=kind: found.kinds.append(kind))
+    real = plmu.ops.project_groups
+
+    def project_groups(*given: Any) -> Any:
+        found.kinds += ["project"] * ((answer := real(*given)) is not None)
+        return answer
+
+    monkeypatch.setattr(plmu.ops, "project_groups", project_groups)
     for module in (recurrent, toeplitz, fft):
         name = module.__name__.split(".")[-1]
         watch(module, "states", lambda *_, name=name: found.algorithms.append((name,)))
@@ -53,7 +60,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         chunked, "states", lambda *given: found.algorithms.append(("chunked", 1 if given[4] is not None else given[5]))
     )
     watch(chunked, "project", lambda *given: found.algorithms.append(("chunked", *given[6:])))
-    watch(fused, "project", lambda *_: found.algorithms.append(("fused",)))
+    watch(projection, "project", lambda *_: found.algorithms.append(("fused",)))
     watch(all_states, "states", lambda *_: found.algorithms.append(("fused",)))
     watch(coupled, "states", lambda *_: found.algorithms.append(("coupled",)))
     watch(original._Loop, "advance", lambda *_: found.algorithms.append(("step by step",)))
@@ -68,9 +75,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     monkeypatch.setattr(all_states, "_states", lambda u, first, segments, *rest: (
         u.new_zeros(*u.shape[:2], rest[0].shape[0], u.shape[2]),
         u.new_zeros(u.shape[0], rest[0].shape[0], u.shape[2], dtype=torch.float32)))  # fmt: skip
-    known_plan.cache_clear()
+    for cached in (known_plan, known_plan_of_groups):
+        cached.cache_clear()
     yield found
-    known_plan.cache_clear()
+    for cached in (known_plan, known_plan_of_groups):
+        cached.cache_clear()
 
 
 def _launched(calls: Calls, u: Tensor, segments: Tensor | None, weight: Tensor, out: int) -> tuple[Tensor, tuple]:
@@ -150,7 +159,7 @@ def check(plan: plmu.Plan, calls: Calls, layer: plmu.nn.Steppable, time: int) ->
         assert calls.kernels == ({"library"} if plan.algorithm == "coupled" else set())
         assert plan.kernel == "library"
         return
-    groups = layer.memory.groups
+    groups = 1 if "groups of channels in one launch" in plan.reason else layer.memory.groups
     assert calls.kinds == [plan.kind] * groups
     if plan.kind == "final_state":
         assert plan.algorithm == "product"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import plmu
 from plmu.ops import Option, fused
-from plmu.ops.gpu import all_states, launch, tables
+from plmu.ops.gpu import all_states, launch, projection, tables
 from plmu.ops.plan import known_plan
 
 pytestmark = needs_kernels
@@ -252,12 +252,13 @@ def test_torch_accepts_the_operators() -> None:
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     segments = (torch.rand(u.shape[:2], device=DEVICE) < 0.1).cumsum(1, dtype=torch.int32)
     for marks in (None, segments):
-        torch.library.opcheck(fused._project, (u, weight, first, marks, powers, *matrices, 0, 2), test_utils=checks)
+        given = (u, weight, first, marks, powers, *matrices, 0, 2, 1)
+        torch.library.opcheck(projection._project, given, test_utils=checks)
         torch.library.opcheck(all_states._states, (u, first, marks, *matrices, 2), test_utils=checks)
     steps = tables.history(system, torch.float16)
     assert steps == 32
-    given = (u, weight, None, None, None, *tables.tables(u, system, steps, 2), steps, 2)
-    torch.library.opcheck(fused._project, given, test_utils=checks)
+    given = (u, weight, None, None, None, *tables.tables(u, system, steps, 2), steps, 2, 1)
+    torch.library.opcheck(projection._project, given, test_utils=checks)
 
 
 def test_compiled() -> None:

@@ -8,6 +8,7 @@ from closeness import within
 from reference import at_end, masked, recurrence
 
 import plmu
+from plmu.ops.gpu import direct
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -83,6 +84,26 @@ def test_a_thread_that_has_not_called_cuda_yet():
     thread.join()
     torch.testing.assert_close(found[0], o.detach(), rtol=0, atol=0)
     torch.testing.assert_close(torch.autograd.grad(o, (u, weight), ones), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("theta", [6.0, 300.0, [4.0, 300.0]], ids=["inputs before chunks", "states", "windows"])
+def test_kernels_that_are_launched_directly_answer_as_by_triton(dtype, theta, monkeypatch):
+    layer = plmu.ParallelLMU(64, 88, order=4, theta=theta, encoder=False, algorithm="fused").cuda().to(dtype)
+    x = torch.randn(3, 300, 64, device="cuda", dtype=dtype, requires_grad=True)
+    made = []
+    real = direct.Launch._launcher
+    monkeypatch.setattr(direct.Launch, "_launcher", lambda *given: made.append(given) or real(*given))
+
+    def results():
+        out, last = layer(x)
+        return out, last, *torch.autograd.grad(out.sin().sum() + last.sin().sum(), (x, *layer.parameters()))
+
+    first, again, third = results(), results(), results()
+    assert made or torch.version.hip, "this version of Triton is known"
+    monkeypatch.setattr(direct, "_hooked", lambda: True)
+    for one in zip(first, again, third, results(), strict=True):
+        assert all(torch.equal(value, one[0]) for value in one[1:])
 
 
 @pytest.mark.parametrize("captured", [False, True])

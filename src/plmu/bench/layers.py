@@ -1,6 +1,7 @@
 """`plmu bench layers`: how fast W_m m is.
 
-- *whole layers*: beside linear attention, causal attention, Mamba-2 and an LSTM with as many parameters.
+- *whole layers*: beside linear attention, causal attention, Mamba-2 and an LSTM with as many parameters; as CUDA graphs
+  and eager, with host time, peak memory and the time of the first call.
 - *over the GEMM*: beside its limit, the GEMM `m @ W` with m in memory already, and beside the paper's FFT.
 - *auto against every algorithm*: whether the plan chooses the fastest; eager, as CUDA graphs, and with resets.
 - *length*: tokens per second from short sequences to long ones.

@@ -194,6 +194,37 @@ def isolation(found: Found) -> str:
     return _table(["shape", "bf16 forward", "bf16 both", "fp32 forward", "fp32 both"], lines.values())
 
 
+def calls(found: Found) -> str:
+    """Whole layers as they are called; times are forward / both."""
+
+    def pair(values: Found, digits: int = 3) -> str:
+        return " / ".join(_number(values[way], digits) for way in ("forward", "both"))
+
+    lines = [
+        [
+            row["shape"],
+            row["layer"],
+            *(pair(row[kind]) for kind in ("host, ms", "eager, ms", "graph, ms", "over the GEMMs")),
+        ]
+        for row in found["whole layers"]
+    ]
+    return _table(["shape", "layer", "host", "eager", "graph", "graph over GEMMs"], lines)
+
+
+def windows(found: Found) -> str:
+    """Layers with several windows over the same with one, forward and backward."""
+    lines = [
+        [
+            row["shape"],
+            ", ".join(f"{theta:g}" for theta in row["windows"]),
+            *(_number(row["graph, ms"][name]) for name in ("one", "several")),
+            *(_number(row["several over one"][way]) for way in ("graph, both", "eager, both")),
+        ]
+        for row in found["windows"]
+    ]
+    return _table(["shape", "windows", "one, ms graph", "several, ms graph", "ratio, graph", "ratio, eager"], lines)
+
+
 def cpu(found: Found) -> str:
     lines = [
         [row["name"], row["ours"], _number(row["milliseconds"]), _number(row["ratio"]), row["bar"]]
@@ -222,6 +253,7 @@ def keras_lmu(found: Found) -> str:
     return _table(["shape, output", "plmu, ms", *forms, "error of plmu", "error of keras-lmu"], lines)
 
 
+_CALLS = ("bench-calls-cuda.json", "python -m benchmarks.calls --json results/bench-calls-cuda.json")
 _LAYERS = ("bench-layers-cuda.json", "plmu bench layers --device cuda")
 # For each table its file, the command that writes the file, and what makes the table.
 TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
@@ -234,6 +266,8 @@ TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
     "choices-eager": (*_LAYERS, choices("auto against every algorithm")),
     "choices-resets": (*_LAYERS, choices("with resets, as graphs")),
     "length": (*_LAYERS, length),
+    "calls": (*_CALLS, calls),
+    "windows": (*_CALLS, windows),
     "training": ("bench-training-time-cuda.json", "plmu bench training-time --device cuda", training),
     "growth": ("bench-complexity-cuda.json", "plmu bench complexity --device cuda", growth),
     "answers": ("answers.json", "python -m benchmarks.answers --json results/answers.json", answers),

@@ -72,6 +72,29 @@ def _once(call: Call, repeats: int, device: str) -> float:
     return float(begin.elapsed_time(end)) / 1e3 / repeats
 
 
+def host_seconds(call: Call, *, rounds: int = 9, repeats: int = 20) -> float:
+    """Median seconds until a call on a GPU returns, while its kernels may still wait or run."""
+    call()
+    found = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(repeats):  # far fewer launches than a GPU's queue takes
+            call()
+        found.append((time.perf_counter() - start) / repeats)
+    torch.cuda.synchronize()
+    return median(found)
+
+
+def first_seconds(call: Call, device: str) -> float:
+    """Seconds of a single call, with all that a first one builds and compiles."""
+    start = time.perf_counter()
+    call()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
 def training(call: Callable[[], Tensor], *leaves: Tensor) -> Call:
     """A call and the gradients of `leaves`, for an output gradient of ones."""
     gradient = torch.ones_like(call())

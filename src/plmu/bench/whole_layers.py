@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.bench.measure import Call, Times, graphed, medians, timed, training
+from plmu.bench.measure import (
+    Call,
+    Times,
+    first_seconds,
+    graphed,
+    host_seconds,
+    medians,
+    peak_memory,
+    timed,
+    training,
+)
 from plmu.bench.peers import LAYERS, OURS, Layer, errors
 from plmu.bench.problems import TOLERANCE, Shape
 
@@ -47,7 +57,7 @@ def compared(shape: Shape, budget: int, dtype: torch.dtype, device: str, rounds:
         for kind in kinds:
             try:
                 layer = kind(shape, budget).to(device, dtype)
-                ready[layer.source] = (_described(layer, x), *_calls(layer, x, device))
+                ready[layer.source] = _ready(layer, x, device, rounds)
             except Exception as error:  # whatever another library's kernel may raise: the other layers are still timed
                 skipped.append(f"{kind.__name__}: {type(error).__name__}: {error}")
         if ready:
@@ -90,16 +100,36 @@ def checked(layer: Layer, x: Tensor) -> dict[str, float]:
     return found
 
 
-def _calls(layer: Layer, x: Tensor, device: str) -> tuple[Call, Call]:
-    """Forward alone, and with the gradients of x and of all weights; on a GPU as CUDA graphs."""
+def _ready(layer: Layer, x: Tensor, device: str, rounds: int) -> Timed:
+    """Its row; forward alone, and with the gradients of x and of all weights: on a GPU as CUDA graphs."""
+    leaves = (x, *layer.parameters())
 
     def forward() -> Tensor:
         with torch.no_grad():
             out: Tensor = layer(x)
             return out
 
-    both = training(lambda: layer(x), x, *layer.parameters())
-    return (forward, both) if device == "cpu" else (graphed(forward), graphed(both))
+    def step() -> object:
+        return torch.autograd.grad(layer(x).sum(), leaves)
+
+    row: Row = {"seconds of the first call": first_seconds(step, device), **_described(layer, x)}
+    both = training(lambda: layer(x), *leaves)
+    if device == "cpu":
+        return row, forward, both
+    row |= eager(forward, both, device, rounds)
+    return row, graphed(forward), graphed(both)
+
+
+def eager(forward: Call, both: Call, device: str, rounds: int) -> Row:
+    """Of calls that are no graphs: milliseconds, those of the host alone, and memory beyond what is there before."""
+    times = medians({"forward": forward, "both": both}, device=device, rounds=rounds)
+    return {
+        "milliseconds eager": {way: 1e3 * times[way] for way in times},
+        "milliseconds of the host": {
+            way: 1e3 * host_seconds(call, rounds=rounds) for way, call in (("forward", forward), ("both", both))
+        },
+        "peak memory, bytes": peak_memory(both),
+    }
 
 
 def _times(row: Row, ours: Row, forward: Times, both: Times) -> Row:

@@ -42,8 +42,9 @@ class IWSLT(Experiment):
     def defaults(self, model: str) -> Config[Any]:
         chosen = {"plmu": PlmuModel(), "lstm": LSTMModel(), "bpe": BpeModel()}[self.check(model)]
         training = TrainingConfig(
-            epochs=30,
-            batch_tokens=4_096,
+            epochs=20,
+            batch_tokens=8_192,
+            evaluate_every=4,
             optimizer="muon",
             learning_rate=2e-3,
             weight_decay=0.1,

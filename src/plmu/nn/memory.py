@@ -16,8 +16,9 @@ from plmu.folded import Delay
 from plmu.modes import among_fakes, autocasts, values_unknown
 from plmu.nn.steppable import Factory
 from plmu.ops.check import Lengths, check_state, result_dtype
+from plmu.ops.groups import SystemGroups, together
 from plmu.ops.matrices import step_matrix
-from plmu.ops.plan import joined, named
+from plmu.ops.plan import joined, named, plan_groups
 from plmu.ops.recurrent import Stepper
 from plmu.systems import DelayNetwork, LinearSystem, is_stable
 
@@ -30,6 +31,8 @@ class Memory(nn.Module):
 
     `theta` may be several numbers: the channels are then divided into that many equal groups, one θ each.
     """
+
+    _together: SystemGroups | None = None  # the systems of all groups, where one launch may do for them
 
     def __init__(
         self,
@@ -72,6 +75,8 @@ class Memory(nn.Module):
                 self.log_theta = nn.Parameter(torch.empty(len(thetas), **place))
         self.order = self._fixed[0].order
         self.groups = len(self._fixed)
+        if trainable == "none":
+            self._together = together(self._fixed)
         self.channels = width if self._fixed[0].inputs is None else 1  # of the state
         if trainable == "system":
             self.A = nn.Parameter(torch.empty(self.groups, *self._fixed[0].A.shape, **place))
@@ -144,6 +149,12 @@ class Memory(nn.Module):
         self, u: Tensor, weight: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """W_m m (batch, time, out) for a weight (out, order, channels), and the final state."""
+        if self.groups == 1:
+            return ops.project(u, self.systems()[0], weight, state, lengths, self.algorithm, resets=resets)
+        if self._together is not None:
+            found = ops.project_groups(u, self._together, weight, state, lengths, self.algorithm, resets)
+            if found is not None:
+                return found
         outputs, ends = [], []
         for (system, u_part, state_part), part in zip(
             self._groups(u, state), weight.chunk(self.groups, dim=2), strict=True
@@ -170,12 +181,28 @@ class Memory(nn.Module):
         width: int | None = None,
     ) -> ops.Plan:
         """What `states`, `final_state` or `project` runs for these sizes; `width` channels in place of its own."""
+        channels = width or self.width
+        if kind == "project" and self._together is not None and out is not None:
+            found = plan_groups(
+                self._together,
+                batch=batch,
+                time=time,
+                channels=channels,
+                out=out,
+                dtype=dtype,
+                device=device,
+                algorithm=self.algorithm,
+                lengths=lengths,
+                resets=resets,
+            )
+            if found is not None:
+                return found
         plans = [
             ops.plan(
                 kind,
                 batch=batch,
                 time=time,
-                channels=(width or self.width) // self.groups,
+                channels=channels // self.groups,
                 system=system,
                 out=out,
                 dtype=dtype,

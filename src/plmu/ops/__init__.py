@@ -6,8 +6,9 @@ sequences padded on the right; `resets` (batch, time) marks steps before which t
 
 The path of a call: `project` here checks its arguments (`check.py`), asks the plan (`plan.py`), and calls `project` of
 the algorithm that was chosen. Each algorithm is one file: `recurrent.py`, `toeplitz.py`, `fft.py`, `chunked.py` and
-`fused.py`. Kernels of our own are two files further: `fused.py` calls `gpu/launch.py`, which launches those of
-`gpu/triton_chunked.py` or `gpu/gluon_chunked.py`. `docs/adding-an-algorithm.md` shows how to add one.
+`fused.py`. Kernels of our own are three files further: `fused.py` calls `gpu/projection.py`, that `gpu/launch.py`, and
+this launches those of `gpu/triton_chunked.py` or `gpu/gluon_chunked.py`. On a GPU a call with the shapes of an earlier
+one goes there directly (`routes.py`). `docs/adding-an-algorithm.md` shows how to add an algorithm.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import torch
 from torch import Tensor
 
 from plmu.modes import autocasts, is_open
-from plmu.ops import exported
+from plmu.ops import exported, routes
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of, last_of, projected
 from plmu.ops.check import Lengths, checked
+from plmu.ops.groups import SystemGroups
 from plmu.ops.matrices import apply, input_matrix
 from plmu.ops.nonfinite import infinity_as_nan, isolate_nonfinite, isolated
-from plmu.ops.plan import ALGORITHMS, for_graphs, named, plan, register
+from plmu.ops.plan import ALGORITHMS, for_graphs, named, plan, plan_groups, register
 from plmu.systems import LinearSystem
 
 __all__ = [
@@ -134,10 +136,17 @@ def project(
         o (batch, time, out), zero in the padding, and the state after each sequence's last step (batch, order,
         channels), float32 or wider.
     """
+    key = None
+    if lengths is None and resets is None and isinstance(system, LinearSystem):
+        key = routes.key_of(u, weight, state, algorithm)
+        if key is not None and (found := routes.run(key, u, system, weight, state)) is not None:
+            return found
     problem, spoilt = isolated(checked(u, system, state, lengths, resets))
     problem = _driven(problem)
     _check_weight(weight, problem)
     chosen = _plan("project", problem, algorithm, out=weight.shape[0])
+    if key is not None and chosen is not None and chosen.algorithm == "fused":
+        routes.keep(key, u, system, state, problem.dtype)
     with _no_autocast(u.device):
         if chosen is None:
             m, last = _exported(problem)
@@ -148,6 +157,49 @@ def project(
         if spoilt is not None:
             o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)
         return problem.keep_valid(o), last
+
+
+def project_groups(
+    u: Tensor,
+    systems: SystemGroups,
+    weight: Tensor,
+    state: Tensor | None,
+    lengths: Lengths,
+    algorithm: str,
+    resets: Tensor | None,
+) -> tuple[Tensor, Tensor] | None:
+    """`project` with a system for each of several equal groups of channels, in one launch; None where that is not
+    planned, so that each group has a call of its own."""
+    key = routes.key_of(u, weight, state, algorithm) if lengths is None and resets is None else None
+    if key is not None and (found := routes.run(key, u, systems, weight, state)) is not None:
+        return found
+    if is_open(*u.shape[:2]):
+        return None
+    problem = checked(u, systems.systems[0], state, lengths, resets)
+    _check_weight(weight, problem)
+    batch, time, _, channels = problem.u.shape
+    chosen = plan_groups(
+        systems,
+        batch=batch,
+        time=time,
+        channels=channels,
+        out=weight.shape[0],
+        dtype=problem.dtype,
+        device=u.device,
+        algorithm=algorithm,
+        lengths=problem.lengths is not None,
+        resets=problem.resets is not None,
+    )
+    if chosen is None:
+        return None
+    if key is not None:
+        routes.keep(key, u, systems, state, problem.dtype)
+    problem, spoilt = isolated(problem)
+    with _no_autocast(u.device):
+        o, last = named(chosen.algorithm).project(replace(problem, groups=systems), weight, chosen)
+        if spoilt is not None:
+            o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)
+        return problem.keep_valid(o.to(problem.dtype)), last
 
 
 def _driven(problem: Problem) -> Problem:

@@ -30,6 +30,7 @@ class Case:
     trained: bool  #: whether Ā or B̄ has a gradient
     transformed: bool  #: whether torch.func or forward-mode gradients are at work
     graph: bool  #: whether the call is planned for a CUDA graph
+    groups: int = 1  #: equal groups of channels, each with a system of its own
 
     @property
     def target(self) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from plmu.modes import autocasts, values_unknown
 from plmu.systems import LinearSystem
+
+if TYPE_CHECKING:
+    from plmu.ops.groups import SystemGroups
 
 Lengths = Tensor | Sequence[int] | None
 
@@ -26,6 +30,7 @@ class Problem:
     resets: Tensor | None  #: (batch, time)
     dtype: torch.dtype  #: of m and o
     wide: torch.dtype  #: of states: float32, or float64 for float64 input
+    groups: SystemGroups | None = None  #: the systems of equal groups of channels, in place of `system`
 
     def keep_valid(self, values: Tensor) -> Tensor:
         """`values` (batch, time, ...) with zeros past each sequence's length."""

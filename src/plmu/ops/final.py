@@ -31,14 +31,19 @@ def final_state(
             if lengths is not None:  # powers that overflow would make the gradient of zero NaN
                 decay = torch.where(kept[:, 0], lengths, 0)
     if lengths is not None:
-        # Turn each sequence to the right, so that all end at the last step; the zeros past its end come first.
-        turned = (torch.arange(time, device=u.device) + lengths[:, None]) % time
-        u = u.gather(1, turned[:, :, None, None].expand_as(u))
+        u = turned(u, lengths)
     last = exported.driven(u, system) if is_open(time) else _driven(u, system)
     if state is None:
         return last
     decayed = exported.decayed if is_open(time) else _decayed
     return last + decayed(state, system, time, decay)
+
+
+def turned(u: Tensor, lengths: Tensor) -> Tensor:
+    """u with each sequence turned to the right, so that all end at the last step; the zeros past its end come first."""
+    time = u.shape[1]
+    steps = (torch.arange(time, device=u.device) + lengths[:, None]) % time
+    return u.gather(1, steps[:, :, None, None].expand_as(u))
 
 
 def block_length(time: int, order: int, inputs: int) -> int:

@@ -105,6 +105,11 @@ def suspect(u: Tensor, *more: Tensor | None) -> bool:
     return _isolating or (on_cpu and transformed())
 
 
+def isolates() -> bool:
+    """Whether a call on a GPU looks for bad values."""
+    return _isolating
+
+
 def _surely_finite(values: Tensor) -> bool:
     """Whether all values are finite, by their sum, which is one fast pass. A sum may overflow: then the answer is no,
     and looking at each value tells."""

@@ -22,6 +22,7 @@ from plmu.modes import transformed
 from plmu.ops import final
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan
 from plmu.ops.check import precision
+from plmu.ops.groups import SystemGroups
 from plmu.ops.matrices import may_grow
 from plmu.ops.rates import DEVICES
 from plmu.systems import LinearSystem
@@ -50,6 +51,7 @@ def register(algorithm: Algorithm) -> None:
         raise ValueError(f"there is an algorithm named {name!r} already")
     ALGORITHMS[name] = algorithm
     known_plan.cache_clear()
+    known_plan_of_groups.cache_clear()
 
 
 def named(algorithm: str) -> Algorithm:
@@ -86,6 +88,11 @@ def _count_graphs(change: int) -> None:
     global _in_graphs
     with _in_graphs_lock:
         _in_graphs += change
+
+
+def in_graphs() -> bool:
+    """Whether calls on a GPU are planned for CUDA graphs."""
+    return _in_graphs > 0
 
 
 def plan(
@@ -151,16 +158,46 @@ def plan(
     channels //= inputs
     if inputs > system.order:  # as `states` and `project` then do
         system, inputs = system.driven_directly(), system.order
-    # In this order: on a CPU torch.compile then has no guard on what only matters to a GPU.
-    graph = target.type == "cuda" and _in_graphs > 0
-    if target.type in DEVICES:  # torch does not know autocast on all others
-        dtype = precision(dtype, target)
+    graph, dtype = _mode(target, dtype)
     sizes = (batch, time, system.order, inputs, channels, out, dtype, str(device))
     given = (bool(lengths), bool(resets))
     known = (system.inputs is not None, not may_grow(system), system.constant, system.trained)
     if torch.compiler.is_compiling():
         return Plan(kind, *_choice(algorithm, kind, *sizes, *given, *known, transformed(), graph))
     return known_plan(algorithm, kind, *sizes, *given, *known, transformed(), graph)
+
+
+def plan_groups(
+    systems: SystemGroups,
+    *,
+    batch: int,
+    time: int,
+    channels: int,
+    out: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    algorithm: str,
+    lengths: bool,
+    resets: bool,
+) -> Plan | None:
+    """How `project` runs for all groups of channels in one launch, if it does: None where one call for each group is
+    faster, or the only way."""
+    graph, dtype = _mode(device, dtype)
+    sizes = (batch, time, systems.order, 1, channels, out, dtype, str(device))
+    bounded = not any(map(may_grow, systems.systems))
+    facts = (*sizes, lengths, resets, False, bounded, True, False, transformed(), graph, len(systems.systems))
+    if torch.compiler.is_compiling():
+        chosen = _choice_for_groups(algorithm, "project", *facts)
+        return None if chosen is None else Plan("project", *chosen)
+    return known_plan_of_groups(algorithm, "project", *facts)
+
+
+def _mode(target: torch.device, dtype: torch.dtype) -> tuple[bool, torch.dtype]:
+    """Whether to plan for a CUDA graph, and the precision of results."""
+    # In this order: on a CPU torch.compile then has no guard on what only matters to a GPU.
+    graph = target.type == "cuda" and in_graphs()
+    # torch does not know autocast on all devices
+    return graph, precision(dtype, target) if target.type in DEVICES else dtype
 
 
 def _at_least(least: int, value: int, name: str) -> int:
@@ -179,8 +216,14 @@ def _choice(*arguments: Any) -> tuple[str, int, bool, int]:
     return chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile
 
 
+def _choice_for_groups(*arguments: Any) -> tuple[str, int, bool, int] | None:
+    """The same for a plan of several groups of channels."""
+    chosen = known_plan_of_groups(*arguments)
+    return None if chosen is None else (chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile)
+
+
 # What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
-_choice._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_choice._dynamo_marked_constant = _choice_for_groups._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -197,6 +240,25 @@ def known_plan(algorithm: str, *facts: Any) -> Plan:
         raise ValueError(f"algorithm={algorithm!r} {reason}: use chunked or auto")
     options = one.options(case)
     return _told(case, one, min(options, key=_seconds), options, "Asked for by name.", {})
+
+
+@functools.lru_cache(maxsize=4096)
+def known_plan_of_groups(algorithm: str, *facts: Any) -> Plan | None:
+    """The plan of a `Case` with groups of channels, kept for the next call: `fused`, or None."""
+    case, one = Case(*facts), ALGORITHMS["fused"]
+    if algorithm not in ("auto", one.name) or one.limit(case) is not None:
+        return None
+    options, why = one.options(case), f"All {case.groups} groups of channels in one launch."
+    option = min(options, key=_seconds)
+    if algorithm == "auto":
+        if one.auto_limit(case) is not None:
+            return None
+        alone = _cheapest(replace(case, channels=case.channels // case.groups, groups=1))
+        separately = case.groups * min(alone.costs.values())
+        if option.seconds > separately:
+            return None
+        options = [*options, Option("one call for each group", separately)]
+    return _told(case, one, option, options, why, {})
 
 
 def _cheapest(case: Case) -> Plan:

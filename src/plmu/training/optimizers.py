@@ -87,24 +87,23 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            by_shape: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
+            by_shape: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is not None:
                     by_shape[p.shape[0], p[0].numel()].append(p)
+            kept = 1 - group["lr"] * group["weight_decay"]
             for (rows, columns), alike in by_shape.items():
-                gradients = torch.stack([p.grad.reshape(rows, columns) for p in alike])  # type: ignore[union-attr]
+                gradients = [p.grad.reshape(rows, columns) for p in alike]  # type: ignore[union-attr]
                 moments = [self._moment(p) for p in alike]
-                mean = torch.stack(moments).lerp_(gradients, 1 - group["momentum"])
-                for moment, value in zip(moments, mean, strict=True):
-                    moment.copy_(value)
-                update = orthogonal(gradients.lerp_(mean, group["momentum"]), group["iterations"])
-                size = LIKE_ADAM * max(rows, columns) ** 0.5
-                for p, change in zip(alike, update.to(gradients.dtype), strict=True):
-                    p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.sub_((group["lr"] * size) * change.reshape(p.shape))
+                torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
+                ahead = torch.stack(gradients).lerp_(torch.stack(moments), group["momentum"])
+                update = orthogonal(ahead, group["iterations"]).to(ahead.dtype)
+                update = (update * (group["lr"] * LIKE_ADAM * max(rows, columns) ** 0.5)).contiguous()
+                torch._foreach_mul_(alike, kept)
+                torch._foreach_sub_(alike, [change.view(p.shape) for p, change in zip(alike, update, strict=True)])
         return loss
 
-    def _moment(self, p: nn.Parameter) -> Tensor:
+    def _moment(self, p: Tensor) -> Tensor:
         state = self.state[p]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(p.reshape(p.shape[0], -1), memory_format=torch.contiguous_format)

@@ -18,8 +18,8 @@ def states(
 ) -> tuple[Tensor, Tensor]:
     """m (batch, time, order, channels) for u (batch, time, channels), and the final state; with resets none."""
     first = None if state is None else state.contiguous()
-    group, _ = grouping(*u.shape)
-    m, last = _states(u.contiguous(), first, segments_of(resets), *tables(u, system, 0, group), group)
+    run, _ = grouping(*u.shape)
+    m, last = _states(u.contiguous(), first, segments_of(resets), *tables(u, system, 0, run), run)
     return m, last
 
 
@@ -36,20 +36,22 @@ def _states(
     leap: Tensor,
     last_taps: Tensor,
     last_advance: Tensor,
-    group: int,
+    run: int,
 ) -> tuple[Tensor, Tensor]:
     """m, and the final state in float32."""
     batch, time, channels = u.shape
     order = taps.shape[1]
-    before, last = launch.carry(u, first, segments, taps, advance, leap, group)
+    u, first, segments = launch.aligned(u), launch.aligned_if(first), launch.aligned_if(segments)
     m = u.new_empty(batch, time, order, channels)
-    chunks = before.shape[1]
-    with torch.cuda.device_of(u):
+    chunks = tiles(time, CHUNK)
+    with launch.on(u):
+        before, last = launch.carry(u, first, segments, taps, advance, leap, run)
         launch.kernels().all_states[batch * chunks, tiles(channels, 64), order](
             u, toeplitz, past, before, u if segments is None else segments, m, time, channels, chunks,
-            **launch.sizes(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=launch.precision(), num_warps=4,
+            **launch.sizes(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=launch.precision(u.dtype),
+            num_warps=4,
         )  # fmt: skip
-    return m, launch.final_state(u, last, segments, last_taps, last_advance)
+        return m, launch.final_state(u, last, segments, last_taps, last_advance)
 
 
 @torch.library.custom_op("plmu::states_backward", mutates_args=())
@@ -71,10 +73,10 @@ def _states_backward(
     of_states = advance.new_empty(batch, chunks, order, channels)
     kernels, options = launch.kernels(), {**launch.sizes(order), "WIDTH": 64, "SEGMENTED": segments is not None}
     marks = of_m if segments is None else segments  # not read where there are none
-    with torch.cuda.device_of(of_m):
+    with launch.on(of_m):
         kernels.states_gradient[batch * chunks, tiles(channels, 64)](
             of_m, toeplitz, past, marks, of_u, of_states, time, channels, chunks,
-            **options, PRECISION=launch.precision(), num_warps=4,
+            **options, PRECISION=launch.precision(of_m.dtype), num_warps=4,
         )  # fmt: skip
     if of_last is not None and segments is None:
         of_states[:, -1] += last_advance.mT @ of_last
@@ -88,9 +90,17 @@ def _states_backward(
         of_states[:, :-reach] += passed
         back, reach = finite(back @ back), 2 * reach
     if chunks > 1:
-        with torch.cuda.device_of(of_m):
+        with launch.on(of_m):
             kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
-                of_u, summed(taps), of_states, marks, time, channels, chunks, **options, PRECISION=launch.exact(of_u)
+                of_u,
+                summed(taps),
+                of_states,
+                marks,
+                time,
+                channels,
+                chunks,
+                **options,
+                PRECISION=launch.exact(of_u.dtype),
             )
     return of_u, of_states[:, 0].clone()
 

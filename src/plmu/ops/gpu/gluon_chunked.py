@@ -6,6 +6,9 @@ makes the next tile of m while the matrix units are still busy with the last one
 pass through rings of buffers; a barrier says when a buffer is full and another when it is empty again.
 
 Half precision only. The copy engine needs rows that are multiples of 16 bytes, and fills what lies outside with zeros.
+GROUPS: as in `triton_chunked`. The copy engine begins at multiples of 8 channels, so a tile may have channels of the
+groups beside its own. They are left out of m where groups are of inputs, and not stored where they are of outputs.
+UNIT: the largest common divisor of 8 and the channels of a group.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+# Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
+COUNTS = ("time", "chunks", "total", "whole", "work", "share")
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
 
 
@@ -35,12 +40,14 @@ def _for_stores(CHUNK, OUT, within, among):
 
 
 @gluon.jit
-def _past_of(number, chunks, CHUNK: gl.constexpr, ROWS: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr):
+def _past_of(
+    number, chunks, before, CHUNK: gl.constexpr, ROWS: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr
+):
     """Where the copy engine finds what a chunk knows of its past: the inputs before it (after it, if time runs
-    backwards), or the state."""
+    backwards), or the state, behind `before` others."""
     sequence, at = number // chunks, number % chunks
     if not HISTORY:
-        sequence, row = 0, number * ROWS
+        sequence, row = 0, (before + number) * ROWS
     elif REVERSED:
         row = (at + 1) * CHUNK
     else:
@@ -49,8 +56,25 @@ def _past_of(number, chunks, CHUNK: gl.constexpr, ROWS: gl.constexpr, HISTORY: g
 
 
 @gluon.jit
-def _work(item, whole, pairs, blocks, OUT: gl.constexpr):
-    """The first chunk and output of a piece of work, its blocks of inputs, and its number among the halved tiles.
+def _tiles(channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
+    """How many tiles cover a group wherever it begins; as `launch` counts them."""
+    return gl.cdiv(channels // GROUPS + (8 - UNIT if GROUPS > 1 else 0), WIDTH)
+
+
+@gluon.jit
+def _tile(number, channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
+    """The group of a tile of channels, its first channel, and where the group begins and ends."""
+    width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
+    tiles = _tiles(channels, GROUPS, WIDTH, UNIT)
+    group = number // tiles if GROUPS > 1 else 0
+    begin = group * width
+    return group, begin // 8 * 8 + (number - group * tiles) * WIDTH, begin, begin + width
+
+
+@gluon.jit
+def _work(item, whole, pairs, blocks):
+    """The first chunk of a piece of work, its tile of outputs and blocks of inputs, and its number among the halved
+    tiles.
 
     The first `whole` pieces are tiles. Each further tile is two pieces, of half its inputs each, so that the last round
     keeps more multiprocessors busy; the first half hands its sums to the second.
@@ -59,7 +83,7 @@ def _work(item, whole, pairs, blocks, OUT: gl.constexpr):
     tile = gl.where(item < whole, item, whole + halved)
     begin = gl.where((item >= whole) & ((item - whole) % 2 == 1), blocks // 2, 0)
     end = gl.where((item >= whole) & ((item - whole) % 2 == 0), blocks // 2, blocks)
-    return 2 * (tile % pairs), (tile // pairs) * OUT, begin, end, halved
+    return 2 * (tile % pairs), tile // pairs, begin, end, halved
 
 
 @gluon.jit
@@ -67,10 +91,11 @@ def _fetch_for_project(
     given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
+    BLOCKS: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """For each block of inputs those of both chunks and their past; for each turn a tile of the weight and, unless all
     of them stay, the tables of one order. It runs ahead into the program's next piece of work."""
-    tensors, buffers, barriers, inputs, stride, chunks, pairs, whole, work = given
+    tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total = given
     u, past, weight, toeplitz, powers = tensors
     us, ss, ws, ts, ps = buffers
     turn_full, turn_empty, block_full, block_empty, tables_full = barriers
@@ -82,8 +107,10 @@ def _fetch_for_project(
             tma.async_copy_global_to_shared(powers, [k * CHUNK, 0], tables_full, ps.index(k))
     block, turn = 0, 0  # counted over all work of the program
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
-        number, first_out, begin, end, _ = _work(item, whole, pairs, gl.cdiv(inputs, WIDTH), OUT)
-        for first in range(begin * WIDTH, end * WIDTH, WIDTH):
+        number, tile, begin, end, _halved = _work(item, whole, pairs, BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT))
+        own, first_out, _begin, _end = _tile(tile, outputs, TILES, OUT, UNIT)
+        for at_block in range(begin, end):
+            group, first, _begin, _end = _tile(at_block, inputs, BLOCKS, WIDTH, UNIT)
             half = block % 2
             mbarrier.wait(block_empty.index(half), ((block // 2) & 1) ^ 1)
             full = block_full.index(half)
@@ -91,7 +118,7 @@ def _fetch_for_project(
             for c in gl.static_range(2):
                 sequence, at = (number + c) // chunks, (number + c) % chunks
                 tma.async_copy_global_to_shared(u, [sequence, at * CHUNK, first], full, us.index(2 * half + c))
-                sequence, row = _past_of(number + c, chunks, CHUNK, ROWS, HISTORY, REVERSED)
+                sequence, row = _past_of(number + c, chunks, own * total, CHUNK, ROWS, HISTORY, REVERSED)
                 tma.async_copy_global_to_shared(past, [sequence, row, first], full, ss.index(2 * half + c))
             block += 1
             for i in range(ORDER):
@@ -104,8 +131,9 @@ def _fetch_for_project(
                 else:
                     tma.async_copy_global_to_shared(weight, [first_out, i * stride + first], full, ws.index(stage))
                 if not RESIDENT:
-                    tma.async_copy_global_to_shared(toeplitz, [i * CHUNK, 0], full, ts.index(stage))
-                    tma.async_copy_global_to_shared(powers, [i * CHUNK, 0], full, ps.index(stage))
+                    table = ((own + group) * ORDER + i) * CHUNK
+                    tma.async_copy_global_to_shared(toeplitz, [table, 0], full, ts.index(stage))
+                    tma.async_copy_global_to_shared(powers, [table, 0], full, ps.index(stage))
                 turn += 1
 
 
@@ -136,10 +164,22 @@ def _memory_tile(
 
 
 @gluon.jit
+def _within(m, block, inputs, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr):
+    """m of a block of inputs, without those of other groups."""
+    if MASKED:
+        _group, first, begin, end = _tile(block, inputs, BLOCKS, WIDTH, UNIT)
+        narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+        column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, narrow))
+        m = gl.where(((column >= begin) & (column < end))[None, :], m, 0.0)
+    return m
+
+
+@gluon.jit
 def _multiply_for_project(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr,
+    BLOCKS: gl.constexpr, TILES: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Chunk c of the two: its tile of m one turn ahead, then into the weight.
 
@@ -158,13 +198,15 @@ def _multiply_for_project(
         mbarrier.wait(tables_full, 0)
     base, blocks_before = 0, 0  # turns and blocks of earlier work
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
-        number, first_out, begin, end, halved = _work(item, whole, pairs, gl.cdiv(inputs, WIDTH), OUT)
+        number, tile, begin, end, halved = _work(item, whole, pairs, BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT))
+        _own, first_out, own_begin, own_end = _tile(tile, outputs, TILES, OUT, UNIT)
         turns = ORDER * (end - begin)
         acc = gl.zeros((CHUNK, OUT), gl.float32, wide)
         token, half = _memory_tile(
             c, buffers, barriers, base, 0, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
         )
-        m = gl.convert_layout(warpgroup_mma_wait(0, deps=(token,)).to(operand), left)
+        found = _within(warpgroup_mma_wait(0, deps=(token,)), begin, inputs, BLOCKS, WIDTH, MASKED, UNIT)
+        m = gl.convert_layout(found.to(operand), left)
         if ORDER == 1:
             mbarrier.arrive(block_empty.index(half), count=1)
         for turn in range(turns - 1):
@@ -180,6 +222,7 @@ def _multiply_for_project(
             mbarrier.arrive(turn_empty.index((base + turn) % STAGES), count=1)
             if (turn + 1) % ORDER == ORDER - 1:
                 mbarrier.arrive(block_empty.index(half), count=1)
+            found = _within(found, begin + (turn + 1) // ORDER, inputs, BLOCKS, WIDTH, MASKED, UNIT)
             m = gl.convert_layout(found.to(operand), left)
         base += turns
         blocks_before += end - begin
@@ -206,22 +249,28 @@ def _multiply_for_project(
             output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, in_rows))
             whole_rows = outputs // 8 * 8  # which it is: for the compiler to see that 16 bytes go at once
             place = o + (sequence.to(gl.int64) * time + moment[:, None]) * whole_rows + output[None, :]
-            inside = (moment[:, None] < time) & (output[None, :] < whole_rows) & (number + c < total)
+            limit = whole_rows if TILES == 1 else own_end
+            inside = (moment[:, None] < time) & (output[None, :] < limit) & (number + c < total)
+            if TILES > 1:
+                inside &= output[None, :] >= own_begin
             gl.store(place, gl.convert_layout(gl.convert_layout(acc.to(operand), halfway), in_rows), mask=inside)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=COUNTS)
 def project(
     u, past, weight, toeplitz, powers, o, sums_of_halves, flags, time, inputs, outputs, stride, chunks, total, whole,
     work,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
+    GROUPS: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
 
     `weight` is (outputs, ORDER · stride), or (inputs, ORDER · stride) if REVERSED. RESIDENT: the tables of all orders
-    stay in fast memory.
+    stay in fast memory; of one group only. MASKED: tiles of inputs have some of other groups.
     """
+    BLOCKS: gl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
+    TILES: gl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     # From here on a kernel that was launched to run beside this one may: it finds room where programs have ended.
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -252,32 +301,35 @@ def project(
     tensors = (u, past, weight, toeplitz, powers)
     buffers = (us, ss, ws, ts, ps)
     barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0))
-    fetching = (tensors, buffers, barriers, inputs, stride, chunks, pairs, whole, work)
+    fetching = (tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total)
     given = (
         buffers, barriers, o, sums_of_halves, flags, time, inputs, outputs, chunks, pairs, whole, work, total,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (_multiply_for_project, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED)),
-            (_multiply_for_project, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED)),
-            (_fetch_for_project, (fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED)),
+            (_multiply_for_project, (
+                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, BLOCKS, TILES, MASKED, UNIT)),
+            (_multiply_for_project, (
+                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, BLOCKS, TILES, MASKED, UNIT)),
+            (_fetch_for_project, (
+                fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, UNIT)),
         ],
         [4, 1],
         [232, 40],
-    )
+    )  # fmt: skip
 
 
 @gluon.jit
 def _fetch_for_weight(given, ROWS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, HISTORY: gl.constexpr):
     """The tables of two orders once; then for each chunk its inputs, its past and the gradient."""
-    tensors, buffers, barriers, i, column, first_out, begin, end, chunks = given
+    tensors, buffers, barriers, table, column, first_out, begin, end, chunks = given
     u, past, gradient, toeplitz, powers = tensors
     us, ss, gs, ts, ps = buffers
     full, empty, tables_full = barriers
     mbarrier.expect(tables_full, 2 * (toeplitz.block_type.nbytes + powers.block_type.nbytes))
     for c in gl.static_range(2):
-        tma.async_copy_global_to_shared(toeplitz, [(i + c) * CHUNK, 0], tables_full, ts.index(c))
-        tma.async_copy_global_to_shared(powers, [(i + c) * CHUNK, 0], tables_full, ps.index(c))
+        tma.async_copy_global_to_shared(toeplitz, [(table + c) * CHUNK, 0], tables_full, ts.index(c))
+        tma.async_copy_global_to_shared(powers, [(table + c) * CHUNK, 0], tables_full, ps.index(c))
     for number in range(begin, end):
         turn = number - begin
         stage = turn % STAGES
@@ -287,7 +339,7 @@ def _fetch_for_weight(given, ROWS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl
         sequence, at = number // chunks, number % chunks
         tma.async_copy_global_to_shared(u, [sequence, at * CHUNK, column], bar, us.index(stage))
         tma.async_copy_global_to_shared(gradient, [sequence, at * CHUNK, first_out], bar, gs.index(stage))
-        sequence, row = _past_of(number, chunks, CHUNK, ROWS, HISTORY, False)
+        sequence, row = _past_of(number, chunks, 0, CHUNK, ROWS, HISTORY, False)
         tma.async_copy_global_to_shared(past, [sequence, row, column], bar, ss.index(stage))
 
 
@@ -316,7 +368,7 @@ def _multiply_for_weight(
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """Order i + c of the program: mᵀ of the next chunk, then into the gradient; as above."""
-    buffers, barriers, partial, i, column, first_out, share, begin, end, channels, out = given
+    buffers, barriers, partial, i, column, own_begin, own_end, first_out, share, begin, end, channels, out = given
     us, _, gs, _, _ = buffers
     _, empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
@@ -336,23 +388,22 @@ def _multiply_for_weight(
     acc = warpgroup_mma(m, gs.index((turns - 1) % STAGES).reshape([CHUNK, OUT]), acc)
     channel = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, wide))
     output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
-    place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels)
-    place += (i + c) * channels + channel[:, None]
-    inside = (output[None, :] < out) & (channel[:, None] < channels) & (i + c < ORDER)
+    place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels) + (i + c) * channels + channel[:, None]
+    inside = (output[None, :] < out) & (channel[:, None] >= own_begin) & (channel[:, None] < own_end) & (i + c < ORDER)
     gl.store(partial + place, acc.to(partial.dtype.element_ty), mask=inside)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=COUNTS)
 def weight_gradient(
     u, past, gradient, toeplitz, powers, partial, channels, out, chunks, total, share,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, HISTORY: gl.constexpr,
+    STAGES: gl.constexpr, HISTORY: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Σ m gradientᵀ over `share` of the `total` chunks, for OUT outputs and WIDTH channels of two orders, into partial
     (shares, out, ORDER, channels)."""
     orders: gl.constexpr = (ORDER + 1) // 2
     i = 2 * (gl.program_id(0) % orders)
-    column = (gl.program_id(0) // orders) * WIDTH
+    group, column, own_begin, own_end = _tile(gl.program_id(0) // orders, channels, GROUPS, WIDTH, UNIT)
     first_out = gl.program_id(1) * OUT
     begin = gl.program_id(2) * share
     end = gl.minimum(begin + share, total)
@@ -373,8 +424,11 @@ def weight_gradient(
     tensors = (u, past, gradient, toeplitz, powers)
     buffers = (us, ss, gs, ts, ps)
     barriers = (full, empty, tables.index(0))
-    fetching = (tensors, buffers, barriers, i, column, first_out, begin, end, chunks)
-    given = (buffers, barriers, partial, i, column, first_out, gl.program_id(2), begin, end, channels, out)
+    fetching = (tensors, buffers, barriers, group * ORDER + i, column, first_out, begin, end, chunks)
+    given = (
+        buffers, barriers, partial, i, column, own_begin, own_end, first_out, gl.program_id(2), begin, end, channels,
+        out,
+    )  # fmt: skip
     gl.warp_specialize(
         [
             (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES)),

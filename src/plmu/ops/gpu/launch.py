@@ -1,10 +1,12 @@
 """Launching the kernels: memory, grids and tiles. Those of `triton_chunked`, or of `gluon_chunked` in their place.
 
-`why_not_hopper` decides between them, here as in the plan.
+`why_not_hopper` decides between them, here as in the plan. A launch for given sizes is prepared once. Callers
+make the device of their tensors the current one (`on`), and tensors begin at multiples of 16 bytes (`aligned`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.ops.gpu.direct import Launch, gluon
 from plmu.ops.gpu.tables import CHANNELS, CHUNK, rows_of, tiles
 
 # Of the kernels for Hopper.
@@ -25,6 +28,7 @@ MARGIN = 64  # steps by which a sequence may be filled up
 MOST_RESIDENT = 4  # orders whose tables stay in shared memory
 
 _entered = threading.local()  # the devices whose context each thread has
+_prepared = functools.lru_cache(maxsize=1024)
 
 
 def why_not_hopper(
@@ -50,6 +54,18 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
 
 
+def aligned_if(tensor: Tensor | None) -> Tensor | None:
+    """The same of a tensor that need not be given."""
+    return None if tensor is None else aligned(tensor)
+
+
+def on(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Makes the tensor's device the current one, where it is not."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(tensor.device)
+
+
 def _has_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and _is_hopper(device.index)
 
@@ -60,7 +76,7 @@ def _is_hopper(index: int | None) -> bool:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability(index)[0] != 9:
         return False
     try:
-        _gluon()
+        gluon()
     except (ImportError, AttributeError):
         return False
     return True
@@ -75,38 +91,75 @@ def carry(
     leap: Tensor,
     size: int,
     *,
+    groups: int = 1,
     reversed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The states before all chunks as the products take them (batch, chunks, rows, channels), and the last in float32.
 
-    `leap` is the state's way through `size` chunks, which one program passes. `reversed`: the states after all chunks,
-    of time that runs backwards.
+    `leap` is the state's way through a run of `size` chunks, which one program passes. `reversed`: the states after all
+    chunks, of time that runs backwards; with groups, for each system those of all channels (groups · batch, ...).
     """
     batch, time, channels = u.shape
-    order, chunks = taps.shape[1], tiles(time, CHUNK)
-    groups, columns = tiles(chunks, size), tiles(channels, CHANNELS)
-    before = u.new_empty(batch, chunks, rows_of(order), channels)
-    last = advance.new_empty(batch, order, channels)
-    ends = advance.new_empty(batch, groups, order, channels) if groups > 1 else last
+    order, chunks = taps.shape[-2], tiles(time, CHUNK)
+    runs, sequences = tiles(chunks, size), batch * groups if reversed else batch
+    before = u.new_empty(sequences, chunks, rows_of(order), channels)
+    last = advance.new_empty(sequences, order, channels)
+    ends = advance.new_empty(sequences, runs, order, channels) if runs > 1 else last
     marks = last if segments is None else segments  # not read where there are none
-
-    def run(*, started: bool, keep: bool) -> None:
-        kernels().carry[batch * groups, columns](
-            u, taps, advance, leap, first if started else last, marks, ends, before, last,
-            time, channels, chunks, groups, size,
-            **sizes(order), WIDTH=CHANNELS, PARTS=taps.shape[0], STARTED=started, KEEP=keep, REVERSED=reversed,
-            SEGMENTED=segments is not None, PRECISION=exact(u),
-        )  # fmt: skip
-
-    with torch.cuda.device_of(u):
-        if groups > 1:
-            run(started=False, keep=False)
-        run(started=first is not None, keep=True)
+    sizes = (u.device, u.dtype, batch, time, channels, order, size, groups, taps.shape[-3])
+    how = (reversed, segments is not None)
+    if runs > 1:
+        _carry(*sizes, False, False, *how)(u, taps, advance, leap, last, marks, ends, before, last)
+    started = last if first is None else first
+    _carry(*sizes, first is not None, True, *how)(u, taps, advance, leap, started, marks, ends, before, last)
     return before, last
 
 
+@_prepared
+def _carry(
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    time: int,
+    channels: int,
+    order: int,
+    size: int,
+    groups: int,
+    parts: int,
+    started: bool,
+    keep: bool,
+    reversed: bool,
+    segmented: bool,
+) -> Launch:
+    chunks = tiles(time, CHUNK)
+    runs = tiles(chunks, size)
+    constants: dict[str, Any] = {
+        "WIDTH": CHANNELS,
+        "PARTS": parts,
+        "STARTED": started,
+        "KEEP": keep,
+        "REVERSED": reversed,
+    }
+    constants |= {
+        "SEGMENTED": segmented,
+        "PRECISION": exact(dtype),
+        "GROUPS": groups,
+        "UNIT": 1 if reversed else _unit(channels, groups),
+        **sizes(order),
+    }
+    grid = (batch * runs, groups * tiles(channels if reversed else channels // groups, CHANNELS))
+    return Launch(_triton, "carry", grid, (time, channels, chunks, runs, size), constants)
+
+
 def final_state(
-    u: Tensor, before: Tensor | None, segments: Tensor | None, taps: Tensor, advance: Tensor, *, early: bool = False
+    u: Tensor,
+    before: Tensor | None,
+    segments: Tensor | None,
+    taps: Tensor,
+    advance: Tensor,
+    *,
+    groups: int = 1,
+    early: bool = False,
 ) -> Tensor:
     """In float32, from the last steps, as many as `taps` has, and the state before them. With resets it is empty, and
     found by other products.
@@ -116,15 +169,32 @@ def final_state(
     if segments is not None:
         return advance.new_empty(0)
     batch, time, channels = u.shape
-    parts, order, length = taps.shape
+    parts, order, length = taps.shape[-3:]
     last = advance.new_empty(batch, order, channels)
-    with torch.cuda.device_of(u):
-        kernels().finish[batch, tiles(channels, 64)](
-            u, taps, advance, last if before is None else before, last, time, channels, length,
-            **sizes(order), WIDTH=64, PARTS=parts, STARTED=before is not None, EARLY=early, PRECISION=exact(u),
-            **({"launch_pdl": True} if early else {}),
-        )  # fmt: skip
+    sizes = (u.device, u.dtype, batch, time, channels, order, length, groups, parts)
+    _finish(*sizes, before is not None, early)(u, taps, advance, last if before is None else before, last)
     return last
+
+
+@_prepared
+def _finish(
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    time: int,
+    channels: int,
+    order: int,
+    length: int,
+    groups: int,
+    parts: int,
+    started: bool,
+    early: bool,
+) -> Launch:
+    constants: dict[str, Any] = {"WIDTH": 64, "PARTS": parts, "STARTED": started, "EARLY": early, **sizes(order)}
+    constants |= {"PRECISION": exact(dtype), "GROUPS": groups, "UNIT": _unit(channels, groups)}
+    grid = (batch, groups * tiles(channels // groups, 64))
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
+    return Launch(_triton, "finish", grid, (time, channels, length), constants, **options)
 
 
 def project(
@@ -135,6 +205,7 @@ def project(
     toeplitz: Tensor,
     past: Tensor,
     *,
+    groups: int = 1,
     reversed: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o. And the
@@ -142,18 +213,44 @@ def project(
     batch, time, inputs = u.shape
     order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
     o = u.new_empty(batch, time, outputs)
+    sizes = (u.device, u.dtype, batch, time, inputs, outputs, order, past.shape[-1], groups, before is None, reversed)
     if for_hopper(u, segments, weight):
-        return o, _hopper_project(u, before, weight, toeplitz, past, o, reversed=reversed)
-    half, chunks = u.dtype != torch.float32, tiles(time, CHUNK)
-    shape = {"WIDTH": 64 if half else 32, "OUT": 256 if half and outputs > 128 else 64}
-    with torch.cuda.device_of(u):
-        kernels().project[batch * chunks, tiles(outputs, shape["OUT"])](
-            u, weight, toeplitz, past, u if before is None else before, u if segments is None else segments, o,
-            time, inputs, outputs, chunks,
-            ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, **shape, HISTORY=before is None, REVERSED=reversed,
-            SEGMENTED=segments is not None, PRECISION=precision(), num_warps=4, num_stages=2,
-        )  # fmt: skip
+        launch, values, flags = _hopper_project(*sizes)
+        sums = u.new_empty(values, dtype=torch.float32)
+        done = torch.zeros(flags, dtype=torch.int32, device=u.device) if flags else sums
+        _enter(u.device)
+        launch(u, u if before is None else before, weight, toeplitz, past, o, sums, done)
+        return o, (sums, done)
+    given = (u if before is None else before, u if segments is None else segments)
+    _project(*sizes, segments is not None, precision(u.dtype))(u, weight, toeplitz, past, *given, o)
     return o, ()
+
+
+@_prepared
+def _project(
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    time: int,
+    inputs: int,
+    outputs: int,
+    order: int,
+    rows: int,
+    groups: int,
+    history: bool,
+    reversed: bool,
+    segmented: bool,
+    precision: str,
+) -> Launch:
+    half, chunks = dtype != torch.float32, tiles(time, CHUNK)
+    across = groups if reversed else 1
+    out = 256 if half and outputs // across > 128 else 64
+    constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": 64 if half else 32, "OUT": out}
+    constants |= {"HISTORY": history, "REVERSED": reversed, "SEGMENTED": segmented, "PRECISION": precision}
+    constants |= {"GROUPS": groups, "UNIT": _unit(outputs if reversed else inputs, groups)}
+    grid = (batch * chunks, across * tiles(outputs // across, out))
+    numbers = (time, inputs, outputs, chunks)
+    return Launch(_triton, "project", grid, numbers, constants, num_warps=4, num_stages=2)
 
 
 def for_hopper(u: Tensor, segments: Tensor | None, weight: Tensor) -> bool:
@@ -170,29 +267,70 @@ def weight_gradient(
     weight: Tensor,
     toeplitz: Tensor,
     past: Tensor,
+    *,
+    groups: int = 1,
 ) -> Tensor:
     """Σ of_oᵀ m over all steps."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
-    chunks = tiles(time, CHUNK)
-    special = for_hopper(u, segments, weight)
-    width, height = (64, 64) if u.dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
-    programs = _hopper_weight_tiles(weight) if special else order * tiles(channels, width) * tiles(out, height)
-    shares = max(1, min(batch * chunks, _multiprocessors(u.device) // programs))
-    share = tiles(batch * chunks, shares)
-    shares = tiles(batch * chunks, share)
+    sizes = (u.device, u.dtype, batch, time, channels, out, order, past.shape[-1], groups, before is None)
+    hopper = for_hopper(u, segments, weight)
+    how = () if hopper else (segments is not None, precision(u.dtype))
+    launch, shares = (_hopper_weight_gradient if hopper else _weight_gradient)(*sizes, *how)
     partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
-    if special:
-        _hopper_weight_gradient(u, before, of_o, toeplitz, past, partial, share)
+    states = u if before is None else before
+    if hopper:
+        _enter(u.device)
+        launch(u, states, of_o, toeplitz, past, partial)
     else:
-        with torch.cuda.device_of(u):
-            kernels().weight_gradient[order * tiles(channels, width), tiles(out, height), shares](
-                u, of_o, toeplitz, past, u if before is None else before, u if segments is None else segments,
-                partial, time, channels, out, chunks, batch, share,
-                ORDER=order, ROWS=past.shape[2], CHUNK=CHUNK, WIDTH=width, OUT=height, HISTORY=before is None,
-                SEGMENTED=segments is not None, PRECISION=precision(), num_warps=8, num_stages=3,
-            )  # fmt: skip
+        launch(u, of_o, toeplitz, past, states, u if segments is None else segments, partial)
     return partial[0] if shares == 1 else partial.sum(0).to(weight.dtype)
+
+
+@_prepared
+def _weight_gradient(
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    time: int,
+    channels: int,
+    out: int,
+    order: int,
+    rows: int,
+    groups: int,
+    history: bool,
+    segmented: bool,
+    precision: str,
+) -> tuple[Launch, int]:
+    """And how many shares the sum over all chunks is cut into."""
+    chunks = tiles(time, CHUNK)
+    width, height = (64, 64) if dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
+    columns, rows_of_tiles = groups * tiles(channels // groups, width), tiles(out, height)
+    share, shares = _shared_out(batch * chunks, order * columns * rows_of_tiles, device)
+    constants: dict[str, Any] = {
+        "ORDER": order,
+        "ROWS": rows,
+        "CHUNK": CHUNK,
+        "WIDTH": width,
+        "OUT": height,
+        "HISTORY": history,
+    }
+    constants |= {"SEGMENTED": segmented, "PRECISION": precision, "GROUPS": groups, "UNIT": _unit(channels, groups)}
+    grid = (order * columns, rows_of_tiles, shares)
+    numbers = (time, channels, out, chunks, batch, share)
+    return Launch(_triton, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=3), shares
+
+
+def _unit(channels: int, groups: int) -> int:
+    """What the channels of a group are a multiple of, as far as it matters; of one group the compiler finds out."""
+    return 1 if groups == 1 else math.gcd(channels // groups, 16)
+
+
+def _shared_out(chunks: int, programs: int, device: torch.device) -> tuple[int, int]:
+    """How many chunks a share has, and how many shares fill the GPU with so many programs each."""
+    wanted = max(1, min(chunks, _multiprocessors(device) // programs))
+    share = tiles(chunks, wanted)
+    return share, tiles(chunks, share)
 
 
 def no_second(ctx: Any, *gradients: Tensor) -> None:
@@ -204,18 +342,22 @@ def kernels() -> ModuleType:
     return importlib.import_module("plmu.ops.gpu.triton_chunked")
 
 
+def _triton() -> ModuleType:
+    return kernels()
+
+
 def sizes(order: int) -> dict[str, int]:
     return {"ORDER": order, "ROWS": rows_of(order), "CHUNK": CHUNK}
 
 
-def precision() -> str:
+def precision(dtype: torch.dtype) -> str:
     """How float32 operands are multiplied: as they are, unless torch is allowed to round them."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-def exact(u: Tensor) -> str:
+def exact(dtype: torch.dtype) -> str:
     """For products in float32 that carry the state."""
-    return "ieee" if u.dtype == torch.float32 else "tf32x3"
+    return "ieee" if dtype == torch.float32 else "tf32x3"
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -223,33 +365,66 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
+def _hopper() -> ModuleType:
+    module: ModuleType = gluon()[0]
+    return module
+
+
+@_prepared
 def _hopper_project(
-    u: Tensor, before: Tensor | None, weight: Tensor, toeplitz: Tensor, powers: Tensor, o: Tensor, *, reversed: bool
-) -> tuple[Tensor, ...]:
-    """`project` by the kernel for Hopper. Its own memory, to hold until what runs beside it is launched."""
-    batch, time, inputs = u.shape
-    outputs, order, chunk, rows = o.shape[2], weight.shape[1], toeplitz.shape[1], powers.shape[2]
-    chunks = -(-time // chunk)
-    out = OUT if outputs > 128 else 128 if outputs > 64 else 64
-    resident = order <= MOST_RESIDENT
-    stages = next(n for n in (4, 3, 2) if _shared(rows, chunk, out, n, order if resident else n) <= SHARED)
-    programs = _multiprocessors(u.device)
-    whole, halved = _division(-(-batch * chunks // 2) * -(-outputs // out), -(-inputs // WIDTH), programs)
-    sums = u.new_empty(halved * 2 * chunk * out, dtype=torch.float32)
-    flags = torch.zeros(2 * halved, dtype=torch.int32, device=u.device) if halved else sums
-    with torch.cuda.device_of(u):
-        _enter(u.device)
-        _gluon()[0].project[(min(whole + 2 * halved, programs),)](
-            _described(u, 1, chunk, WIDTH),
-            _past(u, before, rows),
-            _described(weight.view(weight.shape[0], -1), *((WIDTH, out) if reversed else (out, WIDTH))),
-            _described(toeplitz.view(-1, chunk), chunk, chunk),
-            _described(powers.view(-1, rows), chunk, rows),
-            o, sums, flags, time, inputs, outputs, weight.shape[2], chunks, batch * chunks, whole, whole + 2 * halved,
-            ORDER=order, ROWS=rows, CHUNK=chunk, WIDTH=WIDTH, OUT=out, STAGES=stages, RESIDENT=resident,
-            HISTORY=before is None, REVERSED=reversed, num_warps=4,
-        )  # fmt: skip
-    return sums, flags
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    time: int,
+    inputs: int,
+    outputs: int,
+    order: int,
+    rows: int,
+    groups: int,
+    history: bool,
+    reversed: bool,
+) -> tuple[Launch, int, int]:
+    """`project` by the kernel for Hopper, and how much memory of its own it has: sums, and flags that begin at 0. It
+    holds that until what runs beside it is launched."""
+    chunks, programs = tiles(time, CHUNK), _multiprocessors(device)
+    blocks, across = (1, groups) if reversed else (groups, 1)  # groups of inputs and of outputs
+    unit = math.gcd((outputs if reversed else inputs) // groups, 8)
+    across_each = outputs // across + (8 - unit if across > 1 else 0)
+    out = OUT if across_each > 128 else 128 if across_each > 64 else 64
+    resident = order <= MOST_RESIDENT and groups == 1
+    stages = next(n for n in (4, 3, 2) if _shared(rows, CHUNK, out, n, order if resident else n) <= SHARED)
+    columns, depth = _covering(outputs, across, out), _covering(inputs, blocks, WIDTH)
+    whole, halved = _division(tiles(batch * chunks, 2) * columns, depth, programs)
+    work = whole + 2 * halved
+    channels = outputs if reversed else inputs
+    shape = (inputs, order * channels) if reversed else (outputs, order * channels)
+    tiled = (
+        ((batch, time, inputs), (1, CHUNK, WIDTH)),
+        _past(batch, time, inputs, rows, history, across),
+        (shape, (WIDTH, out) if reversed else (out, WIDTH)),
+        ((groups * order * CHUNK, CHUNK), (CHUNK, CHUNK)),
+        ((groups * order * CHUNK, rows), (CHUNK, rows)),
+    )
+    constants: dict[str, Any] = {
+        "ORDER": order,
+        "ROWS": rows,
+        "CHUNK": CHUNK,
+        "WIDTH": WIDTH,
+        "OUT": out,
+        "STAGES": stages,
+    }
+    constants |= {"RESIDENT": resident, "HISTORY": history, "REVERSED": reversed, "GROUPS": groups}
+    constants |= {"MASKED": bool(blocks > 1 and inputs // blocks % WIDTH), "UNIT": unit}
+    numbers = (time, inputs, outputs, channels, chunks, batch * chunks, whole, work)
+    launch = Launch(_hopper, "project", (min(work, programs),), numbers, constants, tiled=tiled, num_warps=4)
+    return launch, halved * 2 * CHUNK * out, 2 * halved
+
+
+def _covering(channels: int, groups: int, width: int) -> int:
+    """How many tiles of so many channels cover all groups. Like the copy engine they begin at multiples of 8 channels,
+    so a tile may have up to 7 before those of its group."""
+    each = channels // groups
+    return groups * tiles(each + (8 - math.gcd(each, 8) if groups > 1 else 0), width)
 
 
 def _division(tiles: int, blocks: int, programs: int) -> tuple[int, int]:
@@ -265,32 +440,35 @@ def _shared(rows: int, chunk: int, out: int, stages: int, tables: int) -> int:
     return 2 * (4 * (chunk + rows) * WIDTH + stages * out * WIDTH + tables * chunk * (chunk + rows)) + 1024
 
 
-def _hopper_weight_tiles(weight: Tensor) -> int:
-    """Programs that `_hopper_weight_gradient` has for each share of the chunks."""
-    out, order, channels = weight.shape
-    return -(-order // 2) * -(-channels // WIDTH) * -(-out // OUT)
-
-
+@_prepared
 def _hopper_weight_gradient(
-    u: Tensor, before: Tensor | None, of_o: Tensor, toeplitz: Tensor, powers: Tensor, partial: Tensor, share: int
-) -> None:
-    """`weight_gradient` by the kernel for Hopper."""
-    batch, time, channels = u.shape
-    shares, out, order, _ = partial.shape
-    chunk, rows = toeplitz.shape[1], powers.shape[2]
-    chunks = -(-time // chunk)
-    with torch.cuda.device_of(u):
-        _enter(u.device)
-        _gluon()[0].weight_gradient[-(-order // 2) * -(-channels // WIDTH), -(-out // OUT), shares](
-            _described(u, 1, chunk, WIDTH),
-            _past(u, before, rows),
-            _described(of_o, 1, chunk, OUT),
-            _described(toeplitz.view(-1, chunk), chunk, chunk),
-            _described(powers.view(-1, rows), chunk, rows),
-            partial, channels, out, chunks, batch * chunks, share,
-            ORDER=order, ROWS=rows, CHUNK=chunk, WIDTH=WIDTH, OUT=OUT, STAGES=3 if rows > 32 else 4,
-            HISTORY=before is None, num_warps=4,
-        )  # fmt: skip
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    time: int,
+    channels: int,
+    out: int,
+    order: int,
+    rows: int,
+    groups: int,
+    history: bool,
+) -> tuple[Launch, int]:
+    """`weight_gradient` by the kernel for Hopper, and how many shares the sum over all chunks is cut into."""
+    chunks = tiles(time, CHUNK)
+    columns, outputs = tiles(order, 2) * _covering(channels, groups, WIDTH), tiles(out, OUT)
+    share, shares = _shared_out(batch * chunks, columns * outputs, device)
+    tiled = (
+        ((batch, time, channels), (1, CHUNK, WIDTH)),
+        _past(batch, time, channels, rows, history),
+        ((batch, time, out), (1, CHUNK, OUT)),
+        ((groups * order * CHUNK, CHUNK), (CHUNK, CHUNK)),
+        ((groups * order * CHUNK, rows), (CHUNK, rows)),
+    )
+    constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": OUT}
+    constants |= {"STAGES": 3 if rows > 32 else 4, "HISTORY": history, "GROUPS": groups}
+    constants |= {"UNIT": math.gcd(channels // groups, 8)}
+    numbers, grid = (channels, out, chunks, batch * chunks, share), (columns, outputs, shares)
+    return Launch(_hopper, "weight_gradient", grid, numbers, constants, tiled=tiled, num_warps=4), shares
 
 
 def _enter(device: torch.device) -> None:
@@ -302,27 +480,9 @@ def _enter(device: torch.device) -> None:
         devices.add(device)
 
 
-def _past(u: Tensor, before: Tensor | None, rows: int) -> Any:
-    """The inputs before chunks, or the states: both as (sequences, steps, channels)."""
-    return _described(u if before is None else before.view(1, -1, before.shape[3]), 1, rows, WIDTH)
-
-
-def _described(tensor: Tensor, *tile: int) -> Any:
-    """What the copy engine is told of a tensor and of the tiles it fetches."""
-    _, descriptor, language = _gluon()
-    strides = [math.prod(tensor.shape[i + 1 :]) for i in range(tensor.dim())]  # a size of 1 may have any other
-    return descriptor(tensor, list(tensor.shape), strides, list(tile), _layout(language, tile, tensor.dtype))
-
-
-@functools.cache
-def _layout(language: Any, tile: tuple[int, ...], dtype: torch.dtype) -> Any:
-    kind = language.bfloat16 if dtype == torch.bfloat16 else language.float16
-    return language.NVMMASharedLayout.get_default_for(list(tile), kind)
-
-
-@functools.cache
-def _gluon() -> tuple[Any, Any, Any]:
-    """The kernels, the descriptor and the language; an ImportError or AttributeError where Triton is too old."""
-    kernels = importlib.import_module("plmu.ops.gpu.gluon_chunked")
-    descriptor = importlib.import_module("triton.experimental.gluon.nvidia.hopper").TensorDescriptor
-    return kernels, descriptor, importlib.import_module("triton.experimental.gluon.language")
+def _past(
+    batch: int, time: int, channels: int, rows: int, history: bool, systems: int = 1
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How the inputs before chunks are read, or the states: both as (sequences, steps, channels)."""
+    shape = (batch, time, channels) if history else (1, systems * batch * tiles(time, CHUNK) * rows, channels)
+    return shape, (1, rows, WIDTH)

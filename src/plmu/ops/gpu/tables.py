@@ -5,9 +5,12 @@ All are built in float64 and cached by `LinearSystem.derive`. Shapes and names a
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from plmu.ops.groups import SystemGroups, each
 from plmu.ops.matrices import power, response, reversed_response
 from plmu.systems import LinearSystem
 
@@ -19,18 +22,21 @@ AT_ONCE = 230  # chunks that a GPU passes in the time of one, in many such progr
 SECOND_LAUNCH = 4  # chunks that a program passes in the time of one more launch
 
 
-def history(system: LinearSystem, dtype: torch.dtype) -> int:
-    """How many inputs before a chunk stand for its state; 0 if the impulse response lasts longer than that."""
-    left = system.numbers(fading, LAST)
+def history(system: LinearSystem | SystemGroups, dtype: torch.dtype) -> int:
+    """How many inputs before a chunk stand for its state; 0 if an impulse response lasts longer than that."""
     small = torch.finfo(dtype).eps / 16  # what is left out is lost in the rounding of m
-    enough = [steps for steps in HISTORIES if left[steps] <= small]
+    enough = [steps for steps in HISTORIES if all(one.numbers(fading, LAST)[steps] <= small for one in each(system))]
     return enough[0] if enough and lasting(system) else 0
 
 
-def lasting(system: LinearSystem) -> int:
+def lasting(system: LinearSystem | SystemGroups) -> int:
     """How many of the last inputs make the final state, in whole chunks; 0 if more than LAST."""
-    left = system.numbers(fading, LAST)
-    enough = [steps for steps in range(CHUNK, LAST + 1, CHUNK) if left[steps - 1] <= torch.finfo(torch.float32).eps]
+    small = torch.finfo(torch.float32).eps
+    enough = [
+        steps
+        for steps in range(CHUNK, LAST + 1, CHUNK)
+        if all(one.numbers(fading, LAST)[steps - 1] <= small for one in each(system))
+    ]
     return enough[0] if enough else 0
 
 
@@ -41,39 +47,56 @@ def fading(system: LinearSystem, steps: int) -> Tensor:
     return (rest[:, 1 : steps + 2] / rest[:, :1]).max(0).values.sqrt()
 
 
-def tables(u: Tensor, system: LinearSystem, steps: int, group: int) -> tuple[Tensor, ...]:
-    """The constant matrices that the kernels share: T_i; what of the past enters a chunk, forwards and backwards; what
-    a chunk adds to the state after it, the state's way through a chunk and through `group` of them; what the last steps
-    add to the final state, and the state's way through them."""
+class Tables(NamedTuple):
+    """The constant matrices that the kernels share. With groups of channels each has a first axis of groups."""
+
+    toeplitz: Tensor  #: T_i
+    past: Tensor  #: what of the past enters a chunk
+    future: Tensor  #: the same for time that runs backwards
+    taps: Tensor  #: what a chunk adds to the state after it
+    advance: Tensor  #: the state's way through a chunk
+    leap: Tensor  #: and through a run of them
+    last_taps: Tensor  #: what the last steps add to the final state
+    last_advance: Tensor  #: and the state's way through them
+
+    def of_group(self, group: int) -> Tables:
+        """The tables of one group."""
+        return Tables._make(table[group] for table in self)
+
+
+def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int) -> Tables:
+    """The constant matrices for `steps` inputs before a chunk, or for states that one program carries over `run`
+    chunks."""
     operand, wide, device, time = u.dtype, torch.float32, u.device, u.shape[1]
     rows = rows_of(system.order)
     split = operand == torch.bfloat16  # it has the range of float32; float16 has not, and is widened instead
     taps, taps_type = (taps_in_bfloat16, operand) if split else (taps_whole, wide)
     past = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
     last = min(time, lasting(system)) if steps else (time - 1) % CHUNK + 1
-    return (
+    return Tables(
         system.derive(by_order, CHUNK, dtype=operand, device=device),
-        *(system.derive(build, CHUNK, steps or rows, dtype=operand, device=device) for build in past),
+        system.derive(past[0], CHUNK, steps or rows, dtype=operand, device=device),
+        system.derive(past[1], CHUNK, steps or rows, dtype=operand, device=device),
         system.derive(taps, CHUNK, dtype=taps_type, device=device),
         system.derive(power, CHUNK, dtype=wide, device=device),
-        system.derive(power, CHUNK * group, dtype=wide, device=device),
+        system.derive(power, CHUNK * run, dtype=wide, device=device),
         system.derive(taps, last, dtype=taps_type, device=device),
         system.derive(power, last, dtype=wide, device=device),
     )
 
 
-def grouping(batch: int, time: int, channels: int) -> tuple[int, float]:
-    """Over how many chunks one program carries states, and how long all of it takes, counted in chunks.
+def grouping(batch: int, time: int, channels: int, groups: int = 1) -> tuple[int, float]:
+    """Over how many chunks one program carries states, a run; and how long all of it takes, counted in chunks.
 
-    All of them in a row, or groups of them side by side: then one launch finds the ends of all groups, and a second one
+    All chunks of a sequence, or runs of them side by side: then one launch finds the ends of all runs, and a second one
     passes those and each chunk again. That pays where sequences and channels alone leave much of a GPU idle.
     """
-    chunks, programs = tiles(time, CHUNK), batch * tiles(channels, CHANNELS)
+    chunks, programs = tiles(time, CHUNK), batch * groups * tiles(channels // groups, CHANNELS)
 
     def cost(size: int) -> float:
-        groups = tiles(chunks, size)
-        in_a_row = size if groups == 1 else 2 * size + groups + SECOND_LAUNCH
-        of_all = programs * (size if groups == 1 else 2 * chunks + groups * groups / 4)
+        runs = tiles(chunks, size)
+        in_a_row = size if runs == 1 else 2 * size + runs + SECOND_LAUNCH
+        of_all = programs * (size if runs == 1 else 2 * chunks + runs * runs / 4)
         return in_a_row / 2 + max(in_a_row / 2, of_all / AT_ONCE)
 
     size = min((chunks, *(1 << k for k in reversed(range((chunks - 1).bit_length())))), key=cost)
@@ -147,4 +170,4 @@ def segments_of(resets: Tensor | None) -> Tensor | None:
 
 def summed(taps: Tensor) -> Tensor:
     """Of all parts, in float32: (order, length)."""
-    return taps.float().sum(0)
+    return taps.float().sum(-3)

@@ -11,12 +11,27 @@ rounded up to what a matrix unit takes.
 
 SEGMENTED: the state is reset inside sequences. `segments` (batch, time) numbers the segments that resets divide a
 sequence into, from 0, to which the first state belongs. Nothing passes between moments of different segments.
+
+GROUPS: equal groups of channels have systems of their own, whose constants follow one another in each table. A tile has
+channels of one group only. UNIT: a number that the channels of a group are a multiple of.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+# Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
+COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share")
+
+
+@triton.jit
+def _tile(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
+    """The group of a tile of channels, its first channel, and where the group ends."""
+    width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
+    tiles = tl.cdiv(width, WIDTH)
+    group = tl.minimum(number // tiles, GROUPS - 1) if GROUPS > 1 else 0
+    return group, group * width + (number - group * tiles) * WIDTH, (group + 1) * width
 
 
 @triton.jit
@@ -34,23 +49,35 @@ def _segment(segments, sequence, moment, time):
     return tl.where(moment < time, found, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def carry(
-    u, taps, advance, leap, first, segments, ends, before, last, time, channels, chunks, groups, group_size,
+    u, taps, advance, leap, first, segments, ends, before, last, time, channels, chunks, runs, run_size,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, STARTED: tl.constexpr, KEEP: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """s_{k+1} = A s_k + R u_k over the chunks of one group; R is `taps` (PARTS, order, C).
+    """s_{k+1} = A s_k + R u_k over the chunks of one run; R is `taps` (PARTS, order, C).
 
     KEEP: all states before chunks go to `before` (batch, chunks, ROWS, channels), and the one before the last chunk to
-    `last` (batch, order, channels). Otherwise each group begins at zero and leaves the state after it in `ends` (batch,
-    groups, order, channels), from which the launch with KEEP then makes the state before its group.
+    `last` (batch, order, channels). Otherwise each run begins at zero and leaves the state after it in `ends` (batch,
+    runs, order, channels), from which the launch with KEEP then makes the state before its run.
+
+    With groups and REVERSED, every system has the states of all channels: (groups · batch, chunks, ROWS, channels).
     """
-    group, sequence = tl.program_id(0) % groups, tl.program_id(0) // groups
+    run, sequence = tl.program_id(0) % runs, tl.program_id(0) // runs
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inside = (row < ORDER) & (column < channels)
+    if REVERSED and GROUPS > 1:
+        tiles = tl.cdiv(channels, WIDTH)
+        group, start, limit = tl.program_id(1) // tiles, (tl.program_id(1) % tiles) * WIDTH, channels
+        kept = group * (tl.num_programs(0) // runs) + sequence
+    else:
+        group, start, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
+        kept = sequence
+    taps += group * PARTS * ORDER * CHUNK
+    advance += group * ORDER * ORDER
+    leap += group * ORDER * ORDER
+    column = start + tl.arange(0, WIDTH)[None, :]
+    inside = (row < ORDER) & (column < limit)
     square = (row < ORDER) & (inner < ORDER)
     lag = CHUNK - 1 - step if REVERSED else step
     state = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -58,27 +85,27 @@ def carry(
         state = tl.load(first + (sequence.to(tl.int64) * ORDER + row) * channels + column, mask=inside, other=0.0)
     if KEEP:
         matrix = tl.load(leap + row * ORDER + inner, mask=square, other=0.0)
-        for earlier in range(group):
-            if SEGMENTED:  # whether the state passes through a whole group
-                begin, end = earlier * group_size * CHUNK - 1, (earlier + 1) * group_size * CHUNK - 1
+        for earlier in range(run):
+            if SEGMENTED:  # whether the state passes through a whole run
+                begin, end = earlier * run_size * CHUNK - 1, (earlier + 1) * run_size * CHUNK - 1
                 if REVERSED:
-                    begin, end = (chunks - earlier * group_size) * CHUNK, (chunks - (earlier + 1) * group_size) * CHUNK
+                    begin, end = (chunks - earlier * run_size) * CHUNK, (chunks - (earlier + 1) * run_size) * CHUNK
                 through = _segment(segments, sequence, begin, time) == _segment(segments, sequence, end, time)
                 state = tl.where(through, state, 0.0)
-            place = ((sequence * groups + earlier).to(tl.int64) * ORDER + row) * channels + column
+            place = ((kept * runs + earlier).to(tl.int64) * ORDER + row) * channels + column
             state = tl.dot(matrix, state, tl.load(ends + place, mask=inside, other=0.0), input_precision=PRECISION)
     matrix = tl.load(advance + row * ORDER + inner, mask=square, other=0.0)
     response = _taps(taps, 0, row, lag, CHUNK, ORDER)
     if PARTS == 3:
         second, third = _taps(taps, 1, row, lag, CHUNK, ORDER), _taps(taps, 2, row, lag, CHUNK, ORDER)
-    for k in range(group * group_size, tl.minimum((group + 1) * group_size, chunks)):
+    for k in range(run * run_size, tl.minimum((run + 1) * run_size, chunks)):
         at = chunks - 1 - k if REVERSED else k
         if KEEP:
-            place = ((sequence * chunks + at).to(tl.int64) * ROWS + row) * channels + column
-            tl.store(before + place, state.to(before.dtype.element_ty), mask=column < channels)
+            place = ((kept * chunks + at).to(tl.int64) * ROWS + row) * channels + column
+            tl.store(before + place, state.to(before.dtype.element_ty), mask=column < limit)
             if k == chunks - 1:
-                tl.store(last + (sequence.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
-        inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, CHUNK)
+                tl.store(last + (kept.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
+        inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
         if SEGMENTED:  # of the state and the inputs, what reaches the next chunk
             since = _segment(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
             until = _segment(segments, sequence, at * CHUNK if REVERSED else at * CHUNK + CHUNK - 1, time)
@@ -91,15 +118,16 @@ def carry(
             added = tl.dot(third, inputs, tl.dot(second, inputs, added))
         state = tl.dot(matrix, state, added, input_precision=PRECISION)
     if not KEEP:
-        place = ((sequence * groups + group).to(tl.int64) * ORDER + row) * channels + column
+        place = ((kept * runs + run).to(tl.int64) * ORDER + row) * channels + column
         tl.store(ends + place, state, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def finish(
     u, taps, advance, before, last, time, channels, length,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
     PARTS: tl.constexpr, STARTED: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The final state: what the last `length` steps add, R u with `taps` (PARTS, order, length), and if STARTED A s of
     the state `before` them.
@@ -109,12 +137,15 @@ def finish(
     """
     sequence = tl.program_id(0)
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inside = (row < ORDER) & (column < channels)
+    group, first, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
+    taps += group * PARTS * ORDER * length
+    advance += group * ORDER * ORDER
+    column = first + tl.arange(0, WIDTH)[None, :]
+    inside = (row < ORDER) & (column < limit)
     place = (sequence.to(tl.int64) * ORDER + row) * channels + column
     state = tl.zeros((ROWS, WIDTH), tl.float32)
     for start in range(0, length, CHUNK):
-        inputs = _inputs(u, sequence, time - length + start, time, channels, column, CHUNK)
+        inputs = _inputs(u, sequence, time - length + start, time, channels, column, limit, CHUNK)
         for part in tl.static_range(PARTS):
             response = _taps(taps, part, row, start + step, length, ORDER)
             state = tl.dot(response, inputs.to(response.dtype), state, input_precision=PRECISION)
@@ -128,27 +159,27 @@ def finish(
 
 
 @triton.jit
-def _inputs(u, sequence, start, time, channels, column, STEPS: tl.constexpr):
-    """STEPS inputs of a sequence, zero before its begin and past its end: (STEPS, WIDTH)."""
+def _inputs(u, sequence, start, time, channels, column, limit, STEPS: tl.constexpr):
+    """STEPS inputs of a sequence, zero before its begin, past its end and from channel `limit` on: (STEPS, WIDTH)."""
     moment = start + tl.arange(0, STEPS)[:, None]
     place = u + (sequence.to(tl.int64) * time + moment) * channels + column
-    return tl.load(place, mask=(moment >= 0) & (moment < time) & (column < channels), other=0.0)
+    return tl.load(place, mask=(moment >= 0) & (moment < time) & (column < limit), other=0.0)
 
 
 @triton.jit
 def _past(
-    u, states, sequence, at, time, chunks, channels, column,
+    u, states, sequence, at, time, chunks, channels, column, limit,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
 ):  # fmt: skip
     """What a chunk knows of its past: the state before it, or the inputs before it (after it, if time runs backwards):
     (ROWS, WIDTH)."""
     if HISTORY:
         start = (at + 1) * CHUNK if REVERSED else at * CHUNK - ROWS
-        past = _inputs(u, sequence, start, time, channels, column, ROWS)
+        past = _inputs(u, sequence, start, time, channels, column, limit, ROWS)
     else:
         row = tl.arange(0, ROWS)[:, None]
         place = states + ((sequence * chunks + at).to(tl.int64) * ROWS + row) * channels + column
-        past = tl.load(place, mask=(column < channels) & (at < chunks), other=0.0)
+        past = tl.load(place, mask=(column < limit) & (at < chunks), other=0.0)
     return past
 
 
@@ -177,13 +208,13 @@ def _reached(
 
 @triton.jit
 def _memory(
-    u, kernel, carried, states, segments, sequence, at, time, channels, chunks, column,
+    u, kernel, carried, states, segments, sequence, at, time, channels, chunks, column, limit,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """m_i = T_i u + P_i s of a chunk for some channels, in the operands' precision: (C, WIDTH)."""
-    inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, CHUNK)
-    past = _past(u, states, sequence, at, time, chunks, channels, column, ROWS, CHUNK, HISTORY, REVERSED)
+    inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
+    past = _past(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, HISTORY, REVERSED)
     if SEGMENTED:
         kernel = _cut(kernel, segments, sequence, at, time, CHUNK)
         reached = _reached(segments, sequence, at, time, ROWS, CHUNK, HISTORY, REVERSED)
@@ -208,7 +239,7 @@ def _tables(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERS
     return kernel, tl.load(powers + (i * CHUNK + step) * ROWS + tl.arange(0, ROWS)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def all_states(
     u, toeplitz, powers, states, segments, m, time, channels, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
@@ -220,7 +251,7 @@ def all_states(
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
     value = _memory(
-        u, kernel, carried, states, segments, sequence, at, time, channels, chunks, column,
+        u, kernel, carried, states, segments, sequence, at, time, channels, chunks, column, channels,
         ROWS, CHUNK, False, False, SEGMENTED, PRECISION,
     )  # fmt: skip
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
@@ -228,7 +259,7 @@ def all_states(
     tl.store(place, value, mask=(moment < time) & (column < channels))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def states_gradient(
     gradient, toeplitz, powers, segments, of_u, of_states, time, channels, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
@@ -257,69 +288,79 @@ def states_gradient(
     tl.store(place, for_state, mask=(row < ORDER) & (column < channels))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def project(
     u, weight, toeplitz, powers, states, segments, o, time, inputs, outputs, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     HISTORY: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """o = W m for one chunk and OUT outputs.
 
     A turn is one order of WIDTH inputs. Its tile of m is made in the turn before, so that the matrix units find their
     operands ready. REVERSED: time runs backwards and the weight is (inputs, order, outputs) instead of (outputs, order,
     inputs), which makes the gradient of u from that of o; `powers` are then from the chunk's end. HISTORY: ROWS inputs
-    before the chunk stand for the state, and `powers` are the impulse response at their distance.
+    before the chunk stand for the state, and `powers` are the impulse response at their distance. Groups are of the
+    channels of u: of the inputs or, if REVERSED, of the outputs.
     """
+    BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
+    TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    columns = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
+    own, first, end = _tile(tl.program_id(1), outputs, TILES, OUT, UNIT if TILES > 1 else 1)
+    columns = first + tl.arange(0, OUT)[None, :]
+    if TILES > 1 and not HISTORY:  # each system's states of all inputs
+        states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
     total = tl.zeros((CHUNK, OUT), tl.float32)
-    kernel, carried = _tables(toeplitz, powers, 0, ROWS, CHUNK, REVERSED)
+    kernel, carried = _tables(toeplitz, powers, own * ORDER, ROWS, CHUNK, REVERSED)
     column = tl.arange(0, WIDTH)[None, :]
     m = _memory(
-        u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column,
+        u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column, inputs // BLOCKS,
         ROWS, CHUNK, HISTORY, REVERSED, SEGMENTED, PRECISION,
     )  # fmt: skip
-    for turn in range(ORDER * tl.cdiv(inputs, WIDTH)):
-        row = (turn // ORDER) * WIDTH + tl.arange(0, WIDTH)[:, None]
+    for turn in range(ORDER * BLOCKS * tl.cdiv(inputs // BLOCKS, WIDTH)):
+        _, start, limit = _tile(turn // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
+        row = start + tl.arange(0, WIDTH)[:, None]
         if REVERSED:
             place = row.to(tl.int64) * (ORDER * outputs) + (turn % ORDER) * outputs + columns
         else:
             place = columns.to(tl.int64) * (ORDER * inputs) + (turn % ORDER) * inputs + row
-        part = tl.load(weight + place, mask=(columns < outputs) & (row < inputs), other=0.0)
+        part = tl.load(weight + place, mask=(columns < end) & (row < limit), other=0.0)
         ahead = turn + 1  # beyond the last turn all inputs are masked
-        kernel, carried = _tables(toeplitz, powers, ahead % ORDER, ROWS, CHUNK, REVERSED)
-        column = (ahead // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
+        group, next_start, next_limit = _tile(ahead // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
+        kernel, carried = _tables(toeplitz, powers, (own + group) * ORDER + ahead % ORDER, ROWS, CHUNK, REVERSED)
+        column = next_start + tl.arange(0, WIDTH)[None, :]
         next_m = _memory(
-            u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column,
+            u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column, next_limit,
             ROWS, CHUNK, HISTORY, REVERSED, SEGMENTED, PRECISION,
         )  # fmt: skip
         total = tl.dot(m, part, total, input_precision=PRECISION)
         m = next_m
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
     place = o + (sequence.to(tl.int64) * time + moment) * outputs + columns
-    tl.store(place, total.to(o.dtype.element_ty), mask=(moment < time) & (columns < outputs))
+    tl.store(place, total.to(o.dtype.element_ty), mask=(moment < time) & (columns < end))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def weight_gradient(
     u, gradient, toeplitz, powers, states, segments, partial, time, channels, out, chunks, batch, share,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    HISTORY: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
+    HISTORY: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape).
 
     As in `project` the tile of m for the next chunk is made before the one at hand is used.
     """
     i = tl.program_id(0) % ORDER
-    column = (tl.program_id(0) // ORDER) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    group, start, limit = _tile(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
+    column = start + tl.arange(0, WIDTH)[None, :]
     outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     step = tl.arange(0, CHUNK)
-    kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
+    kernel, carried = _tables(toeplitz, powers, group * ORDER + i, ROWS, CHUNK, False)
     total = tl.zeros((OUT, WIDTH), tl.float32)
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, batch * chunks)
     m = _memory(
-        u, kernel, carried, states, segments, begin // chunks, begin % chunks, time, channels, chunks, column,
+        u, kernel, carried, states, segments, begin // chunks, begin % chunks, time, channels, chunks, column, limit,
         ROWS, CHUNK, HISTORY, False, SEGMENTED, PRECISION,
     )  # fmt: skip
     for number in range(begin, end):
@@ -332,15 +373,15 @@ def weight_gradient(
         ahead = tl.minimum(number + 1, end - 1)
         next_m = _memory(
             u, kernel, carried, states, segments, ahead // chunks, ahead % chunks, time, channels, chunks, column,
-            ROWS, CHUNK, HISTORY, False, SEGMENTED, PRECISION,
+            limit, ROWS, CHUNK, HISTORY, False, SEGMENTED, PRECISION,
         )  # fmt: skip
         total = tl.dot(incoming, m, total, input_precision=PRECISION)
         m = next_m
     place = (tl.program_id(2) * out + outputs[:, None]).to(tl.int64) * (ORDER * channels) + i * channels + column
-    tl.store(partial + place, total.to(partial.dtype.element_ty), mask=(outputs[:, None] < out) & (column < channels))
+    tl.store(partial + place, total.to(partial.dtype.element_ty), mask=(outputs[:, None] < out) & (column < limit))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def add_through_ends(
     of_u, taps, of_states, segments, time, channels, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,

@@ -1,0 +1,325 @@
+"""Calls of whole layers on a GPU as a user makes them: host time, eager and graph times, several windows, small shapes.
+
+python -m benchmarks.calls --json results/bench-calls-cuda.json
+
+Answers are compared with float64 before anything is timed: outputs, final states and all gradients, which must also
+repeat bit for bit. `--before FOLDER` measures the package in that folder (one that has `plmu` in it) too, in a process
+of its own, and adds ratios. Kernels are compiled first, in a process for each shape at the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import plmu
+from plmu.bench import layers as bench_layers
+from plmu.bench.measure import graphed, peak_memory, timed, training
+from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
+from plmu.training.results import provenance
+
+# Shapes with four windows, which are compared with one window of the same order.
+WINDOWS = (
+    (Shape(64, 512, 512, 512, 4, 6.0), (3.0, 4.0, 5.0, 6.0)),
+    (Shape(64, 512, 512, 512, 4, 16.0), (4.0, 16.0, 64.0, 256.0)),
+    (Shape(64, 512, 208, 208, 4, 16.0), (4.0, 16.0, 64.0, 256.0)),
+)
+BOUNDS = {torch.float32: 5e-6, torch.bfloat16: TOLERANCE[torch.bfloat16]}  # of final states, and of all else
+# Small problems, where launches decide which algorithm is fastest in an eager call.
+SMALL = GPU_CHOICES[-4:]
+Call = Callable[[], Any]
+Row = dict[str, Any]
+
+
+def layers(shape: Shape) -> dict[str, plmu.ParallelLMU]:
+    memory: dict[str, Any] = {"order": shape.order, "theta": shape.theta, "memory_size": shape.channels}
+    sizes = (shape.channels, shape.out)
+    return {
+        "DN, W_m, bias, ReLU": plmu.ParallelLMU(*sizes, **memory, encoder=False, input_to_output=False),
+        "with encoder and W_x": plmu.ParallelLMU(*sizes, **memory),
+    }
+
+
+def made(layer: plmu.ParallelLMU) -> plmu.ParallelLMU:
+    return layer.cuda().bfloat16()
+
+
+def inputs(shape: Shape) -> Tensor:
+    return torch.randn(shape.batch, shape.time, shape.channels, device="cuda").bfloat16().requires_grad_()
+
+
+def ways(layer: plmu.ParallelLMU, x: Tensor) -> tuple[Call, Call]:
+    """Forward alone, and with the gradients of x and of all weights."""
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            out: Tensor = layer(x)[0]
+            return out
+
+    return forward, training(lambda: layer(x)[0], x, *layer.parameters())
+
+
+def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
+    """Relative errors of two sequences against float64 chunks, on other numbers than what is timed.
+
+    The activation is a smooth one: near its kink ReLU makes a large difference of a small one.
+    """
+    options = {**given.config, "output_activation": "silu"}
+    del options["algorithm"]
+    layer = made(plmu.ParallelLMU(**options))
+    layer.load_state_dict(given.state_dict())
+    x = inputs(shape).detach()[:2]
+    gradients = [torch.randn(2, shape.time, shape.out, device="cuda").bfloat16()]
+    gradients.append(torch.randn(2, shape.order, shape.channels, device="cuda"))
+
+    def results(one: plmu.ParallelLMU, x: Tensor) -> list[Tensor]:
+        x = x.clone().requires_grad_()
+        answer = one(x)
+        leaves = (x, *one.parameters())
+        given = [gradient.to(value) for gradient, value in zip(gradients, answer, strict=True)]
+        return [value.detach() for value in (*answer, *torch.autograd.grad(answer, leaves, given))]
+
+    ours, again, third = (results(layer, x) for _ in range(3))  # the second call takes another way than the first
+    if not all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(ours, again, third, strict=True)):
+        raise RuntimeError(f"{shape}: results do not repeat bit for bit")
+    double = plmu.ParallelLMU(**options, algorithm="chunked").cuda().double()
+    double.load_state_dict(layer.state_dict())
+    exact = results(double, x.double())
+    names = ["output", "final state", "gradient of x", *(f"gradient of {name}" for name, _ in layer.named_parameters())]
+    found = {}
+    for name, value, right in zip(names, ours, exact, strict=True):
+        found[name] = float((value.double() - right).norm() / right.norm())
+        bound = BOUNDS[torch.bfloat16 if name != "final state" or layer.encoder is not None else torch.float32]
+        if not found[name] <= bound:
+            raise RuntimeError(f"{shape}: {name} is wrong by {found[name]:.1e}, above {bound:.1e}")
+    return found
+
+
+def gemms(layer: plmu.ParallelLMU, shape: Shape) -> list[tuple[Tensor, Tensor]]:
+    """The operands of its matrix products, with m in memory."""
+    steps = shape.batch * shape.time
+
+    def operands(inner: int, out: int) -> tuple[Tensor, Tensor]:
+        left = torch.randn(steps, inner, device="cuda").bfloat16().requires_grad_()
+        return left, torch.randn(out, inner, device="cuda").bfloat16().requires_grad_()
+
+    found = [operands(shape.order * shape.channels, shape.out)]
+    if layer.encoder is not None:
+        found += [operands(shape.channels, shape.channels), operands(shape.channels, shape.out)]
+    return found
+
+
+def host(call: Call, rounds: int) -> float:
+    """Milliseconds until a call returns, in the least of all rounds: other processes only add to it."""
+    found = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(20):
+            call()
+        found.append((time.perf_counter() - start) / 20)
+    torch.cuda.synchronize()
+    return 1e3 * min(found)
+
+
+def milliseconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float], Any]:
+    times = timed(calls, device="cuda", rounds=rounds)
+    return {name: 1e3 * seconds for name, seconds in times.medians().items()}, times
+
+
+def whole(shape: Shape, rounds: int) -> Iterator[Row]:
+    """A row for each form of the layer at a shape."""
+    for name, cpu_layer in layers(shape).items():
+        layer, x = made(cpu_layer), inputs(shape)
+        row: Row = {"shape": str(shape), "layer": name, "error": check(layer, shape)}
+        forward, both = ways(layer, x)
+        row["host, ms"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
+        row["eager, ms"], _ = milliseconds({"forward": forward, "both": both}, rounds)
+        row["peak memory, MB"] = peak_memory(both) / 1e6
+        with plmu.for_graphs():
+            products = gemms(layer, shape)
+
+            def product(pairs: list = products) -> list[Tensor]:
+                return [left @ right.mT for left, right in pairs]
+
+            leaves = [one for pair in products for one in pair]
+            ones = [torch.ones_like(one) for one in product()]
+            calls = {
+                "forward": graphed(forward),
+                "both": graphed(both),
+                "GEMMs forward": graphed(lambda: product()),
+                "GEMMs both": graphed(lambda leaves=leaves, ones=ones: torch.autograd.grad(product(), leaves, ones)),
+            }
+        row["graph, ms"], times = milliseconds(calls, rounds)
+        row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
+        yield row
+        torch.cuda.empty_cache()
+
+
+def windows(shape: Shape, thetas: tuple[float, ...], rounds: int) -> Row:
+    """Four windows over one, in layers of equal sizes."""
+    x = inputs(shape)
+    memory: dict[str, Any] = {"order": shape.order, "encoder": False, "input_to_output": False}
+    several = made(plmu.ParallelLMU(shape.channels, shape.out, theta=list(thetas), **memory))
+    one = made(plmu.ParallelLMU(shape.channels, shape.out, theta=shape.theta, **memory))
+    row: Row = {"shape": str(shape), "windows": list(thetas), "error": check(several, shape)}
+    check(one, shape)
+    calls = {"several": ways(several, x), "one": ways(one, x)}
+    for name, (forward, both) in calls.items():
+        row[f"host, ms, {name}"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
+    row["eager, ms"], eager = milliseconds({name: both for name, (_, both) in calls.items()}, rounds)
+    with plmu.for_graphs():
+        row["plan"] = several.plan(batch=shape.batch, time=shape.time).reason
+        graphs = {name: graphed(both) for name, (_, both) in calls.items()}
+        graphs |= {f"{name}, forward": graphed(forward) for name, (forward, _) in calls.items()}
+    row["graph, ms"], times = milliseconds(graphs, rounds)
+    row["several over one"] = {
+        "graph, both": times.ratio("several", "one"),
+        "graph, forward": times.ratio("several, forward", "one, forward"),
+        "eager, both": eager.ratio("several", "one"),
+    }
+    torch.cuda.empty_cache()
+    return row
+
+
+def warm(number: int) -> None:
+    """Compile what one shape runs, and say how long the first call took."""
+    with torch.cuda.stream(torch.cuda.Stream()), plmu.for_graphs():
+        torch.zeros(1, device="cuda")
+        start = time.perf_counter()
+        if number >= len(GPU_SHAPES) + len(WINDOWS):
+            small = Problem(SMALL[number - len(GPU_SHAPES) - len(WINDOWS)], torch.bfloat16, "cuda")
+            training(small.project("fused"), small.u, small.weight)()
+            return
+        if number < len(GPU_SHAPES):
+            shape = GPU_SHAPES[number]
+            one = next(iter(layers(shape).values()))
+        else:
+            shape, thetas = WINDOWS[number - len(GPU_SHAPES)]
+            one = plmu.ParallelLMU(shape.channels, shape.out, shape.order, list(thetas), encoder=False)
+        layer, x = made(one), inputs(shape)
+        layer(x)[0].sum().backward()
+        torch.cuda.synchronize()
+        print(json.dumps({"shape": str(shape), "seconds": time.perf_counter() - start}))
+        if number >= len(GPU_SHAPES):  # one window too, and the answers' two sequences
+            check(made(plmu.ParallelLMU(shape.channels, shape.out, shape.order, shape.theta, encoder=False)), shape)
+        check(layer, shape)
+
+
+def warmed() -> list[Row]:
+    """The first calls of all shapes, with compilation, each in a process of its own at the same time."""
+    command = [sys.executable, "-m", "benchmarks.calls", "--warm"]
+    numbers = range(len(GPU_SHAPES) + len(WINDOWS) + len(SMALL))
+    processes = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in numbers]
+    said = [process.communicate()[0].splitlines() for process in processes]
+    return [json.loads(lines[0]) for lines in said if lines]  # what fails there fails again below, and is said
+
+
+def measure(rounds: int) -> Row:
+    """All rows. A shape that fails or is wrong has none, and is named under "failed"."""
+    first = warmed()
+    rows: list[Row] = []
+    several: list[Row] = []
+    small: list[Row] = []
+    failed: list[str] = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for shape in GPU_SHAPES:
+            try:
+                rows += whole(shape, rounds)
+            except Exception as error:
+                failed.append(f"{shape}: {type(error).__name__}: {error}")
+        for shape, thetas in WINDOWS:
+            try:
+                several.append(windows(shape, thetas, rounds))
+            except Exception as error:
+                failed.append(f"{shape}, windows {thetas}: {type(error).__name__}: {error}")
+        for shape in SMALL:
+            try:
+                small.append(bench_layers.choice(shape, torch.bfloat16, "cuda", rounds))
+            except Exception as error:
+                failed.append(f"{shape}: {type(error).__name__}: {error}")
+    return {"whole layers": rows, "windows": several, "small, eager": small, "first calls": first, "failed": failed}
+
+
+def beside(found: Row, before: Row) -> list[Row]:
+    """The times before over those now."""
+    rows: list[Row] = []
+    if found["failed"] or before["failed"]:
+        return rows
+    for now, then in zip(found["whole layers"], before["whole layers"], strict=True):
+        kinds = ("host, ms", "eager, ms", "graph, ms")
+        ratios = {kind: {way: then[kind][way] / now[kind][way] for way in ("forward", "both")} for kind in kinds}
+        rows.append({"shape": now["shape"], "layer": now["layer"], "times faster than before": ratios})
+    for now, then in zip(found["windows"], before["windows"], strict=True):
+        ratios = {kind: {"both": then[kind]["several"] / now[kind]["several"]} for kind in ("eager, ms", "graph, ms")}
+        rows.append({"shape": now["shape"], "windows": now["windows"], "times faster than before": ratios})
+    return rows
+
+
+def show(found: Row) -> None:
+    def pair(values: Row) -> str:
+        return " / ".join(f"{values[way]:.3f}" for way in ("forward", "both"))
+
+    for row in found["whole layers"]:
+        over = pair(row["over the GEMMs"])
+        print(f"{row['shape']}, {row['layer']}: host {pair(row['host, ms'])}, eager {pair(row['eager, ms'])}, graph"
+              f" {pair(row['graph, ms'])}, over the GEMMs {over}, {row['peak memory, MB']:.0f} MB")  # fmt: skip
+    for row in found["windows"]:
+        print(f"{row['shape']}, windows {row['windows']}: over one window {row['several over one']}, host"
+              f" {pair(row['host, ms, several'])}; {row['plan']}")  # fmt: skip
+    for row in found["small, eager"]:
+        times = {name: round(value, 3) for name, value in row["milliseconds"].items()}
+        print(
+            f"{row['shape']}, eager, both: {times}; auto takes {row['chosen']}, {row['auto over best']:.2f} of the best"
+        )
+    print("first calls, s:", {row["shape"]: round(row["seconds"], 1) for row in found["first calls"]})
+    for failure in found["failed"]:
+        print("FAILED", failure)
+    for row in found.get("beside before", []):
+        print(f"before / now, {row['shape']}, {row.get('layer') or row['windows']}: {row['times faster than before']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="file to write")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--before", type=Path, help="folder with another version of the package")
+    parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.warm is not None:
+        warm(given.warm)
+        return
+    found = measure(given.rounds)
+    report: Row = {
+        "benchmark": "calls",
+        "command": f"python -m benchmarks.calls --rounds {given.rounds}",
+        "machine": provenance(torch.device("cuda")),
+        **found,
+    }
+    if given.before is not None:
+        other = given.before / "before.json"
+        paths = [str(given.before.resolve()), os.environ.get("PYTHONPATH", "")]
+        command = [sys.executable, "-m", "benchmarks.calls", "--rounds", str(given.rounds), "--json", str(other)]
+        torch.cuda.empty_cache()
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False)
+        if done.returncode == 0:
+            report["before"] = json.loads(other.read_text())
+            report["beside before"] = beside(found, report["before"])
+    show(report)
+    if given.json is not None:
+        given.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    sys.exit(1 if found["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

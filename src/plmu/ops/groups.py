@@ -1,0 +1,69 @@
+"""Equal groups of channels with a system each, as one problem: `project` in one launch of `fused` for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.cache import constants_of
+from plmu.derived import Derived
+from plmu.ops.algorithm import final_of
+from plmu.ops.check import Problem
+from plmu.ops.final import turned
+from plmu.systems import LinearSystem
+
+
+class SystemGroups(Derived):
+    """Several constant systems of one order. Each has an equal share of the channels, in their order.
+
+    A constant that is derived from it has those of all systems, one after the other, along a first axis.
+    """
+
+    def __init__(self, systems: Sequence[LinearSystem]) -> None:
+        self.systems = tuple(systems)
+        self.order, self.inputs = self.systems[0].order, None
+        A, B = (torch.stack([getattr(one, name) for one in self.systems]) for name in ("A", "B"))
+        self._cache = constants_of(A, B)
+
+    def _built(self, build: Callable[..., Tensor], *sizes: int) -> Tensor:
+        return torch.stack([build(one, *sizes) for one in self.systems])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SystemGroups:
+        return self
+
+    def __reduce__(self) -> tuple[type[SystemGroups], tuple[tuple[LinearSystem, ...]]]:
+        return SystemGroups, (self.systems,)
+
+
+def together(systems: Sequence[LinearSystem]) -> SystemGroups | None:
+    """Systems as groups, if they can be: several constant ones of one order, with one input for each channel."""
+    first = systems[0]
+    alike = all(one.constant and one.inputs is None and one.order == first.order for one in systems)
+    return SystemGroups(systems) if len(systems) > 1 and alike else None
+
+
+def each(system: LinearSystem | SystemGroups) -> tuple[LinearSystem, ...]:
+    """The systems of all groups."""
+    return system.systems if isinstance(system, SystemGroups) else (system,)
+
+
+def final_of_groups(problem: Problem) -> Tensor:
+    """The final state by equation 25, of each group by its own system."""
+    if problem.groups is None:
+        return final_of(problem)
+    systems = problem.groups.systems
+    if problem.lengths is not None and problem.state is None and problem.resets is None:
+        problem = replace(problem, u=turned(problem.u, problem.lengths), lengths=None)  # once for all
+    inputs = problem.u.chunk(len(systems), dim=3)
+    states: Sequence[Tensor | None] = [None] * len(systems)
+    if problem.state is not None:
+        states = problem.state.chunk(len(systems), dim=2)
+    ends = [
+        final_of(replace(problem, u=u, system=system, state=state, groups=None))
+        for u, system, state in zip(inputs, systems, states, strict=True)
+    ]
+    return torch.cat(ends, dim=2)

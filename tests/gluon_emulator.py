@@ -1,0 +1,239 @@
+"""Kernels of `plmu.ops.gpu.gluon_chunked` without a GPU: their Python code, run by threads on CPU tensors.
+
+Gluon has no interpreter. Here its functions are plain ones on torch tensors: a warp group is a thread, shared memory is
+a tensor, the copy engine copies at once, and barriers count arrivals and bytes as those of Hopper GPUs do. Layouts mean
+nothing. Programs run one after the other. So index arithmetic and synchronisation are tested, but not the compiler.
+"""
+
+import math
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from plmu.ops.gpu import direct
+
+_here = threading.local()  # the program that a thread belongs to, and the grid
+PATIENCE = 60  # seconds after which a wait is a deadlock
+
+
+class Barrier:
+    """Its phase ends when all arrivals and all announced bytes are there."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.phase = self.bytes = self.count = self.left = 0
+
+    def change(self, *, arrivals: int = 0, announced: int = 0) -> None:
+        with self.changed:
+            self.left -= arrivals
+            self.bytes += announced
+            if self.left == 0 and self.bytes == 0:
+                self.phase, self.left = self.phase + 1, self.count
+                self.changed.notify_all()
+
+
+class Barriers:
+    def __init__(self, count: int) -> None:
+        self.all = [Barrier() for _ in range(count)]
+
+    def index(self, i: int) -> Barrier:
+        return self.all[i]
+
+
+class Buffer:
+    """Shared memory, which holds NaN until something is copied there."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values, self.dtype = values, values.dtype
+
+    def index(self, i: int) -> "Buffer":
+        return Buffer(self.values[i])
+
+    def reshape(self, shape: list[int]) -> "Buffer":
+        return Buffer(self.values.reshape(shape))
+
+    def permute(self, order: tuple[int, ...]) -> "Buffer":
+        return Buffer(self.values.permute(order))
+
+
+class Descriptor:
+    """A tensor as the copy engine sees it: tiles of it, zero outside."""
+
+    layout = None
+
+    def __init__(self, tensor: Tensor, tiled: direct.Tiled) -> None:
+        shape, tile = tiled
+        assert tensor.is_contiguous()
+        self.values, self.dtype = tensor.view(-1)[: math.prod(shape)].view(shape), tensor.dtype
+        self.block_type = SimpleNamespace(shape=tile, nbytes=math.prod(tile) * tensor.element_size())
+
+    def tile(self, at: list[int]) -> Tensor:
+        if at[-1] * self.values.element_size() % 16:
+            raise RuntimeError(f"illegal instruction: the copy engine cannot begin at element {at[-1]} of a row")
+        found = torch.zeros(self.block_type.shape, dtype=self.dtype)
+        spans = list(zip(at, self.block_type.shape, self.values.shape, strict=True))
+        kept = [(max(begin, 0), max(min(begin + size, end), begin, 0), begin) for begin, size, end in spans]
+        target = tuple(slice(low - begin, high - begin) for low, high, begin in kept)
+        found[target] = self.values[tuple(slice(low, high) for low, high, _ in kept)]
+        return found
+
+
+class Pointer:
+    def __init__(self, tensor: Tensor, offset: Any = 0) -> None:
+        self.memory, self.offset = tensor.view(-1), offset
+        self.dtype = SimpleNamespace(element_ty=tensor.dtype)
+
+    def __add__(self, offset: Any) -> "Pointer":
+        return Pointer(self.memory, self.offset + offset)
+
+
+def _multiply(a: Any, b: Any, acc: Tensor, use_acc: bool = True, is_async: bool = False) -> Tensor:
+    left, right = (one.values if isinstance(one, Buffer) else one for one in (a, b))
+    product = left.float() @ right.float()
+    return product + acc if use_acc else product
+
+
+def _copy(source: Descriptor, at: list[int], barrier: Barrier, target: Buffer) -> None:
+    target.values.copy_(source.tile(at).view(target.values.shape))
+    barrier.change(announced=-source.block_type.nbytes)
+
+
+def _wait(barrier: Barrier, parity: int) -> None:
+    with barrier.changed:
+        if not barrier.changed.wait_for(lambda: barrier.phase & 1 != parity, PATIENCE):
+            raise RuntimeError("the kernel is in a deadlock")
+
+
+def _init(barrier: Barrier, count: int) -> None:
+    barrier.count = barrier.left = count
+
+
+def _store(place: Pointer, value: Tensor, mask: Tensor | None = None) -> None:
+    offset, value = torch.broadcast_tensors(place.offset, value)
+    kept = torch.ones_like(offset, dtype=torch.bool) if mask is None else mask.expand(offset.shape)
+    assert (offset[kept] >= 0).all()
+    assert (offset[kept] < place.memory.numel()).all(), "outside of its memory"
+    place.memory[offset[kept]] = value[kept]
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    if isinstance(condition, Tensor):
+        return torch.where(condition, yes, no)
+    return yes if condition else no
+
+
+def _specialize(parts: list[tuple[Any, tuple[Any, ...]]], *_: Any) -> None:
+    """Each part in a thread of its own."""
+    program, failures = dict(vars(_here)), list[BaseException]()
+
+    def run(function: Any, arguments: tuple[Any, ...]) -> None:
+        vars(_here).update(program)
+        try:
+            with torch.no_grad():
+                function(*arguments)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=part) for part in parts]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    if failures:
+        raise failures[0]
+
+
+def _memory(dtype: Any, shape: list[int], layout: Any) -> Any:
+    return Barriers(shape[0]) if dtype is torch.int64 else Buffer(torch.full(shape, math.nan, dtype=dtype))
+
+
+def _language() -> ModuleType:
+    gl = ModuleType("gluon.language")
+    nothing = lambda *_, **__: None  # noqa: E731
+    for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout", "barrier",
+                 "inline_asm_elementwise"):  # fmt: skip
+        setattr(gl, name, nothing)
+    functions = {
+        "constexpr": None, "static_range": range, "minimum": min, "where": _where, "store": _store,
+        "cdiv": lambda a, b: -(-a // b),
+        "arange": lambda begin, end, layout: torch.arange(begin, end),
+        "zeros": lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+        "convert_layout": lambda value, layout: value,
+        "program_id": lambda axis: _here.program[axis],
+        "num_programs": lambda axis: _here.grid[axis],
+        "load": lambda place, cache_modifier: place.memory[place.offset],
+        "atomic_xchg": lambda place, value, sem: place.memory.__setitem__(place.offset, value),
+        "atomic_add": lambda place, value, sem: int(place.memory[place.offset]) + value,
+        "allocate_shared_memory": _memory, "warp_specialize": _specialize,
+        "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,
+    }  # fmt: skip
+    vars(gl).update(functions)
+    return gl
+
+
+def kernels() -> dict[str, Any]:
+    """The functions of `gluon_chunked`, to be called on descriptors and pointers of this module."""
+    hopper = ModuleType("gluon.hopper")
+    barriers = {
+        "MBarrierLayout": lambda: None, "init": _init, "wait": _wait,
+        "expect": lambda barrier, size: barrier.change(arrivals=1, announced=size),
+        "arrive": lambda barrier, count: barrier.change(arrivals=count),
+    }  # fmt: skip
+    vars(hopper).update(
+        mbarrier=SimpleNamespace(**barriers),
+        tma=SimpleNamespace(async_copy_global_to_shared=_copy),
+        warpgroup_mma=_multiply,
+        warpgroup_mma_wait=lambda pending, deps: deps[0] if len(deps) == 1 else deps,
+        fence_async_shared=lambda: None,
+    )
+    gluon = ModuleType("gluon")
+    vars(gluon).update(
+        jit=lambda function=None, **_: function or (lambda kernel: kernel),
+        constexpr_function=lambda function: function,
+        language=_language(),
+    )
+    experimental = ModuleType("triton.experimental")
+    vars(experimental).update(gluon=gluon)
+    name = "triton.experimental"
+    fakes = {name: experimental, f"{name}.gluon": gluon, f"{name}.gluon.language.nvidia.hopper": hopper}
+    before = {one: sys.modules.get(one) for one in fakes}
+    path = Path(direct.__file__).with_name("gluon_chunked.py")
+    text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
+    found: dict[str, Any] = {"__name__": "emulated"}
+    try:
+        sys.modules.update(fakes)
+        exec(compile(text, str(path), "exec"), found)
+    finally:
+        for one, module in before.items():
+            sys.modules.pop(one) if module is None else sys.modules.__setitem__(one, module)
+    return found
+
+
+class Launch(direct.Launch):
+    """In place of `direct.Launch`: kernels with tiled tensors, which are Gluon's, are emulated."""
+
+    emulated: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        options.pop("launch_pdl", None)  # nothing runs beside another kernel here, and waits for it
+        super().__init__(*given, **options)
+        self._constants |= {"EARLY": False} if "EARLY" in self._constants else {}
+
+    def __call__(self, *tensors: Tensor) -> None:
+        if not self._tiled:
+            super().__call__(*tensors)
+            return
+        if not self.emulated:
+            self.emulated.update(kernels())
+        given = [Descriptor(*pair) for pair in zip(tensors, self._tiled, strict=False)]
+        pointers = [Pointer(one) for one in tensors[len(self._tiled) :]]
+        grid = (*self._grid, 1, 1)[:3]
+        for number in range(math.prod(grid)):
+            _here.grid = grid
+            _here.program = (number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1])
+            self.emulated[self._kernel](*given, *pointers, *self._numbers, **self._constants)
