@@ -167,8 +167,8 @@ def _memory(dtype: Any, shape: list[int], layout: Any) -> Any:
 def _language() -> ModuleType:
     gl = ModuleType("gluon.language")
     nothing = lambda *_, **__: None  # noqa: E731
-    for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout", "BlockedLayout",
-                 "barrier", "inline_asm_elementwise"):  # fmt: skip
+    for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout",
+                 "BlockedLayout", "barrier", "inline_asm_elementwise"):  # fmt: skip
         setattr(gl, name, nothing)
     functions = {
         "constexpr": None, "static_range": range, "minimum": min, "where": _where, "store": _store,

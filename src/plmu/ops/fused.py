@@ -84,7 +84,8 @@ class Fused(Algorithm):
         return reason
 
     def auto_limit(self, case: Case) -> str | None:
-        """The kernels are worth it where the two heavy ones run in their form for Hopper. For all states they win on such GPUs as CUDA graphs, where their many launches cost little."""
+        """The kernels are worth it where the two heavy ones run in their form for Hopper. For all states they win on
+        such GPUs as CUDA graphs, where their many launches cost little."""
         if not case.batch:
             return "has no sequences to run for"
         if case.kind == "states" and (case.resets or not case.graph):

@@ -9,11 +9,11 @@ Half precision only. The copy engine needs rows that are multiples of 16 bytes, 
 GROUPS: as in `triton_chunked`. A tile may begin in one group and reach into the next. What it has of that is left out
 of m where groups are groups of inputs, and not stored where they are of outputs.
 
-SEGMENTED: the state is reset inside sequences. `marks` has a row for each chunk, made by `mark` of `triton_chunked`: for
-each of its steps the first step of the same segment (the last one, if time runs backwards), counted from the chunk's
-begin; and then how many steps of the chunk its past reaches. What a table would carry from one segment to another is
-cut out of it: in registers in `project`, whose first operand may be there, and in a copy in shared memory in
-`weight_gradient`, for chunks where there is anything to cut.
+SEGMENTED: the state is reset inside sequences. `marks` has a row for each chunk, made by `mark` of `triton_chunked`.
+It has the first step of the segment of each of its steps (the last one, if time runs backwards), counted from the
+chunk's begin; and then how many steps of the chunk its past reaches. What a table would carry from one segment to
+another is cut out of it. `project` does that in registers, where a first operand may be. `weight_gradient` does it in a
+copy in shared memory, for chunks where there is anything to cut.
 """
 
 from __future__ import annotations
@@ -134,10 +134,9 @@ def _fetch_for_project(
 
 
 @gluon.jit
-def _cut(table, mark, first: gl.constexpr, REVERSED: gl.constexpr, layout: gl.constexpr):
-    """A table without the columns that a row must not reach: those before its mark, or behind it if time runs
-    backwards. Columns are steps from `first` on."""
-    step = first + gl.arange(0, table.shape[1], layout=gl.SliceLayout(0, layout))
+def _cut(table, mark, step, REVERSED: gl.constexpr):
+    """A table without what its rows must not reach: `step`s before the mark of the row, or behind it if time runs
+    backwards."""
     reached = step[None, :] <= mark[:, None] if REVERSED else step[None, :] >= mark[:, None]
     return gl.where(reached, table, 0.0).to(table.dtype)
 
@@ -192,26 +191,27 @@ def _segmented_turn(
     hand goes into the weight: the matrix units are busy with that while tables are cut."""
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
+    TOGETHER: gl.constexpr = HISTORY and ROWS <= 32  # both tables have room in registers
     nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
-    if HISTORY and not FIRST:
+    if TOGETHER and not FIRST:
         acc = warpgroup_mma(m, part, acc, is_async=True)
     kernel, carried, inputs, past, half = _operands(
         c, buffers, barriers, turn, since, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
     )
     if HISTORY:
-        kernel = _cut(kernel.load(left), mark, 0, REVERSED, left)
-        carried = _cut(carried.load(left), mark, CHUNK if REVERSED else -ROWS, REVERSED, left)
-        token = warpgroup_mma(kernel, inputs, nothing, use_acc=False, is_async=True)
-        token = warpgroup_mma(carried, past, token, is_async=True)
-    else:  # what comes of the state is selected, since a state that has overflowed times zero is NaN
-        token = warpgroup_mma(carried, past, nothing, use_acc=False, is_async=True)
+        before = (CHUNK if REVERSED else -ROWS) + gl.arange(0, ROWS, layout=gl.SliceLayout(0, left))
+        carried = _cut(carried.load(left), mark, before, REVERSED)
+    token = warpgroup_mma(carried, past, nothing, use_acc=False, is_async=True)
+    if not TOGETHER:
         if not FIRST:
             acc = warpgroup_mma(m, part, acc, is_async=True)
-        kernel = _cut(kernel.load(left), mark, 0, REVERSED, left)
-        from_state = warpgroup_mma_wait(0 if FIRST else 1, deps=(token,))
+        token = warpgroup_mma_wait(0 if FIRST else 1, deps=(token,))
+    if not HISTORY:  # selected, since a state that has overflowed times zero is NaN
         step = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, narrow))
         reached = step >= CHUNK - reach if REVERSED else step < reach
-        token = warpgroup_mma(kernel, inputs, gl.where(reached[:, None], from_state, 0.0), is_async=True)
+        token = gl.where(reached[:, None], token, 0.0)
+    kernel = _cut(kernel.load(left), mark, gl.arange(0, CHUNK, layout=gl.SliceLayout(0, left)), REVERSED)
+    token = warpgroup_mma(kernel, inputs, token, is_async=True)
     if FIRST:
         return warpgroup_mma_wait(0, deps=(token,)), acc, half
     found, acc = warpgroup_mma_wait(0, deps=(token, acc))
@@ -443,68 +443,31 @@ def _in_rows(COLUMNS):
 
 @gluon.jit
 def _marks_of(marks, number, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
-    """Of a chunk: the marks of its steps for either table, how many steps its past reaches, and whether there is
-    anything to cut."""
+    """The marks of a chunk's steps, for either table, and whether there is anything to cut."""
     row = marks + number * (CHUNK + 1)
     mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(CHUNK))))
-    past_mark = mark
-    reach = gl.load(row + CHUNK)
-    cut = reach < CHUNK
-    if HISTORY:
-        past_mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(ROWS))))
-        cut = gl.load(row + (CHUNK - 1)) > -ROWS
-    return mark, past_mark, reach, cut
+    past_mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(ROWS))))
+    cut = gl.load(row + (CHUNK - 1)) > -ROWS if HISTORY else gl.load(row + CHUNK) < CHUNK
+    return mark, past_mark, cut
 
 
 @gluon.jit
-def _cut_tables(c: gl.constexpr, buffers, found, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
-    """Make copies of the c-th tables for a chunk, if there is anything to cut; and their number."""
+def _cut_tables(c: gl.constexpr, buffers, marked, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
+    """Make copies of the c-th tables for a chunk, if there is anything to cut. Which ones to take."""
     _, _, _, ts, ps = buffers
-    mark, past_mark, _reach, cut = found
+    mark, past_mark, cut = marked
     if cut:
-        _barrier()  # all warps are done with the copies of an earlier chunk
-        layout: gl.constexpr = _in_rows(CHUNK)
-        ts.index(2 + c).store(_cut(ts.index(c).load(layout), mark, 0, False, layout))
-        if HISTORY:
-            past_layout: gl.constexpr = _in_rows(ROWS)
-            ps.index(2 + c).store(_cut(ps.index(c).load(past_layout), past_mark, -ROWS, False, past_layout))
+        _barrier()  # all warps are done with the copies for an earlier chunk
+        steps: gl.constexpr = _in_rows(CHUNK)
+        rows: gl.constexpr = _in_rows(ROWS)
+        step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, steps))
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, rows))
+        before = row - ROWS if HISTORY else row * 0 - 1  # the state is that of the step before
+        ts.index(2 + c).store(_cut(ts.index(c).load(steps), mark, step, False))
+        ps.index(2 + c).store(_cut(ps.index(c).load(rows), past_mark, before, False))
         fence_async_shared()
         _barrier()
     return gl.where(cut, 2 + c, c)
-
-
-@gluon.jit
-def _segmented_chunk(
-    c: gl.constexpr, buffers, barriers, found, turn, m, gradient, acc, FIRST: gl.constexpr,
-    ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr, HISTORY: gl.constexpr,
-):  # fmt: skip
-    """mᵀ of the c-th order for a turn, without what resets keep from it. Beside it, but for the first turn, the tile of
-    m at hand goes into the gradient."""
-    us, ss, _, ts, ps = buffers
-    full, _, _ = barriers
-    if HISTORY:
-        if not FIRST:
-            acc = warpgroup_mma(m, gradient, acc, is_async=True)
-        table = _cut_tables(c, buffers, found, ROWS, CHUNK, HISTORY)
-        token = _transposed_tile(table, buffers, barriers, turn, ROWS, CHUNK, WIDTH, STAGES)
-    else:  # what comes of the state is selected, as in `_segmented_turn`
-        stage = turn % STAGES
-        mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
-        inputs, past = us.index(stage).reshape([CHUNK, WIDTH]), ss.index(stage).reshape([ROWS, WIDTH])
-        narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
-        nothing = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
-        token = warpgroup_mma(
-            past.permute((1, 0)), ps.index(c).permute((1, 0)), nothing, use_acc=False, is_async=True
-        )
-        if not FIRST:
-            acc = warpgroup_mma(m, gradient, acc, is_async=True)
-        table = _cut_tables(c, buffers, found, ROWS, CHUNK, HISTORY)
-        _mark, _past_mark, reach, _any = found
-        reached = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, narrow)) < reach
-        from_state = warpgroup_mma_wait(0 if FIRST else 1, deps=(token,))
-        from_state = gl.where(reached[None, :], from_state, 0.0)
-        token = warpgroup_mma(inputs.permute((1, 0)), ts.index(table).permute((1, 0)), from_state, is_async=True)
-    return token, acc
 
 
 @gluon.jit
@@ -524,21 +487,17 @@ def _multiply_for_weight(
     acc = gl.zeros((WIDTH, OUT), gl.float32, wide)
     mbarrier.wait(tables_full, 0)
     if SEGMENTED:
-        marked = _marks_of(marks, begin, ROWS, CHUNK, HISTORY)
-        token, acc = _segmented_chunk(
-            c, buffers, barriers, marked, 0, None, None, acc, True, ROWS, CHUNK, WIDTH, STAGES, HISTORY
-        )
+        table = _cut_tables(c, buffers, _marks_of(marks, begin, ROWS, CHUNK, HISTORY), ROWS, CHUNK, HISTORY)
+        token = _transposed_tile(table, buffers, barriers, 0, ROWS, CHUNK, WIDTH, STAGES)
         marked = _marks_of(marks, gl.minimum(begin + 1, end - 1), ROWS, CHUNK, HISTORY)
     else:
         token = _transposed_tile(c, buffers, barriers, 0, ROWS, CHUNK, WIDTH, STAGES)
     m = gl.convert_layout(warpgroup_mma_wait(0, deps=(token,)).to(operand), left)
     for turn in range(turns - 1):
-        if SEGMENTED:
-            gradient = gs.index(turn % STAGES).reshape([CHUNK, OUT])
-            token, sums = _segmented_chunk(
-                c, buffers, barriers, marked, turn + 1, m, gradient, acc, False,
-                ROWS, CHUNK, WIDTH, STAGES, HISTORY,
-            )  # fmt: skip
+        if SEGMENTED:  # tables are cut while the matrix units are busy
+            sums = warpgroup_mma(m, gs.index(turn % STAGES).reshape([CHUNK, OUT]), acc, is_async=True)
+            table = _cut_tables(c, buffers, marked, ROWS, CHUNK, HISTORY)
+            token = _transposed_tile(table, buffers, barriers, turn + 1, ROWS, CHUNK, WIDTH, STAGES)
             marked = _marks_of(marks, gl.minimum(begin + turn + 2, end - 1), ROWS, CHUNK, HISTORY)
         else:
             token = _transposed_tile(c, buffers, barriers, turn + 1, ROWS, CHUNK, WIDTH, STAGES)
@@ -573,7 +532,7 @@ def weight_gradient(
     ss = gl.allocate_shared_memory(operand, [STAGES, 1, ROWS, WIDTH], past.layout)
     gs = gl.allocate_shared_memory(operand, [STAGES, 1, CHUNK, OUT], gradient.layout)
     ts = gl.allocate_shared_memory(operand, [4 if SEGMENTED else 2, CHUNK, CHUNK], toeplitz.layout)
-    ps = gl.allocate_shared_memory(operand, [4 if SEGMENTED and HISTORY else 2, CHUNK, ROWS], powers.layout)
+    ps = gl.allocate_shared_memory(operand, [4 if SEGMENTED else 2, CHUNK, ROWS], powers.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     tables = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
