@@ -3,8 +3,8 @@
 python -m benchmarks.resets --json results/bench-resets-cuda.json
 
 Answers are compared with float64 before anything is timed: outputs, final states and all gradients, which must also
-repeat bit for bit. Kernels are compiled first, in a process for each shape at the same time. A shape that fails or is
-wrong has no row, and is named under "failed".
+repeat bit for bit. That is done in a process for each shape at the same time, where kernels are compiled too. A shape
+that fails or is wrong has no row, and is named under "failed".
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from plmu.bench.problems import GPU_SHAPES, TOLERANCE, Problem, Shape
 from plmu.training.results import provenance
 
 FINAL = 5e-6  # relative error of final states, which are float32
+PATIENCE = 100  # seconds for all checks
 EVERY = {"every 128 steps": 128, "every 1000 steps": 1000}
 # Checked but not timed: windows in one launch, and a first state; batch, time, channels, out, order, windows.
 CHECKED = (
@@ -63,7 +64,7 @@ def check(shape: Shape, thetas: tuple[float, ...], started: bool, resets: dict[s
     first = [torch.randn(shape.batch, shape.order, shape.channels, device="cuda")] if started else []
     options: dict[str, Any] = {"encoder": False, "input_to_output": False, "output_activation": None, "bias": False}
     sizes = (shape.channels, shape.out, shape.order, list(thetas))
-    layer = plmu.ParallelLMU(*sizes, **options).cuda().bfloat16()
+    layer = plmu.ParallelLMU(*sizes, **options, algorithm="fused").cuda().bfloat16()
     double = plmu.ParallelLMU(*sizes, **options, algorithm="chunked").cuda().double()
     double.load_state_dict(layer.state_dict())
 
@@ -79,17 +80,19 @@ def check(shape: Shape, thetas: tuple[float, ...], started: bool, resets: dict[s
     names = ["output", "final state", "gradient of u", *(["gradient of the state"] if started else [])]
     names.append("gradient of W")
     errors: dict[str, Row] = {}
+    wrong: list[str] = []
     for kind, where in resets.items():
         ours, again, third = (results(layer, where) for _ in range(3))  # the second call takes another way
         if not all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(ours, again, third, strict=True)):
-            raise RuntimeError(f"{shape}, resets {kind}: results do not repeat bit for bit")
+            wrong.append(f"resets {kind} do not repeat bit for bit")
         errors[kind] = {}
         for name, value, right in zip(names, ours, results(double, where), strict=True):
             errors[kind][name] = float((value.double() - right).norm() / right.norm())
             bound = FINAL if name == "final state" else TOLERANCE[torch.bfloat16]
             if not errors[kind][name] <= bound:
-                raise RuntimeError(f"{shape}, resets {kind}: {name} is wrong by {errors[kind][name]:.1e}: {errors}")
-    torch.cuda.empty_cache()
+                wrong.append(f"resets {kind}: {name} is wrong by {errors[kind][name]:.1e}")
+    if wrong:
+        raise RuntimeError("; ".join(wrong))
     return errors
 
 
@@ -112,10 +115,9 @@ def forward_of(problem: Problem) -> Call:
     return forward
 
 
-def measured(shape: Shape, rounds: int) -> Row:
-    resets = resets_of(shape)
-    given = problems(shape, resets)
-    row: Row = {"shape": str(shape), "error": check(shape, (shape.theta,), False, resets)}
+def measured(shape: Shape, errors: dict[str, Row], rounds: int) -> Row:
+    given = problems(shape, resets_of(shape))
+    row: Row = {"shape": str(shape), "error": errors}
     with plmu.for_graphs():
         chosen = given["every 128 steps"].plan()
         row["plan"] = [chosen.algorithm, chosen.kernel]
@@ -165,28 +167,42 @@ def profiled(shape: Shape) -> Row:
     return row
 
 
+def all_checked() -> list[tuple[Shape, tuple[float, ...], bool]]:
+    return [*((shape, (shape.theta,), False) for shape in GPU_SHAPES), *CHECKED]
+
+
 def warm(number: int) -> None:
-    """Compile what one shape runs."""
+    """Check one shape, print its errors, and compile what else is timed of it."""
+    shape, thetas, started = all_checked()[number]
     with torch.cuda.stream(torch.cuda.Stream()), plmu.for_graphs():
-        if number >= len(GPU_SHAPES):
-            shape, thetas, started = CHECKED[number - len(GPU_SHAPES)]
-            check(shape, thetas, started, resets_of(shape))
-            return
-        shape = GPU_SHAPES[number]
-        for problem in problems(shape, resets_of(shape)).values():
-            training(problem.project("auto"), problem.u, problem.weight)()
+        resets = resets_of(shape)
+        if number < len(GPU_SHAPES):
+            for problem in problems(shape, resets).values():
+                training(problem.project("auto"), problem.u, problem.weight)()
+        errors = check(shape, thetas, started, resets)
         torch.cuda.synchronize()
+        print(json.dumps(errors))
 
 
-def warmed() -> float:
-    """Seconds that all of it takes, each shape in a process of its own at the same time."""
-    start = time.perf_counter()
+def checks() -> tuple[list[dict[str, Row] | None], list[str]]:
+    """The errors of all shapes, None where a check failed; and how those failed."""
     command = [sys.executable, "-m", "benchmarks.resets", "--warm"]
-    numbers = range(len(GPU_SHAPES) + len(CHECKED))
-    processes = [subprocess.Popen([*command, str(number)], stderr=subprocess.DEVNULL) for number in numbers]
-    for process in processes:
-        process.wait()  # what fails there fails again below, and is said
-    return time.perf_counter() - start
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    shapes, until = all_checked(), time.monotonic() + PATIENCE
+    processes = [subprocess.Popen([*command, str(number)], **pipes) for number in range(len(shapes))]
+    found: list[dict[str, Row] | None] = []
+    failed = []
+    for (shape, thetas, _), process in zip(shapes, processes, strict=True):
+        try:
+            said, why = process.communicate(timeout=max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, why = process.communicate()
+            why += f"\nnot done after {PATIENCE} s"
+        found.append(json.loads(said.splitlines()[-1]) if process.returncode == 0 else None)
+        if found[-1] is None:
+            failed.append(f"{shape}, windows {thetas}: {why.strip()[-600:]}")
+    return found, failed
 
 
 def show(found: Row) -> None:
@@ -203,9 +219,8 @@ def show(found: Row) -> None:
         print("    largest errors:", {name: f"{one:.1e}" for name, one in worst.items()})
     for row in found["rows"]:
         print(f"{row['shape']}: over without, forward / both:", {k: pair(v) for k, v in row["over without"].items()})
-    print(
-        "checked:", ", ".join(row["shape"] for row in found["checked"]), f"; compiled in {found['compiled, s']:.0f} s"
-    )
+    shapes = ", ".join(f"{row['shape']}, windows {row['windows']}" for row in found["checked"])
+    print(f"also right: {shapes}; checks took {found['checks, s']:.0f} s")
     for failure in found["failed"]:
         print("FAILED", failure)
 
@@ -220,28 +235,25 @@ def main() -> None:
     if given.warm is not None:
         warm(given.warm)
         return
-    found: Row = {"compiled, s": warmed(), "rows": [], "checked": [], "kernels": [], "failed": []}
+    start = time.monotonic()
+    errors, failed = checks()
+    found: Row = {"checks, s": time.monotonic() - start, "rows": [], "checked": [], "kernels": [], "failed": failed}
+    for (shape, thetas, started), one in zip(CHECKED, errors[len(GPU_SHAPES) :], strict=True):
+        if one is not None:
+            found["checked"].append({"shape": str(shape), "windows": thetas, "state": started, "error": one})
+    right = [(shape, one) for shape, one in zip(GPU_SHAPES, errors, strict=False) if one is not None]
 
-    def attempt(name: str, part: str, make: Call) -> None:
+    def attempt(part: str, shape: Shape, make: Call) -> None:
         try:
             found[part].append(make())
         except Exception as error:
-            found["failed"].append(f"{part}, {name}: {type(error).__name__}: {error}")
+            failed.append(f"{part}, {shape}: {type(error).__name__}: {error}")
 
     with torch.cuda.stream(torch.cuda.Stream()):
-        for shape in GPU_SHAPES:
-            attempt(str(shape), "rows", lambda shape=shape: measured(shape, given.rounds))
-        for shape, thetas, started in CHECKED:
-            attempt(
-                str(shape), "checked",
-                lambda one=shape, thetas=thetas, started=started: {
-                    "shape": str(one), "windows": thetas, "state": started,
-                    "error": check(one, thetas, started, resets_of(one)),
-                },
-            )  # fmt: skip
-        if given.profile:
-            for shape in GPU_SHAPES:
-                attempt(str(shape), "kernels", lambda one=shape: {"shape": str(one), "microseconds": profiled(one)})
+        for shape, one in right:
+            attempt("rows", shape, lambda shape=shape, one=one: measured(shape, one, given.rounds))
+        for shape, _ in right if given.profile else ():
+            attempt("kernels", shape, lambda one=shape: {"shape": str(one), "microseconds": profiled(one)})
     report: Row = {
         "benchmark": "resets",
         "command": f"python -m benchmarks.resets --rounds {given.rounds}",
