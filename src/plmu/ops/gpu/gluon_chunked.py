@@ -259,7 +259,7 @@ def _multiply_for_project(
         turns = ORDER * (end - begin)
         acc = gl.zeros((CHUNK, OUT), gl.float32, wide)
         if SEGMENTED:
-            row = marks + gl.minimum(number + c, total - 1) * (CHUNK + 1)
+            row = marks + gl.minimum(number + c, total - 1).to(gl.int64) * (CHUNK + 1)
             mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, table)))
             reach = gl.load(row + CHUNK)
             found, acc, half = _segmented_turn(
@@ -444,7 +444,7 @@ def _in_rows(COLUMNS):
 @gluon.jit
 def _marks_of(marks, number, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
     """The marks of a chunk's steps, for either table, and whether there is anything to cut."""
-    row = marks + number * (CHUNK + 1)
+    row = marks + number.to(gl.int64) * (CHUNK + 1)
     mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(CHUNK))))
     past_mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(ROWS))))
     cut = gl.load(row + (CHUNK - 1)) > -ROWS if HISTORY else gl.load(row + CHUNK) < CHUNK

@@ -135,10 +135,10 @@ def mark(segments, marks, time, chunks, CHUNK: tl.constexpr):
     first = tl.sum((theirs < own[:, None]).to(tl.int32), 1) - CHUNK
     theirs = _segment(segments, sequence, tl.minimum(start + around, time - 1), time)
     last = tl.sum((theirs <= own[:, None]).to(tl.int32), 1) - 1
-    place = marks + number * (CHUNK + 1)
+    place = marks + number.to(tl.int64) * (CHUNK + 1)
     tl.store(place + step, first)
     tl.store(place + CHUNK, tl.sum((first < 0).to(tl.int32), 0))
-    place += tl.num_programs(0) * (CHUNK + 1)
+    place += tl.num_programs(0).to(tl.int64) * (CHUNK + 1)
     tl.store(place + step, last)
     tl.store(place + CHUNK, tl.sum((last >= CHUNK).to(tl.int32), 0))
 
