@@ -457,14 +457,16 @@ def _cut_tables(c: gl.constexpr, buffers, marked, ROWS: gl.constexpr, CHUNK: gl.
     _, _, _, ts, ps = buffers
     mark, past_mark, cut = marked
     if cut:
-        _barrier()  # all warps are done with the copies for an earlier chunk
         steps: gl.constexpr = _in_rows(CHUNK)
         rows: gl.constexpr = _in_rows(ROWS)
         step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, steps))
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, rows))
         before = row - ROWS if HISTORY else row * 0 - 1  # the state is that of the step before
-        ts.index(2 + c).store(_cut(ts.index(c).load(steps), mark, step, False))
-        ps.index(2 + c).store(_cut(ps.index(c).load(rows), past_mark, before, False))
+        kernel = _cut(ts.index(c).load(steps), mark, step, False)
+        carried = _cut(ps.index(c).load(rows), past_mark, before, False)
+        _barrier()  # all warps are done with the copies for an earlier chunk
+        ts.index(2 + c).store(kernel)
+        ps.index(2 + c).store(carried)
         fence_async_shared()
         _barrier()
     return gl.where(cut, 2 + c, c)
