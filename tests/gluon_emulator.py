@@ -60,6 +60,12 @@ class Buffer:
     def permute(self, order: tuple[int, ...]) -> "Buffer":
         return Buffer(self.values.permute(order))
 
+    def load(self, layout: Any) -> Tensor:
+        return self.values.clone()
+
+    def store(self, values: Tensor) -> None:
+        self.values.copy_(values)
+
 
 class Descriptor:
     """A tensor as the copy engine sees it: tiles of it, zero outside."""
@@ -121,6 +127,14 @@ def _store(place: Pointer, value: Tensor, mask: Tensor | None = None) -> None:
     place.memory[offset[kept]] = value[kept]
 
 
+def _load(place: Pointer, cache_modifier: str = "") -> Any:
+    if isinstance(place.offset, int):
+        return place.memory[place.offset].item()
+    assert (place.offset >= 0).all()
+    assert (place.offset < place.memory.numel()).all(), "outside of its memory"
+    return place.memory[place.offset]
+
+
 def _where(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(condition, Tensor):
         return torch.where(condition, yes, no)
@@ -155,8 +169,8 @@ def _memory(dtype: Any, shape: list[int], layout: Any) -> Any:
 def _language() -> ModuleType:
     gl = ModuleType("gluon.language")
     nothing = lambda *_, **__: None  # noqa: E731
-    for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout", "barrier",
-                 "inline_asm_elementwise"):  # fmt: skip
+    for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout",
+                 "BlockedLayout", "barrier", "inline_asm_elementwise"):  # fmt: skip
         setattr(gl, name, nothing)
     functions = {
         "constexpr": None, "static_range": range, "minimum": min, "where": _where, "store": _store,
@@ -166,7 +180,7 @@ def _language() -> ModuleType:
         "convert_layout": lambda value, layout: value,
         "program_id": lambda axis: _here.program[axis],
         "num_programs": lambda axis: _here.grid[axis],
-        "load": lambda place, cache_modifier: place.memory[place.offset],
+        "load": _load,
         "atomic_xchg": lambda place, value, sem: place.memory.__setitem__(place.offset, value),
         "atomic_add": lambda place, value, sem: int(place.memory[place.offset]) + value,
         "allocate_shared_memory": _memory, "warp_specialize": _specialize,

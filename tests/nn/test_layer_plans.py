@@ -67,11 +67,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     watch(coupled._Library, "forward", lambda *_: found.kernels.add("library"))
     # Our kernels' launches are noted, not made: other tests compare what they compute.
     monkeypatch.setattr(launch, "project", lambda u, before, segments, weight, *_, **options: _launched(
-        found, u, segments, weight, weight.shape[2 if options.get("reversed") else 0]))  # fmt: skip
+        found, u, weight, weight.shape[2 if options.get("reversed") else 0]))  # fmt: skip
+    monkeypatch.setattr(launch, "marks", lambda *_: None)
     monkeypatch.setattr(launch, "carry", lambda u, first, segments, taps, *_, **__: (
         u.new_zeros(1), u.new_zeros(u.shape[0], taps.shape[1], u.shape[2], dtype=torch.float32)))  # fmt: skip
     monkeypatch.setattr(launch, "final_state", lambda u, before, segments, taps, *_, **__: u.new_zeros(
-        *((u.shape[0], taps.shape[1], u.shape[2]) if segments is None else (0,)), dtype=torch.float32))  # fmt: skip
+        u.shape[0], taps.shape[1], u.shape[2], dtype=torch.float32))  # fmt: skip
     monkeypatch.setattr(all_states, "_states", lambda u, first, segments, *rest: (
         u.new_zeros(*u.shape[:2], rest[0].shape[0], u.shape[2]),
         u.new_zeros(u.shape[0], rest[0].shape[0], u.shape[2], dtype=torch.float32)))  # fmt: skip
@@ -82,8 +83,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         cached.cache_clear()
 
 
-def _launched(calls: Calls, u: Tensor, segments: Tensor | None, weight: Tensor, out: int) -> tuple[Tensor, tuple]:
-    calls.kernels.add("Hopper" if launch.for_hopper(u, segments, weight) else "Triton")
+def _launched(calls: Calls, u: Tensor, weight: Tensor, out: int) -> tuple[Tensor, tuple]:
+    calls.kernels.add("Hopper" if launch.for_hopper(u, weight) else "Triton")
     return u.new_zeros(*u.shape[:2], out), ()
 
 

@@ -25,6 +25,14 @@ SHAPES = {
     "windows that need one more tile": (1, 9, 488, 8, 1, [2.0, 3.0, 40.0, 5.0, 6.0, 70.0, 8.0, 9.0]),
     "short and long windows": (2, 70, 24, 16, 3, [4.0, 90.0]),
 }
+# With resets: sequences without any, with some where chunks meet, with several in a chunk, and with some anywhere.
+SEGMENTED = {
+    "inputs before chunks": (4, 150, 24, 16, 3, [4.0], False),
+    "64 inputs before chunks": (4, 150, 24, 8, 2, [9.0], False),
+    "states before chunks": (4, 150, 72, 8, 2, [300.0], True),
+    "windows": (4, 131, 24, 8, 1, [3.0, 2.0, 4.0], False),
+    "windows that end within a tile": (4, 65, 136, 8, 1, [2.0, 90.0], True),
+}
 
 
 @pytest.fixture
@@ -49,7 +57,12 @@ def error(value: Tensor, exact: Tensor) -> float:
 def test_against_the_recurrence(name: str, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_multiprocessors", lambda _: programs)
     batch, time, channels, out, order, windows = SHAPES[name]
-    x = torch.randn(batch, time, channels).half()
+    compare(torch.randn(batch, time, channels), out, order, windows, None, None)
+
+
+def compare(x: Tensor, out: int, order: int, windows: list[float], state: Tensor | None, resets: Tensor | None) -> None:
+    """A layer's results and gradients beside those of the recurrence."""
+    batch, time, channels = x.shape
     gradients = (torch.randn(batch, time, out).half(), torch.randn(batch, order, channels))
     layers = [
         plmu.ParallelLMU(
@@ -60,16 +73,54 @@ def test_against_the_recurrence(name: str, programs: int, monkeypatch: pytest.Mo
     ]  # fmt: skip
     layers[0].half()
     layers[1].load_state_dict(layers[0].state_dict())
-    assert layers[0].plan(batch=batch, time=time).kernel == "Hopper"
+    assert layers[0].plan(batch=batch, time=time, resets=resets is not None).kernel == "Hopper"
 
-    def results(layer: plmu.ParallelLMU, x: Tensor) -> list[Tensor]:
-        x = x.clone().requires_grad_()
-        answer = layer(x)
-        given = [one.to(value) for one, value in zip(gradients, answer, strict=True)]
-        return [*answer, *torch.autograd.grad(answer, (x, *layer.parameters()), given)]
+    def results(layer: plmu.ParallelLMU, *given: Tensor) -> list[Tensor]:
+        leaves = [one.clone().requires_grad_() for one in given]
+        answer = layer(*leaves, resets=resets)
+        of_answer = [one.to(value) for one, value in zip(gradients, answer, strict=True)]
+        return [*answer, *torch.autograd.grad(answer, (*leaves, *layer.parameters()), of_answer)]
 
-    ours, exact = results(layers[0], x), results(layers[1].double(), x.double())
+    first = [] if state is None else [state]
+    ours = results(layers[0], x.half(), *first)
+    exact = results(layers[1].double(), x.half().double(), *(one.double() for one in first))
     for value, right in zip(ours, exact, strict=True):
+        within(error(value, right), ERROR + 1e-6)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("name", SEGMENTED)
+def test_resets_against_the_recurrence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_multiprocessors", lambda _: 3)
+    batch, time, channels, out, order, windows, started = SEGMENTED[name]
+    resets = torch.zeros(batch, time, dtype=torch.bool)
+    resets[1, [step for step in (0, 63, 64, 128) if step < time]] = True
+    resets[2, [5, 6, 40, 62, time - 1]] = True
+    resets[3] = torch.rand(time) < 0.03
+    state = torch.randn(batch, order, channels) if started else None
+    compare(torch.randn(batch, time, channels), out, order, windows, state, resets)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
+@pytest.mark.parametrize("at", [140, 128], ids=["within a chunk", "where one begins"])
+def test_a_state_that_overflows_ends_at_a_reset(at: int) -> None:
+    """Forwards; and backwards for the gradient of u, whose state comes from the other side."""
+    system = plmu.LinearSystem(torch.tensor([[1.1]]), torch.tensor([1.0]))  # 446 times as large after 64 steps
+    u, weight = torch.randn(1, 256, 8).half(), torch.randn(8, 1, 8).half()
+    resets = torch.zeros(1, 256, dtype=torch.bool)
+    resets[:, [at, at + 9]] = True
+    resets[:, at + 18 :] = True
+
+    def results(algorithm: str, dtype: torch.dtype) -> list[Tensor]:
+        inputs = u.to(dtype, copy=True).requires_grad_()
+        o, last = plmu.project(inputs, system, weight.to(dtype), algorithm=algorithm, resets=resets)
+        (of_u,) = torch.autograd.grad(o, inputs, torch.ones_like(o))
+        turned = plmu.project(inputs, system, weight.to(dtype), algorithm=algorithm, resets=resets.flip(1))[0]
+        (of_turned,) = torch.autograd.grad(turned, inputs, torch.ones_like(o))
+        return [o[:, at:], last, of_u[:, at:], of_turned[:, : 255 - at]]
+
+    for value, right in zip(results("fused", torch.float16), results("recurrent", torch.float64), strict=True):
         within(error(value, right), ERROR + 1e-6)
 
 

@@ -137,9 +137,9 @@ def project(
         channels), float32 or wider.
     """
     key = None
-    if lengths is None and resets is None and isinstance(system, LinearSystem):
-        key = routes.key_of(u, weight, state, algorithm)
-        if key is not None and (found := routes.run(key, u, system, weight, state)) is not None:
+    if lengths is None and isinstance(system, LinearSystem):
+        key = routes.key_of(u, weight, state, resets, algorithm)
+        if key is not None and (found := routes.run(key, u, system, weight, state, resets)) is not None:
             return found
     problem, spoilt = isolated(checked(u, system, state, lengths, resets))
     problem = _driven(problem)
@@ -170,8 +170,8 @@ def project_groups(
 ) -> tuple[Tensor, Tensor] | None:
     """`project` with a system for each of several equal groups of channels, in one launch; None where that is not
     planned, so that each group has a call of its own."""
-    key = routes.key_of(u, weight, state, algorithm) if lengths is None and resets is None else None
-    if key is not None and (found := routes.run(key, u, systems, weight, state)) is not None:
+    key = routes.key_of(u, weight, state, resets, algorithm) if lengths is None else None
+    if key is not None and (found := routes.run(key, u, systems, weight, state, resets)) is not None:
         return found
     if is_open(*u.shape[:2]):
         return None

@@ -39,7 +39,7 @@ class Fused(Algorithm):
     FLOPS = 6  # for each number of m and each output: the projection, and its two gradients
     TILE = 64  # channels; outputs are tiled by 64, 128 or 256
     PAST = 32  # rows of a chunk's past that are multiplied beside its steps
-    RESETS_SLOWER = 2.5  # times, with the kernels for every GPU
+    RESETS_SLOWER = 1.2  # times
     TRAFFIC = 3  # passes over u and o
     LAUNCHES = 12
     CARRIED_ROW = 5e-8  # seconds for a row of the state to pass a chunk
@@ -61,7 +61,7 @@ class Fused(Algorithm):
             m, last = _no_states(inputs, problem)
             return m.flatten(2) @ weight.flatten(1).mT, last
         o, last = projection.project(inputs, problem.groups or problem.system, weight, problem.state, _stops(problem))
-        return o, last if problem.lengths is None and problem.resets is None else final_of_groups(problem)
+        return o, last if problem.lengths is None else final_of_groups(problem)
 
     def limit(self, case: Case) -> str | None:
         reason = None
@@ -84,15 +84,15 @@ class Fused(Algorithm):
         return reason
 
     def auto_limit(self, case: Case) -> str | None:
-        """The kernels are worth it where the two heavy ones run in their form for Hopper; with resets the others do.
-        For all states they win on such GPUs as CUDA graphs, where their many launches cost little."""
+        """The kernels are worth it where the two heavy ones run in their form for Hopper. For all states they win on
+        such GPUs as CUDA graphs, where their many launches cost little."""
         if not case.batch:
             return "has no sequences to run for"
         if case.kind == "states" and (case.resets or not case.graph):
             return "is considered for states in CUDA graphs alone (plmu.for_graphs), without resets"
         if case.kind == "states" and case.channels < self.TILE:
             return f"is considered for states of at least {self.TILE} channels, not {case.channels}"
-        return self._why_not_hopper(case, segmented=False)
+        return self._why_not_hopper(case)
 
     def options(self, case: Case) -> list[Option]:
         """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. Passing states on is counted
@@ -125,15 +125,15 @@ class Fused(Algorithm):
     def kernel(self, case: Case) -> tuple[str, str | None]:
         if case.kind == "states":
             return "Triton", None
-        reason = self._why_not_hopper(case, segmented=case.resets or (case.lengths and not case.bounded))
+        reason = self._why_not_hopper(case)
         return ("Hopper", None) if reason is None else ("Triton", reason)
 
     def stored(self, case: Case, option: Option) -> tuple[str, ...]:
         return ("u", "weight") if case.kind == "project" else ()
 
-    def _why_not_hopper(self, case: Case, *, segmented: bool) -> str | None:
+    def _why_not_hopper(self, case: Case) -> str | None:
         sizes = (case.batch, case.time, case.channels, case.out or case.channels)
-        return launch.why_not_hopper(case.target, case.dtype, *sizes, segmented)
+        return launch.why_not_hopper(case.target, case.dtype, *sizes)
 
 
 ALGORITHM = Fused()

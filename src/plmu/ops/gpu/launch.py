@@ -32,13 +32,11 @@ _prepared = functools.lru_cache(maxsize=1024)
 
 
 def why_not_hopper(
-    device: torch.device, dtype: torch.dtype, batch: int, time: int, channels: int, out: int, segmented: bool
+    device: torch.device, dtype: torch.dtype, batch: int, time: int, channels: int, out: int
 ) -> str | None:
     """Why the kernels for Hopper do not run `project` there, if they do not."""
     reason = None
-    if segmented:
-        reason = "the kernels for Hopper do not reset inside a sequence"
-    elif dtype not in (torch.bfloat16, torch.float16):
+    if dtype not in (torch.bfloat16, torch.float16):
         reason = "the kernels for Hopper take bfloat16 and float16 alone"
     elif out % 8 or channels % 8:
         reason = f"the kernels for Hopper take multiples of 8, not {channels} channels and {out} outputs"
@@ -161,18 +159,17 @@ def final_state(
     groups: int = 1,
     early: bool = False,
 ) -> Tensor:
-    """In float32, from the last steps, as many as `taps` has, and the state before them. With resets it is empty, and
-    found by other products.
+    """In float32, from the last steps, as many as `taps` has, and the state before them.
 
     `early`: beside the projection for Hopper that was launched just before, while the memory of that one is held.
     """
-    if segments is not None:
-        return advance.new_empty(0)
     batch, time, channels = u.shape
     parts, order, length = taps.shape[-3:]
     last = advance.new_empty(batch, order, channels)
     sizes = (u.device, u.dtype, batch, time, channels, order, length, groups, parts)
-    _finish(*sizes, before is not None, early)(u, taps, advance, last if before is None else before, last)
+    marks = last if segments is None else segments  # not read where there are none
+    how = (before is not None, early, segments is not None)
+    _finish(*sizes, *how)(u, taps, advance, last if before is None else before, marks, last)
     return last
 
 
@@ -189,12 +186,31 @@ def _finish(
     parts: int,
     started: bool,
     early: bool,
+    segmented: bool,
 ) -> Launch:
     constants: dict[str, Any] = {"WIDTH": 64, "PARTS": parts, "STARTED": started, "EARLY": early, **sizes(order)}
-    constants |= {"PRECISION": exact(dtype), "GROUPS": groups, "UNIT": _unit(channels, groups)}
+    constants |= {"SEGMENTED": segmented, "PRECISION": exact(dtype)}
+    constants |= {"GROUPS": groups, "UNIT": _unit(channels, groups)}
     grid = (batch, groups * tiles(channels // groups, 64))
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
     return Launch(_triton, "finish", grid, (time, channels, length), constants, **options)
+
+
+def marks(u: Tensor, segments: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What the kernels for Hopper ask of segments, for time that runs forwards and backwards; None where there are none
+    or other kernels run."""
+    if segments is None or not for_hopper(u, weight):
+        return None
+    batch, time = segments.shape
+    found = segments.new_empty(2, batch * tiles(time, CHUNK), CHUNK + 1)
+    _mark(u.device, batch, time)(segments, found)
+    return found[0], found[1]
+
+
+@_prepared
+def _mark(device: torch.device, batch: int, time: int) -> Launch:
+    chunks = tiles(time, CHUNK)
+    return Launch(_triton, "mark", (batch * chunks,), (time, chunks), {"CHUNK": CHUNK})
 
 
 def project(
@@ -204,22 +220,25 @@ def project(
     weight: Tensor,
     toeplitz: Tensor,
     past: Tensor,
+    marked: Tensor | None = None,
     *,
     groups: int = 1,
     reversed: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o. And the
-    memory to hold until `final_state` is launched early; empty where it may not be."""
+    memory to hold until `final_state` is launched early; empty where it may not be. `marked`: `marks` for that
+    direction."""
     batch, time, inputs = u.shape
     order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
     o = u.new_empty(batch, time, outputs)
     sizes = (u.device, u.dtype, batch, time, inputs, outputs, order, past.shape[-1], groups, before is None, reversed)
-    if for_hopper(u, segments, weight):
-        launch, values, flags = _hopper_project(*sizes)
+    if for_hopper(u, weight):
+        launch, values, flags = _hopper_project(*sizes, marked is not None)
         sums = u.new_empty(values, dtype=torch.float32)
         done = torch.zeros(flags, dtype=torch.int32, device=u.device) if flags else sums
+        rows = sums if marked is None else marked  # not read where there are none
         _enter(u.device)
-        launch(u, u if before is None else before, weight, toeplitz, past, o, sums, done)
+        launch(u, u if before is None else before, weight, toeplitz, past, o, sums, done, rows)
         return o, (sums, done)
     given = (u if before is None else before, u if segments is None else segments)
     _project(*sizes, segments is not None, precision(u.dtype))(u, weight, toeplitz, past, *given, o)
@@ -253,10 +272,10 @@ def _project(
     return Launch(_triton, "project", grid, numbers, constants, num_warps=4, num_stages=2)
 
 
-def for_hopper(u: Tensor, segments: Tensor | None, weight: Tensor) -> bool:
+def for_hopper(u: Tensor, weight: Tensor) -> bool:
     """Whether the kernels for Hopper take the place of Triton's."""
     out, _, channels = weight.shape
-    return why_not_hopper(u.device, u.dtype, u.shape[0], u.shape[1], channels, out, segments is not None) is None
+    return why_not_hopper(u.device, u.dtype, u.shape[0], u.shape[1], channels, out) is None
 
 
 def weight_gradient(
@@ -267,21 +286,22 @@ def weight_gradient(
     weight: Tensor,
     toeplitz: Tensor,
     past: Tensor,
+    marked: Tensor | None = None,
     *,
     groups: int = 1,
 ) -> Tensor:
-    """Σ of_oᵀ m over all steps."""
+    """Σ of_oᵀ m over all steps. `marked`: `marks` for time that runs forwards."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     sizes = (u.device, u.dtype, batch, time, channels, out, order, past.shape[-1], groups, before is None)
-    hopper = for_hopper(u, segments, weight)
-    how = () if hopper else (segments is not None, precision(u.dtype))
+    hopper = for_hopper(u, weight)
+    how = (marked is not None,) if hopper else (segments is not None, precision(u.dtype))
     launch, shares = (_hopper_weight_gradient if hopper else _weight_gradient)(*sizes, *how)
     partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
     states = u if before is None else before
     if hopper:
         _enter(u.device)
-        launch(u, states, of_o, toeplitz, past, partial)
+        launch(u, states, of_o, toeplitz, past, partial, partial if marked is None else marked)
     else:
         launch(u, of_o, toeplitz, past, states, u if segments is None else segments, partial)
     return partial[0] if shares == 1 else partial.sum(0).to(weight.dtype)
@@ -383,6 +403,7 @@ def _hopper_project(
     groups: int,
     history: bool,
     reversed: bool,
+    segmented: bool,
 ) -> tuple[Launch, int, int]:
     """`project` by the kernel for Hopper, and how much memory of its own it has: sums, and flags that begin at 0. It
     holds that until what runs beside it is launched."""
@@ -415,6 +436,7 @@ def _hopper_project(
     }
     constants |= {"RESIDENT": resident, "HISTORY": history, "REVERSED": reversed, "GROUPS": groups}
     constants |= {"MASKED": bool(blocks > 1 and inputs // blocks % WIDTH), "UNIT": unit}
+    constants |= {"SEGMENTED": segmented}
     numbers = (time, inputs, outputs, channels, chunks, batch * chunks, whole, work)
     launch = Launch(_hopper, "project", (min(work, programs),), numbers, constants, tiled=tiled, num_warps=4)
     return launch, halved * 2 * CHUNK * out, 2 * halved
@@ -452,6 +474,7 @@ def _hopper_weight_gradient(
     rows: int,
     groups: int,
     history: bool,
+    segmented: bool,
 ) -> tuple[Launch, int]:
     """`weight_gradient` by the kernel for Hopper, and how many shares the sum over all chunks is cut into."""
     chunks = tiles(time, CHUNK)
@@ -466,7 +489,7 @@ def _hopper_weight_gradient(
     )
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": OUT}
     constants |= {"STAGES": 3 if rows > 32 else 4, "HISTORY": history, "GROUPS": groups}
-    constants |= {"UNIT": math.gcd(channels // groups, 8)}
+    constants |= {"UNIT": math.gcd(channels // groups, 8), "SEGMENTED": segmented}
     numbers, grid = (channels, out, chunks, batch * chunks, share), (columns, outputs, shares)
     return Launch(_hopper, "weight_gradient", grid, numbers, constants, tiled=tiled, num_warps=4), shares
 

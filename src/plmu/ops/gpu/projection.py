@@ -51,7 +51,7 @@ def project(
     state: Tensor | None,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """W_m m (batch, time, out) for u (batch, time, channels), and the final state; with resets there is none."""
+    """W_m m (batch, time, out) for u (batch, time, channels), and the final state."""
     first = None if state is None else state.contiguous()
     given = constants(u, system, state)
     if watched() or not all(type(one) in (Tensor, torch.nn.Parameter) for one in (u, weight)):
@@ -87,7 +87,8 @@ def _forward(
         before = last = None
         if not given.steps:
             before, last = launch.carry(u, first, segments, taps, advance, leap, given.run, groups=groups)
-        o, held = launch.project(u, before, segments, weight, toeplitz, past, groups=groups)
+        forwards, _ = launch.marks(u, segments, weight) or (None, None)
+        o, held = launch.project(u, before, segments, weight, toeplitz, past, forwards, groups=groups)
         return o, launch.final_state(u, last, segments, last_taps, last_advance, groups=groups, early=bool(held))
 
 
@@ -109,13 +110,16 @@ def _gradients(
     of_u = of_weight = None
     with launch.on(u):
         passing = (segments, taps, advance, leap, given.run)
+        forwards, backwards = launch.marks(u, segments, weight) or (None, None)
         if need_weight:
             before = None if given.steps else launch.carry(u, first, *passing, groups=groups)[0]
-            of_weight = launch.weight_gradient(u, before, segments, of_o, weight, toeplitz, past, groups=groups)
+            tables = (toeplitz, past)
+            of_weight = launch.weight_gradient(u, before, segments, of_o, weight, *tables, forwards, groups=groups)
             del before
         if need_u:
             after = None if given.steps else launch.carry(of_o, None, *passing, groups=groups, reversed=True)[0]
-            of_u, _ = launch.project(of_o, after, segments, weight, toeplitz, future, groups=groups, reversed=True)
+            operands = (of_o, after, segments, weight, toeplitz, future, backwards)
+            of_u, _ = launch.project(*operands, groups=groups, reversed=True)
     return of_u, of_weight
 
 
@@ -171,8 +175,12 @@ def _through(
             reached = of_o if segments is None else torch.where((segments == 0)[:, :, None], of_o, 0.0)
             assert given.powers is not None
             of_first = _of_first(reached, weight, given.powers, given.groups)
-    if of_last is not None and segments is None and (need_u or need_first):
+    if of_last is not None and (need_u or need_first):
         added, passed = _through_last(of_last, u.shape[1], given, need_u)
+        if segments is not None:  # it reaches the last segment alone
+            end = segments[:, -1:]
+            added = None if added is None else torch.where((segments == end)[:, :, None], added, 0.0)
+            passed = None if passed is None else torch.where((end == 0)[:, :, None], passed, 0.0)
         if added is not None:
             of_u = added.to(u.dtype) if of_u is None else of_u + added.to(u.dtype)
         if need_first and passed is not None:
@@ -274,10 +282,10 @@ def _project_backward(
 
 
 @_project.register_fake
-def _(u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, time, channels = u.shape
-    last = (batch, weight.shape[1], channels) if segments is None else (0,)
-    return u.new_empty(batch, time, weight.shape[0]), u.new_empty(*last, dtype=torch.float32)
+    last = u.new_empty(batch, weight.shape[1], channels, dtype=torch.float32)
+    return u.new_empty(batch, time, weight.shape[0]), last
 
 
 @_project_backward.register_fake

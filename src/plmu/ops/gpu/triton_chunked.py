@@ -123,10 +123,34 @@ def carry(
 
 
 @triton.jit(do_not_specialize=COUNTS)
+def mark(segments, marks, time, chunks, CHUNK: tl.constexpr):
+    """What the kernels for Hopper ask of the segments around a chunk, into marks (2, batch · chunks, CHUNK + 1).
+
+    For each step the first step of its segment, or the first of the chunk before; and how many steps of the chunk
+    its past reaches. Then the same for time that runs backwards: the last step, or the last one of the chunk behind.
+    Steps are counted from the chunk's begin. Those past the end of the sequence belong to its last segment.
+    """
+    number = tl.program_id(0)
+    sequence, start = number // chunks, (number % chunks) * CHUNK
+    step, around = tl.arange(0, CHUNK), tl.arange(0, 2 * CHUNK)[None, :]
+    own = _segment(segments, sequence, tl.minimum(start + step, time - 1), time)
+    theirs = _segment(segments, sequence, tl.minimum(start - CHUNK + around, time - 1), time)
+    first = tl.sum((theirs < own[:, None]).to(tl.int32), 1) - CHUNK
+    theirs = _segment(segments, sequence, tl.minimum(start + around, time - 1), time)
+    last = tl.sum((theirs <= own[:, None]).to(tl.int32), 1) - 1
+    place = marks + number.to(tl.int64) * (CHUNK + 1)
+    tl.store(place + step, first)
+    tl.store(place + CHUNK, tl.sum((first < 0).to(tl.int32), 0))
+    place += tl.num_programs(0).to(tl.int64) * (CHUNK + 1)
+    tl.store(place + step, last)
+    tl.store(place + CHUNK, tl.sum((last >= CHUNK).to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=COUNTS)
 def finish(
-    u, taps, advance, before, last, time, channels, length,
+    u, taps, advance, before, segments, last, time, channels, length,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr, STARTED: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, STARTED: tl.constexpr, EARLY: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
     GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The final state: what the last `length` steps add, R u with `taps` (PARTS, order, length), and if STARTED A s of
@@ -144,14 +168,21 @@ def finish(
     inside = (row < ORDER) & (column < limit)
     place = (sequence.to(tl.int64) * ORDER + row) * channels + column
     state = tl.zeros((ROWS, WIDTH), tl.float32)
+    if SEGMENTED:
+        until = _segment(segments, sequence, time - 1, time)
     for start in range(0, length, CHUNK):
         inputs = _inputs(u, sequence, time - length + start, time, channels, column, limit, CHUNK)
+        if SEGMENTED:
+            own = _segment(segments, sequence, time - length + start + tl.arange(0, CHUNK)[:, None], time)
+            inputs = tl.where(own == until, inputs, 0.0).to(inputs.dtype)
         for part in tl.static_range(PARTS):
             response = _taps(taps, part, row, start + step, length, ORDER)
             state = tl.dot(response, inputs.to(response.dtype), state, input_precision=PRECISION)
     if STARTED:
         matrix = tl.load(advance + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
         start = tl.load(before + place, mask=inside, other=0.0)
+        if SEGMENTED:
+            start = tl.where(_segment(segments, sequence, time - length - 1, time) == until, start, 0.0)
         state = tl.dot(matrix, start, state, input_precision=PRECISION)
     tl.store(last + place, state, mask=inside)
     if EARLY and (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
