@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plmu.modes import is_batched, watched
-from plmu.ops.gpu import launch
+from plmu.ops.gpu import launch, split
 from plmu.ops.gpu.tables import CHUNK, Tables, all_powers, grouping, history, segments_of, summed, tables, tiles
 from plmu.ops.groups import SystemGroups, each
 from plmu.ops.matrices import finite
@@ -32,16 +32,22 @@ class Constants:
     def __init__(self, tables: Tables, powers: Tensor | None, steps: int, run: int, groups: int) -> None:
         self.tables, self.powers, self.steps, self.run, self.groups = tables, powers, steps, run, groups
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether the matrices that are multiplied with float32 are divided into parts in half precision."""
+        return self.tables.toeplitz.dim() == self.tables.advance.dim() + 2
+
 
 def constants(u: Tensor, system: LinearSystem | SystemGroups, state: Tensor | None) -> Constants:
-    steps = history(system, u.dtype) if state is None else 0
+    parts = split.parts_for(u, system)
+    steps = history(system, u.dtype) if state is None and not parts else 0
     powers = None
     if state is not None and state.requires_grad:
         powers = system.derive(all_powers, min(u.shape[1], SEGMENT), dtype=torch.float32, device=u.device)
     groups = len(each(system))
     batch, time, channels = u.shape
     run, _ = grouping(batch, time, channels, groups)
-    return Constants(tables(u, system, steps, run), powers, steps, run, groups)
+    return Constants(tables(u, system, steps, run, parts), powers, steps, run, groups)
 
 
 def project(
@@ -87,7 +93,8 @@ def _forward(
         before = last = None
         if not given.steps:
             before, last = launch.carry(u, first, segments, taps, advance, leap, given.run, groups=groups)
-        o, held = launch.project(u, before, segments, weight, toeplitz, past, groups=groups)
+        project = split.project if given.in_parts else launch.project
+        o, held = project(u, before, segments, weight, toeplitz, past, groups=groups)
         return o, launch.final_state(u, last, segments, last_taps, last_advance, groups=groups, early=bool(held))
 
 
@@ -111,11 +118,13 @@ def _gradients(
         passing = (segments, taps, advance, leap, given.run)
         if need_weight:
             before = None if given.steps else launch.carry(u, first, *passing, groups=groups)[0]
-            of_weight = launch.weight_gradient(u, before, segments, of_o, weight, toeplitz, past, groups=groups)
+            weight_gradient = split.weight_gradient if given.in_parts else launch.weight_gradient
+            of_weight = weight_gradient(u, before, segments, of_o, weight, toeplitz, past, groups=groups)
             del before
         if need_u:
             after = None if given.steps else launch.carry(of_o, None, *passing, groups=groups, reversed=True)[0]
-            of_u, _ = launch.project(of_o, after, segments, weight, toeplitz, future, groups=groups, reversed=True)
+            project = split.project if given.in_parts else launch.project
+            of_u, _ = project(of_o, after, segments, weight, toeplitz, future, groups=groups, reversed=True)
     return of_u, of_weight
 
 

@@ -1,0 +1,274 @@
+"""The heavy kernels of `plmu.ops.fused` in float32 on tensor cores: the projection and the gradient of the weight.
+
+Tensor cores multiply half precision far faster than float32. So a float32 operand is the sum of PARTS numbers in half
+precision, each what the ones before it left of it, and of their products those that float32 would notice are added up:
+
+- two parts in float16, three products. Together they hold 22 bits, which is float32 but for its last bits. The range of
+  float16 is small, so rows or columns of a tile are first brought to about 2¹⁴ by powers of two, and their products back.
+  What is 2¹⁸ times smaller than the largest of 64 such numbers begins to lose bits.
+- three parts in bfloat16, six products. They hold all bits in the range of float32, at twice the arithmetic.
+
+Tensor cores round sums toward zero, and over a long sum that adds up. So they sum within one tile, small products first,
+and tiles are added up outside of them.
+
+Shapes and names are as in `triton_chunked`. Constants come in parts, times SCALE, as (PARTS, ...); the weight in parts,
+by `divide`. PART is the type of operands: half precision, or float32 in the interpreter, which has no products of
+bfloat16.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from plmu.ops.gpu.triton_chunked import _cut, _inputs, _past, _reached, _tile
+
+
+@triton.jit
+def _scale(value, PARTS: tl.constexpr, AXIS: tl.constexpr):
+    """The powers of two that bring the largest numbers along an axis to 2¹⁴ … 2¹⁵, and what takes them back."""
+    if PARTS == 3:
+        up = tl.full((1, 1), 1.0, tl.float32)
+        down = up
+    else:
+        largest = tl.max(tl.abs(value), AXIS, keep_dims=True)
+        exponent = tl.maximum(largest.to(tl.int32, bitcast=True) & 0x7F800000, 15 << 23)
+        up = ((141 << 23) - exponent + (127 << 23)).to(tl.float32, bitcast=True)
+        down = (exponent - (14 << 23)).to(tl.float32, bitcast=True)
+    return up, down
+
+
+@triton.jit
+def _split(value, PARTS: tl.constexpr, PART: tl.constexpr):
+    """The parts of a float32; the third is the second again if there are two."""
+    HALF: tl.constexpr = tl.bfloat16 if PARTS == 3 else tl.float16
+    first = value.to(HALF)
+    rest = value - first.to(tl.float32)
+    second = rest.to(HALF)
+    third = second
+    if PARTS == 3:
+        third = (rest - second.to(tl.float32)).to(HALF)
+    return first.to(PART), second.to(PART), third.to(PART)
+
+
+@triton.jit
+def _load(place, step, mask, PARTS: tl.constexpr, PART: tl.constexpr):
+    """The parts of a tile, which lie `step` numbers apart."""
+    other = None if mask is None else 0.0
+    first = tl.load(place, mask=mask, other=other).to(PART)
+    second = tl.load(place + step, mask=mask, other=other).to(PART)
+    third = second
+    if PARTS == 3:
+        third = tl.load(place + 2 * step, mask=mask, other=other).to(PART)
+    return first, second, third
+
+
+@triton.jit
+def _product(a, b, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
+    """a b of operands in parts, the smallest products first."""
+    a1, a2, a3 = a
+    b1, b2, b3 = b
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if PARTS == 3:
+        total = tl.dot(a3, b1, total)
+        total = tl.dot(a1, b3, total)
+        total = tl.dot(a2, b2, total)
+    total = tl.dot(a2, b1, total)
+    total = tl.dot(a1, b2, total)
+    return tl.dot(a1, b1, total)
+
+
+@triton.jit
+def _tables(
+    toeplitz, powers, group, i,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERSED: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """T_i (C, C), or T_iᵀ for time that runs backwards, and P_i (C, ROWS), of a group, in parts."""
+    i += group * PARTS * ORDER
+    step, other, row = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :], tl.arange(0, ROWS)[None, :]
+    if REVERSED:
+        place = toeplitz + (i * CHUNK + other) * CHUNK + step
+    else:
+        place = toeplitz + (i * CHUNK + step) * CHUNK + other
+    kernel = _load(place, ORDER * CHUNK * CHUNK, None, PARTS, PART)
+    return kernel, _load(powers + (i * CHUNK + step) * ROWS + row, ORDER * CHUNK * ROWS, None, PARTS, PART)
+
+
+@triton.jit
+def _cut_parts(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
+    first, second, third = kernel
+    first = _cut(first, segments, sequence, at, time, CHUNK)
+    second = _cut(second, segments, sequence, at, time, CHUNK)
+    return first, second, _cut(third, segments, sequence, at, time, CHUNK)
+
+
+@triton.jit
+def _memory(
+    kernel, carried, taken, past, back, past_back, segments, sequence, at, time,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """m_i = T_i u + P_i s of a chunk for some channels, from operands in parts and the way back of u and s: (C, WIDTH)."""
+    through = _product(carried, past, CHUNK, WIDTH, PARTS) * past_back
+    if SEGMENTED:  # selected, since a state that has overflowed times zero is NaN
+        reached = _reached(segments, sequence, at, time, ROWS, CHUNK, False, REVERSED)
+        through = tl.where(reached, through, 0.0)
+        kernel = _cut_parts(kernel, segments, sequence, at, time, CHUNK)
+    return tl.fma(_product(kernel, taken, CHUNK, WIDTH, PARTS), back, through)
+
+
+@triton.jit
+def divide(
+    weight, parts, scales, out, channels,
+    ORDER: tl.constexpr, TILE: tl.constexpr, ACROSS: tl.constexpr, AXIS: tl.constexpr,
+    GROUPS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The parts of a weight (out, order, channels), and what takes tiles of them back: (tiles, order, out), with tiles
+    of TILE channels of one group, or if AXIS is 0 (tiles, order, channels), with tiles of TILE outputs."""
+    i = tl.program_id(2)
+    if AXIS == 1:
+        row = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[:, None]
+        _, start, limit = _tile(tl.program_id(1), channels, GROUPS, TILE, UNIT)
+        column = start + tl.arange(0, TILE)[None, :]
+    else:
+        row = tl.program_id(1) * TILE + tl.arange(0, TILE)[:, None]
+        column, limit = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :], channels
+    place = (row.to(tl.int64) * ORDER + i) * channels + column
+    mask = (row < out) & (column < limit)
+    value = tl.load(weight + place, mask=mask, other=0.0)
+    up, down = _scale(value, PARTS, AXIS)
+    first, second, third = _split(value * up, PARTS, parts.dtype.element_ty)
+    step = ORDER * out.to(tl.int64) * channels
+    tl.store(parts + place, first, mask=mask)
+    tl.store(parts + step + place, second, mask=mask)
+    if PARTS == 3:
+        tl.store(parts + 2 * step + place, third, mask=mask)
+    else:
+        many = out if AXIS == 1 else channels
+        at = row if AXIS == 1 else column
+        tl.store(scales + (tl.program_id(1) * ORDER + i).to(tl.int64) * many + at, down, mask=at < many)
+
+
+@triton.jit
+def _weight(
+    weight, step, i, row, columns, inputs, outputs, limit, end,
+    ORDER: tl.constexpr, REVERSED: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """The parts of a tile of the weight, `step` numbers apart: (WIDTH, OUT)."""
+    if REVERSED:
+        place = row.to(tl.int64) * (ORDER * outputs) + i * outputs + columns
+    else:
+        place = columns.to(tl.int64) * (ORDER * inputs) + i * inputs + row
+    return _load(weight + place, step, (columns < end) & (row < limit), PARTS, PART)
+
+
+@triton.jit
+def _add(
+    total, m, m_back, part, scales, turn, columns, outputs, end,
+    CHUNK: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """total + m W of tiles in parts, and of the powers of two that take these back."""
+    added = _product(m, part, CHUNK, OUT, PARTS)
+    if PARTS == 2:
+        place = scales + turn.to(tl.int64) * outputs + columns
+        added *= tl.load(place, mask=columns < end, other=0.0)
+    return tl.fma(added, m_back, total)
+
+
+@triton.jit
+def _write(o, total, sequence, at, time, outputs, columns, end, CHUNK: tl.constexpr):
+    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
+    place = o + (sequence.to(tl.int64) * time + moment) * outputs + columns
+    tl.store(place, total, mask=(moment < time) & (columns < end))
+
+
+@triton.jit
+def project(
+    u, weight, scales, toeplitz, powers, states, segments, o, time, inputs, outputs, chunks,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    PIECES: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
+    PARTS: tl.constexpr, PART: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """o = W m for one chunk and PIECES times OUT outputs, of the weight in parts. REVERSED is as in `triton_chunked`."""
+    BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
+    TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
+    at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
+    own, first, end = _tile(tl.program_id(1), outputs, TILES, PIECES * OUT, UNIT if TILES > 1 else 1)
+    columns = first + tl.arange(0, OUT)[None, :]
+    if TILES > 1:  # each system's states of all inputs
+        states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
+    step = ORDER * inputs.to(tl.int64) * outputs  # from one part of the weight to the next
+    total = tl.zeros((CHUNK, OUT), tl.float32)
+    second = total
+    for block in range(BLOCKS * tl.cdiv(inputs // BLOCKS, WIDTH)):
+        group, start, limit = _tile(block, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
+        row = start + tl.arange(0, WIDTH)[:, None]
+        column = start + tl.arange(0, WIDTH)[None, :]
+        taken = _inputs(u, sequence, at * CHUNK, time, inputs, column, limit, CHUNK)
+        past = _past(u, states, sequence, at, time, chunks, inputs, column, limit, ROWS, CHUNK, False, REVERSED)
+        up, back = _scale(taken, PARTS, 0)
+        past_up, past_back = _scale(past, PARTS, 0)
+        taken, past = _split(taken * up, PARTS, PART), _split(past * past_up, PARTS, PART)
+        back, past_back = back * (1 / SCALE), past_back * (1 / SCALE)
+        for i in range(ORDER):
+            part = _weight(
+                weight, step, i, row, columns, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART
+            )
+            kernel, carried = _tables(toeplitz, powers, own + group, i, ORDER, ROWS, CHUNK, REVERSED, PARTS, PART)
+            m = _memory(
+                kernel, carried, taken, past, back, past_back, segments, sequence, at, time,
+                ROWS, CHUNK, WIDTH, REVERSED, SEGMENTED, PARTS,
+            )  # fmt: skip
+            m_up, m_back = _scale(m, PARTS, 1)
+            m = _split(m * m_up, PARTS, PART)
+            turn = block * ORDER + i
+            total = _add(total, m, m_back, part, scales, turn, columns, outputs, end, CHUNK, OUT, PARTS)
+            if PIECES == 2:
+                more = columns + OUT
+                part = _weight(
+                    weight, step, i, row, more, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART
+                )
+                second = _add(second, m, m_back, part, scales, turn, more, outputs, end, CHUNK, OUT, PARTS)
+    _write(o, total, sequence, at, time, outputs, columns, end, CHUNK)
+    if PIECES == 2:
+        _write(o, second, sequence, at, time, outputs, columns + OUT, end, CHUNK)
+
+
+@triton.jit
+def weight_gradient(
+    u, gradient, toeplitz, powers, states, segments, partial, time, channels, out, chunks, batch, share,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    SEGMENTED: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
+    PARTS: tl.constexpr, PART: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape)."""
+    i = tl.program_id(0) % ORDER
+    group, start, limit = _tile(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
+    column = start + tl.arange(0, WIDTH)[None, :]
+    outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
+    kernel, carried = _tables(toeplitz, powers, group, i, ORDER, ROWS, CHUNK, False, PARTS, PART)
+    total = tl.zeros((WIDTH, OUT), tl.float32)
+    begin = tl.program_id(2) * share
+    for number in range(begin, tl.minimum(begin + share, batch * chunks)):
+        sequence, at = number // chunks, number % chunks
+        taken = _inputs(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
+        past = _past(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, False, False)
+        incoming = _inputs(gradient, sequence, at * CHUNK, time, out, outputs, out, CHUNK)
+        up, back = _scale(taken, PARTS, 0)
+        past_up, past_back = _scale(past, PARTS, 0)
+        taken, past = _split(taken * up, PARTS, PART), _split(past * past_up, PARTS, PART)
+        m = _memory(
+            kernel, carried, taken, past, back * (1 / SCALE), past_back * (1 / SCALE), segments, sequence, at, time,
+            ROWS, CHUNK, WIDTH, False, SEGMENTED, PARTS,
+        )  # fmt: skip
+        m = tl.trans(m)
+        m_up, m_back = _scale(m, PARTS, 1)
+        up, back = _scale(incoming, PARTS, 0)
+        parts = _split(m * m_up, PARTS, PART)
+        added = _product(parts, _split(incoming * up, PARTS, PART), WIDTH, OUT, PARTS)
+        if PARTS == 2:
+            added *= back
+        total = tl.fma(added, m_back, total)
+    row = start + tl.arange(0, WIDTH)[:, None]
+    place = partial + (tl.program_id(2) * out + outputs).to(tl.int64) * (ORDER * channels) + i * channels + row
+    tl.store(place, total, mask=(row < limit) & (outputs < out))
