@@ -25,17 +25,34 @@ from plmu.ops.gpu.triton_chunked import _cut, _inputs, _past, _reached, _tile
 
 
 @triton.jit
+def _powers_of_two(largest):
+    """What brings numbers to 2¹⁴ … 2¹⁵, and what takes them back."""
+    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) & 0x7F800000, 15 << 23)
+    up = ((141 << 23) - exponent + (127 << 23)).to(tl.float32, bitcast=True)
+    return up, (exponent - (14 << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _scale(value, PARTS: tl.constexpr, AXIS: tl.constexpr):
-    """The powers of two that bring the largest numbers along an axis to 2¹⁴ … 2¹⁵, and what takes them back."""
+    """The powers of two for the largest numbers along an axis; none for bfloat16."""
     if PARTS == 3:
-        up = tl.full((1, 1), 1.0, tl.float32)
-        down = up
+        up, back = tl.full((1, 1), 1.0, tl.float32), tl.full((1, 1), 1.0, tl.float32)
     else:
-        largest = tl.max(tl.abs(value), AXIS, keep_dims=True)
-        exponent = tl.maximum(largest.to(tl.int32, bitcast=True) & 0x7F800000, 15 << 23)
-        up = ((141 << 23) - exponent + (127 << 23)).to(tl.float32, bitcast=True)
-        down = (exponent - (14 << 23)).to(tl.float32, bitcast=True)
-    return up, down
+        up, back = _powers_of_two(tl.max(tl.abs(value), AXIS, keep_dims=True))
+    return up, back
+
+
+@triton.jit
+def _scales(taken, past, PARTS: tl.constexpr, SEGMENTED: tl.constexpr):
+    """The powers of two for the channels of u and of the state: the same, unless one may not be part of a sum."""
+    if PARTS == 3 or SEGMENTED:
+        up, back = _scale(taken, PARTS, 0)
+        past_up, past_back = _scale(past, PARTS, 0)
+    else:
+        largest = tl.maximum(tl.max(tl.abs(taken), 0, keep_dims=True), tl.max(tl.abs(past), 0, keep_dims=True))
+        up, back = _powers_of_two(largest)
+        past_up, past_back = up, back
+    return up, back, past_up, past_back
 
 
 @triton.jit
@@ -64,11 +81,10 @@ def _load(place, step, mask, PARTS: tl.constexpr, PART: tl.constexpr):
 
 
 @triton.jit
-def _product(a, b, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
-    """a b of operands in parts, the smallest products first."""
+def _product(a, b, total, PARTS: tl.constexpr):
+    """total + a b of operands in parts, the smallest products first."""
     a1, a2, a3 = a
     b1, b2, b3 = b
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
     if PARTS == 3:
         total = tl.dot(a3, b1, total)
         total = tl.dot(a1, b3, total)
@@ -76,6 +92,12 @@ def _product(a, b, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexp
     total = tl.dot(a2, b1, total)
     total = tl.dot(a1, b2, total)
     return tl.dot(a1, b1, total)
+
+
+@triton.jit
+def _transposed(parts):
+    first, second, third = parts
+    return tl.trans(first), tl.trans(second), tl.trans(third)
 
 
 @triton.jit
@@ -109,12 +131,16 @@ def _memory(
     PARTS: tl.constexpr,
 ):  # fmt: skip
     """m_i = T_i u + P_i s of a chunk for some channels, from operands in parts and the way back of u and s: (C, WIDTH)."""
-    through = _product(carried, past, CHUNK, WIDTH, PARTS) * past_back
+    nothing = tl.zeros((CHUNK, WIDTH), tl.float32)
+    m = _product(carried, past, nothing, PARTS)
     if SEGMENTED:  # selected, since a state that has overflowed times zero is NaN
         reached = _reached(segments, sequence, at, time, ROWS, CHUNK, False, REVERSED)
-        through = tl.where(reached, through, 0.0)
+        m = tl.where(reached, m * past_back, 0.0)
         kernel = _cut_parts(kernel, segments, sequence, at, time, CHUNK)
-    return tl.fma(_product(kernel, taken, CHUNK, WIDTH, PARTS), back, through)
+        m = tl.fma(_product(kernel, taken, nothing, PARTS), back, m)
+    else:
+        m = _product(kernel, taken, m, PARTS) * back
+    return m
 
 
 @triton.jit
@@ -168,7 +194,7 @@ def _add(
     CHUNK: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """total + m W of tiles in parts, and of the powers of two that take these back."""
-    added = _product(m, part, CHUNK, OUT, PARTS)
+    added = _product(m, part, tl.zeros((CHUNK, OUT), tl.float32), PARTS)
     if PARTS == 2:
         place = scales + turn.to(tl.int64) * outputs + columns
         added *= tl.load(place, mask=columns < end, other=0.0)
@@ -206,8 +232,7 @@ def project(
         column = start + tl.arange(0, WIDTH)[None, :]
         taken = _inputs(u, sequence, at * CHUNK, time, inputs, column, limit, CHUNK)
         past = _past(u, states, sequence, at, time, chunks, inputs, column, limit, ROWS, CHUNK, False, REVERSED)
-        up, back = _scale(taken, PARTS, 0)
-        past_up, past_back = _scale(past, PARTS, 0)
+        up, back, past_up, past_back = _scales(taken, past, PARTS, SEGMENTED)
         taken, past = _split(taken * up, PARTS, PART), _split(past * past_up, PARTS, PART)
         back, past_back = back * (1 / SCALE), past_back * (1 / SCALE)
         for i in range(ORDER):
@@ -241,12 +266,16 @@ def weight_gradient(
     SEGMENTED: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape)."""
+    """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape).
+
+    All is transposed, m_iᵀ = uᵀ T_iᵀ + sᵀ P_iᵀ, so that m stays in registers.
+    """
     i = tl.program_id(0) % ORDER
     group, start, limit = _tile(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
     column = start + tl.arange(0, WIDTH)[None, :]
     outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
     kernel, carried = _tables(toeplitz, powers, group, i, ORDER, ROWS, CHUNK, False, PARTS, PART)
+    carried = _transposed(carried)
     total = tl.zeros((WIDTH, OUT), tl.float32)
     begin = tl.program_id(2) * share
     for number in range(begin, tl.minimum(begin + share, batch * chunks)):
@@ -254,18 +283,23 @@ def weight_gradient(
         taken = _inputs(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
         past = _past(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, False, False)
         incoming = _inputs(gradient, sequence, at * CHUNK, time, out, outputs, out, CHUNK)
-        up, back = _scale(taken, PARTS, 0)
-        past_up, past_back = _scale(past, PARTS, 0)
-        taken, past = _split(taken * up, PARTS, PART), _split(past * past_up, PARTS, PART)
-        m = _memory(
-            kernel, carried, taken, past, back * (1 / SCALE), past_back * (1 / SCALE), segments, sequence, at, time,
-            ROWS, CHUNK, WIDTH, False, SEGMENTED, PARTS,
-        )  # fmt: skip
-        m = tl.trans(m)
+        up, back, past_up, past_back = _scales(taken, past, PARTS, SEGMENTED)
+        taken = _transposed(_split(taken * up, PARTS, PART))
+        past = _transposed(_split(past * past_up, PARTS, PART))
+        back, past_back = tl.trans(back * (1 / SCALE)), tl.trans(past_back * (1 / SCALE))
+        nothing = tl.zeros((WIDTH, CHUNK), tl.float32)
+        m = _product(past, carried, nothing, PARTS)
+        if SEGMENTED:
+            reached = _reached(segments, sequence, at, time, ROWS, CHUNK, False, False)
+            m = tl.where(tl.trans(reached), m * past_back, 0.0)
+            cut = _transposed(_cut_parts(kernel, segments, sequence, at, time, CHUNK))
+            m = tl.fma(_product(taken, cut, nothing, PARTS), back, m)
+        else:
+            m = _product(taken, _transposed(kernel), m, PARTS) * back
         m_up, m_back = _scale(m, PARTS, 1)
         up, back = _scale(incoming, PARTS, 0)
-        parts = _split(m * m_up, PARTS, PART)
-        added = _product(parts, _split(incoming * up, PARTS, PART), WIDTH, OUT, PARTS)
+        incoming = _split(incoming * up, PARTS, PART)
+        added = _product(_split(m * m_up, PARTS, PART), incoming, tl.zeros((WIDTH, OUT), tl.float32), PARTS)
         if PARTS == 2:
             added *= back
         total = tl.fma(added, m_back, total)
