@@ -1,9 +1,9 @@
 """Which tiles suit the float32 kernels of `plmu.ops.gpu.triton_split`, on the GPU at hand: errors, times and memory.
 
 `python benchmarks/split_tiles.py --json FILE` checks every variant of the three heavy launches against float64 at four
-shapes, times it, takes the fastest that is as exact as plain float32, and compares the whole of `project` by it with the
-float32 GEMM of an m in memory. All variants are compiled first, in many processes. A shape runs in a process of its own:
-what breaks a GPU's context costs that variant alone.
+shapes and times it. It takes the fastest that is as exact as plain float32, and compares the whole of `project` by it
+with the float32 GEMM of an m in memory. All variants are compiled first, in many processes. Each shape has a process of
+its own, so that a variant that breaks the GPU's context costs itself alone.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch  # noqa: E402
 import plmu  # noqa: E402
 from plmu.bench.measure import graphed, peak_memory, timed, training  # noqa: E402
 from plmu.bench.problems import GPU_SHAPES, Problem  # noqa: E402
-from plmu.ops.gpu import launch, projection, split  # noqa: E402
+from plmu.ops.gpu import launch, split  # noqa: E402
 from plmu.ops.gpu.split import Tile  # noqa: E402
-from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, tables, tiles  # noqa: E402
+from plmu.ops.gpu.tables import grouping, rows_of, tables, tiles  # noqa: E402
 
 PROJECT = [
     (2, Tile(64, 128, 1, 4, 1)), (2, Tile(32, 128, 1, 4, 1)), (2, Tile(32, 128, 1, 4, 2)), (2, Tile(64, 64, 2, 4, 1)),
@@ -37,13 +37,13 @@ PROJECT = [
     (3, Tile(64, 128, 1, 4, 1)), (3, Tile(32, 128, 1, 4, 1)), (3, Tile(32, 128, 1, 4, 2)),
 ]  # fmt: skip
 GRADIENT = [
-    (2, Tile(64, 128, 1, 4, 1)), (2, Tile(128, 128, 1, 8, 1)), (2, Tile(128, 128, 1, 8, 2)), (2, Tile(64, 128, 1, 4, 2)),
+    (2, Tile(64, 128, 1, 4, 1)), (2, Tile(128, 128, 1, 8, 1)), (2, Tile(128, 128, 1, 8, 2)),
+    (2, Tile(64, 128, 1, 4, 2)),
     (2, Tile(64, 64, 1, 4, 1)), (2, Tile(128, 64, 1, 8, 1)), (2, Tile(64, 64, 1, 4, 2)), (2, Tile(64, 128, 1, 4, 3)),
     (3, Tile(64, 128, 1, 4, 1)), (3, Tile(128, 128, 1, 8, 1)),
 ]  # fmt: skip
 SEVERAL = (2, 3)
 PROCESSES = min(16, os.cpu_count() or 1)
-FLOATS = {torch.float32: "fp32"}
 
 
 def name(kind: str, parts: int, tile: Tile) -> str:
@@ -143,8 +143,10 @@ def measure(number: int, skip: set[str]) -> None:
     _, _, _, taps, advance, leap, _, _ = constants[2]
     before = launch.carry(u, None, None, taps, advance, leap, run)[0]
     after = launch.carry(of_o, None, None, taps, advance, leap, run, reversed=True)[0]
-    say(what="carry", ms=[milliseconds(lambda: launch.carry(u, None, None, taps, advance, leap, run)),
-                          milliseconds(lambda: launch.carry(of_o, None, None, taps, advance, leap, run, reversed=True))])  # fmt: skip
+    passing = (None, None, taps, advance, leap, run)
+    carried = [milliseconds(lambda: launch.carry(u, *passing))]
+    carried.append(milliseconds(lambda: launch.carry(of_o, *passing, reversed=True)))
+    say(what="carry", ms=carried)
     best: dict[str, tuple[float, int, Tile]] = {}
 
     def attempt(kind: str, parts: int, tile: Tile, call, right, bound: float) -> None:
@@ -216,7 +218,7 @@ def measure(number: int, skip: set[str]) -> None:
             peak = peak_memory(training(ours, problem.u, problem.weight))
             memory["both"] = (peak - of_o.nbytes - u.nbytes - weight.nbytes) / held
             say(what=f"whole p{parts}", ms={k: 1e3 * v for k, v in times.medians().items()}, over_gemm=ratios,
-                working_memory=memory, errors=errors, error_over_plain=[a / b for a, b in zip(errors, plain, strict=True)],
+                working_memory=memory, errors=errors, error_over_plain=[one / plain[i] for i, one in enumerate(errors)],
                 tiles=[list(split.PROJECT), list(split.WEIGHT_GRADIENT)])  # fmt: skip
         except Exception as problem_:
             say(what=f"whole p{parts}", failed=f"{type(problem_).__name__}: {problem_}"[:300])

@@ -67,6 +67,7 @@ def on(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
 
 
 def _has_hopper(device: torch.device) -> bool:
+    """Whether the device is a Hopper GPU with a Triton that has what its kernels are written in."""
     return device.type == "cuda" and _is_hopper(device.index)
 
 

@@ -30,6 +30,12 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
+    def fitted(self, channels: int, out: int) -> Tile:
+        """The same for fewer channels and outputs than it is made for."""
+        width, wide = (max(16, 1 << (size - 1).bit_length()) for size in (channels, out))
+        pieces = self.pieces if out > self.out else 1
+        return self._replace(width=min(self.width, width), out=min(self.out, wide), pieces=pieces)
+
 
 PROJECT = Tile(64, 128, 1, 4, 1)
 WEIGHT_GRADIENT = Tile(64, 128, 1, 4, 1)
@@ -38,14 +44,20 @@ WEIGHT_GRADIENT = Tile(64, 128, 1, 4, 1)
 def parts_for(u: Tensor, system: LinearSystem | SystemGroups) -> int:
     """How many parts the operands are divided into; 0 for products as they are.
 
-    A system that grows has constants of any size, and torch may be allowed to round operands instead.
-    """
-    if u.dtype != torch.float32 or not PARTS or launch.precision(u.dtype) != "ieee":
-        return 0
-    if u.is_cuda and torch.cuda.get_device_capability(u.device) < OLDEST:
+    Not divided are the constants of a system that grows, which may have any size."""
+    if u.dtype != torch.float32 or why_not(u.device) is not None:
         return 0
     fits = all(not may_grow(one) and one.numbers(largest, CHUNK)[0] <= LARGEST for one in each(system))
     return PARTS if fits else 0
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why operands in float32 are not divided there, if they are not."""
+    if not PARTS:
+        return "products in float32 are not divided into parts"
+    if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) < OLDEST:
+        return "the tensor cores of this GPU are too old for it"
+    return None
 
 
 def largest(system: LinearSystem, chunk: int) -> Tensor:
@@ -69,7 +81,9 @@ def project(
     assert before is not None
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
-    outputs, parts, tile = channels if reversed else out, toeplitz.shape[-4], tile or PROJECT
+    outputs, parts = channels if reversed else out, toeplitz.shape[-4]
+    across = (inputs, outputs // groups) if reversed else (inputs // groups, outputs)
+    tile = (tile or PROJECT).fitted(*across)
     o = u.new_empty(batch, time, outputs)
     blocks = tiles(inputs, tile.width) if reversed else groups * tiles(inputs // groups, tile.width)
     divided = weight.new_empty(parts, *weight.shape, dtype=toeplitz.dtype)
@@ -141,7 +155,8 @@ def weight_gradient(
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], groups, segments is not None)
-    run, shares = _weight_gradient(*sizes, toeplitz.shape[-4], tile or WEIGHT_GRADIENT)
+    tile = (tile or WEIGHT_GRADIENT).fitted(channels // groups, out)
+    run, shares = _weight_gradient(*sizes, toeplitz.shape[-4], tile)
     partial = weight.new_empty(shares, *weight.shape)
     run(u, of_o, toeplitz, past, before, u if segments is None else segments, partial)
     return partial[0] if shares == 1 else partial.sum(0)
@@ -169,7 +184,7 @@ def _weight_gradient(
     constants |= {"SEGMENTED": segmented, "GROUPS": groups, "UNIT": launch.unit(channels, groups)}
     constants |= _precision(device, parts)
     grid, numbers = (order * columns, across, shares), (time, channels, out, chunks, batch, share)
-    how = {"num_warps": tile.warps, "num_stages": tile.stages}
+    how: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
     return Launch(_kernels, "weight_gradient", grid, numbers, constants, **how), shares
 
 

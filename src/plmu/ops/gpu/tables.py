@@ -72,7 +72,7 @@ def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int,
     rows = rows_of(system.order)
     split = operand == torch.bfloat16  # it has the range of float32; float16 has not, and is widened instead
     taps, taps_type = (taps_in_bfloat16, operand) if split else (taps_whole, wide)
-    past = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
+    past: tuple[Any, Any] = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
     toeplitz: Any = by_order
     if parts:
         operand, toeplitz, past = half(parts), toeplitz_in_parts, (powers_in_parts, powers_from_end_in_parts)

@@ -1,15 +1,16 @@
 """The heavy kernels of `plmu.ops.fused` in float32 on tensor cores: the projection and the gradient of the weight.
 
-Tensor cores multiply half precision far faster than float32. So a float32 operand is the sum of PARTS numbers in half
-precision, each what the ones before it left of it, and of their products those that float32 would notice are added up:
+Tensor cores multiply half precision far faster than float32. So a float32 operand is written as the sum of PARTS
+numbers in half precision, each what the ones before it left of it. Of the products of parts, those are added up that
+float32 would notice:
 
-- two parts in float16, three products. Together they hold 22 bits, which is float32 but for its last bits. The range of
-  float16 is small, so rows or columns of a tile are first brought to about 2¹⁴ by powers of two, and their products back.
-  What is 2¹⁸ times smaller than the largest of 64 such numbers begins to lose bits.
-- three parts in bfloat16, six products. They hold all bits in the range of float32, at twice the arithmetic.
+- Two parts in float16, three products. The parts hold 22 bits, close to the 24 of float32. The range of float16 is
+  small: rows or columns of a tile are brought to about 2¹⁴ by powers of two, and their products back. A number that is
+  2¹⁸ times smaller than the largest of the 64 in its row or column begins to lose bits.
+- Three parts in bfloat16, six products. The parts hold all bits, in the range of float32, at twice the arithmetic.
 
-Tensor cores round sums toward zero, and over a long sum that adds up. So they sum within one tile, small products first,
-and tiles are added up outside of them.
+Tensor cores round sums toward zero, and over a long sum that adds up. So they sum within one tile, small products
+first, and tiles are added up outside of them.
 
 Shapes and names are as in `triton_chunked`. Constants come in parts, times SCALE, as (PARTS, ...); the weight in parts,
 by `divide`. PART is the type of operands: half precision, or float32 in the interpreter, which has no products of
@@ -103,15 +104,14 @@ def _transposed(parts):
 @triton.jit
 def _tables(
     toeplitz, powers, group, i,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERSED: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERSED: tl.constexpr,
+    PARTS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """T_i (C, C), or T_iᵀ for time that runs backwards, and P_i (C, ROWS), of a group, in parts."""
     i += group * PARTS * ORDER
     step, other, row = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :], tl.arange(0, ROWS)[None, :]
-    if REVERSED:
-        place = toeplitz + (i * CHUNK + other) * CHUNK + step
-    else:
-        place = toeplitz + (i * CHUNK + step) * CHUNK + other
+    down, along = (other, step) if REVERSED else (step, other)
+    place = toeplitz + (i * CHUNK + down) * CHUNK + along
     kernel = _load(place, ORDER * CHUNK * CHUNK, None, PARTS, PART)
     return kernel, _load(powers + (i * CHUNK + step) * ROWS + row, ORDER * CHUNK * ROWS, None, PARTS, PART)
 
@@ -130,7 +130,8 @@ def _memory(
     ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """m_i = T_i u + P_i s of a chunk for some channels, from operands in parts and the way back of u and s: (C, WIDTH)."""
+    """m_i = T_i u + P_i s of a chunk for some channels, from operands in parts and what takes u and s
+    back: (C, WIDTH)."""
     nothing = tl.zeros((CHUNK, WIDTH), tl.float32)
     m = _product(carried, past, nothing, PARTS)
     if SEGMENTED:  # selected, since a state that has overflowed times zero is NaN
@@ -215,7 +216,7 @@ def project(
     PIECES: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """o = W m for one chunk and PIECES times OUT outputs, of the weight in parts. REVERSED is as in `triton_chunked`."""
+    """o = W m for one chunk and PIECES times OUT outputs, of the weight in parts; REVERSED as in `triton_chunked`."""
     BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
@@ -236,9 +237,7 @@ def project(
         taken, past = _split(taken * up, PARTS, PART), _split(past * past_up, PARTS, PART)
         back, past_back = back * (1 / SCALE), past_back * (1 / SCALE)
         for i in range(ORDER):
-            part = _weight(
-                weight, step, i, row, columns, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART
-            )
+            part = _weight(weight, step, i, row, columns, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART)
             kernel, carried = _tables(toeplitz, powers, own + group, i, ORDER, ROWS, CHUNK, REVERSED, PARTS, PART)
             m = _memory(
                 kernel, carried, taken, past, back, past_back, segments, sequence, at, time,
@@ -250,9 +249,7 @@ def project(
             total = _add(total, m, m_back, part, scales, turn, columns, outputs, end, CHUNK, OUT, PARTS)
             if PIECES == 2:
                 more = columns + OUT
-                part = _weight(
-                    weight, step, i, row, more, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART
-                )
+                part = _weight(weight, step, i, row, more, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART)
                 second = _add(second, m, m_back, part, scales, turn, more, outputs, end, CHUNK, OUT, PARTS)
     _write(o, total, sequence, at, time, outputs, columns, end, CHUNK)
     if PIECES == 2:
