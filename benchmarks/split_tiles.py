@@ -59,11 +59,13 @@ def launches() -> list[tuple[str, object, list[torch.dtype]]]:
         for back in (False, True):
             for parts, tile in PROJECT:
                 h = torch.float16 if parts == 2 else torch.bfloat16
-                blocks = tiles(o if back else c, tile.width)
-                sizes = (device, d, c, o, 1, back, parts, tile)
-                found.append((f"{shape} {name('project', parts, tile)}", split._project(b, n, rows, False, *sizes),
+                blocks, wide = tiles(o if back else c, tile.width), c if back else o
+                some = split._at_once(4 * b * n * (c + o), 4 * d * c * o, wide, tile)
+                sizes = (device, d, *((some, o) if back else (c, some)), 1, back, parts, tile)
+                one = split._project(b, n, rows, False, *sizes, wide)
+                found.append((f"{shape} {name('project', parts, tile)}", one,
                               [f, h, f if parts == 2 else h, h, h, f, f, f]))  # fmt: skip
-                found.append((f"{shape} divide", split._divide(*sizes, blocks), [f, h, f if parts == 2 else h]))
+                found.append((f"{shape} divide", split._divide(*sizes, c, blocks), [f, h, f if parts == 2 else h]))
         for parts, tile in GRADIENT:
             h = torch.float16 if parts == 2 else torch.bfloat16
             one = split._weight_gradient(device, b, n, c, o, d, rows, 1, False, parts, tile)[0]

@@ -17,6 +17,7 @@ from plmu.ops.matrices import may_grow
 from plmu.systems import LinearSystem
 
 PARTS = 2  # 2 in float16, 3 in bfloat16, 0: products in plain float32
+MOST = 7  # times smaller than u and o that the parts of a weight should be
 LARGEST = 127.0  # constant that float16 holds then
 OLDEST = (8, 0)  # compute capability of GPUs that it was made for
 
@@ -86,13 +87,26 @@ def project(
     tile = (tile or PROJECT).fitted(*across)
     o = u.new_empty(batch, time, outputs)
     blocks = tiles(inputs, tile.width) if reversed else groups * tiles(inputs // groups, tile.width)
-    divided = weight.new_empty(parts, *weight.shape, dtype=toeplitz.dtype)
-    scales = weight.new_empty(blocks, order, outputs) if parts == 2 else divided
-    sizes = (u.device, order, channels, out, groups, reversed, parts, tile)
-    _divide(*sizes, blocks)(weight, divided, scales)
-    run = _project(batch, time, past.shape[-1], segments is not None, *sizes)
-    run(u, divided, scales, toeplitz, past, before, u if segments is None else segments, o)
+    at_once = outputs if groups > 1 else _at_once(u.nbytes + o.nbytes, weight.nbytes, outputs, tile)
+    given = (toeplitz, past, before, u if segments is None else segments)
+    for first in range(0, outputs, at_once):
+        some = min(at_once, outputs - first)
+        of_some = weight[:, :, first : first + some] if reversed else weight[first : first + some]
+        divided = weight.new_empty(parts, *of_some.shape, dtype=toeplitz.dtype)
+        scales = weight.new_empty(blocks, order, some) if parts == 2 else divided
+        sizes = (u.device, order, *of_some.shape[::-2], groups, reversed, parts, tile)
+        _divide(*sizes, channels, blocks)(of_some, divided, scales)
+        run = _project(batch, time, past.shape[-1], segments is not None, *sizes, outputs)
+        run(u, divided, scales, *given, o[:, :, first:])
+        del divided, scales
     return o, ()
+
+
+def _at_once(held: int, weight: int, outputs: int, tile: Tile) -> int:
+    """How many outputs to make at a time, so that the weight's parts are small beside u and o; whole tiles of them."""
+    whole = tile.out * tile.pieces
+    share = max(1, int(outputs * held / MOST / max(1, weight)) // whole)
+    return min(outputs, share * whole)
 
 
 @launch.prepared
@@ -105,12 +119,13 @@ def _divide(
     reversed: bool,
     parts: int,
     tile: Tile,
+    length: int,
     blocks: int,
 ) -> Launch:
     constants: dict[str, Any] = {"ORDER": order, "TILE": tile.width, "ACROSS": 64, "AXIS": 0 if reversed else 1}
     constants |= {"GROUPS": groups, "UNIT": launch.unit(channels, groups), "PARTS": parts}
     grid = (tiles(channels if reversed else out, 64), blocks, order)
-    return Launch(_kernels, "divide", grid, (out, channels), constants)
+    return Launch(_kernels, "divide", grid, (out, channels, length), constants)
 
 
 @launch.prepared
@@ -127,6 +142,7 @@ def _project(
     reversed: bool,
     parts: int,
     tile: Tile,
+    length: int,
 ) -> Launch:
     chunks, across = tiles(time, CHUNK), groups if reversed else 1
     inputs, outputs = (out, channels) if reversed else (channels, out)
@@ -134,7 +150,7 @@ def _project(
     constants |= {"PIECES": tile.pieces, "REVERSED": reversed, "SEGMENTED": segmented}
     constants |= {"GROUPS": groups, "UNIT": launch.unit(channels, groups), **_precision(device, parts)}
     grid = (batch * chunks, across * tiles(outputs // across, tile.out * tile.pieces))
-    numbers = (time, inputs, outputs, chunks)
+    numbers = (time, inputs, outputs, length, chunks)
     return Launch(_kernels, "project", grid, numbers, constants, num_warps=tile.warps, num_stages=tile.stages)
 
 

@@ -146,12 +146,13 @@ def _memory(
 
 @triton.jit
 def divide(
-    weight, parts, scales, out, channels,
+    weight, parts, scales, out, channels, length,
     ORDER: tl.constexpr, TILE: tl.constexpr, ACROSS: tl.constexpr, AXIS: tl.constexpr,
     GROUPS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a weight (out, order, channels), and what takes tiles of them back: (tiles, order, out), with tiles
-    of TILE channels of one group, or if AXIS is 0 (tiles, order, channels), with tiles of TILE outputs."""
+    """The parts of a weight (out, order, channels), whose rows have `length` channels in memory, and what takes tiles
+    of them back: (tiles, order, out), with tiles of TILE channels of one group, or if AXIS is 0 (tiles, order,
+    channels), with tiles of TILE outputs."""
     i = tl.program_id(2)
     if AXIS == 1:
         row = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[:, None]
@@ -160,9 +161,9 @@ def divide(
     else:
         row = tl.program_id(1) * TILE + tl.arange(0, TILE)[:, None]
         column, limit = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :], channels
-    place = (row.to(tl.int64) * ORDER + i) * channels + column
     mask = (row < out) & (column < limit)
-    value = tl.load(weight + place, mask=mask, other=0.0)
+    value = tl.load(weight + (row.to(tl.int64) * ORDER + i) * length + column, mask=mask, other=0.0)
+    place = (row.to(tl.int64) * ORDER + i) * channels + column
     up, down = _scale(value, PARTS, AXIS)
     first, second, third = _split(value * up, PARTS, parts.dtype.element_ty)
     step = ORDER * out.to(tl.int64) * channels
@@ -203,20 +204,21 @@ def _add(
 
 
 @triton.jit
-def _write(o, total, sequence, at, time, outputs, columns, end, CHUNK: tl.constexpr):
+def _write(o, total, sequence, at, time, length, columns, end, CHUNK: tl.constexpr):
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
-    place = o + (sequence.to(tl.int64) * time + moment) * outputs + columns
+    place = o + (sequence.to(tl.int64) * time + moment) * length + columns
     tl.store(place, total, mask=(moment < time) & (columns < end))
 
 
 @triton.jit
 def project(
-    u, weight, scales, toeplitz, powers, states, segments, o, time, inputs, outputs, chunks,
+    u, weight, scales, toeplitz, powers, states, segments, o, time, inputs, outputs, length, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     PIECES: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """o = W m for one chunk and PIECES times OUT outputs, of the weight in parts; REVERSED as in `triton_chunked`."""
+    """o = W m for one chunk and PIECES times OUT outputs, of the weight in parts; REVERSED as in `triton_chunked`.
+    Rows of o have `length` numbers in memory."""
     BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
@@ -251,9 +253,9 @@ def project(
                 more = columns + OUT
                 part = _weight(weight, step, i, row, more, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART)
                 second = _add(second, m, m_back, part, scales, turn, more, outputs, end, CHUNK, OUT, PARTS)
-    _write(o, total, sequence, at, time, outputs, columns, end, CHUNK)
+    _write(o, total, sequence, at, time, length, columns, end, CHUNK)
     if PIECES == 2:
-        _write(o, second, sequence, at, time, outputs, columns + OUT, end, CHUNK)
+        _write(o, second, sequence, at, time, length, columns + OUT, end, CHUNK)
 
 
 @triton.jit
