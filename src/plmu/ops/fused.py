@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of
-from plmu.ops.gpu import all_states, launch, projection
+from plmu.ops.gpu import all_states, launch, projection, split
 from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, tiles
 from plmu.ops.groups import each, final_of_groups
 from plmu.ops.matrices import may_grow
-from plmu.ops.rates import HALF
+from plmu.ops.rates import FLOAT, HALF
 
 LARGEST_ORDER = 64
 AVAILABLE = importlib.util.find_spec("triton") is not None
@@ -39,7 +39,10 @@ class Fused(Algorithm):
     FLOPS = 6  # for each number of m and each output: the projection, and its two gradients
     TILE = 64  # channels; outputs are tiled by 64, 128 or 256
     PAST = 32  # rows of a chunk's past that are multiplied beside its steps
-    RESETS_SLOWER = 1.2  # times
+    RESETS_SLOWER = 1.2  # times, in half precision
+    IN_PARTS = 4.0  # times the arithmetic of half precision that float32 takes in parts
+    RESETS_SLOWER_IN_PARTS = 2.5  # times
+    WIDE_IN_PARTS = 128  # outputs of a tile there
     TRAFFIC = 3  # passes over u and o
     LAUNCHES = 12
     CARRIED_ROW = 5e-8  # seconds for a row of the state to pass a chunk
@@ -92,6 +95,8 @@ class Fused(Algorithm):
             return "is considered for states in CUDA graphs alone (plmu.for_graphs), without resets"
         if case.kind == "states" and case.channels < self.TILE:
             return f"is considered for states of at least {self.TILE} channels, not {case.channels}"
+        if case.kind == "project" and case.dtype == torch.float32:
+            return self._why_not_in_parts(case)
         return self._why_not_hopper(case)
 
     def options(self, case: Case) -> list[Option]:
@@ -104,16 +109,20 @@ class Fused(Algorithm):
             moved = HALF * self.STATES_TRAFFIC * case.states
             seconds = case.rates.seconds(flops=0, moved=moved, launches=self.STATES_LAUNCHES, half=True, own=True)
             return [Option(self.ALL_STATES, carrying + seconds, CHUNK)]
-        wide = 256 if case.out > 128 else 128 if case.out > 64 else 64
+        float32 = case.dtype == torch.float32
+        widest = self.WIDE_IN_PARTS if float32 else 256
+        wide = min(widest, 256 if case.out > 128 else 128 if case.out > 64 else 64)
         steps = tiles(case.time, CHUNK) * CHUNK
         width = case.channels // case.groups
         channels, outputs = case.groups * tiles(width, self.TILE) * self.TILE, tiles(case.out, wide) * wide
         products = self.FLOPS * case.batch * steps * case.order * channels * outputs
-        extra = (self.RESETS_SLOWER if case.resets else 1) * (1 + (CHUNK + self.PAST) / wide)
+        slower = self.RESETS_SLOWER_IN_PARTS if float32 else self.RESETS_SLOWER
+        extra = (slower if case.resets else 1) * (1 + (CHUNK + self.PAST) / wide)
         if case.groups > 1:  # a third of the products is in narrower tiles
-            narrow = 256 if width > 128 else 128 if width > 64 else 64
+            narrow = min(widest, 256 if width > 128 else 128 if width > 64 else 64)
             extra += max(0.0, (CHUNK + self.PAST) * (1 / narrow - 1 / wide)) / 3
-        moved = HALF * self.TRAFFIC * case.moved
+        extra *= self.IN_PARTS if float32 else 1
+        moved = (FLOAT if float32 else HALF) * self.TRAFFIC * case.moved
         seconds = case.rates.seconds(flops=products * extra, moved=moved, launches=self.LAUNCHES, half=True, own=True)
         return [Option(self.name, carrying + seconds, CHUNK)]
 
@@ -130,6 +139,14 @@ class Fused(Algorithm):
 
     def stored(self, case: Case, option: Option) -> tuple[str, ...]:
         return ("u", "weight") if case.kind == "project" else ()
+
+    def _why_not_in_parts(self, case: Case) -> str | None:
+        """Why float32 is left to others: it pays where tensor cores multiply its parts as fast as on Hopper GPUs."""
+        if not case.bounded:
+            return "divides the constants in float32 of systems that do not grow alone"
+        if not launch._has_hopper(case.target):
+            return "is considered for float32 on Hopper GPUs alone"
+        return split.why_not(case.target)
 
     def _why_not_hopper(self, case: Case) -> str | None:
         sizes = (case.batch, case.time, case.channels, case.out or case.channels)

@@ -28,7 +28,7 @@ MARGIN = 64  # steps by which a sequence may be filled up
 MOST_RESIDENT = 4  # orders whose tables stay in shared memory
 
 _entered = threading.local()  # the devices whose context each thread has
-_prepared = functools.lru_cache(maxsize=1024)
+prepared = functools.lru_cache(maxsize=1024)
 
 
 def why_not_hopper(
@@ -65,6 +65,7 @@ def on(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
 
 
 def _has_hopper(device: torch.device) -> bool:
+    """Whether the device is a Hopper GPU with a Triton that has what its kernels are written in."""
     return device.type == "cuda" and _is_hopper(device.index)
 
 
@@ -113,7 +114,7 @@ def carry(
     return before, last
 
 
-@_prepared
+@prepared
 def _carry(
     device: torch.device,
     dtype: torch.dtype,
@@ -142,7 +143,7 @@ def _carry(
         "SEGMENTED": segmented,
         "PRECISION": exact(dtype),
         "GROUPS": groups,
-        "UNIT": 1 if reversed else _unit(channels, groups),
+        "UNIT": 1 if reversed else unit(channels, groups),
         **sizes(order),
     }
     grid = (batch * runs, groups * tiles(channels if reversed else channels // groups, CHANNELS))
@@ -173,7 +174,7 @@ def final_state(
     return last
 
 
-@_prepared
+@prepared
 def _finish(
     device: torch.device,
     dtype: torch.dtype,
@@ -190,7 +191,7 @@ def _finish(
 ) -> Launch:
     constants: dict[str, Any] = {"WIDTH": 64, "PARTS": parts, "STARTED": started, "EARLY": early, **sizes(order)}
     constants |= {"SEGMENTED": segmented, "PRECISION": exact(dtype)}
-    constants |= {"GROUPS": groups, "UNIT": _unit(channels, groups)}
+    constants |= {"GROUPS": groups, "UNIT": unit(channels, groups)}
     grid = (batch, groups * tiles(channels // groups, 64))
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
     return Launch(_triton, "finish", grid, (time, channels, length), constants, **options)
@@ -207,7 +208,7 @@ def marks(u: Tensor, segments: Tensor | None, weight: Tensor) -> tuple[Tensor, T
     return found[0], found[1]
 
 
-@_prepared
+@prepared
 def _mark(device: torch.device, batch: int, time: int) -> Launch:
     chunks = tiles(time, CHUNK)
     return Launch(_triton, "mark", (batch * chunks,), (time, chunks), {"CHUNK": CHUNK})
@@ -245,7 +246,7 @@ def project(
     return o, ()
 
 
-@_prepared
+@prepared
 def _project(
     device: torch.device,
     dtype: torch.dtype,
@@ -266,7 +267,7 @@ def _project(
     out = 256 if half and outputs // across > 128 else 64
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": 64 if half else 32, "OUT": out}
     constants |= {"HISTORY": history, "REVERSED": reversed, "SEGMENTED": segmented, "PRECISION": precision}
-    constants |= {"GROUPS": groups, "UNIT": _unit(outputs if reversed else inputs, groups)}
+    constants |= {"GROUPS": groups, "UNIT": unit(outputs if reversed else inputs, groups)}
     grid = (batch * chunks, across * tiles(outputs // across, out))
     numbers = (time, inputs, outputs, chunks)
     return Launch(_triton, "project", grid, numbers, constants, num_warps=4, num_stages=2)
@@ -307,7 +308,7 @@ def weight_gradient(
     return partial[0] if shares == 1 else partial.sum(0).to(weight.dtype)
 
 
-@_prepared
+@prepared
 def _weight_gradient(
     device: torch.device,
     dtype: torch.dtype,
@@ -326,7 +327,7 @@ def _weight_gradient(
     chunks = tiles(time, CHUNK)
     width, height = (64, 64) if dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
     columns, rows_of_tiles = groups * tiles(channels // groups, width), tiles(out, height)
-    share, shares = _shared_out(batch * chunks, order * columns * rows_of_tiles, device)
+    share, shares = shared_out(batch * chunks, order * columns * rows_of_tiles, device)
     constants: dict[str, Any] = {
         "ORDER": order,
         "ROWS": rows,
@@ -335,18 +336,18 @@ def _weight_gradient(
         "OUT": height,
         "HISTORY": history,
     }
-    constants |= {"SEGMENTED": segmented, "PRECISION": precision, "GROUPS": groups, "UNIT": _unit(channels, groups)}
+    constants |= {"SEGMENTED": segmented, "PRECISION": precision, "GROUPS": groups, "UNIT": unit(channels, groups)}
     grid = (order * columns, rows_of_tiles, shares)
     numbers = (time, channels, out, chunks, batch, share)
     return Launch(_triton, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=3), shares
 
 
-def _unit(channels: int, groups: int) -> int:
+def unit(channels: int, groups: int) -> int:
     """What the channels of a group are a multiple of, as far as it matters; of one group the compiler finds out."""
     return 1 if groups == 1 else math.gcd(channels // groups, 16)
 
 
-def _shared_out(chunks: int, programs: int, device: torch.device) -> tuple[int, int]:
+def shared_out(chunks: int, programs: int, device: torch.device) -> tuple[int, int]:
     """How many chunks a share has, and how many shares fill the GPU with so many programs each."""
     wanted = max(1, min(chunks, _multiprocessors(device) // programs))
     share = tiles(chunks, wanted)
@@ -390,7 +391,7 @@ def _hopper() -> ModuleType:
     return module
 
 
-@_prepared
+@prepared
 def _hopper_project(
     device: torch.device,
     dtype: torch.dtype,
@@ -462,7 +463,7 @@ def _shared(rows: int, chunk: int, out: int, stages: int, tables: int) -> int:
     return 2 * (4 * (chunk + rows) * WIDTH + stages * out * WIDTH + tables * chunk * (chunk + rows)) + 1024
 
 
-@_prepared
+@prepared
 def _hopper_weight_gradient(
     device: torch.device,
     dtype: torch.dtype,
@@ -479,7 +480,7 @@ def _hopper_weight_gradient(
     """`weight_gradient` by the kernel for Hopper, and how many shares the sum over all chunks is cut into."""
     chunks = tiles(time, CHUNK)
     columns, outputs = tiles(order, 2) * _covering(channels, groups, WIDTH), tiles(out, OUT)
-    share, shares = _shared_out(batch * chunks, columns * outputs, device)
+    share, shares = shared_out(batch * chunks, columns * outputs, device)
     tiled = (
         ((batch, time, channels), (1, CHUNK, WIDTH)),
         _past(batch, time, channels, rows, history),

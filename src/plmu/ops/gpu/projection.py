@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plmu.modes import is_batched, watched
-from plmu.ops.gpu import launch
+from plmu.ops.gpu import launch, split
 from plmu.ops.gpu.tables import CHUNK, Tables, all_powers, grouping, history, segments_of, summed, tables, tiles
 from plmu.ops.groups import SystemGroups, each
 from plmu.ops.matrices import finite
@@ -32,16 +32,22 @@ class Constants:
     def __init__(self, tables: Tables, powers: Tensor | None, steps: int, run: int, groups: int) -> None:
         self.tables, self.powers, self.steps, self.run, self.groups = tables, powers, steps, run, groups
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether the matrices that are multiplied with float32 are divided into parts in half precision."""
+        return self.tables.toeplitz.dim() == self.tables.advance.dim() + 2
+
 
 def constants(u: Tensor, system: LinearSystem | SystemGroups, state: Tensor | None) -> Constants:
-    steps = history(system, u.dtype) if state is None else 0
+    parts = split.parts_for(u, system)
+    steps = history(system, u.dtype) if state is None and not parts else 0
     powers = None
     if state is not None and state.requires_grad:
         powers = system.derive(all_powers, min(u.shape[1], SEGMENT), dtype=torch.float32, device=u.device)
     groups = len(each(system))
     batch, time, channels = u.shape
     run, _ = grouping(batch, time, channels, groups)
-    return Constants(tables(u, system, steps, run), powers, steps, run, groups)
+    return Constants(tables(u, system, steps, run, parts), powers, steps, run, groups)
 
 
 def project(
@@ -87,8 +93,12 @@ def _forward(
         before = last = None
         if not given.steps:
             before, last = launch.carry(u, first, segments, taps, advance, leap, given.run, groups=groups)
-        forwards, _ = launch.marks(u, segments, weight) or (None, None)
-        o, held = launch.project(u, before, segments, weight, toeplitz, past, forwards, groups=groups)
+        operands = (u, before, segments, weight, toeplitz, past)
+        if given.in_parts:
+            o, held = split.project(*operands, groups=groups)
+        else:
+            forwards, _ = launch.marks(u, segments, weight) or (None, None)
+            o, held = launch.project(*operands, forwards, groups=groups)
         return o, launch.final_state(u, last, segments, last_taps, last_advance, groups=groups, early=bool(held))
 
 
@@ -113,13 +123,19 @@ def _gradients(
         forwards, backwards = launch.marks(u, segments, weight) or (None, None)
         if need_weight:
             before = None if given.steps else launch.carry(u, first, *passing, groups=groups)[0]
-            tables = (toeplitz, past)
-            of_weight = launch.weight_gradient(u, before, segments, of_o, weight, *tables, forwards, groups=groups)
-            del before
+            operands = (u, before, segments, of_o, weight, toeplitz, past)
+            if given.in_parts:
+                of_weight = split.weight_gradient(*operands, groups=groups)
+            else:
+                of_weight = launch.weight_gradient(*operands, forwards, groups=groups)
+            del before, operands
         if need_u:
             after = None if given.steps else launch.carry(of_o, None, *passing, groups=groups, reversed=True)[0]
-            operands = (of_o, after, segments, weight, toeplitz, future, backwards)
-            of_u, _ = launch.project(*operands, groups=groups, reversed=True)
+            backward = (of_o, after, segments, weight, toeplitz, future)
+            if given.in_parts:
+                of_u, _ = split.project(*backward, groups=groups, reversed=True)
+            else:
+                of_u, _ = launch.project(*backward, backwards, groups=groups, reversed=True)
     return of_u, of_weight
 
 
