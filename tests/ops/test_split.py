@@ -12,6 +12,13 @@ from plmu.ops.plan import known_plan
 
 pytestmark = needs_kernels
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EITHER = [2, pytest.param(3, marks=pytest.mark.full)]
+OPTIONS = ["plain", "state", "resets", "state and resets"]
+SOONER = [(3, "plain"), (2, "state and resets")]  # the others with all tests only
+ALL = [
+    pytest.param(*case, marks=[] if case in SOONER else pytest.mark.full)
+    for case in ((parts, options) for parts in (0, 2, 3) for options in OPTIONS)
+]
 
 
 def results(algorithm: str, system: plmu.LinearSystem, given: list[Tensor], of_o: Tensor, **options: object) -> list:
@@ -33,8 +40,7 @@ def check(system: plmu.LinearSystem, given: list[Tensor], of_o: Tensor, resets: 
         within(found, 2 * max(bound, torch.finfo(torch.float32).eps))
 
 
-@pytest.mark.parametrize("parts", [0, 2, 3])
-@pytest.mark.parametrize("options", ["plain", "state", "resets", "state and resets"])
+@pytest.mark.parametrize(("parts", "options"), ALL)
 def test_against_the_recurrence(parts: int, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "PARTS", parts)
     if parts:
@@ -47,7 +53,7 @@ def test_against_the_recurrence(parts: int, options: str, monkeypatch: pytest.Mo
     check(plmu.DelayNetwork(5, 40.0).discretize(), given, torch.randn(2, 135, 18), resets)
 
 
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", EITHER)
 def test_tiles_of_channels_and_outputs(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one tile each way, the last not full, two pieces of outputs, and a launch for each two pieces."""
     monkeypatch.setattr(split, "PARTS", parts)
@@ -58,8 +64,8 @@ def test_tiles_of_channels_and_outputs(parts: int, monkeypatch: pytest.MonkeyPat
     check(plmu.DelayNetwork(2, 6.0).discretize(), given, torch.randn(1, 70, 39))
 
 
-@pytest.mark.parametrize("parts", [2, 3])
-@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
+@pytest.mark.parametrize("parts", EITHER)
+@pytest.mark.parametrize("size", [1e-25, pytest.param(1.0, marks=pytest.mark.full), 1e25])
 def test_numbers_of_any_size(parts: int, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """All small or large, and channels, outputs and moments that differ by a factor of 10⁴."""
     monkeypatch.setattr(split, "PARTS", parts)
@@ -69,24 +75,24 @@ def test_numbers_of_any_size(parts: int, size: float, monkeypatch: pytest.Monkey
     check(plmu.DelayNetwork(3, 6.0).discretize(), [u, weight / size], of_o)
 
 
-def test_groups_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for parts in (2, 3):
-        monkeypatch.setattr(split, "PARTS", parts)
-        layers = [
-            plmu.ParallelLMU(12, 10, order=3, theta=[4.0, 9.0, 70.0], encoder=False, algorithm=algorithm)
-            for algorithm in ("fused", "recurrent")
-        ]
-        layers[1].load_state_dict(layers[0].state_dict())
-        x = torch.randn(2, 70, 12)
-        of_o = torch.randn(2, 70, 10)
-        found = []
-        for layer, kind in zip(layers, (torch.float32, torch.float64), strict=True):
-            layer.to(kind)
-            given = x.to(kind).requires_grad_()
-            o, _ = layer(given)
-            found.append([o, *torch.autograd.grad(o, (given, *layer.parameters()), of_o.to(kind))])
-        for value, right in zip(*found, strict=True):
-            within((value.double() - right).norm() / right.norm(), 10 * torch.finfo(torch.float32).eps)
+@pytest.mark.parametrize("parts", EITHER)
+def test_groups_of_channels(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "PARTS", parts)
+    layers = [
+        plmu.ParallelLMU(12, 10, order=3, theta=[4.0, 9.0, 70.0], encoder=False, algorithm=algorithm)
+        for algorithm in ("fused", "recurrent")
+    ]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(2, 70, 12)
+    of_o = torch.randn(2, 70, 10)
+    found = []
+    for layer, kind in zip(layers, (torch.float32, torch.float64), strict=True):
+        layer.to(DEVICE, kind)
+        given = x.to(DEVICE, kind).requires_grad_()
+        o, _ = layer(given)
+        found.append([o, *torch.autograd.grad(o, (given, *layer.parameters()), of_o.to(o))])
+    for value, right in zip(*found, strict=True):
+        within((value.double() - right).norm() / right.norm(), 10 * torch.finfo(torch.float32).eps)
 
 
 def test_constants_in_parts_add_up() -> None:
