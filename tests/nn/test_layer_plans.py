@@ -14,7 +14,7 @@ import plmu
 from plmu import LMU, DelayLayer, ParallelLMU
 from plmu.nn import coupled, original
 from plmu.ops import chunked, fft, recurrent, toeplitz
-from plmu.ops.gpu import all_states, launch, projection
+from plmu.ops.gpu import all_states, launch, projection, split
 from plmu.ops.plan import known_plan, known_plan_of_groups
 from plmu.ops.rates import DEVICES
 
@@ -67,6 +67,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     watch(coupled._Library, "forward", lambda *_: found.kernels.add("library"))
     # Our kernels' launches are noted, not made: other tests compare what they compute.
     monkeypatch.setattr(launch, "project", lambda u, before, segments, weight, *_, **options: _launched(
+        found, u, weight, weight.shape[2 if options.get("reversed") else 0]))  # fmt: skip
+    monkeypatch.setattr(split, "project", lambda u, before, segments, weight, *_, **options: _launched(
         found, u, weight, weight.shape[2 if options.get("reversed") else 0]))  # fmt: skip
     monkeypatch.setattr(launch, "marks", lambda *_: None)
     monkeypatch.setattr(launch, "carry", lambda u, first, segments, taps, *_, **__: (
