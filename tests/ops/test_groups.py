@@ -115,8 +115,8 @@ def launches(call: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_a_layer_launches_for_all_windows_at_once(theta: list, expected: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = plmu.ParallelLMU(4, 3, order=2, theta=theta, encoder=False, algorithm="fused").to(DEVICE)
-    x = torch.randn(1, 66, 4, device=DEVICE, requires_grad=True)
+    layer = plmu.ParallelLMU(4, 3, order=2, theta=theta, encoder=False, algorithm="fused").to(DEVICE).half()
+    x = torch.randn(1, 66, 4, device=DEVICE).half().requires_grad_()
     assert launches(lambda: layer(x)[0].sum().backward(), monkeypatch) == expected
     assert "All 2 groups of channels in one launch." in str(layer.plan(batch=1, time=66))
 
