@@ -166,7 +166,7 @@ def divide(
     place = (row.to(tl.int64) * ORDER + i) * channels + column
     up, down = _scale(value, PARTS, AXIS)
     first, second, third = _split(value * up, PARTS, parts.dtype.element_ty)
-    step = ORDER * out.to(tl.int64) * channels
+    step = tl.cast(out, tl.int64) * ORDER * channels
     tl.store(parts + place, first, mask=mask)
     tl.store(parts + step + place, second, mask=mask)
     if PARTS == 3:
@@ -226,7 +226,7 @@ def project(
     columns = first + tl.arange(0, OUT)[None, :]
     if TILES > 1:  # each system's states of all inputs
         states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
-    step = ORDER * inputs.to(tl.int64) * outputs  # from one part of the weight to the next
+    step = tl.cast(inputs, tl.int64) * ORDER * outputs  # from one part of the weight to the next
     total = tl.zeros((CHUNK, OUT), tl.float32)
     second = total
     for block in range(BLOCKS * tl.cdiv(inputs // BLOCKS, WIDTH)):
