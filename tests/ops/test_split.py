@@ -95,6 +95,13 @@ def test_groups_of_channels(parts: int, monkeypatch: pytest.MonkeyPatch) -> None
         within((value.double() - right).norm() / right.norm(), 10 * torch.finfo(torch.float32).eps)
 
 
+def test_one_channel_and_one_output() -> None:
+    """Sizes of 1 are constants to the compiler."""
+    for channels, out in ((1, 3), (3, 1)):
+        given = [torch.randn(1, 70, channels), torch.randn(out, 2, channels)]
+        check(plmu.DelayNetwork(2, 6.0).discretize(), given, torch.randn(1, 70, out))
+
+
 def test_constants_in_parts_add_up() -> None:
     whole = torch.randn(3, 5, dtype=torch.float64)
     for parts, scale, bits in ((2, tables.SCALE, 22), (3, 1.0, 24)):
