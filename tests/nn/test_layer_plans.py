@@ -191,7 +191,7 @@ def test_on_a_cpu(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_the_rates_and_kernels_of_a_gpu(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this processor were a Hopper GPU, of which `auto` chooses as it would there."""
     monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cuda"], stored=1 << 14, own_latency=1e-6))
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     plans = [plan for seed in range(1000, 1250) if (plan := compare(calls, seed, half=True)) is not None]
     ran = {(plan.kind, plan.algorithm, plan.kernel) for plan in plans}
     assert ran >= {("project", "fused", "Hopper"), ("project", "fused", "Triton"), ("project", "chunked", "library")}

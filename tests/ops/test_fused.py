@@ -123,7 +123,7 @@ def test_the_kernels_for_hopper_agree_with_their_twins_and_repeat(
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
     if not launch.for_hopper(u, weight):
         pytest.skip("not a Hopper GPU")
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: False)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: False)
     for value, twin in zip(ours, results(), strict=True):
         within(error(value, twin.cpu().double()), 2.0**-9)  # sums in another order, rounded once
 
@@ -215,7 +215,7 @@ def test_transformations_are_refused_by_name_and_avoided_by_auto(monkeypatch: py
 
     with pytest.raises(ValueError, match=r"neither under torch\.func nor with forward-mode"):
         torch.func.grad(loss)(u.detach(), "fused")
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     monkeypatch.setattr(fused.ALGORITHM, "options", lambda case: [Option("fused", 0.0, tables.CHUNK)])
     known_plan.cache_clear()
     asked = {"batch": 2, "time": 70, "channels": 5, "out": 3, "system": system, "device": DEVICE}

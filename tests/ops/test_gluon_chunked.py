@@ -39,7 +39,7 @@ SEGMENTED = {
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     prepared = (launch._hopper_project, launch._hopper_weight_gradient, launch._finish)
     monkeypatch.setattr(launch, "Launch", gluon_emulator.Launch)
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     for one in prepared:
         one.cache_clear()
     yield

@@ -255,10 +255,10 @@ def test_an_early_peak_does_not_blur_what_follows_on_a_cpu() -> None:
 
 def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"batch": 64, "time": 512, "channels": 512, "out": 512, "dtype": torch.bfloat16, "device": "cuda"}
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: False)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: False)
     known_plan.cache_clear()
     assert plan("project", system=of_order(4), **sizes).algorithm == "chunked"
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     known_plan.cache_clear()
     chosen = plan("project", system=of_order(4), **sizes)
     assert chosen.algorithm == "fused"
@@ -271,7 +271,7 @@ def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.Mon
 
 def test_in_a_graph_launches_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small shapes are bound by launches, unless a graph replays them: then it is the work that decides."""
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     known_plan.cache_clear()
     sizes = {"batch": 128, "time": 64, "channels": 256, "out": 256, "dtype": torch.bfloat16, "device": "cuda"}
     asked = {"system": of_order(8), **sizes}
@@ -306,7 +306,7 @@ def test_the_choice_is_the_fastest_that_was_measured(measured: str, monkeypatch:
     title = "with resets, as graphs" if measured == "resets" else f"auto against every algorithm{measured}"
     rows = json.loads((ROOT / "results/bench-layers-cuda.json").read_text(encoding="utf-8"))[title]
     shapes = {str(shape): shape for shape in GPU_CHOICES}
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     monkeypatch.setattr(fused, "AVAILABLE", True)
     known_plan.cache_clear()
     for row in rows:
@@ -364,7 +364,7 @@ def test_one_tile_of_m_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fused_states_are_taken_where_they_were_measured_to_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """In CUDA graphs, of at least 64 channels and in half precision; what `auto` takes is then near the fastest."""
     path = ROOT / "results" / "bench-fused-states-cuda.json"
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     known_plan.cache_clear()
     taken = 0
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:

@@ -122,7 +122,7 @@ def test_auto_takes_it_on_hopper_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"batch": 64, "time": 512, "channels": 512, "out": 512, "device": "cuda"}
     for hopper, parts, algorithm in ((True, 2, "fused"), (False, 2, "chunked"), (True, 0, "chunked")):
         known_plan.cache_clear()
-        monkeypatch.setattr(launch, "_has_hopper", lambda _, hopper=hopper: hopper)
+        monkeypatch.setattr(launch, "has_hopper", lambda _, hopper=hopper: hopper)
         monkeypatch.setattr(split, "PARTS", parts)
         assert plmu.plan("project", system=system, **sizes).algorithm == algorithm
     known_plan.cache_clear()

@@ -144,7 +144,7 @@ class Fused(Algorithm):
         """Why float32 is left to others: it pays where tensor cores multiply its parts as fast as on Hopper GPUs."""
         if not case.bounded:
             return "divides the constants in float32 of systems that do not grow alone"
-        if not launch._has_hopper(case.target):
+        if not launch.has_hopper(case.target):
             return "is considered for float32 on Hopper GPUs alone"
         return split.why_not(case.target)
 

@@ -42,7 +42,7 @@ def why_not_hopper(
         reason = f"the kernels for Hopper take multiples of 8, not {channels} channels and {out} outputs"
     elif batch * (time + MARGIN) >= 1 << 31:
         reason = "the kernels for Hopper count steps in 32 bits"
-    elif not _has_hopper(device):
+    elif not has_hopper(device):
         reason = "the kernels for Hopper need a Hopper GPU and Triton 3.6 or newer"
     return reason
 
@@ -64,7 +64,7 @@ def on(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(tensor.device)
 
 
-def _has_hopper(device: torch.device) -> bool:
+def has_hopper(device: torch.device) -> bool:
     """Whether the device is a Hopper GPU with a Triton that has what its kernels are written in."""
     return device.type == "cuda" and _is_hopper(device.index)
 

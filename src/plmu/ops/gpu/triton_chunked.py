@@ -26,7 +26,7 @@ COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share")
 
 
 @triton.jit
-def _tile(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
+def tile_of(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
     """The group of a tile of channels, its first channel, and where the group ends."""
     width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
     tiles = tl.cdiv(width, WIDTH)
@@ -71,7 +71,7 @@ def carry(
         group, start, limit = tl.program_id(1) // tiles, (tl.program_id(1) % tiles) * WIDTH, channels
         kept = group * (tl.num_programs(0) // runs) + sequence
     else:
-        group, start, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
+        group, start, limit = tile_of(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
         kept = sequence
     taps += group * PARTS * ORDER * CHUNK
     advance += group * ORDER * ORDER
@@ -105,7 +105,7 @@ def carry(
             tl.store(before + place, state.to(before.dtype.element_ty), mask=column < limit)
             if k == chunks - 1:
                 tl.store(last + (kept.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
-        inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
+        inputs = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
         if SEGMENTED:  # of the state and the inputs, what reaches the next chunk
             since = _segment(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
             until = _segment(segments, sequence, at * CHUNK if REVERSED else at * CHUNK + CHUNK - 1, time)
@@ -161,7 +161,7 @@ def finish(
     """
     sequence = tl.program_id(0)
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
-    group, first, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
+    group, first, limit = tile_of(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
     taps += group * PARTS * ORDER * length
     advance += group * ORDER * ORDER
     column = first + tl.arange(0, WIDTH)[None, :]
@@ -171,7 +171,7 @@ def finish(
     if SEGMENTED:
         until = _segment(segments, sequence, time - 1, time)
     for start in range(0, length, CHUNK):
-        inputs = _inputs(u, sequence, time - length + start, time, channels, column, limit, CHUNK)
+        inputs = inputs_at(u, sequence, time - length + start, time, channels, column, limit, CHUNK)
         if SEGMENTED:
             own = _segment(segments, sequence, time - length + start + tl.arange(0, CHUNK)[:, None], time)
             inputs = tl.where(own == until, inputs, 0.0).to(inputs.dtype)
@@ -190,7 +190,7 @@ def finish(
 
 
 @triton.jit
-def _inputs(u, sequence, start, time, channels, column, limit, STEPS: tl.constexpr):
+def inputs_at(u, sequence, start, time, channels, column, limit, STEPS: tl.constexpr):
     """STEPS inputs of a sequence, zero before its begin, past its end and from channel `limit` on: (STEPS, WIDTH)."""
     moment = start + tl.arange(0, STEPS)[:, None]
     place = u + (sequence.to(tl.int64) * time + moment) * channels + column
@@ -198,7 +198,7 @@ def _inputs(u, sequence, start, time, channels, column, limit, STEPS: tl.constex
 
 
 @triton.jit
-def _past(
+def past_of(
     u, states, sequence, at, time, chunks, channels, column, limit,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
 ):  # fmt: skip
@@ -206,7 +206,7 @@ def _past(
     (ROWS, WIDTH)."""
     if HISTORY:
         start = (at + 1) * CHUNK if REVERSED else at * CHUNK - ROWS
-        past = _inputs(u, sequence, start, time, channels, column, limit, ROWS)
+        past = inputs_at(u, sequence, start, time, channels, column, limit, ROWS)
     else:
         row = tl.arange(0, ROWS)[:, None]
         place = states + ((sequence * chunks + at).to(tl.int64) * ROWS + row) * channels + column
@@ -215,7 +215,7 @@ def _past(
 
 
 @triton.jit
-def _cut(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
+def cut_table(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
     """T_i of a chunk without what would pass from one segment to another."""
     moment = at * CHUNK + tl.arange(0, CHUNK)
     own = _segment(segments, sequence, moment[:, None], time)
@@ -223,7 +223,7 @@ def _cut(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _reached(
+def reached_steps(
     segments, sequence, at, time,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
 ):  # fmt: skip
@@ -244,11 +244,11 @@ def _memory(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """m_i = T_i u + P_i s of a chunk for some channels, in the operands' precision: (C, WIDTH)."""
-    inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
-    past = _past(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, HISTORY, REVERSED)
+    inputs = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
+    past = past_of(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, HISTORY, REVERSED)
     if SEGMENTED:
-        kernel = _cut(kernel, segments, sequence, at, time, CHUNK)
-        reached = _reached(segments, sequence, at, time, ROWS, CHUNK, HISTORY, REVERSED)
+        kernel = cut_table(kernel, segments, sequence, at, time, CHUNK)
+        reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, HISTORY, REVERSED)
         if HISTORY:
             carried = tl.where(reached, carried, 0.0).to(carried.dtype)
     m = tl.dot(kernel, inputs, input_precision=PRECISION)
@@ -307,8 +307,8 @@ def states_gradient(
         of_m = tl.load(place, mask=(moment < time) & (column < channels), other=0.0)
         kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
         if SEGMENTED:
-            kernel = _cut(kernel, segments, sequence, at, time, CHUNK)
-            reached = _reached(segments, sequence, at, time, ROWS, CHUNK, False, False)
+            kernel = cut_table(kernel, segments, sequence, at, time, CHUNK)
+            reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, False, False)
             carried = tl.where(reached, carried, 0.0).to(carried.dtype)
         for_inputs = tl.dot(tl.trans(kernel), of_m, for_inputs, input_precision=PRECISION)
         for_state = tl.dot(tl.trans(carried), of_m, for_state, input_precision=PRECISION)
@@ -337,7 +337,7 @@ def project(
     BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    own, first, end = _tile(tl.program_id(1), outputs, TILES, OUT, UNIT if TILES > 1 else 1)
+    own, first, end = tile_of(tl.program_id(1), outputs, TILES, OUT, UNIT if TILES > 1 else 1)
     columns = first + tl.arange(0, OUT)[None, :]
     if TILES > 1 and not HISTORY:  # each system's states of all inputs
         states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
@@ -349,7 +349,7 @@ def project(
         ROWS, CHUNK, HISTORY, REVERSED, SEGMENTED, PRECISION,
     )  # fmt: skip
     for turn in range(ORDER * BLOCKS * tl.cdiv(inputs // BLOCKS, WIDTH)):
-        _, start, limit = _tile(turn // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
+        _, start, limit = tile_of(turn // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
         row = start + tl.arange(0, WIDTH)[:, None]
         if REVERSED:
             place = row.to(tl.int64) * (ORDER * outputs) + (turn % ORDER) * outputs + columns
@@ -357,7 +357,7 @@ def project(
             place = columns.to(tl.int64) * (ORDER * inputs) + (turn % ORDER) * inputs + row
         part = tl.load(weight + place, mask=(columns < end) & (row < limit), other=0.0)
         ahead = turn + 1  # beyond the last turn all inputs are masked
-        group, next_start, next_limit = _tile(ahead // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
+        group, next_start, next_limit = tile_of(ahead // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
         kernel, carried = _tables(toeplitz, powers, (own + group) * ORDER + ahead % ORDER, ROWS, CHUNK, REVERSED)
         column = next_start + tl.arange(0, WIDTH)[None, :]
         next_m = _memory(
@@ -382,7 +382,7 @@ def weight_gradient(
     As in `project` the tile of m for the next chunk is made before the one at hand is used.
     """
     i = tl.program_id(0) % ORDER
-    group, start, limit = _tile(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
+    group, start, limit = tile_of(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
     column = start + tl.arange(0, WIDTH)[None, :]
     outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     step = tl.arange(0, CHUNK)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from plmu.ops.gpu.triton_chunked import COUNTS, _cut, _inputs, _past, _reached, _tile
+from plmu.ops.gpu.triton_chunked import COUNTS, cut_table, inputs_at, past_of, reached_steps, tile_of
 
 
 @triton.jit
@@ -119,9 +119,9 @@ def _tables(
 @triton.jit
 def _cut_parts(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
     first, second, third = kernel
-    first = _cut(first, segments, sequence, at, time, CHUNK)
-    second = _cut(second, segments, sequence, at, time, CHUNK)
-    return first, second, _cut(third, segments, sequence, at, time, CHUNK)
+    first = cut_table(first, segments, sequence, at, time, CHUNK)
+    second = cut_table(second, segments, sequence, at, time, CHUNK)
+    return first, second, cut_table(third, segments, sequence, at, time, CHUNK)
 
 
 @triton.jit
@@ -135,7 +135,7 @@ def _memory(
     nothing = tl.zeros((CHUNK, WIDTH), tl.float32)
     m = _product(carried, past, nothing, PARTS)
     if SEGMENTED:  # selected, since a state that has overflowed times zero is NaN
-        reached = _reached(segments, sequence, at, time, ROWS, CHUNK, False, REVERSED)
+        reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, False, REVERSED)
         m = tl.where(reached, m * past_back, 0.0)
         kernel = _cut_parts(kernel, segments, sequence, at, time, CHUNK)
         m = tl.fma(_product(kernel, taken, nothing, PARTS), back, m)
@@ -156,7 +156,7 @@ def divide(
     i = tl.program_id(2)
     if AXIS == 1:
         row = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[:, None]
-        _, start, limit = _tile(tl.program_id(1), channels, GROUPS, TILE, UNIT)
+        _, start, limit = tile_of(tl.program_id(1), channels, GROUPS, TILE, UNIT)
         column = start + tl.arange(0, TILE)[None, :]
     else:
         row = tl.program_id(1) * TILE + tl.arange(0, TILE)[:, None]
@@ -222,7 +222,7 @@ def project(
     BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    own, first, end = _tile(tl.program_id(1), outputs, TILES, PIECES * OUT, UNIT if TILES > 1 else 1)
+    own, first, end = tile_of(tl.program_id(1), outputs, TILES, PIECES * OUT, UNIT if TILES > 1 else 1)
     columns = first + tl.arange(0, OUT)[None, :]
     if TILES > 1:  # each system's states of all inputs
         states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
@@ -230,11 +230,11 @@ def project(
     total = tl.zeros((CHUNK, OUT), tl.float32)
     second = total
     for block in range(BLOCKS * tl.cdiv(inputs // BLOCKS, WIDTH)):
-        group, start, limit = _tile(block, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
+        group, start, limit = tile_of(block, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
         row = start + tl.arange(0, WIDTH)[:, None]
         column = start + tl.arange(0, WIDTH)[None, :]
-        taken = _inputs(u, sequence, at * CHUNK, time, inputs, column, limit, CHUNK)
-        past = _past(u, states, sequence, at, time, chunks, inputs, column, limit, ROWS, CHUNK, False, REVERSED)
+        taken = inputs_at(u, sequence, at * CHUNK, time, inputs, column, limit, CHUNK)
+        past = past_of(u, states, sequence, at, time, chunks, inputs, column, limit, ROWS, CHUNK, False, REVERSED)
         up, back, past_up, past_back = _scales(taken, past, PARTS, SEGMENTED)
         taken, past = _split(taken * up, PARTS, PART), _split(past * past_up, PARTS, PART)
         back, past_back = back * (1 / SCALE), past_back * (1 / SCALE)
@@ -270,7 +270,7 @@ def weight_gradient(
     All is transposed, m_iᵀ = uᵀ T_iᵀ + sᵀ P_iᵀ, so that m stays in registers.
     """
     i = tl.program_id(0) % ORDER
-    group, start, limit = _tile(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
+    group, start, limit = tile_of(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
     column = start + tl.arange(0, WIDTH)[None, :]
     outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
     kernel, carried = _tables(toeplitz, powers, group, i, ORDER, ROWS, CHUNK, False, PARTS, PART)
@@ -279,9 +279,9 @@ def weight_gradient(
     begin = tl.program_id(2) * share
     for number in range(begin, tl.minimum(begin + share, batch * chunks)):
         sequence, at = number // chunks, number % chunks
-        taken = _inputs(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
-        past = _past(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, False, False)
-        incoming = _inputs(gradient, sequence, at * CHUNK, time, out, outputs, out, CHUNK)
+        taken = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
+        past = past_of(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, False, False)
+        incoming = inputs_at(gradient, sequence, at * CHUNK, time, out, outputs, out, CHUNK)
         up, back, past_up, past_back = _scales(taken, past, PARTS, SEGMENTED)
         taken = _transposed(_split(taken * up, PARTS, PART))
         past = _transposed(_split(past * past_up, PARTS, PART))
@@ -289,7 +289,7 @@ def weight_gradient(
         nothing = tl.zeros((WIDTH, CHUNK), tl.float32)
         m = _product(past, carried, nothing, PARTS)
         if SEGMENTED:
-            reached = _reached(segments, sequence, at, time, ROWS, CHUNK, False, False)
+            reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, False, False)
             m = tl.where(tl.trans(reached), m * past_back, 0.0)
             cut = _transposed(_cut_parts(kernel, segments, sequence, at, time, CHUNK))
             m = tl.fma(_product(taken, cut, nothing, PARTS), back, m)
