@@ -127,12 +127,14 @@ def _store(place: Pointer, value: Tensor, mask: Tensor | None = None) -> None:
     place.memory[offset[kept]] = value[kept]
 
 
-def _load(place: Pointer, cache_modifier: str = "") -> Any:
+def _load(place: Pointer, cache_modifier: str = "", mask: Tensor | None = None, other: float = 0.0) -> Any:
     if isinstance(place.offset, int):
         return place.memory[place.offset].item()
-    assert (place.offset >= 0).all()
-    assert (place.offset < place.memory.numel()).all(), "outside of its memory"
-    return place.memory[place.offset]
+    offset = place.offset if mask is None else torch.where(mask, place.offset, 0)
+    assert (offset >= 0).all()
+    assert (offset < place.memory.numel()).all(), "outside of its memory"
+    found = place.memory[offset]
+    return found if mask is None else torch.where(mask, found, other)
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
@@ -238,14 +240,14 @@ class Launch(direct.Launch):
         super().__init__(*given, **options)
         self._constants |= {"EARLY": False} if "EARLY" in self._constants else {}
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, *tensors: Any) -> None:
         if not self._tiled:
             super().__call__(*tensors)
             return
         if not self.emulated:
             self.emulated.update(kernels())
         given = [Descriptor(*pair) for pair in zip(tensors, self._tiled, strict=False)]
-        pointers = [Pointer(one) for one in tensors[len(self._tiled) :]]
+        pointers = [None if one is None else Pointer(one) for one in tensors[len(self._tiled) :]]
         grid = (*self._grid, 1, 1)[:3]
         for number in range(math.prod(grid)):
             _here.grid = grid

@@ -13,7 +13,7 @@ from torch import Tensor
 import plmu
 from plmu import LMU, DelayLayer, ParallelLMU
 from plmu.nn import coupled, original
-from plmu.ops import chunked, fft, recurrent, toeplitz
+from plmu.ops import chunked, fft, fused, recurrent, toeplitz
 from plmu.ops.gpu import all_states, launch, projection, split
 from plmu.ops.plan import known_plan, known_plan_of_groups
 from plmu.ops.rates import DEVICES
@@ -44,15 +44,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 
         monkeypatch.setattr(module, name, watched)
 
-    for kind in ("states", "project", "final_state"):
-        watch(plmu.ops, kind, lambda *_, kind=kind: found.kinds.append(kind))
-    real = plmu.ops.project_groups
+    for name, kind in (("states", "states"), ("output", "project"), ("final_state", "final_state")):
+        watch(plmu.ops, name, lambda *_, kind=kind: found.kinds.append(kind))
+    real = plmu.ops.output_of_groups
 
-    def project_groups(*given: Any) -> Any:
+    def output_of_groups(*given: Any) -> Any:
         found.kinds += ["project"] * ((answer := real(*given)) is not None)
         return answer
 
-    monkeypatch.setattr(plmu.ops, "project_groups", project_groups)
+    monkeypatch.setattr(plmu.ops, "output_of_groups", output_of_groups)
     for module in (recurrent, toeplitz, fft):
         name = module.__name__.split(".")[-1]
         watch(module, "states", lambda *_, name=name: found.algorithms.append((name,)))
@@ -61,6 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     )
     watch(chunked, "project", lambda *given: found.algorithms.append(("chunked", *given[6:])))
     watch(projection, "project", lambda *_: found.algorithms.append(("fused",)))
+    watch(fused, "output", lambda *_: found.algorithms.append(("fused",)))
     watch(all_states, "states", lambda *_: found.algorithms.append(("fused",)))
     watch(coupled, "states", lambda *_: found.algorithms.append(("coupled",)))
     watch(original._Loop, "advance", lambda *_: found.algorithms.append(("step by step",)))

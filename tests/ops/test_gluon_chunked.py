@@ -1,6 +1,7 @@
 """The kernels for Hopper GPUs, emulated on a CPU, against the float64 recurrence."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import gluon_emulator
 import pytest
@@ -33,11 +34,23 @@ SEGMENTED = {
     "windows": (4, 131, 24, 8, 1, [3.0, 2.0, 4.0], False),
     "windows that end within a tile": (4, 65, 136, 8, 1, [2.0, 90.0], True),
 }
+# Whole layers: features of x, channels, outputs, order, windows, whether there are resets, and options.
+LAYERS = {
+    "bias and ReLU": (72, 72, 264, 2, [4.0], False, {"encoder": False, "input_to_output": False}),
+    "ReLU": (24, 24, 16, 1, [4.0], False, {"encoder": False, "input_to_output": False, "bias": False}),
+    "W_x of what enters the memory": (264, 264, 264, 1, [90.0], False, {"encoder": False}),
+    "W_x of the encoder's input": (72, 24, 16, 3, [4.0], False, {}),
+    "W_x and bias, then tanh": (24, 24, 16, 2, [300.0], False, {"encoder": False, "output_activation": "tanh"}),
+    "windows": (24, 24, 16, 1, [3.0, 2.0, 4.0], False, {"encoder": False}),
+    "resets": (24, 72, 16, 2, [4.0], True, {}),
+    "resets and windows": (72, 72, 8, 1, [2.0, 90.0], True, {"encoder": False}),
+}
+HALVED = ("bias and ReLU", "W_x of what enters the memory")  # layers that are also tried with tiles in two halves
 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    prepared = (launch._hopper_project, launch._hopper_weight_gradient, launch._finish)
+    prepared = (launch._hopper_project, launch._hopper_weight_gradient, launch._finish, launch._through_output)
     monkeypatch.setattr(launch, "Launch", gluon_emulator.Launch)
     monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     for one in prepared:
@@ -122,6 +135,58 @@ def test_a_state_that_overflows_ends_at_a_reset(at: int) -> None:
 
     for value, right in zip(results("fused", torch.float16), results("recurrent", torch.float64), strict=True):
         within(error(value, right), ERROR + 1e-6)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize(("name", "programs"), [*((name, 2) for name in LAYERS), *((name, 132) for name in HALVED)])
+def test_layers_in_one_launch(name: str, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results and gradients beside those of the recurrence. These have their zeros where ours do: near zero, which side
+    of it a sum falls on is a matter of rounding."""
+    monkeypatch.setattr(launch, "_multiprocessors", lambda _: programs)
+    features, channels, out, order, windows, stopped, options = LAYERS[name]
+    sizes: dict[str, Any] = {"order": order, "theta": windows if len(windows) > 1 else windows[0]}
+    layer = plmu.ParallelLMU(features, out, memory_size=channels, **sizes, **options, algorithm="fused")
+    torch.nn.init.normal_(layer.memory_weight, std=(order * channels) ** -0.5)
+    if layer.bias is not None:
+        torch.nn.init.normal_(layer.bias)
+    layer.half()
+    x = torch.randn(3, 70, features).half()
+    resets = torch.rand(3, 70) < 0.05 if stopped else None
+    gradients = (torch.randn(3, 70, out).half(), torch.randn(3, order, channels))
+
+    def results(one: plmu.ParallelLMU, x: Tensor) -> list[Tensor]:
+        x = x.clone().requires_grad_()
+        answer = one(x, resets=resets)
+        of_answer = [given.to(value) for given, value in zip(gradients, answer, strict=True)]
+        return [*answer, *torch.autograd.grad(answer, (x, *one.parameters()), of_answer)]
+
+    with monkeypatch.context() as alone:
+        alone.delattr(plmu.ParallelLMU, "_from_input")  # so that nothing is added by itself
+        ours = results(layer, x)
+        assert all(torch.equal(a, b) for a, b in zip(ours, results(layer, x), strict=True)), "bit for bit"
+        with torch.no_grad():
+            assert torch.equal(layer(x, resets=resets)[0], ours[0])
+    exact = plmu.ParallelLMU(features, out, memory_size=channels, **sizes, **options, algorithm="recurrent").double()
+    exact.load_state_dict(layer.state_dict())
+    encoded = 0 if layer.encoder is None else 3  # roundings more: u, its gradient, and the sum of both gradients of x
+    bound = ERROR + encoded * torch.finfo(torch.float16).eps / 2 + 1e-6
+    within(error(ours[0], exact(x.double(), resets=resets)[0]), bound)
+    if layer.f2 is torch.relu:
+        exact.f2 = lambda total: torch.where(ours[0] > 0, total, 0.0)
+    for value, right in zip(ours, results(exact, x.double()), strict=True):
+        within(error(value, right), bound)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_nan_passes_through_a_layer_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does through torch's ReLU, forwards and backwards."""
+    monkeypatch.delattr(plmu.ParallelLMU, "_from_input")
+    layer = plmu.ParallelLMU(8, 8, order=2, theta=3.0, encoder=False, algorithm="fused").half()
+    torch.nn.init.constant_(layer.bias, float("nan"))
+    out, _ = layer(torch.randn(1, 10, 8).half())
+    (of_bias,) = torch.autograd.grad(out, layer.bias, torch.ones_like(out))
+    assert out.isnan().all()
+    assert (of_bias == 10).all()
 
 
 @pytest.mark.usefixtures("emulated")

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of
 from plmu.ops.gpu import all_states, launch, projection, split
-from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, tiles
+from plmu.ops.gpu.launch import Rest
+from plmu.ops.gpu.output import fits, output
+from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, segments_of, tiles
 from plmu.ops.groups import each, final_of_groups
 from plmu.ops.matrices import may_grow
 from plmu.ops.rates import FLOAT, HALF
@@ -65,6 +67,16 @@ class Fused(Algorithm):
             return m.flatten(2) @ weight.flatten(1).mT, last
         o, last = projection.project(inputs, problem.groups or problem.system, weight, problem.state, _stops(problem))
         return o, last if problem.lengths is None else final_of_groups(problem)
+
+    def output(self, problem: Problem, weight: Tensor, rest: Rest) -> tuple[Tensor, Tensor] | None:
+        """relu(W_m m + W_x x + b), or what of that `rest` has, and the final state; None where that takes more than one
+        launch."""
+        inputs, weight = problem.u.squeeze(2).to(problem.dtype), weight.to(problem.dtype)
+        if problem.lengths is not None or not inputs.shape[0] or not fits(inputs, weight, rest):
+            return None
+        first = None if problem.state is None else problem.state.contiguous()
+        given = projection.constants(inputs, problem.groups or problem.system, problem.state)
+        return output(inputs, weight, first, segments_of(problem.resets), given, rest)
 
     def limit(self, case: Case) -> str | None:
         reason = None

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from plmu.modes import autocasts, watched
-from plmu.ops.gpu import projection
+from plmu.ops.gpu import output, projection
+from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.tables import segments_of
 from plmu.ops.groups import SystemGroups
 from plmu.ops.nonfinite import isolates
@@ -45,8 +46,9 @@ def run(
     weight: Tensor,
     state: Tensor | None,
     resets: Tensor | None,
-) -> tuple[Tensor, Tensor] | None:
-    """o and the final state, if the route of such a call is known."""
+    rest: Rest | None,
+) -> tuple[Tensor, Tensor, bool] | None:
+    """o, the final state, and whether the rest of a layer is in o; if the route of such a call is known."""
     route: Route | None = None if system._cache is None else system._cache.route(key)
     if route is None:
         return None
@@ -54,7 +56,9 @@ def run(
     if u.dtype != dtype or weight.dtype != dtype:
         u, weight = u.to(dtype), weight.to(dtype)
     first = None if state is None else state.contiguous()
-    return projection.eagerly(u, weight, first, segments_of(resets), constants)
+    if rest is not None and output.fits(u, weight, rest):
+        return *output.output(u, weight, first, segments_of(resets), constants, rest), True
+    return *projection.eagerly(u, weight, first, segments_of(resets), constants), False
 
 
 def keep(key: Key, u: Tensor, system: LinearSystem | SystemGroups, state: Tensor | None, dtype: torch.dtype) -> None:

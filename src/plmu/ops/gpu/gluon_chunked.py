@@ -15,6 +15,9 @@ It has the first step of the segment of each of its steps (the last one, if time
 chunk's begin; and then how many steps of the chunk its past reaches. What a table would carry from one segment to
 another is cut out of it. `project` does that in registers, where a first operand may be. `weight_gradient` does it in a
 copy in shared memory, for chunks where there is anything to cut.
+
+The rest of a layer goes into the same sums of `project`: with BIAS they begin at that, DIRECT adds W_x x, and RELU is
+applied before they are stored.
 """
 
 from __future__ import annotations
@@ -97,12 +100,12 @@ def _fetch_for_project(
     given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
-    BLOCKS: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr,
+    BLOCKS: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """For each block of inputs those of both chunks and their past; for each turn a tile of the weight and, unless all
     of them stay, the tables of one order. It runs ahead into the program's next piece of work."""
-    tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total = given
-    u, past, weight, toeplitz, powers = tensors
+    tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total, x_blocks = given
+    u, past, weight, toeplitz, powers, x, input_weight = tensors
     us, ss, ws, ts, ps = buffers
     turn_full, turn_empty, block_full, block_empty, tables_full = barriers
     tables: gl.constexpr = toeplitz.block_type.nbytes + powers.block_type.nbytes
@@ -141,6 +144,32 @@ def _fetch_for_project(
                     tma.async_copy_global_to_shared(toeplitz, [table, 0], full, ts.index(stage))
                     tma.async_copy_global_to_shared(powers, [table, 0], full, ps.index(stage))
                 turn += 1
+        if DIRECT:  # a block of x and one turn each
+            for at_x in range(_direct_blocks(end, inputs, x_blocks, BLOCKS, WIDTH, UNIT)):
+                half = block % 2
+                mbarrier.wait(block_empty.index(half), ((block // 2) & 1) ^ 1)
+                full = block_full.index(half)
+                mbarrier.expect(full, 2 * x.block_type.nbytes)
+                for c in gl.static_range(2):
+                    sequence, at = (number + c) // chunks, (number + c) % chunks
+                    place = [sequence, at * CHUNK, at_x * WIDTH]
+                    tma.async_copy_global_to_shared(x, place, full, us.index(2 * half + c))
+                block += 1
+                stage = turn % STAGES
+                mbarrier.wait(turn_empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+                full = turn_full.index(stage)
+                mbarrier.expect(full, input_weight.block_type.nbytes)
+                if REVERSED:
+                    tma.async_copy_global_to_shared(input_weight, [at_x * WIDTH, first_out], full, ws.index(stage))
+                else:
+                    tma.async_copy_global_to_shared(input_weight, [first_out, at_x * WIDTH], full, ws.index(stage))
+                turn += 1
+
+
+@gluon.jit
+def _direct_blocks(end, inputs, x_blocks, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
+    """How many blocks of x a piece of work adds: all where it ends with the last block of inputs, else none."""
+    return gl.where(end == BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT), x_blocks, 0)
 
 
 @gluon.jit
@@ -245,14 +274,16 @@ def _multiply_for_project(
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
     BLOCKS: gl.constexpr, TILES: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr, SEGMENTED: gl.constexpr,
+    BIAS: gl.constexpr, DIRECT: gl.constexpr, RELU: gl.constexpr,
 ):  # fmt: skip
     """Chunk c of the two: its tile of m one turn ahead, then into the weight.
 
     It waits for both products before it touches the registers of m; meanwhile those of the other chunk run.
     """
-    buffers, barriers, o, sums_of_halves, flags, marks, time, inputs, outputs, chunks, pairs, whole, work, total = given
-    _, _, ws, _, _ = buffers
-    _, turn_empty, _, block_empty, tables_full = barriers
+    buffers, barriers, o, sums_of_halves, flags, marks, bias, sizes, chunks, pairs, whole, work, total = given
+    time, inputs, outputs, x_blocks = sizes
+    us, _, ws, _, _ = buffers
+    turn_full, turn_empty, block_full, block_empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     table: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16]), 2)
@@ -268,6 +299,10 @@ def _multiply_for_project(
         _own, first_out, own_begin, own_end = _tile(tile, outputs, TILES, OUT, UNIT)
         turns = ORDER * (end - begin)
         acc = gl.zeros((CHUNK, OUT), gl.float32, wide)
+        if BIAS:
+            biased = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
+            added = gl.load(bias + biased, mask=(biased < outputs) & (begin == 0), other=0.0)
+            acc += added.to(gl.float32)[None, :]
         if SEGMENTED:
             row = marks + gl.minimum(number + c, total - 1).to(gl.int64) * (CHUNK + 1)
             mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, table)))
@@ -314,6 +349,20 @@ def _multiply_for_project(
             part = part.permute((1, 0))
         acc = warpgroup_mma(m, part, acc)
         mbarrier.arrive(turn_empty.index((base - 1) % STAGES), count=1)
+        if DIRECT:
+            direct = _direct_blocks(end, inputs, x_blocks, BLOCKS, WIDTH, UNIT)
+            for at_x in range(direct):
+                half, stage = (blocks_before + at_x) % 2, (base + at_x) % STAGES
+                mbarrier.wait(block_full.index(half), ((blocks_before + at_x) // 2) & 1)
+                mbarrier.wait(turn_full.index(stage), ((base + at_x) // STAGES) & 1)
+                part = ws.index(stage)
+                if not REVERSED:
+                    part = part.permute((1, 0))
+                acc = warpgroup_mma(us.index(2 * half + c).reshape([CHUNK, WIDTH]), part, acc)
+                mbarrier.arrive(turn_empty.index(stage), count=1)
+                mbarrier.arrive(block_empty.index(half), count=1)
+            base += direct
+            blocks_before += direct
         row = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, wide))
         column = gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
         shared = sums_of_halves + ((2 * halved + c) * CHUNK + row[:, None]) * OUT + column[None, :]
@@ -336,21 +385,26 @@ def _multiply_for_project(
             inside = (moment[:, None] < time) & (output[None, :] < limit) & (number + c < total)
             if TILES > 1:
                 inside &= output[None, :] >= own_begin
+            if RELU:
+                acc = gl.where(acc < 0, 0.0, acc)  # NaN stays
             gl.store(place, gl.convert_layout(gl.convert_layout(acc.to(operand), halfway), in_rows), mask=inside)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 def project(
-    u, past, weight, toeplitz, powers, o, sums_of_halves, flags, marks, time, inputs, outputs, stride, chunks, total,
-    whole, work,
+    u, past, weight, toeplitz, powers, x, input_weight, o, sums_of_halves, flags, marks, bias,
+    time, inputs, outputs, x_blocks, stride, chunks, total, whole, work,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
-    GROUPS: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr, SEGMENTED: gl.constexpr,
+    GROUPS: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr, SEGMENTED: gl.constexpr, BIAS: gl.constexpr,
+    DIRECT: gl.constexpr, RELU: gl.constexpr,
 ):  # fmt: skip
     """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
 
     `weight` is (outputs, ORDER · stride), or (inputs, ORDER · stride) if REVERSED. RESIDENT: the tables of all orders
-    stay in fast memory; of one group only. MASKED: tiles of inputs have some of other groups.
+    stay in fast memory; of one group only. MASKED: tiles of inputs have some of other groups. DIRECT: x is
+    `x_blocks` blocks of channels, and `input_weight` (outputs, channels), or (channels, outputs) if REVERSED. BIAS:
+    `bias` is (outputs).
     """
     BLOCKS: gl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: gl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
@@ -381,23 +435,23 @@ def project(
     mbarrier.init(tables_full.index(0), count=1)
     fence_async_shared()
     pairs = gl.cdiv(total, 2)
-    tensors = (u, past, weight, toeplitz, powers)
+    tensors = (u, past, weight, toeplitz, powers, x, input_weight)
     buffers = (us, ss, ws, ts, ps)
     barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0))
-    fetching = (tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total)
-    given = (
-        buffers, barriers, o, sums_of_halves, flags, marks, time, inputs, outputs, chunks, pairs, whole, work, total,
-    )  # fmt: skip
+    fetching = (tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total, x_blocks)
+    sizes = (time, inputs, outputs, x_blocks)
+    given = (buffers, barriers, o, sums_of_halves, flags, marks, bias, sizes, chunks, pairs, whole, work, total)
     gl.warp_specialize(
         [
             (_multiply_for_project, (
                 0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, MASKED,
-                UNIT, SEGMENTED)),
+                UNIT, SEGMENTED, BIAS, DIRECT, RELU)),
             (_multiply_for_project, (
                 1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, MASKED,
-                UNIT, SEGMENTED)),
+                UNIT, SEGMENTED, BIAS, DIRECT, RELU)),
             (_fetch_for_project, (
-                fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, UNIT)),
+                fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, UNIT,
+                DIRECT)),
         ],
         [4, 1],
         [232, 40],

@@ -12,12 +12,12 @@ import importlib
 import math
 import threading
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu.direct import Launch, gluon
+from plmu.ops.gpu.direct import Launch, Tiled, gluon
 from plmu.ops.gpu.tables import CHANNELS, CHUNK, rows_of, tiles
 
 # Of the kernels for Hopper.
@@ -26,9 +26,21 @@ WIDTH, OUT = 64, 256  # channels and outputs of a tile
 ALIGNED = 16  # bytes at which their operands, and the rows of these, must begin
 MARGIN = 64  # steps by which a sequence may be filled up
 MOST_RESIDENT = 4  # orders whose tables stay in shared memory
+# Of `through_output`.
+STEPS, OUTPUTS = 16, 256  # of a tile
+PROGRAMS = 8  # that a multiprocessor runs at the same time
 
 _entered = threading.local()  # the devices whose context each thread has
 prepared = functools.lru_cache(maxsize=1024)
+
+
+class Rest(NamedTuple):
+    """What a layer does beside W_m m: relu(W_m m + W_x x + b), or a part of that."""
+
+    x: Tensor | None = None  #: (batch, time, features); None for u itself
+    weight: Tensor | None = None  #: W_x (out, features)
+    bias: Tensor | None = None  #: (out,)
+    relu: bool = False
 
 
 def why_not_hopper(
@@ -222,24 +234,29 @@ def project(
     toeplitz: Tensor,
     past: Tensor,
     marked: Tensor | None = None,
+    rest: Rest | None = None,
     *,
     groups: int = 1,
     reversed: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o. And the
     memory to hold until `final_state` is launched early; empty where it may not be. `marked`: `marks` for that
-    direction."""
+    direction. `rest` is for the kernels for Hopper alone."""
     batch, time, inputs = u.shape
     order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
     o = u.new_empty(batch, time, outputs)
     sizes = (u.device, u.dtype, batch, time, inputs, outputs, order, past.shape[-1], groups, before is None, reversed)
     if for_hopper(u, weight):
-        launch, values, flags = _hopper_project(*sizes, marked is not None)
+        x, input_weight, bias, relu = rest or Rest()
+        x = None if input_weight is None else u if x is None else x
+        features = 0 if x is None else x.shape[2]
+        launch, values, flags = _hopper_project(*sizes, marked is not None, features, bias is not None, relu)
         sums = u.new_empty(values, dtype=torch.float32)
         done = torch.zeros(flags, dtype=torch.int32, device=u.device) if flags else sums
         rows = sums if marked is None else marked  # not read where there are none
         _enter(u.device)
-        launch(u, u if before is None else before, weight, toeplitz, past, o, sums, done, rows)
+        tiled = (u, u if before is None else before, weight, toeplitz, past, x, input_weight)
+        launch(*tiled, o, sums, done, rows, o if bias is None else bias)
         return o, (sums, done)
     given = (u if before is None else before, u if segments is None else segments)
     _project(*sizes, segments is not None, precision(u.dtype))(u, weight, toeplitz, past, *given, o)
@@ -342,6 +359,31 @@ def _weight_gradient(
     return Launch(_triton, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=3), shares
 
 
+def through_output(of_o: Tensor, o: Tensor | None, need_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient before ReLU from that behind it, by the output o; without one they are the same. And, if needed, its
+    sum over all steps in float32, which repeats bit for bit."""
+    outputs = of_o.shape[-1]
+    passed = of_o if o is None else torch.empty_like(of_o)
+    sizes = (of_o.numel() // outputs, outputs)
+    launch, shares = _through_output(of_o.device, of_o.dtype, *sizes, o is not None, need_bias)
+    sums = of_o.new_empty(shares, outputs, dtype=torch.float32) if need_bias else of_o
+    launch(of_o, of_o if o is None else o, passed, sums)
+    return passed, sums.sum(0) if need_bias else None
+
+
+@prepared
+def _through_output(
+    device: torch.device, dtype: torch.dtype, total: int, outputs: int, relu: bool, bias: bool
+) -> tuple[Launch, int]:
+    """And how many shares the steps are divided into."""
+    columns = tiles(outputs, OUTPUTS)
+    wanted = tiles(PROGRAMS * _multiprocessors(device), columns)
+    share = tiles(tiles(total, wanted), STEPS) * STEPS
+    shares = tiles(total, share)
+    constants = {"ROWS": STEPS, "WIDTH": OUTPUTS, "RELU": relu, "BIAS": bias}
+    return Launch(_triton, "through_output", (shares, columns), (total, outputs, share), constants), shares
+
+
 def unit(channels: int, groups: int) -> int:
     """What the channels of a group are a multiple of, as far as it matters; of one group the compiler finds out."""
     return 1 if groups == 1 else math.gcd(channels // groups, 16)
@@ -405,6 +447,9 @@ def _hopper_project(
     history: bool,
     reversed: bool,
     segmented: bool,
+    features: int = 0,
+    bias: bool = False,
+    relu: bool = False,
 ) -> tuple[Launch, int, int]:
     """`project` by the kernel for Hopper, and how much memory of its own it has: sums, and flags that begin at 0. It
     holds that until what runs beside it is launched."""
@@ -420,13 +465,17 @@ def _hopper_project(
     work = whole + 2 * halved
     channels = outputs if reversed else inputs
     shape = (inputs, order * channels) if reversed else (outputs, order * channels)
-    tiled = (
+    of_weight = (WIDTH, out) if reversed else (out, WIDTH)
+    tiled: tuple[Tiled, ...] = (
         ((batch, time, inputs), (1, CHUNK, WIDTH)),
         _past(batch, time, inputs, rows, history, across),
-        (shape, (WIDTH, out) if reversed else (out, WIDTH)),
+        (shape, of_weight),
         ((groups * order * CHUNK, CHUNK), (CHUNK, CHUNK)),
         ((groups * order * CHUNK, rows), (CHUNK, rows)),
     )
+    if features:
+        direct = (features, outputs) if reversed else (outputs, features)
+        tiled += (((batch, time, features), (1, CHUNK, WIDTH)), (direct, of_weight))
     constants: dict[str, Any] = {
         "ORDER": order,
         "ROWS": rows,
@@ -437,8 +486,8 @@ def _hopper_project(
     }
     constants |= {"RESIDENT": resident, "HISTORY": history, "REVERSED": reversed, "GROUPS": groups}
     constants |= {"MASKED": bool(blocks > 1 and inputs // blocks % WIDTH), "UNIT": unit}
-    constants |= {"SEGMENTED": segmented}
-    numbers = (time, inputs, outputs, channels, chunks, batch * chunks, whole, work)
+    constants |= {"SEGMENTED": segmented, "BIAS": bias, "DIRECT": bool(features), "RELU": relu}
+    numbers = (time, inputs, outputs, tiles(features, WIDTH), channels, chunks, batch * chunks, whole, work)
     launch = Launch(_hopper, "project", (min(work, programs),), numbers, constants, tiled=tiled, num_warps=4)
     return launch, halved * 2 * CHUNK * out, 2 * halved
 

@@ -74,17 +74,22 @@ def eagerly(
 ) -> tuple[Tensor, Tensor]:
     """The same with constants at hand, where nothing looks at single operations."""
     if not torch.is_grad_enabled():
-        return _forward(u, weight, first, segments, given)
+        return forward(u, weight, first, segments, given)
     o: Tensor
     last: Tensor
     o, last = _Project.apply(u, weight, first, segments, given)
     return o, last
 
 
-def _forward(
-    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants
+def forward(
+    u: Tensor,
+    weight: Tensor,
+    first: Tensor | None,
+    segments: Tensor | None,
+    given: Constants,
+    rest: launch.Rest | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the final state in float32."""
+    """o, and the final state in float32. `rest`: what of a layer the kernels for Hopper do beside it."""
     u, weight = launch.aligned(u.contiguous()), launch.aligned(weight.contiguous())
     first, segments = launch.aligned_if(first), launch.aligned_if(segments)
     groups = given.groups
@@ -98,7 +103,7 @@ def _forward(
             o, held = split.project(*operands, groups=groups)
         else:
             forwards, _ = launch.marks(u, segments, weight) or (None, None)
-            o, held = launch.project(*operands, forwards, groups=groups)
+            o, held = launch.project(*operands, forwards, rest, groups=groups)
         return o, launch.final_state(u, last, segments, last_taps, last_advance, groups=groups, early=bool(held))
 
 
@@ -111,8 +116,10 @@ def _gradients(
     given: Constants,
     need_u: bool,
     need_weight: bool,
+    rest: launch.Rest | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of u and of the weight from that of o; None where not needed."""
+    """The gradients of u and of the weight from that of o; None where not needed. `rest`: what of a layer goes into
+    that of u."""
     of_o, u, weight = (launch.aligned(one.contiguous()) for one in (of_o, u, weight))
     first, segments = launch.aligned_if(first), launch.aligned_if(segments)
     groups = given.groups
@@ -135,7 +142,7 @@ def _gradients(
             if given.in_parts:
                 of_u, _ = split.project(*backward, groups=groups, reversed=True)
             else:
-                of_u, _ = launch.project(*backward, backwards, groups=groups, reversed=True)
+                of_u, _ = launch.project(*backward, backwards, rest, groups=groups, reversed=True)
     return of_u, of_weight
 
 
@@ -147,11 +154,11 @@ class _Project(torch.autograd.Function):
         ctx.save_for_backward(u, weight, first, segments)
         ctx.given = given
         ctx.set_materialize_grads(False)
-        return _forward(u, weight, first, segments, given)
+        return forward(u, weight, first, segments, given)
 
     @staticmethod
     def backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        gradients = _through(ctx.saved_tensors, ctx.given, ctx.needs_input_grad[:3], of_o, of_last)
+        gradients = through(ctx.saved_tensors, ctx.given, ctx.needs_input_grad[:3], of_o, of_last)
         return *gradients, None, None
 
 
@@ -165,14 +172,21 @@ class _ProjectBackward(torch.autograd.Function):
     backward = staticmethod(launch.no_second)
 
 
-def _through(
+def plain(of_o: Tensor) -> bool:
+    """Whether a gradient is one tensor of which nothing but its values is asked."""
+    return not (watched() or is_batched(of_o) or type(of_o) is not Tensor or torch.is_grad_enabled())
+
+
+def through(
     saved: tuple[Tensor | None, ...],
     given: Constants,
     needed: tuple[bool, bool, bool],
     of_o: Tensor | None,
     of_last: Tensor | None,
+    rest: launch.Rest | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of u, of the weight and of the first state from those of o and of the final state."""
+    """The gradients of u, of the weight and of the first state from those of o and of the final state. `rest`: as of
+    `_gradients`, for a gradient that is `plain`."""
     u, weight, first, segments = saved
     assert u is not None
     assert weight is not None
@@ -186,7 +200,7 @@ def _through(
         elif torch.is_grad_enabled():
             of_u, of_weight = _ProjectBackward.apply(*arguments, given, need_u, need_weight)
         elif need_u or need_weight:
-            of_u, of_weight = _gradients(*arguments, given, need_u, need_weight)
+            of_u, of_weight = _gradients(*arguments, given, need_u, need_weight, rest)
         if need_first:  # which reaches the first segment alone
             reached = of_o if segments is None else torch.where((segments == 0)[:, :, None], of_o, 0.0)
             assert given.powers is not None
@@ -268,7 +282,7 @@ def _project(
 ) -> tuple[Tensor, Tensor]:
     """o, and the final state in float32."""
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
-    return _forward(u, weight, first, segments, Constants(own, powers, steps, run, groups))
+    return forward(u, weight, first, segments, Constants(own, powers, steps, run, groups))
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
@@ -320,7 +334,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
     u, weight, first, segments, powers, *own = ctx.saved_tensors
     given = Constants(Tables(*own), powers, ctx.steps, ctx.run, ctx.groups)
-    gradients = _through((u, weight, first, segments), given, ctx.needs_input_grad[:3], of_o, of_last)
+    gradients = through((u, weight, first, segments), given, ctx.needs_input_grad[:3], of_o, of_last)
     return *gradients, *([None] * 13)
 
 

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 # Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
-COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share")
+COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share", "total")
 
 
 @triton.jit
@@ -410,6 +410,31 @@ def weight_gradient(
         m = next_m
     place = (tl.program_id(2) * out + outputs[:, None]).to(tl.int64) * (ORDER * channels) + i * channels + column
     tl.store(partial + place, total.to(partial.dtype.element_ty), mask=(outputs[:, None] < out) & (column < limit))
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def through_output(
+    gradient, o, passed, sums, total, outputs, share,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Back through ReLU and a bias: `passed` is the gradient where o, (total, outputs), is not zero; and, of `share`
+    steps each, its `sums` (shares, outputs)."""
+    begin = tl.program_id(0) * share
+    outputs = outputs // 8 * 8  # which it is: for the compiler to see that 16 bytes go at once
+    row, column = tl.arange(0, ROWS)[:, None], tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    added = tl.zeros((ROWS, WIDTH), tl.float32)
+    for start in range(begin, tl.minimum(begin + share, total), ROWS):
+        inside = (start + row < total) & (column < outputs)
+        place = (start + row).to(tl.int64) * outputs + column
+        value = tl.load(gradient + place, mask=inside, other=0.0)
+        if RELU:
+            value = tl.where(tl.load(o + place, mask=inside, other=0.0) <= 0, 0.0, value).to(value.dtype)
+            tl.store(passed + place, value, mask=inside)
+        if BIAS:
+            added += value.to(tl.float32)
+    if BIAS:
+        output = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+        tl.store(sums + tl.program_id(0) * outputs + output, tl.sum(added, 0), mask=output < outputs)
 
 
 @triton.jit(do_not_specialize=COUNTS)
