@@ -4,7 +4,7 @@ python -m benchmarks.calls --json results/bench-calls-cuda.json
 
 Answers are compared with float64 before anything is timed: outputs, final states and all gradients, which must also
 repeat bit for bit. `--before FOLDER` measures the package in that folder (one that has `plmu` in it) too, in a process
-of its own, and adds ratios. Kernels are compiled first, in a process for each shape at the same time.
+of its own, and adds ratios. Kernels are compiled first, in many processes at the same time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,13 @@ import plmu
 from plmu.bench import layers as bench_layers
 from plmu.bench.measure import graphed, peak_memory, timed, training
 from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
+from plmu.ops import fused
 from plmu.training.results import provenance
+
+try:
+    from plmu.ops.gpu import output
+except ImportError:  # an older version
+    output = None
 
 # Shapes with four windows, which are compared with one window of the same order.
 WINDOWS = (
@@ -37,6 +44,7 @@ WINDOWS = (
 BOUNDS = {torch.float32: 5e-6, torch.bfloat16: TOLERANCE[torch.bfloat16]}  # of final states, and of all else
 # Small problems, where launches decide which algorithm is fastest in an eager call.
 SMALL = GPU_CHOICES[-4:]
+FORMS = ("DN, W_m, bias, ReLU", "with W_x", "with encoder and W_x")
 Call = Callable[[], Any]
 Row = dict[str, Any]
 
@@ -44,10 +52,8 @@ Row = dict[str, Any]
 def layers(shape: Shape) -> dict[str, plmu.ParallelLMU]:
     memory: dict[str, Any] = {"order": shape.order, "theta": shape.theta, "memory_size": shape.channels}
     sizes = (shape.channels, shape.out)
-    return {
-        "DN, W_m, bias, ReLU": plmu.ParallelLMU(*sizes, **memory, encoder=False, input_to_output=False),
-        "with encoder and W_x": plmu.ParallelLMU(*sizes, **memory),
-    }
+    options: list[dict[str, Any]] = [{"encoder": False, "input_to_output": False}, {"encoder": False}, {}]
+    return {name: plmu.ParallelLMU(*sizes, **memory, **given) for name, given in zip(FORMS, options, strict=True)}
 
 
 def made(layer: plmu.ParallelLMU) -> plmu.ParallelLMU:
@@ -69,12 +75,32 @@ def ways(layer: plmu.ParallelLMU, x: Tensor) -> tuple[Call, Call]:
     return forward, training(lambda: layer(x)[0], x, *layer.parameters())
 
 
+@contextmanager
+def apart() -> Iterator[None]:
+    """Within it nothing but W_m m is in the launch of a layer."""
+    if output is None:
+        yield
+        return
+    real = output.fits
+    output.fits = fused.fits = lambda *_: False
+    try:
+        yield
+    finally:
+        output.fits = fused.fits = real
+
+
 def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
+    """The largest relative errors with ReLU and with a smooth activation, which is not part of a launch."""
+    found = [errors(given, shape, activation) for activation in ("relu", "silu")]
+    return {name: max(one[name] for one in found) for name in found[0]}
+
+
+def errors(given: plmu.ParallelLMU, shape: Shape, activation: str) -> dict[str, float]:
     """Relative errors of two sequences against float64 chunks, on other numbers than what is timed.
 
-    The activation is a smooth one: near its kink ReLU makes a large difference of a small one.
+    The exact ReLU is zero where ours is: near zero, which side of it a sum falls on is a matter of rounding.
     """
-    options = {**given.config, "output_activation": "silu"}
+    options = {**given.config, "output_activation": activation}
     del options["algorithm"]
     layer = made(plmu.ParallelLMU(**options))
     layer.load_state_dict(given.state_dict())
@@ -94,6 +120,12 @@ def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
         raise RuntimeError(f"{shape}: results do not repeat bit for bit")
     double = plmu.ParallelLMU(**options, algorithm="chunked").cuda().double()
     double.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        right = double(x.double())[0]
+    if not (ours[0].double() - right).norm() <= BOUNDS[torch.bfloat16] * right.norm():
+        raise RuntimeError(f"{shape}: the output with {activation} is wrong")
+    if activation == "relu":
+        double.f2 = lambda total: torch.where(ours[0] > 0, total, 0.0)
     exact = results(double, x.double())
     names = ["output", "final state", "gradient of x", *(f"gradient of {name}" for name, _ in layer.named_parameters())]
     found = {}
@@ -115,7 +147,9 @@ def gemms(layer: plmu.ParallelLMU, shape: Shape) -> list[tuple[Tensor, Tensor]]:
 
     found = [operands(shape.order * shape.channels, shape.out)]
     if layer.encoder is not None:
-        found += [operands(shape.channels, shape.channels), operands(shape.channels, shape.out)]
+        found.append(operands(shape.channels, shape.channels))
+    if layer.input_weight is not None:
+        found.append(operands(shape.channels, shape.out))
     return found
 
 
@@ -146,6 +180,8 @@ def whole(shape: Shape, rounds: int) -> Iterator[Row]:
         row["host, ms"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
         row["eager, ms"], _ = milliseconds({"forward": forward, "both": both}, rounds)
         row["peak memory, MB"] = peak_memory(both) / 1e6
+        with plmu.for_graphs(), apart():
+            several = {"forward, in several launches": graphed(forward), "both, in several launches": graphed(both)}
         with plmu.for_graphs():
             products = gemms(layer, shape)
 
@@ -159,8 +195,12 @@ def whole(shape: Shape, rounds: int) -> Iterator[Row]:
                 "both": graphed(both),
                 "GEMMs forward": graphed(lambda: product()),
                 "GEMMs both": graphed(lambda leaves=leaves, ones=ones: torch.autograd.grad(product(), leaves, ones)),
+                **several,
             }
         row["graph, ms"], times = milliseconds(calls, rounds)
+        row["over several launches"] = {
+            way: times.ratio(way, f"{way}, in several launches") for way in ("forward", "both")
+        }
         row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
         yield row
         torch.cuda.empty_cache()
@@ -193,33 +233,39 @@ def windows(shape: Shape, thetas: tuple[float, ...], rounds: int) -> Row:
 
 
 def warm(number: int) -> None:
-    """Compile what one shape runs, and say how long the first call took."""
+    """Compile what one case runs: a form of a layer at a shape, several windows, or a small problem. And say how long
+    the first call of a layer's simplest form took."""
+    whole = len(GPU_SHAPES) * len(FORMS)
     with torch.cuda.stream(torch.cuda.Stream()), plmu.for_graphs():
         torch.zeros(1, device="cuda")
         start = time.perf_counter()
-        if number >= len(GPU_SHAPES) + len(WINDOWS):
-            small = Problem(SMALL[number - len(GPU_SHAPES) - len(WINDOWS)], torch.bfloat16, "cuda")
+        if number >= whole + len(WINDOWS):
+            small = Problem(SMALL[number - whole - len(WINDOWS)], torch.bfloat16, "cuda")
             training(small.project("fused"), small.u, small.weight)()
             return
-        if number < len(GPU_SHAPES):
-            shape = GPU_SHAPES[number]
-            one = next(iter(layers(shape).values()))
+        memory: dict[str, Any] = {"encoder": False, "input_to_output": False}
+        if number < whole:
+            shape = GPU_SHAPES[number // len(FORMS)]
+            one = layers(shape)[FORMS[number % len(FORMS)]]
         else:
-            shape, thetas = WINDOWS[number - len(GPU_SHAPES)]
-            one = plmu.ParallelLMU(shape.channels, shape.out, shape.order, list(thetas), encoder=False)
+            shape, thetas = WINDOWS[number - whole]
+            one = plmu.ParallelLMU(shape.channels, shape.out, shape.order, list(thetas), **memory)
         layer, x = made(one), inputs(shape)
         layer(x)[0].sum().backward()
         torch.cuda.synchronize()
-        print(json.dumps({"shape": str(shape), "seconds": time.perf_counter() - start}))
-        if number >= len(GPU_SHAPES):  # one window too, and the answers' two sequences
-            check(made(plmu.ParallelLMU(shape.channels, shape.out, shape.order, shape.theta, encoder=False)), shape)
+        if number >= whole or number % len(FORMS) == 0:
+            print(json.dumps({"shape": str(shape), "seconds": time.perf_counter() - start}))
+        if number >= whole:  # one window too
+            check(made(plmu.ParallelLMU(shape.channels, shape.out, shape.order, shape.theta, **memory)), shape)
         check(layer, shape)
+        with apart():
+            layer(x)[0].sum().backward()
 
 
 def warmed() -> list[Row]:
-    """The first calls of all shapes, with compilation, each in a process of its own at the same time."""
+    """The first calls at all shapes, with compilation: all cases are compiled at the same time, in processes."""
     command = [sys.executable, "-m", "benchmarks.calls", "--warm"]
-    numbers = range(len(GPU_SHAPES) + len(WINDOWS) + len(SMALL))
+    numbers = range(len(GPU_SHAPES) * len(FORMS) + len(WINDOWS) + len(SMALL))
     processes = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in numbers]
     said = [process.communicate()[0].splitlines() for process in processes]
     return [json.loads(lines[0]) for lines in said if lines]  # what fails there fails again below, and is said
@@ -273,7 +319,8 @@ def show(found: Row) -> None:
     for row in found["whole layers"]:
         over = pair(row["over the GEMMs"])
         print(f"{row['shape']}, {row['layer']}: host {pair(row['host, ms'])}, eager {pair(row['eager, ms'])}, graph"
-              f" {pair(row['graph, ms'])}, over the GEMMs {over}, {row['peak memory, MB']:.0f} MB")  # fmt: skip
+              f" {pair(row['graph, ms'])}, over the GEMMs {over}, over several launches"
+              f" {pair(row['over several launches'])}, {row['peak memory, MB']:.0f} MB")  # fmt: skip
     for row in found["windows"]:
         print(f"{row['shape']}, windows {row['windows']}: over one window {row['several over one']}, host"
               f" {pair(row['host, ms, several'])}; {row['plan']}")  # fmt: skip
