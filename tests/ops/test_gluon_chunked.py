@@ -11,6 +11,7 @@ from operations import needs_kernels
 from torch import Tensor
 
 import plmu
+from plmu.ops import routes
 from plmu.ops.gpu import launch
 
 pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
@@ -177,11 +178,76 @@ def test_layers_in_one_launch(name: str, programs: int, monkeypatch: pytest.Monk
         within(error(value, right), bound)
 
 
+def small_layer(**options: Any) -> plmu.ParallelLMU:
+    layer = plmu.ParallelLMU(8, 8, order=2, theta=3.0, encoder=False, algorithm="fused", **options)
+    torch.nn.init.normal_(layer.bias)
+    return layer
+
+
+@pytest.mark.usefixtures("emulated")
+def test_gradients_of_a_layer_in_one_launch_in_other_ways() -> None:
+    """Several at once, and such as could be differentiated again, which raises."""
+    layer, x = small_layer().half(), torch.randn(1, 70, 8).half().requires_grad_()
+    leaves = (x, *layer.parameters())
+    out, _ = layer(x)
+    several = torch.randn(2, *out.shape).half()
+    alone = [torch.autograd.grad(out, leaves, one, retain_graph=True) for one in several]
+    together = torch.autograd.grad(out, leaves, several, is_grads_batched=True, retain_graph=True)
+    for first, second, both in zip(*alone, together, strict=True):
+        within(error(both, torch.stack([first, second]).double()), ERROR + 1e-6)
+    again = torch.autograd.grad(out, leaves, several[0], create_graph=True)
+    for value, right in zip(again, alone[0], strict=True):
+        within(error(value, right.double()), ERROR + 1e-6)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(again[0].sum(), layer.memory_weight)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_layer_in_one_launch_is_called_again_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its route, as on a GPU; in the precision of autocast, with gradients in that of the weights."""
+    monkeypatch.setattr(routes, "_on_gpu", lambda u: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.delattr(plmu.ParallelLMU, "_from_input")
+    layer = small_layer()
+    half = small_layer().half()
+    half.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 70, 8)
+    expected, state = half(x.half())
+    found = []
+    for _ in range(2):
+        with torch.autocast("cpu", torch.float16):
+            found.append(layer(x))
+    for out, last in found:
+        assert torch.equal(out, expected)
+        assert torch.equal(last, state)
+    of_bias, of_weight = torch.autograd.grad(out, (layer.bias, layer.input_weight), torch.ones_like(out))
+    assert of_bias.dtype == of_weight.dtype == torch.float32
+    torch.testing.assert_close(of_bias, (out > 0).sum((0, 1)).float(), rtol=torch.finfo(torch.float16).eps, atol=0)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("given", ["lengths", "features"])
+def test_layers_that_take_several_launches(given: str) -> None:
+    """With padding, or an x that the copy engine cannot read, answers are right too."""
+    features = 12 if given == "features" else 8
+    options: dict[str, Any] = {"order": 2, "theta": 3.0, "memory_size": 8}
+    layers = [
+        plmu.ParallelLMU(features, 8, **options, algorithm=name) for name in ("fused", "recurrent")
+    ]  # fmt: skip
+    layers[1].load_state_dict(layers[0].half().state_dict())
+    x = torch.randn(2, 70, features).half()
+    lengths = [70, 9] if given == "lengths" else None
+    out, _ = layers[0](x, lengths=lengths)
+    exact, _ = layers[1].double()(x.double(), lengths=lengths)
+    within(error(out, exact), 2 * ERROR + 1e-6)  # sums and u are rounded too
+    assert lengths is None or not out[1, 9:].any()
+
+
 @pytest.mark.usefixtures("emulated")
 def test_nan_passes_through_a_layer_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does through torch's ReLU, forwards and backwards."""
     monkeypatch.delattr(plmu.ParallelLMU, "_from_input")
-    layer = plmu.ParallelLMU(8, 8, order=2, theta=3.0, encoder=False, algorithm="fused").half()
+    layer = small_layer().half()
     torch.nn.init.constant_(layer.bias, float("nan"))
     out, _ = layer(torch.randn(1, 10, 8).half())
     (of_bias,) = torch.autograd.grad(out, layer.bias, torch.ones_like(out))

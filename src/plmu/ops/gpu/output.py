@@ -85,7 +85,8 @@ class _Output(torch.autograd.Function):
             if need_x:
                 of_x = of_o @ input_weight
             if need_input_weight:
-                of_input_weight = of_o.flatten(0, 1).mT @ (saved[0] if x is None else x).flatten(0, 1)
+                taken = saved[0] if x is None else x
+                of_input_weight = of_o.reshape(-1, of_o.shape[2]).t() @ taken.reshape(-1, taken.shape[2])
         rest = _laid_out(Rest(weight=input_weight)) if own and fused else None
         of_u, of_weight, of_first = through(tuple(saved), ctx.given, needed, of_o, of_last, rest)
         if own and need_u and of_o is not None and not fused:
