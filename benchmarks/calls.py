@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ WINDOWS = (
 BOUNDS = {torch.float32: 5e-6, torch.bfloat16: TOLERANCE[torch.bfloat16]}  # of final states, and of all else
 # Small problems, where launches decide which algorithm is fastest in an eager call.
 SMALL = GPU_CHOICES[-4:]
+PATIENCE = 150  # seconds for all to compile
 FORMS = ("DN, W_m, bias, ReLU", "with W_x", "with encoder and W_x")
 Call = Callable[[], Any]
 Row = dict[str, Any]
@@ -171,39 +173,36 @@ def milliseconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float],
     return {name: 1e3 * seconds for name, seconds in times.medians().items()}, times
 
 
-def whole(shape: Shape, rounds: int) -> Iterator[Row]:
-    """A row for each form of the layer at a shape."""
-    for name, cpu_layer in layers(shape).items():
-        layer, x = made(cpu_layer), inputs(shape)
-        row: Row = {"shape": str(shape), "layer": name, "error": check(layer, shape)}
-        forward, both = ways(layer, x)
-        row["host, ms"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
-        row["eager, ms"], _ = milliseconds({"forward": forward, "both": both}, rounds)
-        row["peak memory, MB"] = peak_memory(both) / 1e6
-        with plmu.for_graphs(), apart():
-            several = {"forward, in several launches": graphed(forward), "both, in several launches": graphed(both)}
-        with plmu.for_graphs():
-            products = gemms(layer, shape)
+def whole(shape: Shape, name: str, rounds: int) -> Row:
+    """A form of the layer at a shape."""
+    layer, x = made(layers(shape)[name]), inputs(shape)
+    row: Row = {"shape": str(shape), "layer": name, "error": check(layer, shape)}
+    forward, both = ways(layer, x)
+    row["host, ms"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
+    row["eager, ms"], _ = milliseconds({"forward": forward, "both": both}, rounds)
+    row["peak memory, MB"] = peak_memory(both) / 1e6
+    with plmu.for_graphs(), apart():
+        several = {"forward, in several launches": graphed(forward), "both, in several launches": graphed(both)}
+    with plmu.for_graphs():
+        products = gemms(layer, shape)
 
-            def product(pairs: list = products) -> list[Tensor]:
-                return [left @ right.mT for left, right in pairs]
+        def product(pairs: list = products) -> list[Tensor]:
+            return [left @ right.mT for left, right in pairs]
 
-            leaves = [one for pair in products for one in pair]
-            ones = [torch.ones_like(one) for one in product()]
-            calls = {
-                "forward": graphed(forward),
-                "both": graphed(both),
-                "GEMMs forward": graphed(lambda: product()),
-                "GEMMs both": graphed(lambda leaves=leaves, ones=ones: torch.autograd.grad(product(), leaves, ones)),
-                **several,
-            }
-        row["graph, ms"], times = milliseconds(calls, rounds)
-        row["over several launches"] = {
-            way: times.ratio(way, f"{way}, in several launches") for way in ("forward", "both")
+        leaves = [one for pair in products for one in pair]
+        ones = [torch.ones_like(one) for one in product()]
+        calls = {
+            "forward": graphed(forward),
+            "both": graphed(both),
+            "GEMMs forward": graphed(lambda: product()),
+            "GEMMs both": graphed(lambda leaves=leaves, ones=ones: torch.autograd.grad(product(), leaves, ones)),
+            **several,
         }
-        row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
-        yield row
-        torch.cuda.empty_cache()
+    row["graph, ms"], times = milliseconds(calls, rounds)
+    row["over several launches"] = {way: times.ratio(way, f"{way}, in several launches") for way in ("forward", "both")}
+    row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
+    torch.cuda.empty_cache()
+    return row
 
 
 def windows(shape: Shape, thetas: tuple[float, ...], rounds: int) -> Row:
@@ -262,38 +261,56 @@ def warm(number: int) -> None:
             layer(x)[0].sum().backward()
 
 
-def warmed() -> list[Row]:
-    """The first calls at all shapes, with compilation: all cases are compiled at the same time, in processes."""
+def cases() -> list[str]:
+    """What is measured, in the order of `warm`."""
+    found = [f"{shape}, {form}" for shape in GPU_SHAPES for form in FORMS]
+    found += [f"{shape}, windows {thetas}" for shape, thetas in WINDOWS]
+    return found + [f"{shape}, eager" for shape in SMALL]
+
+
+def warmed() -> tuple[list[Row], dict[str, str]]:
+    """The first calls at all shapes, with compilation: all cases are compiled at the same time, in processes. And what
+    fails or does not end there."""
     command = [sys.executable, "-m", "benchmarks.calls", "--warm"]
-    numbers = range(len(GPU_SHAPES) * len(FORMS) + len(WINDOWS) + len(SMALL))
-    processes = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in numbers]
-    said = [process.communicate()[0].splitlines() for process in processes]
-    return [json.loads(lines[0]) for lines in said if lines]  # what fails there fails again below, and is said
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = {label: subprocess.Popen([*command, str(i)], **pipes) for i, label in enumerate(cases())}
+    first: list[Row] = []
+    failed: dict[str, str] = {}
+    until = time.monotonic() + PATIENCE
+    for label, process in processes.items():
+        try:
+            said, complaint = process.communicate(timeout=max(1.0, until - time.monotonic()))
+            first += [json.loads(line) for line in said.splitlines()]
+            if process.returncode:
+                failed[label] = complaint[-500:]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            failed[label] = f"does not end within {PATIENCE} seconds"
+    return first, failed
 
 
 def measure(rounds: int) -> Row:
-    """All rows. A shape that fails or is wrong has none, and is named under "failed"."""
-    first = warmed()
-    rows: list[Row] = []
-    several: list[Row] = []
-    small: list[Row] = []
-    failed: list[str] = []
+    """All rows. What fails or is wrong has none, and is named under "failed"."""
+    first, wrong = warmed()
+    failed = [f"{label}: {reason}" for label, reason in wrong.items()]
+
+    def tried(calls: list[Callable[[], Row]], labels: list[str]) -> list[Row]:
+        rows: list[Row] = []
+        for label, call in zip(labels, calls, strict=True):
+            if label in wrong:
+                continue
+            try:
+                rows.append(call())
+            except Exception as error:
+                failed.append(f"{label}: {type(error).__name__}: {error}")
+        return rows
+
+    labels, many = cases(), len(GPU_SHAPES) * len(FORMS)
     with torch.cuda.stream(torch.cuda.Stream()):
-        for shape in GPU_SHAPES:
-            try:
-                rows += whole(shape, rounds)
-            except Exception as error:
-                failed.append(f"{shape}: {type(error).__name__}: {error}")
-        for shape, thetas in WINDOWS:
-            try:
-                several.append(windows(shape, thetas, rounds))
-            except Exception as error:
-                failed.append(f"{shape}, windows {thetas}: {type(error).__name__}: {error}")
-        for shape in SMALL:
-            try:
-                small.append(bench_layers.choice(shape, torch.bfloat16, "cuda", rounds))
-            except Exception as error:
-                failed.append(f"{shape}: {type(error).__name__}: {error}")
+        rows = tried([partial(whole, shape, form, rounds) for shape in GPU_SHAPES for form in FORMS], labels[:many])
+        several = tried([partial(windows, *given, rounds) for given in WINDOWS], labels[many : many + len(WINDOWS)])
+        choices = [partial(bench_layers.choice, shape, torch.bfloat16, "cuda", rounds) for shape in SMALL]
+        small = tried(choices, labels[many + len(WINDOWS) :])
     return {"whole layers": rows, "windows": several, "small, eager": small, "first calls": first, "failed": failed}
 
 
