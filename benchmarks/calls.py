@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 import plmu
+from benchmarks.profiling import kernel_times
 from plmu.bench import layers as bench_layers
 from plmu.bench.measure import graphed, peak_memory, timed, training
 from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
@@ -173,7 +174,7 @@ def milliseconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float],
     return {name: 1e3 * seconds for name, seconds in times.medians().items()}, times
 
 
-def whole(shape: Shape, name: str, rounds: int) -> Row:
+def whole(shape: Shape, name: str, rounds: int, profiled: bool) -> Row:
     """A form of the layer at a shape."""
     layer, x = made(layers(shape)[name]), inputs(shape)
     row: Row = {"shape": str(shape), "layer": name, "error": check(layer, shape)}
@@ -201,6 +202,8 @@ def whole(shape: Shape, name: str, rounds: int) -> Row:
     row["graph, ms"], times = milliseconds(calls, rounds)
     row["over several launches"] = {way: times.ratio(way, f"{way}, in several launches") for way in ("forward", "both")}
     row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
+    if profiled:
+        row["kernels, us"] = kernel_times(both)
     torch.cuda.empty_cache()
     return row
 
@@ -289,7 +292,7 @@ def warmed() -> tuple[list[Row], dict[str, str]]:
     return first, failed
 
 
-def measure(rounds: int) -> Row:
+def measure(rounds: int, profiled: bool) -> Row:
     """All rows. What fails or is wrong has none, and is named under "failed"."""
     first, wrong = warmed()
     failed = [f"{label}: {reason}" for label, reason in wrong.items()]
@@ -307,7 +310,9 @@ def measure(rounds: int) -> Row:
 
     labels, many = cases(), len(GPU_SHAPES) * len(FORMS)
     with torch.cuda.stream(torch.cuda.Stream()):
-        rows = tried([partial(whole, shape, form, rounds) for shape in GPU_SHAPES for form in FORMS], labels[:many])
+        rows = tried(
+            [partial(whole, shape, form, rounds, profiled) for shape in GPU_SHAPES for form in FORMS], labels[:many]
+        )
         several = tried([partial(windows, *given, rounds) for given in WINDOWS], labels[many : many + len(WINDOWS)])
         choices = [partial(bench_layers.choice, shape, torch.bfloat16, "cuda", rounds) for shape in SMALL]
         small = tried(choices, labels[many + len(WINDOWS) :])
@@ -347,6 +352,10 @@ def show(found: Row) -> None:
             f"{row['shape']}, eager, both: {times}; auto takes {row['chosen']}, {row['auto over best']:.2f} of the best"
         )
     print("first calls, s:", {row["shape"]: round(row["seconds"], 1) for row in found["first calls"]})
+    for row in found["whole layers"]:
+        if "kernels, us" in row:
+            times = {name: round(value, 1) for name, value in row["kernels, us"].items()}
+            print(f"kernels, us, {row['shape']}, {row['layer']}: {times}")
     for failure in found["failed"]:
         print("FAILED", failure)
     for row in found.get("beside before", []):
@@ -358,12 +367,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", type=Path, help="folder with another version of the package")
+    parser.add_argument("--profile", action="store_true", help="the time of each kernel of whole layers too")
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.warm is not None:
         warm(given.warm)
         return
-    found = measure(given.rounds)
+    found = measure(given.rounds, given.profile)
     report: Row = {
         "benchmark": "calls",
         "command": f"python -m benchmarks.calls --rounds {given.rounds}",

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import plmu
+from benchmarks.profiling import kernel_times
 from plmu.bench.measure import graphed, host_seconds, peak_memory, timed, training
 from plmu.bench.problems import GPU_SHAPES, TOLERANCE, Problem, Shape
 from plmu.training.results import provenance
@@ -149,21 +150,10 @@ def measured(shape: Shape, errors: dict[str, Row], rounds: int) -> Row:
 
 def profiled(shape: Shape) -> Row:
     """Microseconds of each kernel in a training step, without resets and with them; where there is a profiler."""
-    from torch.profiler import ProfilerActivity, profile
-
     row: Row = {}
-    steps = 10
     given = problems(shape, resets_of(shape))
     for kind in ("without", "every 128 steps"):
-        call = training(given[kind].project("auto"), given[kind].u, given[kind].weight)
-        call()
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
-            for _ in range(steps):
-                call()
-            torch.cuda.synchronize()
-        times = {one.key[:60]: one.self_device_time_total / steps for one in found.key_averages()}
-        row[kind] = dict(sorted(times.items(), key=lambda item: -item[1]))
+        row[kind] = kernel_times(training(given[kind].project("auto"), given[kind].u, given[kind].weight))
     return row
 
 
