@@ -70,13 +70,14 @@ class Fused(Algorithm):
 
     def output(self, problem: Problem, weight: Tensor, rest: Rest) -> tuple[Tensor, Tensor] | None:
         """relu(W_m m + W_x x + b), or what of that `rest` has, and the final state; None where that takes more than one
-        launch."""
+        launch. Outputs past the end of a sequence are not zero."""
         inputs, weight = problem.u.squeeze(2).to(problem.dtype), weight.to(problem.dtype)
-        if problem.lengths is not None or not inputs.shape[0] or not fits(inputs, weight, rest):
+        if not inputs.shape[0] or not fits(inputs, weight, rest):
             return None
         first = None if problem.state is None else problem.state.contiguous()
         given = projection.constants(inputs, problem.groups or problem.system, problem.state)
-        return output(inputs, weight, first, segments_of(problem.resets), given, rest)
+        o, last = output(inputs, weight, first, segments_of(_stops(problem)), given, rest)
+        return o, last if problem.lengths is None else final_of_groups(problem)
 
     def limit(self, case: Case) -> str | None:
         reason = None
