@@ -181,15 +181,17 @@ def test_layers_in_one_launch(name: str, programs: int, monkeypatch: pytest.Monk
 
 
 def small_layer(**options: Any) -> plmu.ParallelLMU:
-    layer = plmu.ParallelLMU(8, 8, order=2, theta=3.0, encoder=False, algorithm="fused", **options)
+    options = {"encoder": False, **options}
+    layer = plmu.ParallelLMU(8, 8, order=2, theta=3.0, memory_size=8, algorithm="fused", **options)
     torch.nn.init.normal_(layer.bias)
     return layer
 
 
 @pytest.mark.usefixtures("emulated")
-def test_gradients_of_a_layer_in_one_launch_in_other_ways() -> None:
+@pytest.mark.parametrize("encoder", [False, True])
+def test_gradients_of_a_layer_in_one_launch_in_other_ways(encoder: bool) -> None:
     """Several at once, and such as could be differentiated again, which raises."""
-    layer, x = small_layer().half(), torch.randn(1, 70, 8).half().requires_grad_()
+    layer, x = small_layer(encoder=encoder).half(), torch.randn(1, 70, 8).half().requires_grad_()
     leaves = (x, *layer.parameters())
     out, _ = layer(x)
     several = torch.randn(2, *out.shape).half()
@@ -205,13 +207,14 @@ def test_gradients_of_a_layer_in_one_launch_in_other_ways() -> None:
 
 
 @pytest.mark.usefixtures("emulated")
-def test_a_layer_in_one_launch_is_called_again_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("encoder", [False, True])
+def test_a_layer_in_one_launch_is_called_again_under_autocast(encoder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its route, as on a GPU; in the precision of autocast, with gradients in that of the weights."""
     monkeypatch.setattr(routes, "_on_gpu", lambda u: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delattr(plmu.ParallelLMU, "_from_input")
-    layer = small_layer()
-    half = small_layer().half()
+    layer = small_layer(encoder=encoder)
+    half = small_layer(encoder=encoder).half()
     half.load_state_dict(layer.state_dict())
     x = torch.randn(2, 70, 8)
     expected, state = half(x.half())
@@ -239,6 +242,24 @@ def test_a_layer_that_takes_several_launches() -> None:
     out, _ = layers[0](x)
     exact, _ = layers[1].double()(x.double())
     within(error(out, exact), 2 * ERROR + 1e-6)  # sums and u are rounded too
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("trained", ["weights", "x", "encoder's weight"])
+def test_an_encoder_with_gradients_of_some_tensors(trained: str) -> None:
+    """They are those that all have together; and x, where it is data, gets none."""
+    layer = small_layer(encoder=True, input_activation="tanh").half()
+    x = torch.randn(2, 70, 8).half()
+    assert layer.encoder is not None
+    some = {"weights": [*layer.parameters()], "x": [x], "encoder's weight": [layer.encoder.weight]}[trained]
+    x.requires_grad_()
+    out, last = layer(x)
+    right = torch.autograd.grad((out, last), some, (torch.ones_like(out), torch.ones_like(last)))
+    for one in (x, *layer.parameters()):
+        one.requires_grad_(any(one is other for other in some))
+    out, last = layer(x)
+    found = torch.autograd.grad((out, last), some, (torch.ones_like(out), torch.ones_like(last)))
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
 
 
 @pytest.mark.usefixtures("emulated")

@@ -14,6 +14,7 @@ from torch.nn.functional import dropout, linear, relu
 from plmu.folded import Folded
 from plmu.modes import autocasts, is_open, values_unknown
 from plmu.nn import encoder_after
+from plmu.nn.folding import is_plain, watched_backward
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.parallel_folding import fold_parallel
@@ -30,6 +31,7 @@ from plmu.nn.steppable import (
 )
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
+from plmu.ops.gpu import encoding
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.ops.rates import rates_of
@@ -198,7 +200,7 @@ class ParallelLMU(Filling):
         x = keep_valid(x, known)
         fresh = state is None and resets is None
         after = fresh and encoder_after.applies(self, x.shape[1], x.dtype, x.device)
-        u = x if after else self._encode(x)
+        u, x = (x, x) if after else self._encoded(x)
         if not self.returns_sequences:
             last = self.memory.final_state(u, state, known, resets)
             if after:
@@ -319,6 +321,16 @@ class ParallelLMU(Filling):
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
+
+    def _encoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Equation 18, and x for equation 20."""
+        encoder = self.encoder
+        if encoder is None or self.gate is not None or not encoding.fits(x, encoder.weight, encoder.bias):
+            return self._encode(x), x
+        if not is_plain(encoder, nn.Linear) or watched_backward(encoder):
+            return self._encode(x), x
+        u, x = encoding.encoded(x, encoder.weight, encoder.bias)
+        return u if self.f1 is None else self.f1(u), x
 
     def _encode(self, x: Tensor) -> Tensor:
         """Equation 18, or its gated form."""
