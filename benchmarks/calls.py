@@ -33,9 +33,11 @@ from plmu.ops import fused
 from plmu.training.results import provenance
 
 try:
-    from plmu.ops.gpu import output
+    from plmu.ops.gpu import encoding, output
+
+    JOINING: tuple[Any, ...] = (encoding, fused, output)  # modules that decide what joins a launch
 except ImportError:  # an older version
-    output = None
+    JOINING = ()
 
 # Shapes with four windows, which are compared with one window of the same order.
 WINDOWS = (
@@ -80,16 +82,15 @@ def ways(layer: plmu.ParallelLMU, x: Tensor) -> tuple[Call, Call]:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Within it nothing but W_m m is in the launch of a layer."""
-    if output is None:
-        yield
-        return
-    real = output.fits
-    output.fits = fused.fits = lambda *_: False
+    """Within it nothing but W_m m is in the launch of a layer, and torch does the rest."""
+    real = [(one, one.fits) for one in JOINING]
+    for one, _ in real:
+        one.fits = lambda *_: False
     try:
         yield
     finally:
-        output.fits = fused.fits = real
+        for one, fits in real:
+            one.fits = fits
 
 
 def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
