@@ -54,12 +54,15 @@ def opened(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
         raise unreadable(error, path) from None
     with packed:
         start = packed.peek(6)
+        make = next((make for magic, make in _UNPACKERS.items() if start.startswith(magic)), None)
+        if (make or start.startswith(_ZIP)) and not packed.seekable():
+            raise DataError(f"{path} is a pipe of packed bytes: unpack them before, or give a file")
         if start.startswith(_ZIP):
             pieces = _member_pieces(path, packed, member)
+        elif make:
+            pieces = _bounded(path, packed, _unpacked(packed, make))
         else:
-            make = next((make for magic, make in _UNPACKERS.items() if start.startswith(magic)), None)
-            unpacked = _unpacked(packed, make) if make else iter(lambda: packed.read(PIECE), b"")
-            pieces = _bounded(path, packed, unpacked)
+            pieces = iter(lambda: packed.read1(PIECE), b"")
         with io.BufferedReader(_Stream(path, pieces), PIECE) as file:
             yield file
 
