@@ -364,9 +364,8 @@ class Forecaster(Estimator):
             return self._clock.row(int(one.times[0]))
         rows = one.values[-self.model.lookback :]
         if isinstance(self.model, CovariateForecast):
-            effect = self._effect(self.model, one)[:, : len(one.values)].mT.numpy()[-len(rows) :]
-            around = np.abs(rows - rows.mean(axis=0)).mean(axis=0) if self.model.relative else 1.0
-            rows = rows - effect * around
+            effect = self._effect(self.model, one)[:, len(one.values) - len(rows) : len(one.values)]
+            rows = self.model.rest(torch.tensor(rows.T), effect.double()).mT.numpy()
         scale = standard_deviation(rows) if self._mixed else self.scale_
         recent = torch.tensor((rows - rows.mean(axis=0)) / scale, dtype=torch.float32)
         phase = aligned(recent, self._pattern)

@@ -80,6 +80,8 @@ class Forecast(Experiment):
         intervals = task.tested_intervals
         folds = backtest(task, config) if config.backtest else []
         lines = forecast_report.write(folder, task, network, intervals, folds)
+        if task.known[3].covariates and task.forecaster is not None:
+            lines.append(forecast_report.covariates_told(task.known[3].covariates, task.forecaster.validation_))
         if isinstance(network, LookbackForecast):
             final = network
             if config.refit:
@@ -89,9 +91,9 @@ class Forecast(Experiment):
             lines.append(f"next: plmu predict {folder} --data.file {task.known[1].data.file}")
         return lines
 
-    def predict(self, folder: Path, config: Config[Any], file: Path) -> Predictions:
+    def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         assert isinstance(config.data, SeriesConfig)
-        return predict(folder, config.data, file)
+        return predict(folder, config.data, file, future)
 
 
 def backtest(task: ForecastTask, config: ForecastConfig[Any]) -> list[dict[str, Any]]:

@@ -122,8 +122,11 @@ class CovariateForecast(LookbackForecast):
             effect: (..., channels, lookback + horizon).
         """
         sized = effect * spread(windows) if self.relative else effect
-        rest = windows - sized[..., : self.lookback]
-        return self.read(rest, phase) + sized[..., self.lookback :]
+        return self.read(windows - sized[..., : self.lookback], phase) + sized[..., self.lookback :]
+
+    def rest(self, windows: Tensor, effect: Tensor) -> Tensor:
+        """Windows (..., channels, lookback) without the covariates' effect on them."""
+        return windows - (effect * spread(windows) if self.relative else effect)
 
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
