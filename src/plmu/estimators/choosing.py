@@ -23,6 +23,7 @@ _LOOKBACK = 336
 _ORDER = 96  # the highest that is taken where none is given
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
 _FREE, _ROOM = 0.0, 100.0  # of several series it is not pulled, and may be larger than that of the largest
+_GAIN = 0.5  # share of the error that covariates must take away, by the number of horizons that it was measured on
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
 
@@ -101,7 +102,9 @@ class Choice:
         plain = self.of(data)
         found = self.of(replace(data, effects=effects_of(effect, covariates)))
         errors = plain.told["mse"], found.told["mse"]
-        used = not errors[1] >= errors[0]  # without validation data they are NaN
+        # Of few horizons the error is known badly, and a small gain is none. Without validation data errors are NaN.
+        horizons = max(1.0, sum(data.kept) / data.horizon)
+        used = not errors[1] >= errors[0] * (1 - _GAIN / horizons)
         if not used:
             found, effect = plain, Effect(torch.zeros(data.channels, len(size), 1), 1, math.nan)
         model = CovariateForecast(

@@ -60,7 +60,7 @@ def covariates_told(names: tuple[str, ...], found: dict[str, Any]) -> str:
     with_them, without = found["mse with covariates"], found["mse without covariates"]
     errors = f"mse on the validation rows {with_them:.4g} with, {without:.4g} without"
     if not found["covariates"]:
-        return f"covariates {few}: not used, since they did not help ({errors})"
+        return f"covariates {few}: not used, since they did not clearly help ({errors})"
     return f"covariates {few}: used, with {found['lags']} step{'s' * (found['lags'] > 1)} of each ({errors})"
 
 
