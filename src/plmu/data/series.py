@@ -227,6 +227,7 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
             for a, b, end in zip(bounds[::2], bounds[1::2], ends, strict=True)
         ]
     at = np.arange(len(grid))
+    before = grid.copy() if channels < grid.shape[1] else None
     for held, seen in zip(grid.T, measured.T, strict=True):
         known = max(rows, len(seen) - int(seen[::-1].argmax()))  # what is missing at the end of the covariates stays so
         if config.missing == "linear":
@@ -234,7 +235,8 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
         else:
             held[:known] = held[np.maximum.accumulate(np.where(seen, at, 0))][:known]
     data.counts["filled"] += int((~measured[:rows, :channels].all(axis=1)).sum())
-    data.counts["covariates"] += int((~measured[:rows, channels:].all(axis=1)).sum())
+    if before is not None:
+        data.counts["covariates"] += int((np.isnan(before) & ~np.isnan(grid))[:, channels:].any(axis=1).sum())
     return [_piece(name, int(steps[0]), grid, measured, rows, channels)]
 
 

@@ -118,7 +118,7 @@ def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None 
     data = series.load(dataclasses.replace(config, file=file), known, future)
     last = list({one.name: one for one in data.pieces}.values())  # of each series its last piece
     for piece in last:
-        _check_ahead(piece, settings, future or file)
+        _check_ahead(piece, settings, file, future)
     windows = Windows.of(last)
     origins = windows.offsets + torch.tensor([len(one) - 1 for one in last])
     forecasts: list[torch.Tensor] = []
@@ -173,7 +173,7 @@ def _covariates(model: CovariateForecast, piece: Piece) -> torch.Tensor:
     return torch.tensor(found.T, dtype=torch.float32)
 
 
-def _check_ahead(piece: Piece, settings: Settings, file: Path) -> None:
+def _check_ahead(piece: Piece, settings: Settings, file: Path, future: Path | None) -> None:
     """Raise unless the covariates of a series are known as far as it is forecast."""
     if piece.covariates is None:
         return
@@ -184,10 +184,11 @@ def _check_ahead(piece: Piece, settings: Settings, file: Path) -> None:
             last = np.array([piece.start + len(piece) - (0 if settings.clock.kind == "rows" else 1)])
             after = f"{'row ' if settings.clock.kind == 'rows' else ''}{settings.clock.times(last, piece.offset)[0]}"
             of = f" of series {piece.name!r}" if piece.name else ""
+            values = ", ".join(settings.values[:4])
+            how = "" if future else f": add rows in which {values} may be empty, or give another file as --data.future"
             raise DataError(
-                f"{file}, column {name!r}: {settings.horizon} values are needed after {after}, the last{of}, and there"
-                f" {'is' if count == 1 else 'are'} {count}: add rows in which {', '.join(settings.values[:4])} may be"
-                " empty, or give them as --data.future"
+                f"{future or file}, column {name!r}: {settings.horizon} values are needed after {after}, the last row"
+                f"{of}, and there {'is' if count == 1 else 'are'} {count}{how}"
             )
 
 

@@ -26,6 +26,17 @@ class Outputs:
     horizon: int = 0  # how many steps of each input the outputs forecast, step by step
     columns: tuple[str, ...] = ()  # the inputs that are forecast; where none is named, all
 
+    def sample(self) -> str:
+        """What a sample of a model with covariates holds, in words."""
+        if not self.columns:
+            return ""
+        count = (len(self.inputs) - len(self.columns)) // (1 + self.horizon)
+        covariates = ", ".join(self.inputs[len(self.columns) :][:count])
+        return (
+            f"a sample has {', '.join(self.columns)}, {covariates}, and {covariates} of each of the next {self.horizon}"
+            f" steps ({self.inputs[len(self.columns) + count]} …). For the rows of a file use plmu predict"
+        )
+
 
 def outputs_of(experiment: Experiment, model: str) -> Outputs:
     """What the outputs of an experiment's model mean."""
