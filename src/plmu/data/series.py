@@ -283,7 +283,7 @@ def _counted(counts: Counter[str], rows: int, config: SeriesConfig) -> list[str]
     words = {
         "merged": "times: {} rows fall on the step of another; " + merged,
         "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}, and not scored",
-        "covariates": f"gaps: {{}} of {rows:,} steps lack a covariate; {how}",
+        "covariates": f"gaps: {{}} steps lack a covariate; {how}",
         "gaps": "gaps: {} steps lack a value; the series are split there",
         "split": f"gaps: {{}} of more than {longest} steps; the series are split there",
         "before": "left out: {} rows before each column has its first value",
