@@ -153,6 +153,25 @@ def test_the_future_of_the_values_does_not_enter(run: Path, tmp_path: Path, caps
         assert torch.equal(one, two)
 
 
+def test_scores_are_those_of_a_loop_over_windows(run: Path) -> None:
+    config: Any = EXPERIMENTS["forecast"].defaults("closed")
+    config.data = SeriesConfig(file=Path("sales.csv"), covariates=("price", "holiday"))
+    config.horizon, config.model.lags = (HORIZON,), 4
+    task = prepare(config)
+    model = EXPERIMENTS["forecast"].build(config, task)
+    (piece,), forecaster = task.known[0].pieces, task.forecaster
+    assert piece.covariates is not None
+    assert forecaster is not None
+    assert forecaster.model.lags == 4  # type: ignore[union-attr]
+    both = np.concatenate([piece.values, piece.covariates[:COUNT]], axis=1)
+    squares = []
+    for origin in task.test[0].tolist():
+        ahead = piece.covariates[origin + 1 : origin + 1 + HORIZON]
+        out = forecaster.predict(both[: origin + 1], start=piece.start, future=ahead)
+        squares += ((out - piece.values[origin + 1 : origin + 1 + HORIZON]) / task.scale.numpy()).ravel().tolist()
+    assert task.scores(model, task.test)["mse"] == pytest.approx(np.mean(np.square(squares)), rel=1e-4)
+
+
 def _cells(line: str) -> list[str]:
     return line.split(",")
 

@@ -20,6 +20,7 @@ _STRENGTHS = tuple(10.0**k for k in range(-5, 3))  # of the ridge, for features 
 _TRIED = 20_000  # windows over all channels, to which the readout is fitted
 _ROUNDS = 2  # in which the readout is fitted to the rest, and the effect to the readout's errors
 _STEPS = 24  # ahead that are looked at, at most
+_ROWS, _WHOLE = 2**19, 10  # rows of all series that are looked at, and at least so many windows of each
 _WINDOWS, _LEAST = 200_000, 2000  # windows over all channels and features, and at least of each
 
 
@@ -53,6 +54,7 @@ def best_effect(
         lags: how many steps of a covariate count; by default the number that is best.
         strength: of the ridge of the readout; by default chosen.
     """
+    data, covariates = _recent(data, covariates, layer)
     longest = max(one.values.shape[1] for one in data.train())
     tried = [one for one in LAGS if one == 1 or one * _REPEATS <= longest] if lags is None else [lags]
     if not data.has_validation(layer.lookback):
@@ -72,6 +74,21 @@ def effects_of(effect: Effect, covariates: Sequence[Tensor]) -> list[Tensor]:
 def padded(rows: Tensor, more: int) -> Tensor:
     """Rows (..., time) with the first one repeated so many times before it."""
     return torch.cat([rows[..., :1].expand(*rows.shape[:-1], more), rows], dim=-1)
+
+
+def _recent(
+    data: ScaledSeries, covariates: Sequence[Tensor], layer: LookbackForecast
+) -> tuple[ScaledSeries, Sequence[Tensor]]:
+    """The last rows of long series, so that memory stays bounded: features of all lags are held at once."""
+    rows = max(_ROWS // len(data.series), _WHOLE * (layer.lookback + layer.horizon))
+    kept = [min(one, rows // 4) for one in data.kept]
+    ends = [one.shape[1] - more + less for one, more, less in zip(data.series, data.kept, kept, strict=True)]
+    spans = [slice(max(0, end - rows), end) for end in ends]
+    series = [one[:, span] for one, span in zip(data.series, spans, strict=True)]
+    starts = [start + span.start for start, span in zip(data.starts, spans, strict=True)]
+    return replace(data, series=series, kept=kept, starts=starts), [
+        one[:, span] for one, span in zip(covariates, spans, strict=True)
+    ]
 
 
 def _model(channels: int, covariates: int, lags: int) -> CovariateForecast:
@@ -133,14 +150,18 @@ class _Errors:
             last = windows[..., -1:]
             errors = future[..., ahead] - last - (windows - last) @ taps  # (some, channels and features, steps)
             own, features = errors.split([channels, count], dim=1)
-            size = spread(windows[:, :channels]) if relative else torch.ones(len(windows), channels, 1)
-            moved = features.movedim(1, 2).flatten(0, 1)  # (some and steps, features)
-            for channel in range(channels):
-                weighted = (features * size[:, channel, None]).movedim(1, 2).flatten(0, 1) if relative else moved
-                gram[channel] += weighted.mT @ weighted
-                cross[channel] += weighted.mT @ own[:, channel].flatten()
-            square += own.square().sum((0, 2))
-            total += moved.shape[0]
+            moved, sought = (one.movedim(1, 2).flatten(0, 1) for one in (features, own))  # (some and steps, ...)
+            if relative:
+                size = spread(windows[:, :channels]).expand(-1, -1, len(ahead)).movedim(1, 2).flatten(0, 1)
+                for channel in range(channels):
+                    weighted = moved * size[:, channel, None]
+                    gram[channel] += weighted.mT @ weighted
+                    cross[channel] += weighted.mT @ sought[:, channel]
+            else:
+                gram += moved.mT @ moved
+                cross += sought.mT @ moved
+            square += sought.square().sum(0)
+            total += len(moved)
         return cls(gram / max(total, 1), cross / max(total, 1), square / max(total, 1), total)
 
     def solve(self, strength: float) -> Tensor:
