@@ -108,7 +108,7 @@ def test_frames(kind: str) -> None:
     data = driven(300)
     times = np.datetime64("2026-01-01T05", "ns") + np.arange(300) * np.timedelta64(3600 * 10**9, "ns")
     frame = library.DataFrame({"price": data[:, 1], "time": times, "load": data[:, 0], "event": data[:, 2] > 0})
-    found = fitted(frame[:280], covariates=["price", "event"])
+    found = fitted(frame[:280], covariates=frame[["price", "event"]].columns)  # an index of pandas, a list of polars
     assert found.feature_names_in_.tolist() == ["price", "load", "event"]
     plan = frame[280:290][["event", "time", "price"]]  # in another order
     out = found.predict(future=plan)

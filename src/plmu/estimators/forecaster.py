@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -98,6 +98,13 @@ class Forecaster(Estimator):
         self.lags = lags
 
     @property
+    def _covariates(self) -> list[str | int]:
+        given = self.covariates
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise ValueError(f"covariates must be a list of columns, got {given!r}")
+        return list(given)
+
+    @property
     def model(self) -> LookbackForecast:
         """The fitted model: one sample in, the next `horizon` values out. With covariates it is a
         `plmu.nn.CovariateForecast`, whose samples hold those of the next steps, too."""
@@ -132,9 +139,9 @@ class Forecaster(Estimator):
             ValueError: an argument is wrong, X has missing values, or it is too short.
         """
         self._check_arguments()
-        series = as_list(X, "X", self.covariates)
+        series = as_list(X, "X", self._covariates)
         channels = series[0].values.shape[1]
-        self.n_features_in_ = channels + len(self.covariates)
+        self.n_features_in_ = channels + len(self._covariates)
         if series[0].columns is not None:
             self.feature_names_in_ = np.array(series[0].columns, dtype=object)
         elif hasattr(self, "feature_names_in_"):
@@ -176,7 +183,7 @@ class Forecaster(Estimator):
         ]
         data = ScaledSeries(scaled, kept, begun, channels, self.horizon, relative=self._mixed)
         choice = Choice(**{name: getattr(self, name) for name in CHOICES}, longest=longest, unit=self._unit)
-        if len(self.covariates):
+        if len(self._covariates):
             given = [one.covariates[: len(one.values)] for one in series if one.covariates is not None]
             known = np.concatenate([rows[: len(rows) - more] for rows, more in zip(given, kept, strict=True)])
             middle, size = known.mean(axis=0), standard_deviation(known)
@@ -208,7 +215,7 @@ class Forecaster(Estimator):
             ValueError: an argument is wrong, or a covariate is not known for `horizon` rows.
         """
         self._check_fitted()
-        series = self._last if X is None else as_list(X, "X", self.covariates)
+        series = self._last if X is None else as_list(X, "X", self._covariates)
         several = self._several if X is None else is_list_of_series(X)
         if future is not None:
             series = self._with_future(series, future, several)
@@ -216,21 +223,21 @@ class Forecaster(Estimator):
         for place, one in enumerate(series):
             self._check_channels(one)
             name = f"X[{place}]" if several else "X"
-            if len(self.covariates):
-                check_ahead(one, self.horizon, self.covariates, name)
+            if len(self._covariates):
+                check_ahead(one, self.horizon, self._covariates, name)
             begun = self._rows[place] - len(one.values) if X is None else self._start_of(one, start)
             found.append(one.like(self._after(one, begun)))
         return found if several else found[0]
 
     def _with_future(self, series: list[Series], future: Any, several: bool) -> list[Series]:
-        if not len(self.covariates):
+        if not len(self._covariates):
             raise ValueError("future is for covariates: give their columns as Forecaster(covariates=...)")
         if not several:
-            return [with_future(series[0], future, self.covariates, "future")]
+            return [with_future(series[0], future, self._covariates, "future")]
         if not is_list_of_series(future) or len(future) != len(series):
             raise ValueError(f"future must be a list with covariates for each of the {len(series)} series")
         pairs = zip(series, future, strict=True)
-        return [with_future(one, more, self.covariates, f"future[{i}]") for i, (one, more) in enumerate(pairs)]
+        return [with_future(one, more, self._covariates, f"future[{i}]") for i, (one, more) in enumerate(pairs)]
 
     def evaluate(self, X: Any, *, start: int | None = None) -> dict[str, float]:
         """Errors of the forecasts from every row of one series, in units of each channel's standard deviation in `fit`.
@@ -244,7 +251,7 @@ class Forecaster(Estimator):
             to be forecast; and "windows", their number.
         """
         self._check_fitted()
-        one = as_series(X, "X", self.covariates)
+        one = as_series(X, "X", self._covariates)
         self._check_channels(one)
         layer, scale = self.model, torch.tensor(self.scale_, dtype=torch.float32)[:, None]
         part = Part(torch.tensor(one.values.T, dtype=torch.float32), self._start_of(one, start))
@@ -372,15 +379,13 @@ class Forecaster(Estimator):
         return phase - (len(one.values) - len(recent))
 
     def _check_channels(self, one: Series) -> None:
-        found = one.values.shape[1] + len(self.covariates)
+        found = one.values.shape[1] + len(self._covariates)
         if found != self.n_features_in_:
             hint = ". Reshape your data: give (time, channels)" if one.flat else ""
             raise ValueError(f"X has {found} features, but {type(self).__name__} is expecting {self.n_features_in_}"
                              f" features as input{hint}")  # fmt: skip
 
     def _check_arguments(self) -> None:
-        if isinstance(self.covariates, str) or not isinstance(self.covariates, Sequence | np.ndarray):
-            raise ValueError(f"covariates must be a list of columns, got {self.covariates!r}")
         for name, least in (("horizon", 1), ("lookback", 1), ("order", 1), ("season", 0), ("lags", 1)):
             value = getattr(self, name)
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least

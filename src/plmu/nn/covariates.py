@@ -101,14 +101,18 @@ class CovariateForecast(LookbackForecast):
     def kernel(self) -> Tensor:
         """The effect of each covariate on each channel, from the oldest of the lags to the present step: (channels,
         covariates, lags)."""
-        present = torch.eye(self.lags, dtype=self.effect_weight.dtype, device=self.effect_weight.device)[-1:]
+        present = nn.functional.pad(torch.ones_like(self.effect_weight[:1, 0, :1]), (self.lags - 1, 0))
         if self._lag_system is None:
             return self.effect_weight @ present
         taps = self._lag_system.derive(window_taps, self.lags, dtype=present.dtype, device=present.device)
         return self.effect_weight @ torch.cat([present, taps.mT])
 
     def effect(self, covariates: Tensor) -> Tensor:
-        """What covariates (..., covariates, lags - 1 + steps) explain of these steps: (..., channels, steps)."""
+        """What covariates explain of the channels: (..., channels, steps).
+
+        Args:
+            covariates: of these steps and of those before that count, (..., covariates, lags - 1 + steps).
+        """
         flat = covariates.reshape(-1, *covariates.shape[-2:])
         found = nn.functional.conv1d(flat, self.kernel().to(flat.dtype))
         return found.reshape(*covariates.shape[:-2], *found.shape[1:])
@@ -125,7 +129,12 @@ class CovariateForecast(LookbackForecast):
         return self.read(windows - sized[..., : self.lookback], phase) + sized[..., self.lookback :]
 
     def rest(self, windows: Tensor, effect: Tensor) -> Tensor:
-        """Windows (..., channels, lookback) without the covariates' effect on them."""
+        """Windows without the covariates' effect on them.
+
+        Args:
+            windows: (..., channels, lookback).
+            effect: on their steps, of the same shape.
+        """
         return windows - (effect * spread(windows) if self.relative else effect)
 
     def forward(
