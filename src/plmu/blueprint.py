@@ -115,7 +115,12 @@ BLOCKS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 _INSIDE = {CausalAttention: 2, SelectiveLMU: 8, LMUBlock: 12, MemoryBlock: 32}  # modules that these make
 OPTIONS = {**TORCH, **BLOCKS}
-RARE = (TimedDelayLayer, LookbackForecast, CovariateForecast, ThresholdShares)
+RARE = (
+    TimedDelayLayer,
+    CovariateForecast,
+    LookbackForecast,
+    ThresholdShares,
+)  # the kind before what it is derived from
 OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, TokenDelayLayer, LMU, LMUCell, *RARE)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
 _LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *OPTIONS)}

@@ -142,6 +142,28 @@ def test_it_is_saved_loaded_and_trained(tmp_path: Path) -> None:
     assert torch.equal(plain(x)[0].unflatten(-1, (HORIZON, CHANNELS))[..., 0, :], x[..., :CHANNELS])
 
 
+@pytest.mark.parametrize("kind", ["covariates", "plain", "counts"])
+def test_a_stream_is_saved_and_restored(kind: str, tmp_path: Path) -> None:
+    """Of layers that keep a window or counts rather than a memory, too."""
+    layer: Any = build("lags")
+    if kind == "plain":
+        layer = LookbackForecast(WIDTH, 2, 3, 4.0, 5).double()
+    elif kind == "counts":
+        layer = plmu.Sequential(plmu.DelayLayer(WIDTH, 2, 4.0).double(), plmu.nn.ThresholdShares(2 * WIDTH, 3).double())
+    x = samples(*random(1, 20))[0]
+    stream = plmu.Stream(layer)
+    for x_t in x[:12]:
+        stream.push(x_t)
+    stream.save(tmp_path / "state")
+    restored = plmu.Stream.restore(layer, tmp_path / "state")
+    for x_t in x[12:]:
+        assert torch.equal(restored.push(x_t), stream.push(x_t))
+    with torch.no_grad():
+        next(iter(layer.state_dict().values())).add_(1.0)
+    with pytest.raises(ValueError, match="another model"):
+        plmu.Stream.restore(layer, tmp_path / "state")
+
+
 @pytest.mark.parametrize("wrong", [{"covariates": 0}, {"lags": 0}, {"lag_order": 4}, {"lag_order": -1}])
 def test_wrong_arguments_are_named(wrong: dict[str, int]) -> None:
     options = {

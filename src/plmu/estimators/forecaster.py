@@ -192,7 +192,8 @@ class Forecaster(Estimator):
         else:
             chosen = choice.of(data)
         self.model_, self._pattern, self.validation_ = chosen.model, chosen.pattern, chosen.told
-        self._last = [self._tail(one) for one in series]
+        lags = self.model.lags - 1 if isinstance(self.model, CovariateForecast) else 0
+        self._last = [one.tail(self.model.lookback + lags) for one in series]
         self._rows = [first + len(one.values) for first, one in zip(begun, series, strict=True)]
         self._several = is_list_of_series(X)
         return self
@@ -313,9 +314,8 @@ class Forecaster(Estimator):
         for row in range(len(one.values)):
             sample = one.values[row]
             if one.covariates is not None:  # the state does not depend on those ahead, which may be missing
-                known = one.covariates[: len(one.values) + self._known_ahead(one)]
-                ahead = np.minimum(np.arange(row, row + self.horizon + 1), len(known) - 1)
-                sample = np.concatenate([sample, known[ahead].ravel()])
+                ahead = np.minimum(np.arange(row, row + self.horizon + 1), len(one.known) - 1)
+                sample = np.concatenate([sample, one.known[ahead].ravel()])
             stream.push(torch.tensor(sample, dtype=layer.weight.dtype))
         return stream
 
@@ -343,26 +343,11 @@ class Forecaster(Estimator):
 
     def _effect(self, layer: CovariateForecast, one: Series) -> Tensor:
         """The effect of covariates on a series and as far ahead as they are known."""
-        assert one.covariates is not None
-        known = one.covariates[: len(one.values) + self._known_ahead(one)]
-        rows = torch.tensor((known - known[len(one.values) - 1]).T, dtype=torch.float32)  # a constant has no effect
+        rows = torch.tensor(
+            (one.known - one.known[len(one.values) - 1]).T, dtype=torch.float32
+        )  # a level has no effect
         with torch.no_grad():
             return layer.effect(padded(rows, layer.lags - 1))
-
-    @staticmethod
-    def _known_ahead(one: Series) -> int:
-        assert one.covariates is not None
-        missing = np.isnan(one.covariates[len(one.values) :].sum(axis=1))
-        return int(missing.argmax()) if missing.any() else len(missing)
-
-    def _tail(self, one: Series) -> Series:
-        """The last rows of a series, as far as a forecast depends on them."""
-        layer = self.model
-        rows = layer.lookback + (layer.lags - 1 if isinstance(layer, CovariateForecast) else 0)
-        first = max(0, len(one.values) - rows)
-        covariates = None if one.covariates is None else one.covariates[first:].copy()
-        times = None if one.times is None else one.times[first:].copy()
-        return replace(one, values=one.values[first:].copy(), covariates=covariates, times=times)
 
     def _start_of(self, one: Series, start: int | None) -> int:
         if start is not None or not self.model.season:

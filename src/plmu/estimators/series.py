@@ -25,6 +25,21 @@ class Series:
     covariates: Array | None = None  # (time and rows ahead, covariates); NaN where a value ahead is missing
     columns: tuple[str, ...] | None = None  # all columns of a frame
 
+    @property
+    def known(self) -> Array:
+        """The covariates of the series, and as far ahead as all of them are known."""
+        assert self.covariates is not None
+        missing = np.isnan(self.covariates[len(self.values) :].sum(axis=1))
+        ahead = int(missing.argmax()) if missing.any() else len(missing)
+        return self.covariates[: len(self.values) + ahead]
+
+    def tail(self, rows: int) -> Series:
+        """The last rows, and what is known ahead."""
+        first = max(0, len(self.values) - rows)
+        covariates = None if self.covariates is None else self.covariates[first:].copy()
+        times = None if self.times is None else self.times[first:].copy()
+        return replace(self, values=self.values[first:].copy(), covariates=covariates, times=times)
+
     def like(self, values: Array) -> Any:
         """Values (time, channels) in the same kind of container."""
         if self.frame is not None:

@@ -62,7 +62,10 @@ class Settings:
         )
 
     def described(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(self)
+        if not self.covariates:  # as before there were any, so that older runs are known again
+            del found["covariates"]
+        return found
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
