@@ -113,8 +113,13 @@ class CovariateForecast(LookbackForecast):
         Args:
             covariates: of these steps and of those before that count, (..., covariates, lags - 1 + steps).
         """
+        kernel = self.kernel().to(covariates.dtype)
+        if self.lags == 1:
+            return kernel[..., 0] @ covariates
+        if covariates.is_cuda:  # where a convolution may round to TF32
+            return torch.einsum("...ksl,ckl->...cs", covariates.unfold(-1, self.lags, 1), kernel)
         flat = covariates.reshape(-1, *covariates.shape[-2:])
-        found = nn.functional.conv1d(flat, self.kernel().to(flat.dtype))
+        found = nn.functional.conv1d(flat, kernel)
         return found.reshape(*covariates.shape[:-2], *found.shape[1:])
 
     def forecast(self, windows: Tensor, phase: Tensor, effect: Tensor) -> Tensor:
