@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float64]
 Kind = Literal["number", "time", "text"]
+_FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 _HEAD = 200  # cells that tell what a column of text is
 
 
@@ -78,12 +79,13 @@ class Table:
             self._kinds[name] = kind
         return self._kinds[name]
 
-    def numbers(self, name: str, bad: Literal["raise", "missing"] = "raise") -> Numbers:
+    def numbers(self, name: str, bad: Literal["raise", "missing"] = "raise", flags: bool = False) -> Numbers:
         """A column as float64, NaN where a number is missing or infinite.
 
         Args:
             name: of the column.
             bad: whether a cell of text raises DataError, or counts as missing.
+            flags: whether true and yes count as 1, false and no as 0.
         """
         import polars as pl
 
@@ -91,6 +93,10 @@ class Table:
         if column.dtype == pl.Datetime:
             raise DataError(f"column {name!r} of {self.path} has times: a column of numbers is needed")
         if column.dtype == pl.String:
+            words = column.str.strip_chars().str.to_lowercase()
+            if flags and words.is_in(list(_FLAGS)).any():
+                self._note(f"column {name!r}: true and yes are taken as 1, false and no as 0")
+                column = words.replace(_FLAGS)
             made, wrong, note = as_numbers(column)
             if note and note not in self.notes:
                 self._note(f"column {name!r}: {note}")
