@@ -183,6 +183,7 @@ def plan_groups(
     """How `project` runs for all groups of channels in one launch, if it does: None where one call for each group is
     faster, or the only way."""
     graph, dtype = _mode(device, dtype)
+    batch, time, channels, out = map(operator.index, (batch, time, channels, out))  # as in `plan`
     sizes = (batch, time, systems.order, 1, channels, out, dtype, str(device))
     bounded = not any(map(may_grow, systems.systems))
     facts = (*sizes, lengths, resets, False, bounded, True, False, transformed(), graph, len(systems.systems))
