@@ -29,7 +29,10 @@ class RawSeries:
     values: Numbers  # (rows, values and covariates)
 
 
-def raw_series(table: Table, columns: Columns, config: SeriesConfig, several: bool) -> list[RawSeries]:
+def raw_series(
+    table: Table, columns: Columns, config: SeriesConfig, several: bool, zone: int | None
+) -> list[RawSeries]:
+    """The series of one file. Times that have a time zone are given in `zone`, in minutes east of Greenwich."""
     known = {name: table.numbers(name, config.bad, name in columns.covariates) for name in columns.read}
     values = np.stack(list(known.values()), axis=1)
     if np.fmax.reduce(values, axis=None) > _LARGEST or np.fmin.reduce(values, axis=None) < -_LARGEST:
@@ -37,7 +40,11 @@ def raw_series(table: Table, columns: Columns, config: SeriesConfig, several: bo
         place = int((np.abs(values[large[0]]) > _LARGEST).argmax())
         fault = f"{values[large[0], place]:g} is too large to compute with: divide the column"
         raise DataError(f"{table.place(int(large[0]), columns.read[place])}: {fault}")
-    times = None if columns.time is None else table.times(columns.time, config.day_first)
+    times = None
+    if columns.time is not None:
+        times = table.times(columns.time, config.day_first)
+        if zone and table.zone(columns.time) is not None:
+            times = times + np.timedelta64(zone, "m")
     name = table.path.stem if several else ""
     if columns.id is None:
         return [_sorted(table, name, times, values)]
@@ -72,12 +79,12 @@ def rows_of(values: Numbers) -> int:
     return len(known) - int(known[::-1].argmax()) if known.any() else 0
 
 
-def read_future(path: Path, columns: Columns, config: SeriesConfig) -> dict[str, RawSeries]:
+def read_future(path: Path, columns: Columns, config: SeriesConfig, zone: int | None) -> dict[str, RawSeries]:
     """Covariates ahead, by series; "" is for all of them where the file does not name series."""
     tables = read_tables(path, config.header)
     alone = len(tables) == 1 and columns.id not in tables[0].names
     plain = replace(columns, values=(), id=None if alone else columns.id)
-    rows = [one for table in tables for one in raw_series(table, plain, config, len(tables) > 1)]
+    rows = [one for table in tables for one in raw_series(table, plain, config, len(tables) > 1, zone)]
     return {one.name: one for one in rows}
 
 

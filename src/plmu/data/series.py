@@ -15,7 +15,7 @@ from plmu.data.clock import DAY, Clock, Steps, find_clock
 from plmu.data.columns import Columns, find_columns
 from plmu.data.files import DataConfig, DataError
 from plmu.data.raw import Numbers, RawSeries, raw_series, read_future, rows_of, with_future
-from plmu.data.tables import read_tables
+from plmu.data.tables import Table, read_tables
 
 _NOTES = 20  # of further files
 _BROKEN = 0.1  # share of long gaps, above which the times cannot be meant as a grid
@@ -109,11 +109,17 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
         raise DataError("give your data as --data.file: a CSV, Parquet or NumPy file, or a folder of them")
     tables = read_tables(config.file, config.header)
     columns = known[0] if known is not None else find_columns(tables, config)
+    if known is not None and columns.id is not None and not any(columns.id in table.names for table in tables):
+        columns = replace(columns, id=None, notes=(*columns.notes, f"series: one, since there is no {columns.id!r}"))
+        for table in tables:
+            _check_alone(table, columns.time, known[0].id, config)
     if known is not None and config.day_first is None:
         config = replace(config, day_first=known[1].day_first)  # a few dates may not tell
-    raw = [one for table in tables for one in raw_series(table, columns, config, len(tables) > 1)]
+    zone = known[1].zone if known is not None else _zone(tables, columns.time)
+    raw = [one for table in tables for one in raw_series(table, columns, config, len(tables) > 1, zone)]
     if future is not None:
-        raw = [with_future(one, ahead) for ahead in [read_future(future, columns, config)] for one in raw]
+        ahead = read_future(future, columns, config, zone)
+        raw = [with_future(one, ahead) for one in raw]
     notes = list(dict.fromkeys(tables[0].notes))
     if len(tables) > 1:
         notes.append(f"{len(tables)} files, each a series named by its file")
@@ -127,7 +133,7 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
         clock = find_clock(times, config.step) if times and config.irregular != "rows" else Clock()
         if columns.time is not None and clock.kind != "rows":
             told = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
-            clock = replace(clock, day_first=told)
+            clock = replace(clock, day_first=told, zone=zone)
     data = SeriesData(columns, clock, [], notes)
     for one in raw:
         data.pieces += _pieces(one, config, data)
@@ -140,6 +146,19 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
         by = f"column {columns.id!r}" if columns.id else "file"
         data.notes.append(f"series: {len({one.name for one in raw}):,}, by {by}")
     return data
+
+
+def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesConfig) -> None:
+    """A file without the column that tells series apart may have one series."""
+    times = None if time is None else np.sort(table.times(time, config.day_first))
+    if times is not None and (times[1:] == times[:-1]).any():
+        raise DataError(f"{table.path} has no column {id!r}, which tells series apart, and times that repeat")
+
+
+def _zone(tables: Sequence[Table], time: str | None) -> int | None:
+    """The time zone that all files have, in minutes east of Greenwich; 0 for UTC where they differ."""
+    zones = {None if time is None else table.zone(time) for table in tables} - {None}
+    return zones.pop() if len(zones) == 1 else 0 if zones else None
 
 
 def _pieces(one: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:

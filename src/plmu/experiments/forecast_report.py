@@ -136,7 +136,7 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
 def _axis(clock: Any, steps: Any) -> Any:
     if clock.kind in ("rows", "numbers"):
         return clock.first + clock.step * steps
-    return np.array([np.datetime64(one.replace(" ", "T")) for one in clock.times(steps)]).astype("datetime64[us]")
+    return clock.dates(steps)
 
 
 def plot_errors(path: Path, task: ForecastTask) -> None:

@@ -32,6 +32,7 @@ class Table:
         notes: what was found.
         line: the line of the file in which a row of the frame is; without it rows are counted from 1.
         written: a column of numbers as the file has it, in text.
+        zoned: columns of times that had a time zone and are in UTC here.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Table:
         notes: Sequence[str] = (),
         line: Callable[[int], int] | None = None,
         written: Callable[[str], pl.Series] | None = None,
+        zoned: Sequence[str] = (),
     ) -> None:
+        self._zoned = frozenset(zoned)
         self.path, self.notes = path, list(notes)
         self._columns, self._line, self._written = {column.name: column for column in frame}, line, written
         self._codes: dict[str, tuple[NDArray[np.int64], list[str]]] = {}
@@ -158,6 +161,16 @@ class Table:
         found: NDArray[Any] = column.cast(pl.Datetime("us")).to_numpy().astype("datetime64[us]")
         self._times[name, day_first] = found
         return found
+
+    def zone(self, name: str) -> int | None:
+        """The time zone of a column of times, in minutes east of Greenwich: 0 where it has several, None where it has
+        none. `times` are in UTC where there is one."""
+        import polars as pl
+
+        column = self._column(name)
+        if column.dtype == pl.String and self.kind(name) == "time":
+            return dates.zone(column)
+        return 0 if name in self._zoned else None
 
     def day_first(self, name: str) -> bool | None:
         """Whether the dates of a column are written as 31/1/2024; None where there are no such dates."""
