@@ -11,7 +11,7 @@ from torch import Tensor
 
 _SHARPNESS = 2.0**-4, 2.0**7  # the smallest and the largest
 _MANY = 2000  # examples from which the strength is chosen
-_FOLDED = 600  # of so many examples in all, one fold after the other is left out
+_FOLDED = 600  # examples times folds, of which there are 2 to 10
 _CHUNK = 1024  # features or examples whose products are summed in float32
 _ROUNDING = 4e-6  # above that of such sums
 
@@ -102,7 +102,7 @@ def _chosen(x: Tensor, target: Tensor, labels: Tensor, strengths: Sequence[float
 
 
 def _folds(labels: Tensor) -> Tensor:
-    """The fold of each example, of which each has about as many of every class: more folds of few examples."""
+    """The fold of each example. Every fold has about as many of each class; there are more folds of few examples."""
     folds = min(len(labels), max(2, min(10, _FOLDED // len(labels))))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     order = order[labels[order].argsort(stable=True)]
