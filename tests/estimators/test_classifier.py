@@ -139,6 +139,14 @@ def test_correct_ones_alone_give_no_certainty(count: int) -> None:
     assert float(1 - found.mean()) * (count + 2) == pytest.approx(1, rel=0.02)
 
 
+def test_few_series_give_no_certainty() -> None:
+    x, y = waves(30)
+    classifier = plmu.SequenceClassifier(**SMALL).fit(x, y)
+    assert classifier.loo_accuracy_ == 1
+    confidence = classifier.predict_proba(waves(60, seed=1)[0]).max(1).mean()
+    assert 0.9 < confidence < 31 / 32
+
+
 def test_probabilities_are_as_often_right() -> None:
     """Of examples that overlap, the sharpness is that of the logistic model they were drawn from."""
     torch.manual_seed(0)
