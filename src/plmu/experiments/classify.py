@@ -51,7 +51,7 @@ class ClosedModel(Checked):
     """θ of the memories in steps. Default: 9, 18, 36 … up to the length of the longest series."""
     projections: int = 32
     """Random projections of each memory's state."""
-    thresholds: int = 8
+    thresholds: int = 6
     """Thresholds of each projection."""
     normalize: Literal["auto", "series", "none", "both"] = "auto"
     """Each series to mean 0 and standard deviation 1, as it is, both, or the best of them by leave-one-out errors."""

@@ -17,7 +17,7 @@ from plmu.nn.attention import CausalAttention, rotation
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.folding import FUNCTIONS, is_plain
 from plmu.nn.forecast import LookbackForecast
-from plmu.nn.shares import ThresholdShares
+from plmu.nn.shares import ThresholdShares, legendre
 from plmu.nn.steppable import ACTIVATIONS
 from plmu.state_tree import map_state
 
@@ -240,7 +240,7 @@ def _stepped(b: Builder, part: folded.Stepped, x: Value, state: Any) -> tuple[Va
     if is_plain(layer, ThresholdShares) and "step" not in vars(layer):
         b.kinds[state] = "counts"
         after = b.add(ops.Count, state.size, x, state, cast(layer.thresholds), layer.positions)
-        return b.add(ops.Shares, state.size - 1, after, layer.positions), after
+        return b.add(ops.Shares, state.size - 1, after, cast(torch.tensor(legendre(layer.positions)))), after
     known = is_plain(layer, CausalAttention) and "step" not in vars(layer)
     if not known or not all(is_plain(one, nn.Linear) for one in (layer.inputs, layer.output)):
         raise b.unknown(part)
