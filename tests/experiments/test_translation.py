@@ -85,6 +85,11 @@ def test_standard_input_that_is_not_utf_8_is_named_with_its_line(trained, monkey
     assert "standard input, line 2: it is not UTF-8" in refused(["translate", str(RUN)], capsys)
 
 
+def test_without_standard_input_a_file_is_asked_for(trained, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert "there is no standard input to read from" in refused(["translate", str(trained / RUN)], capsys)
+
+
 def test_few_long_sentences_are_translated_at_once(trained, monkeypatch):
     sizes = []
 

@@ -142,6 +142,8 @@ def show(folder: Path, file: Path | None, options: Options, device: str = "cpu",
     error. An empty line stays one."""
     screen = sys.stdout if out is None else out
     translator = Translator(folder, device)
+    if file is None and sys.stdin is None:
+        raise ValueError("there is no standard input to read from: give a file of sentences")
     interactive = file is None and sys.stdin.isatty()
     at_once = 1 if interactive or options.batch == 1 else options.batch * READ_AHEAD
     count, seconds, drawn = 0, 0.0, False
@@ -160,7 +162,8 @@ def show(folder: Path, file: Path | None, options: Options, device: str = "cpu",
     if options.attention is not None and not drawn:
         raise ValueError("--attention: there is no sentence to draw the attention of")
     if count:
-        print(f"{count:,} sentences in {seconds:.2f} s: {count / seconds:.3g} a second", file=sys.stderr)
+        plural = "" if count == 1 else "s"
+        print(f"{count:,} sentence{plural} in {seconds:.2f} s: {count / seconds:.3g} a second", file=sys.stderr)
 
 
 def _given(file: Path | None) -> Iterator[str]:
