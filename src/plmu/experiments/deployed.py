@@ -160,6 +160,8 @@ def _described(folder: Path) -> tuple[str, str]:
 def _why(experiment: str, name: str) -> str:
     """Why there is no model."""
     known = EXPERIMENTS.get(experiment)
+    if experiment == "iwslt":
+        return "iwslt reads whole sentences, which are no stream: `plmu translate` translates them"
     if known is not None and not known.streamable:
         return f"{experiment} compares pairs of texts, which are no stream"
     if known is not None and name not in known.streamable:
