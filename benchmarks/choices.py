@@ -10,17 +10,19 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 import plmu
 import plmu.ops
 from plmu.bench.measure import Call, relative_error, training
-from plmu.bench.problems import Problem, Shape
+from plmu.bench.problems import CPU_CHOICES, Problem, Shape
 from plmu.ops import fft
 
 BAR = 1.15  # the time of `auto` over that of the best
@@ -50,10 +52,14 @@ class Choice:
     kind: str
     shape: str
     chosen: str
-    best: str
     milliseconds: dict[str, float]
-    ratio: float
     error: float
+
+    def ratio(self, left_out: str = "") -> float:
+        """The time of `auto` over that of the best but one that is left out."""
+        return self.milliseconds["auto"] / min(
+            value for name, value in self.milliseconds.items() if name not in ("auto", left_out)
+        )
 
 
 def random_shapes(count: int, seed: int = 0) -> list[tuple[str, Shape]]:
@@ -75,19 +81,25 @@ def random_shapes(count: int, seed: int = 0) -> list[tuple[str, Shape]]:
     return found
 
 
-def compare_at_random(count: int, rounds: int) -> list[Choice]:
-    """What `auto` takes at `count` random shapes."""
+def compare_choices(count: int, rounds: int, seed: int = 0) -> dict[str, Any]:
+    """What `auto` takes at the committed shapes and at `count` random ones."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     plmu.ops.register(OneTransform())
+    committed = [choice for choice in CPU_CHOICES if choice[0] != "final_state"]  # which has one algorithm
+    found = {}
     try:
-        return [measure(kind, shape, rounds) for kind, shape in random_shapes(count)]
+        for title, shapes in (("committed", committed), ("random", random_shapes(count, seed))):
+            choices = [measure(kind, shape, rounds) for kind, shape in shapes]
+            show_choices(choices)
+            found[title] = {**summaries(choices), "rows": [asdict(choice) for choice in choices]}
     finally:
         torch.set_num_threads(threads)
+    return found
 
 
 def measure(kind: str, shape: Shape, rounds: int) -> Choice:
-    """`auto` and every algorithm by name, forward and backward, and their largest error."""
+    """The times of `auto` and of every algorithm by name, forward and backward, and their largest error."""
     problem = Problem(shape)
     calls = _calls(problem, kind)
     with torch.no_grad():
@@ -96,14 +108,11 @@ def measure(kind: str, shape: Shape, rounds: int) -> Choice:
         error = max(relative_error(call(), expected) for call in calls.values())
     leaves = (problem.u, problem.weight) if kind == "project" else (problem.u,)
     times = least_times({name: training(call, *leaves) for name, call in calls.items()}, rounds)
-    best = min((name for name in times if name != "auto"), key=lambda name: times[name])
     return Choice(
         kind=kind,
         shape=str(shape),
         chosen=problem.plan(kind).algorithm,
-        best=best,
         milliseconds={name: 1e3 * seconds for name, seconds in times.items()},
-        ratio=times["auto"] / times[best],
         error=error,
     )
 
@@ -117,7 +126,7 @@ def least_times(candidates: dict[str, Call], rounds: int, least: float = 0.01) -
     fastest = min(first.values())
     order = [name for name in candidates if name == "auto" or first[name] <= SLOW * fastest]
     repeats = {name: max(1, round(least / max(first[name], 1e-6))) for name in order}
-    times = {name: math.inf for name in order}
+    times = dict.fromkeys(order, math.inf)
     shuffle = random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(order)
@@ -127,10 +136,26 @@ def least_times(candidates: dict[str, Call], rounds: int, least: float = 0.01) -
     return times
 
 
-def summary(choices: list[Choice]) -> dict[str, Any]:
-    ratios = [one.ratio for one in choices]
-    within = sum(ratio <= BAR for ratio in ratios) / len(ratios)
-    return {"shapes": len(ratios), "median": median(ratios), "worst": max(ratios), "within 15 %": within}
+def summaries(choices: list[Choice]) -> dict[str, dict[str, float]]:
+    """How near `auto` is to the best algorithm by name; and to the best of them and one transform over all steps."""
+    found = {}
+    for title, left_out in (("by name", OneTransform.name), ("and one transform", "")):
+        ratios = [one.ratio(left_out) for one in choices]
+        within = sum(ratio <= BAR for ratio in ratios) / len(ratios)
+        found[title] = {"shapes": len(ratios), "median": median(ratios), "worst": max(ratios), "within 15 %": within}
+    return found
+
+
+def show_choices(choices: list[Choice]) -> None:
+    """The figures, and the shapes at which `auto` is furthest from the best algorithm."""
+    table = Table("function", "shape", "auto takes", "ms of each", "over the best by name")
+    for one in sorted(choices, key=lambda one: -one.ratio(OneTransform.name))[:10]:
+        times = ", ".join(f"{name} {value:.3g}" for name, value in one.milliseconds.items())
+        table.add_row(one.kind, one.shape, one.chosen, times, f"{one.ratio(OneTransform.name):.3g}")
+    console = Console(width=170)
+    console.print(table)
+    for title, figures in summaries(choices).items():
+        console.print(title, figures)
 
 
 def _calls(problem: Problem, kind: str) -> dict[str, Callable[[], Tensor]]:

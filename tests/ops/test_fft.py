@@ -24,12 +24,14 @@ def in_blocks(block: int, tile: int) -> AbstractContextManager:
     return patch("plmu.ops._plan", lambda kind, *_, **__: Plan(kind, "fft", block, False, tile))
 
 
-def problem(system: plmu.LinearSystem, time: int = 30, batch: int = 3, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def problem(
+    system: plmu.LinearSystem, time: int = 30, batch: int = 3, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
     """u, weight and state."""
     generator = torch.Generator().manual_seed(time)
     channels = 1 if system.inputs else 2
     shapes = (batch, time, 2), (4, system.order, channels), (batch, system.order, channels)
-    return [torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
 @pytest.mark.parametrize("system", [SYSTEM, SEVERAL], ids=["one input", "two inputs"])
@@ -84,43 +86,39 @@ def test_batched_gradients() -> None:
 @pytest.mark.parametrize(("order", "theta"), [(12, 100.0), (40, 50.0), (2, 20.0), (64, 300.0)])
 def test_a_peak_does_not_blur_what_is_far_from_it(order: int, theta: float, place: str) -> None:
     """In float32, of states, outputs and gradients: where it is quiet, the error is that of the recurrence there. It may
-    be twice as large, and one rounding more for each product that a state sums."""
-    time, quiet = 3000, slice(0, 1200) if place == "late" else slice(1800, 3000)
-    peak = slice(2900, 2910) if place == "late" else slice(90, 100)
+    be twice as large, with a rounding for each product that a state sums (as in test_algorithms)."""
+    time = 3000
+    quiet, peak = (slice(1800, time), slice(90, 100)) if place == "early" else (slice(0, 1200), slice(2900, 2910))
     system = plmu.DelayNetwork(order, theta).discretize()
     generator = torch.Generator().manual_seed(order)
-    u = torch.randn(2, time, 1, generator=generator)
-    weight = torch.randn(3, order, 1, generator=generator)
-    of_m = torch.randn(2, time, order, 1, generator=generator)
-    of_o = torch.randn(2, time, 3, generator=generator)
+    shapes = (2, time, 1), (2, time, order, 1), (2, time, 3), (3, order, 1)
+    u, of_m, of_o, weight = (torch.randn(*shape, generator=generator) for shape in shapes)
     for one in (u, of_m, of_o):
         one[:, peak] *= 1e5
 
-    def results(run: str, dtype: torch.dtype) -> list[Tensor]:
+    def results(run: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         given, read = u.to(dtype).requires_grad_(), weight.to(dtype)
-        if run == "recurrence":
-            m = recurrence(given, system, dtype=dtype)
-            o = m.flatten(2) @ read.flatten(1).mT
-        elif run == "whole":
-            m = fft.states(given[:, :, None], system, None)
-            o = m.flatten(2) @ read.flatten(1).mT
+        if run == "fft":
+            m, o = plmu.states(given, system, algorithm="fft")[0], plmu.project(given, system, read, algorithm="fft")[0]
         else:
-            m, o = (function(given, system, *more, algorithm=run)[0] for function, more in CALLS(read))
-        of_u = [torch.autograd.grad(value, given, flowing.to(dtype), retain_graph=True)[0] for value, flowing in ((m, of_m), (o, of_o))]
+            whole = run == "one transform"
+            m = fft.states(given[:, :, None], system, None) if whole else recurrence(given, system, dtype=dtype)
+            o = m.flatten(2) @ read.flatten(1).mT
+        of_u = [
+            torch.autograd.grad(value, given, flowing.to(dtype), retain_graph=True)[0]
+            for value, flowing in ((m, of_m), (o, of_o))
+        ]
         return [value[:, quiet].detach().double() for value in (m, o, *of_u)]
 
-    exact, plain, found = (results(*how) for how in (("recurrence", torch.float64), ("recurrence", torch.float32), ("fft", torch.float32)))
-    eps = torch.finfo(torch.float32).eps
-    terms = fft.span(system, time, torch.float32) + order
-    for exactly, plainly, ours in zip(exact, plain, found, strict=True):
-        size = exactly.norm()
-        within((ours - exactly).norm() / size, 2 * (plainly - exactly).norm() / size + (4 + math.sqrt(terms / 24)) * eps)
-    worst = max((one - exactly).norm() / exactly.norm() for one, exactly in zip(results("whole", torch.float32), exact, strict=True))
-    assert worst > 1e-4  # as one transform over all steps would blur it
+    exact = results("recurrence", torch.float64)
 
+    def errors(run: str) -> list[float]:
+        return [float((one - true).norm() / true.norm()) for one, true in zip(results(run), exact, strict=True)]
 
-def CALLS(weight: Tensor) -> list[tuple]:
-    return [(plmu.states, ()), (plmu.project, (weight,))]
+    sums = math.sqrt((fft.span(system, time, torch.float32) + order) / 24)
+    for error, plain in zip(errors("fft"), errors("recurrence"), strict=True):
+        within(error, 2 * plain + (4 + sums) * torch.finfo(torch.float32).eps)
+    assert max(errors("one transform")) > 1e-4  # which would blur it
 
 
 def test_how_long_a_memory_lasts() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from closeness import within
 from operations import ALGORITHMS, in_chunks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile

@@ -113,11 +113,11 @@ class FFT(Algorithm):
     POINT_FLOPS = 11  # for each point of a transform and each of its log₂(points) rounds
     PRODUCT_FLOPS = 90  # for each number of m and each piece of the response
     PROJECT_PRODUCT_FLOPS = 120  # the same in `project`, where m is made twice
-    BLOCK_TRAFFIC = 5  # passes over m
+    BLOCK_TRAFFIC = 4  # passes over m
     PROJECT_BLOCK_TRAFFIC = 3
     INPUT_TRAFFIC = 8  # passes over u
-    BLOCK_LAUNCHES = 38
-    TILE_LAUNCHES = (6, 3)  # for each tile; and for each piece of the response in it
+    BLOCK_LAUNCHES = 42
+    TILE_LAUNCHES = (8, 4)  # for each tile; and for each piece of the response in it
 
     def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
         u, system, state = problem.u.to(problem.wide), problem.system, problem.state

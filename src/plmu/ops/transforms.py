@@ -6,11 +6,11 @@ With a window of 2 L inputs for each block, the states of block j are the last L
     F⁻¹{ Σ_k F{piece k} · F{window j − k} }            (overlap-save with a partitioned response).
 
 The transform of a window rounds relative to its own inputs, and is then multiplied by what the memory still holds of
-them. So a state has the rounding errors of what it holds, and of inputs at most L steps later: unlike with one transform
-over all steps, a peak does not blur what is quiet before and after it.
+them. So a state has the rounding errors of what it holds, and of inputs at most two blocks away. With one transform over
+all steps, a peak would blur what is quiet everywhere.
 
-One tile of m exists at a time, small enough for a processor's cache. `project` multiplies it into the weight at once and
-makes it again in the backward pass.
+One tile of m exists at a time, small enough for a processor's cache. `project` multiplies it into the weight at once,
+and makes it again in the backward pass.
 
 These are for eager calls with a constant system. A second derivative is autograd's, of all blocks at once.
 """
@@ -70,7 +70,9 @@ def _all_blocks(u: Tensor, spectra: Tensor) -> Tensor:
     windows = pad(torch.view_as_real(_windows(u, block)), (0, 0, 0, 0, pieces - 1, 0))
     shifted = torch.view_as_complex(windows.contiguous()).unfold(3, pieces, 1).flip(-1)
     product = torch.einsum("kiof,icbjfk->bjocf", spectra, shifted)
-    m: Tensor = torch.fft.irfft(product, n=2 * block, norm="forward")[..., block:]  # (batch, blocks, order, channels, L)
+    m: Tensor = torch.fft.irfft(product, n=2 * block, norm="forward")[
+        ..., block:
+    ]  # (batch, blocks, order, channels, L)
     return m.permute(0, 1, 4, 2, 3).flatten(1, 2)[:, :time]
 
 
@@ -106,7 +108,8 @@ class _Tiles:
                 else:
                     total[:, :, :, start - blocks.start :].addcmul_(part[:, None, None, None], source)
         m: Tensor = torch.fft.irfft(total, n=2 * self.block, norm="forward")[..., self.block :]
-        return m.flatten(3)[..., : steps.stop - steps.start].reshape(self.rows, -1)
+        rows: Tensor = m.flatten(3)[..., : steps.stop - steps.start].reshape(self.rows, -1)
+        return rows
 
     def collect(self, of_windows: Tensor, of_m: Tensor, sequences: slice, blocks: slice, steps: slice) -> None:
         """Add to the gradient of the windows what that of the m of a tile gives."""
@@ -125,7 +128,7 @@ class _Tiles:
         """The gradient of u from that of all windows."""
         of_windows[..., 1::2].neg_()
         by_window = torch.fft.irfft(of_windows, n=2 * self.block, norm="forward")
-        of_u = by_window[..., self.block :]  # what is in two windows, from both
+        of_u: Tensor = by_window[..., self.block :]  # what is in two windows, from both
         of_u[..., :-1, :] += by_window[..., 1:, : self.block]
         return of_u.flatten(3)[..., : self.time].permute(2, 3, 0, 1)
 
