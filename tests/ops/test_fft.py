@@ -85,8 +85,8 @@ def test_batched_gradients() -> None:
 @pytest.mark.parametrize("place", ["early", "late"])
 @pytest.mark.parametrize(("order", "theta"), [(12, 100.0), (40, 50.0), (2, 20.0), (64, 300.0)])
 def test_a_peak_does_not_blur_what_is_far_from_it(order: int, theta: float, place: str) -> None:
-    """In float32, of states, outputs and gradients: where it is quiet, the error is that of the recurrence there. It may
-    be twice as large, with a rounding for each product that a state sums (as in test_algorithms)."""
+    """In float32, of states, outputs and gradients: where it is quiet, the error is that of the recurrence there. It
+    may be twice as large, with a rounding for each product that a state sums (as in test_algorithms)."""
     time = 3000
     quiet, peak = (slice(1800, time), slice(90, 100)) if place == "early" else (slice(0, 1200), slice(2900, 2910))
     system = plmu.DelayNetwork(order, theta).discretize()

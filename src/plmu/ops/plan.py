@@ -116,7 +116,8 @@ def plan(
         batch: how many sequences u has.
         time: how many steps they have.
         channels: how many channels u has.
-        system: the `LinearSystem`; of a fixed one the plan looks at whether it grows, of a trained one at shapes alone.
+        system: the `LinearSystem`; of a fixed one the plan looks at whether it grows and how long its memory lasts,
+            of a trained one at shapes alone.
         out: the first size of the weight, for "project".
         dtype: of u; under autocast, autocast's is planned for.
         device: where u is. A GPU need not be there, but without one its kernels for Hopper are not planned.

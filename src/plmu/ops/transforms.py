@@ -6,8 +6,8 @@ With a window of 2 L inputs for each block, the states of block j are the last L
     F⁻¹{ Σ_k F{piece k} · F{window j − k} }            (overlap-save with a partitioned response).
 
 The transform of a window rounds relative to its own inputs, and is then multiplied by what the memory still holds of
-them. So a state has the rounding errors of what it holds, and of inputs at most two blocks away. With one transform over
-all steps, a peak would blur what is quiet everywhere.
+them. So a state has the rounding errors of what it holds, and of inputs at most two blocks away. With one transform
+over all steps, a peak would blur what is quiet everywhere.
 
 One tile of m exists at a time, small enough for a processor's cache. `project` multiplies it into the weight at once,
 and makes it again in the backward pass.
@@ -130,7 +130,8 @@ class _Tiles:
         by_window = torch.fft.irfft(of_windows, n=2 * self.block, norm="forward")
         of_u: Tensor = by_window[..., self.block :]  # what is in two windows, from both
         of_u[..., :-1, :] += by_window[..., 1:, : self.block]
-        return of_u.flatten(3)[..., : self.time].permute(2, 3, 0, 1)
+        by_step: Tensor = of_u.flatten(3)[..., : self.time].permute(2, 3, 0, 1)
+        return by_step
 
 
 def _by_autograd(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
@@ -154,7 +155,8 @@ class _States(torch.autograd.Function):
         m = u.new_empty(tiles.batch, tiles.time, tiles.rows)
         for place in tiles:
             m[place[0], place[2]].flatten(0, 1).copy_(tiles.states(windows, *place).mT)
-        return m.unflatten(2, (-1, tiles.channels))
+        by_channel: Tensor = m.unflatten(2, (-1, tiles.channels))
+        return by_channel
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
