@@ -49,7 +49,6 @@ class Chunked(Algorithm):
     CARRY_TRAFFIC_ON_GPU = 12
     INPUT_TRAFFIC = 3  # passes over the blocks' inputs
     STATES_TRAFFIC = 2  # passes over m
-    PROJECT_TRAFFIC_ON_CPU = 4  # the same in `project`, where m is made twice
     RESET_TRAFFIC = 22  # the same in `project` with resets on a GPU
     OUTPUT_TRAFFIC = 2  # passes over o
     FOLDED_TRAFFIC = 4  # passes over the folded matrix
@@ -162,8 +161,7 @@ class Chunked(Algorithm):
         else:
             passes = -(-blocks // self._tile(case, chunk, resets=False))
             flops = self.FLOPS * states * columns * slower + self.FLOPS * states * case.out
-            on_gpu = self.RESET_TRAFFIC if case.resets else self.STATES_TRAFFIC
-            traffic = on_gpu if rates.gpu else self.PROJECT_TRAFFIC_ON_CPU
+            traffic = self.RESET_TRAFFIC if case.resets and rates.gpu else self.STATES_TRAFFIC
             moved += traffic * states + self.OUTPUT_TRAFFIC * blocks * chunk * case.out + passes * matrix
             launches += self.PROJECT_LAUNCHES * passes + self.PROJECT_LAUNCHES
         return rates.seconds(flops=flops, moved=FLOAT * moved, launches=launches, half=case.half, in_float32=passing)
