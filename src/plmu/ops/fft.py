@@ -113,7 +113,8 @@ class FFT(Algorithm):
     POINT_FLOPS = 11  # for each point of a transform and each of its log₂(points) rounds
     PRODUCT_FLOPS = 90  # for each number of m and each piece of the response
     PROJECT_PRODUCT_FLOPS = 120  # the same in `project`, where m is made twice
-    BLOCK_TRAFFIC = 4  # passes over m in `states`; in `project` a tile of it stays in the cache
+    BLOCK_TRAFFIC = 4  # passes over m
+    PROJECT_BLOCK_TRAFFIC = 1 / 2  # the same in `project`, where a tile of m stays in the cache
     INPUT_TRAFFIC = 8  # passes over u
     BLOCK_LAUNCHES = 42
     TILE_LAUNCHES = (8, 4)  # for each tile; and for each piece of the response in it
@@ -187,7 +188,7 @@ class FFT(Algorithm):
         project = case.kind == "project"
         transformed = (3 if project else 2) * 2 * (made + given) * math.log2(2 * block)
         multiplied = (self.PROJECT_PRODUCT_FLOPS if project else self.PRODUCT_FLOPS) * made * products * case.inputs
-        moved = (0 if project else self.BLOCK_TRAFFIC) * made + self.INPUT_TRAFFIC * given
+        moved = (self.PROJECT_BLOCK_TRAFFIC if project else self.BLOCK_TRAFFIC) * made + self.INPUT_TRAFFIC * given
         once, each = self.TILE_LAUNCHES
         seconds = self.estimate(
             case,
