@@ -114,7 +114,7 @@ class FFT(Algorithm):
     PRODUCT_FLOPS = 90  # for each number of m and each piece of the response
     PROJECT_PRODUCT_FLOPS = 120  # the same in `project`, where m is made twice
     BLOCK_TRAFFIC = 4  # passes over m
-    PROJECT_BLOCK_TRAFFIC = 1 / 2  # the same in `project`, where a tile of m stays in the cache
+    PROJECT_BLOCK_TRAFFIC = 2  # the same in `project`, where a tile of m stays in the cache
     INPUT_TRAFFIC = 8  # passes over u
     BLOCK_LAUNCHES = 42
     TILE_LAUNCHES = (8, 4)  # for each tile; and for each piece of the response in it
