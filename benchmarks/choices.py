@@ -20,29 +20,12 @@ from rich.table import Table
 from torch import Tensor
 
 import plmu
-import plmu.ops
 from plmu.bench.measure import Call, relative_error, training
 from plmu.bench.problems import CPU_CHOICES, Problem, Shape
-from plmu.ops import fft
 
 BAR = 1.15  # the time of `auto` over that of the best
 LARGEST = 1 << 22  # numbers of m
 SLOW = 3.0  # times slower in its first calls than the fastest: not measured further
-
-
-class OneTransform(type(plmu.ops.ALGORITHMS["fft"])):  # type: ignore[misc]
-    """Equation 26 over all steps at once, which `auto` may not take: its errors are those of the largest input."""
-
-    name = "one_transform"
-
-    def states(self, problem: plmu.ops.Problem, plan: plmu.Plan) -> tuple[Tensor, Tensor]:
-        m = fft.states(problem.u.to(problem.wide), problem.system, problem.state)
-        return m, plmu.ops.last_of(problem, m)
-
-    def auto_limit(self, case: plmu.ops.Case) -> str | None:
-        return "for comparison only"
-
-    project = plmu.ops.Algorithm.project
 
 
 @dataclass
@@ -55,11 +38,10 @@ class Choice:
     milliseconds: dict[str, float]
     error: float
 
-    def ratio(self, left_out: str = "") -> float:
-        """The time of `auto` over that of the best but one that is left out."""
-        return self.milliseconds["auto"] / min(
-            value for name, value in self.milliseconds.items() if name not in ("auto", left_out)
-        )
+    @property
+    def ratio(self) -> float:
+        """The time of `auto` over that of the best algorithm by name."""
+        return self.milliseconds["auto"] / min(value for name, value in self.milliseconds.items() if name != "auto")
 
 
 def random_shapes(count: int, seed: int = 0) -> list[tuple[str, Shape]]:
@@ -85,14 +67,13 @@ def compare_choices(count: int, rounds: int, seed: int = 0) -> dict[str, Any]:
     """What `auto` takes at the committed shapes and at `count` random ones."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    plmu.ops.register(OneTransform())
     committed = [choice for choice in CPU_CHOICES if choice[0] != "final_state"]  # which has one algorithm
     found = {}
     try:
         for title, shapes in (("committed", committed), ("random", random_shapes(count, seed))):
             choices = [measure(kind, shape, rounds) for kind, shape in shapes]
             show_choices(choices)
-            found[title] = {**summaries(choices), "rows": [asdict(choice) for choice in choices]}
+            found[title] = {**summary(choices), "rows": [asdict(choice) for choice in choices]}
     finally:
         torch.set_num_threads(threads)
     return found
@@ -123,7 +104,7 @@ def least_times(candidates: dict[str, Call], rounds: int, least: float = 0.01) -
     for name, call in candidates.items():
         call()
         first[name] = _processor_seconds(call, 2)
-    fastest = min(seconds for name, seconds in first.items() if name not in ("auto", OneTransform.name))
+    fastest = min(seconds for name, seconds in first.items() if name != "auto")
     order = [name for name in candidates if name == "auto" or first[name] <= SLOW * fastest]
     repeats = {name: max(1, round(least / max(first[name], 1e-6))) for name in order}
     times = dict.fromkeys(order, math.inf)
@@ -136,31 +117,27 @@ def least_times(candidates: dict[str, Call], rounds: int, least: float = 0.01) -
     return times
 
 
-def summaries(choices: list[Choice]) -> dict[str, dict[str, float]]:
-    """How near `auto` is to the best algorithm by name; and to the best of them and one transform over all steps."""
-    found = {}
-    for title, left_out in (("by name", OneTransform.name), ("and one transform", "")):
-        ratios = [one.ratio(left_out) for one in choices]
-        within = sum(ratio <= BAR for ratio in ratios) / len(ratios)
-        found[title] = {"shapes": len(ratios), "median": median(ratios), "worst": max(ratios), "within 15 %": within}
-    return found
+def summary(choices: list[Choice]) -> dict[str, float]:
+    """How near `auto` is to the best algorithm by name."""
+    ratios = [one.ratio for one in choices]
+    within = sum(ratio <= BAR for ratio in ratios) / len(ratios)
+    return {"shapes": len(ratios), "median": median(ratios), "worst": max(ratios), "within 15 %": within}
 
 
 def show_choices(choices: list[Choice]) -> None:
     """The figures, and the shapes at which `auto` is furthest from the best algorithm."""
     table = Table("function", "shape", "auto takes", "ms of each", "over the best by name")
-    for one in sorted(choices, key=lambda one: -one.ratio(OneTransform.name))[:10]:
+    for one in sorted(choices, key=lambda one: -one.ratio)[:10]:
         times = ", ".join(f"{name} {value:.3g}" for name, value in one.milliseconds.items())
-        table.add_row(one.kind, one.shape, one.chosen, times, f"{one.ratio(OneTransform.name):.3g}")
+        table.add_row(one.kind, one.shape, one.chosen, times, f"{one.ratio:.3g}")
     console = Console(width=170)
     console.print(table)
-    for title, figures in summaries(choices).items():
-        console.print(title, figures)
+    console.print(summary(choices))
 
 
 def _calls(problem: Problem, kind: str) -> dict[str, Callable[[], Tensor]]:
     shape = problem.shape
-    names = ["chunked", "fft", OneTransform.name, "auto"]
+    names = ["chunked", "fft", "auto"]
     if shape.time**2 * shape.order <= 1 << 24:
         names.append("toeplitz")
     if shape.time <= 64:
