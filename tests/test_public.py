@@ -69,6 +69,7 @@ PLMU_NN = [
     "Bidirectional",
     "CausalAttention",
     "CausalConvolution",
+    "CovariateForecast",
     "CrossAttention",
     "DelayLayer",
     "EncoderDecoder",

@@ -21,6 +21,7 @@ from plmu.nn import (
     Bidirectional,
     CausalAttention,
     CausalConvolution,
+    CovariateForecast,
     DelayLayer,
     Gated,
     Highway,
@@ -114,7 +115,12 @@ BLOCKS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 _INSIDE = {CausalAttention: 2, SelectiveLMU: 8, LMUBlock: 12, MemoryBlock: 32}  # modules that these make
 OPTIONS = {**TORCH, **BLOCKS}
-RARE = (TimedDelayLayer, LookbackForecast, ThresholdShares)
+RARE = (
+    TimedDelayLayer,
+    CovariateForecast,
+    LookbackForecast,
+    ThresholdShares,
+)  # the kind before what it is derived from
 OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, TokenDelayLayer, LMU, LMUCell, *RARE)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
 _LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *OPTIONS)}
@@ -236,15 +242,15 @@ def _cost(description: Description, where: str, depth: int) -> float:
         meaning, fits = _MEANINGS.get(key, _ANY)
         if not fits(value):
             raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
-    order, theta = config.get("order"), config.get("theta")
     cost: float = _LAYER if kind in OWN else _MODULE * (1 + _INSIDE.get(kind, 0) + max(config.get("highways", 0), 0))
-    if order is None or order < 1:  # a given system, or what the constructor refuses
-        return cost
-    for one in theta if isinstance(theta, list) else [theta]:
-        if one is not None and one > 0:
-            # Discretising takes some products of matrices, and one more whenever order² / θ doubles.
-            products = 8 + 2 * math.log2(order) - math.log2(one)
-            cost += _SYSTEM + order**3 * max(products, _MATRICES)
+    for order, theta in ((config.get("order"), config.get("theta")), (config.get("lag_order"), config.get("lags"))):
+        if order is None or order < 1:  # a given system, or what the constructor refuses
+            continue
+        for one in theta if isinstance(theta, list) else [theta]:
+            if one is not None and one > 0:
+                # Discretising takes some products of matrices, and one more whenever order² / θ doubles.
+                products = 8 + 2 * math.log2(order) - math.log2(one)
+                cost += _SYSTEM + order**3 * max(products, _MATRICES)
     return cost
 
 
@@ -279,14 +285,15 @@ _ANY: _Meaning = (
 _MEANINGS: dict[str, _Meaning] = {
     **dict.fromkeys(("in_features", "out_features", "num_embeddings", "embedding_dim", "num_parameters"), _WHOLE),
     **dict.fromkeys(("input_size", "hidden_size", "channels", "width", "window", "highways"), _WHOLE),
-    **dict.fromkeys(("horizon", "lookback", "season", "phase", "count"), _WHOLE),
+    **dict.fromkeys(("horizon", "lookback", "season", "phase", "count", "covariates", "lags", "lag_order"), _WHOLE),
     **dict.fromkeys(("padding_idx", "dim", "order", "memory_size", "hidden", "kernel_size", "heads"), _WHOLE_OR_NONE),
     **dict.fromkeys(("p", "negative_slope", "alpha", "beta", "threshold"), ("a number", _is_number)),
     **dict.fromkeys(("min_val", "max_val", "norm_type"), ("a number", _is_number)),
     **dict.fromkeys(("eps", "max_norm"), _NUMBER_OR_NONE),
     **dict.fromkeys(("scale_grad_by_freq", "sparse", "elementwise_affine", "bias", "norm"), _SWITCH),
     **dict.fromkeys(("memory_noise", "memory_dropout", "token_dropout", "dropout"), ("a number", _is_number)),
-    **dict.fromkeys(("gated", "standardize", "encoder", "input_to_output", "return_sequences", "individual"), _SWITCH),
+    **dict.fromkeys(("gated", "standardize", "encoder", "input_to_output", "return_sequences"), _SWITCH),
+    **dict.fromkeys(("individual", "relative"), _SWITCH),
     **dict.fromkeys(("hidden_to_memory", "memory_to_memory", "input_to_hidden", "hidden_to_hidden"), _SWITCH),
     "approximate": ("none or tanh", lambda value: value in ("none", "tanh")),
     "normalized_shape": (

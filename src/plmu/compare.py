@@ -68,7 +68,7 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     modules = dict(model.named_modules(remove_duplicate=False))
-    known = {id(_holder(module).memory) for module in modules.values() if isinstance(module, OWN)}
+    known = {id(_memory(module)) for module in modules.values() if isinstance(module, OWN)}
     for name, module in modules.items():
         kind = type(module)
         options: dict[str, Any] = {}
@@ -99,10 +99,15 @@ def _holder(layer: nn.Module) -> Any:
     return getattr(layer, "cell", layer)
 
 
+def _memory(layer: nn.Module) -> Memory | None:
+    """None of a layer that keeps a window, or counts."""
+    return getattr(_holder(layer), "memory", None)
+
+
 def _own_options(layer: nn.Module) -> dict[str, Any]:
     """The options of a layer as they are now, which may not be those it was made with, unless they are the default."""
-    holder = _holder(layer)
-    options: dict[str, Any] = {**layer.config, **_memory_options(holder.memory)}  # type: ignore[dict-item]
+    holder, memory = _holder(layer), _memory(layer)
+    options: dict[str, Any] = {**layer.config, **({} if memory is None else _memory_options(memory))}  # type: ignore[dict-item]
     for option, attribute in _FUNCTIONS.items():
         if option in options:
             options[option] = getattr(holder, attribute)

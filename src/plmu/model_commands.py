@@ -102,6 +102,12 @@ def predict_parser() -> Parser:
         required=True,
         help="CSV, Parquet or NumPy file, or a folder of them, with the columns of the run's file",
     )
+    parser.add_argument(
+        "--data.future",
+        dest="future",
+        type=Path,
+        help="file with the covariates after the last row (rows at the end of --data.file without values)",
+    )
     parser.add_argument("--out", type=Path, help="CSV file to write (standard output)")
     parser.add_argument("--quiet", action="store_true", help="do not say what was found")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
@@ -113,7 +119,7 @@ def predict(words: list[str]) -> None:
     with _threads(given.threads):
         from plmu.experiments.predict import predict as run_model
 
-        run_model(given.run, given.file, given.out, given.quiet)
+        run_model(given.run, given.file, given.out, given.quiet, given.future)
 
 
 def stream_parser() -> Parser:

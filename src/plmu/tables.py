@@ -25,6 +25,7 @@ HEADLINES = {
     "qqp": "deep",
     "snli": "deep",
     "text8": "modern",
+    "iwslt": "plmu",
 }
 
 

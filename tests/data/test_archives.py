@@ -4,11 +4,13 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import re
 import tarfile
 import tracemalloc
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -284,3 +286,19 @@ def test_nested_json_is_named(tmp_path):
     pack(tmp_path / "snli" / "snli_1.0_dev.jsonl", "[" * 100_000)
     with pytest.raises(DataError, match=r"snli_1\.0_dev\.jsonl, line 1: it is not JSON"):
         snli.load(DataConfig(tmp_path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_read_if_it_is_not_packed(tmp_path):
+    """As of `plmu translate RUN <(command)`."""
+    for name, sent in (("plain", b"one\ntwo\n"), ("packed", gzip.compress(b"one\ntwo\n"))):
+        pipe = tmp_path / name
+        os.mkfifo(pipe)
+        with ThreadPoolExecutor() as other:
+            writing = other.submit(pipe.write_bytes, sent)
+            if name == "plain":
+                assert list(reading.lines(pipe)) == [(1, "one"), (2, "two")]
+            else:
+                with pytest.raises(DataError, match="packed is a pipe of packed bytes: unpack them before, or give"):
+                    list(reading.lines(pipe))
+            writing.result()

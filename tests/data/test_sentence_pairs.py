@@ -140,6 +140,11 @@ def test_pieces_are_of_one_vocabulary_and_lose_nothing(tmp_path):
     assert data.source.decode(numbers, ["snow"]) == ["dog", "snow"]
 
 
+def test_there_are_no_more_pieces_than_asked_for_however_many_characters():
+    sentences = ["".join(chr(0x4E00 + number) for number in range(start, start + 20)) for start in range(0, 1000, 10)]
+    assert Pieces(vocabularies.train_pieces(sentences, 400)).size == 400
+
+
 @pytest.mark.parametrize("pieces", [0, 300])
 def test_the_cache_serves_a_machine_without_a_tokenizer(pieces, tmp_path, monkeypatch):
     """Files are known by their content: their times may differ."""
@@ -178,8 +183,12 @@ def test_missing_files_say_where_they_come_from(tmp_path):
         ("a\n", "x\ny\n", r"b\.txt, line 2: .*a\.txt ends before it, at line 1"),
         (b"a\nb\xff\n", "x\ny\n", r"a\.txt, line 2: it is not UTF-8"),
         ("a\nb\n", b"x\n\xe9\n", r"b\.txt, line 2: it is not UTF-8"),
-        ("\n \n", "x\ny\n", "have too few pairs: there is none to train"),
-        ("a\nb\n", "x\ny\n", "have too few pairs: there is none to (valid|test)"),
+        ("\n \n", "x\ny\n", "have too few pairs: there is none to train on$"),
+        (
+            "a\nb\n",
+            "x\ny\n",
+            r"there is none to validate on; give some by --data\.valid-source and --data\.valid-target",
+        ),
     ],
 )
 def test_faults_of_files_are_named_with_their_line(source, target, message, tmp_path):
@@ -192,10 +201,24 @@ def test_empty_lines_are_left_out_of_training_and_refused_elsewhere(tmp_path):
     sources[3], targets[7] = "", "  "
     given = _own(tmp_path, _text(sources), _text(targets))
     data = load(ParallelConfig(**given))
-    assert data.completeness.endswith("; 2 training pairs with an empty side left out")
+    assert data.completeness.endswith("; 2 training pairs with an empty side left out, the first at line 4")
     assert sum(len(data.splits[split][0]) for split in parallel.SPLITS) == 298
     given |= _own(tmp_path, "a\n\n", "b\nc\n", name="test_")
-    with pytest.raises(DataError, match=r"test_a\.txt, line 2: it is empty"):
+    with pytest.raises(DataError, match=r"test_a\.txt, line 2: it is empty, and a sentence to test on may not be"):
+        load(ParallelConfig(**given))
+
+
+def test_very_long_lines_are_not_taken_to_validate_or_test(tmp_path):
+    """All sentences to validate or test on are padded to the longest, and are translated."""
+    sources, targets = pairs(600)
+    longs = [f"{number}{'x' * 10_000}" for number in range(200)]
+    data = load(ParallelConfig(**_own(tmp_path, _text(sources + longs), _text(targets + targets[:200]))))
+    for split, count in (("train", 200), ("valid", 0), ("test", 0)):
+        assert _sentences(data, split, 0).count(["<unk>"]) == count
+    given = _own(tmp_path, _text(sources), _text(targets)) | _own(tmp_path, "a\nb\n", f"x\n{longs[0]}\n", "valid_")
+    with pytest.raises(
+        DataError, match=r"valid_b\.txt, line 2: it has 10,001 characters, and a sentence to validate on"
+    ):
         load(ParallelConfig(**given))
 
 

@@ -221,3 +221,43 @@ def test_the_order_of_day_and_month_is_that_of_training(data: Any, tmp_path: Pat
     (tmp_path / "one.csv").write_text("date,v\n05/03/2024,1\n")
     (piece,) = load(SeriesConfig(file=tmp_path / "one.csv"), (known.columns, known.clock)).pieces
     assert piece.start == 64
+
+
+def test_times_keep_the_time_zone_of_the_file(data: Any, tmp_path: Path) -> None:
+    """A day begins at midnight where the data is from, and not at 22:00 of the day before."""
+    one = data("\n".join(["time,v", *(f"2024-01-{i:02d}T00:00+02:00,{i}" for i in range(1, 29)), ""]))
+    assert one.clock.zone == 120
+    assert one.clock.times(np.array([0, 1])) == ["2024-01-01", "2024-01-02"]
+    assert "column 'time': times in time zone +02:00" in one.notes
+    one = data(hours().replace(":00,", ":00-05:30,"))
+    assert one.clock.times(np.array([0, 30])) == ["2024-01-01 00:00-05:30", "2024-01-02 06:00-05:30"]
+    # Another file in another zone, or in none, is read in the zone of training.
+    for time, step in {"05:30Z": 0, "07:00+00:30": 1, "05:00": 5}.items():
+        (tmp_path / "other.csv").write_text(f"time,v\n2024-01-01 {time},1\n")
+        found = load(SeriesConfig(file=tmp_path / "other.csv"), (one.columns, one.clock))
+        assert found.pieces[0].start == step, time
+    assert one.clock.step_of("2024-01-01 05:30Z") == 0
+    assert one.clock.step_of("2024-01-01 05:00") == 5
+
+
+def test_several_time_zones_are_converted_to_utc(data: Any) -> None:
+    """As where the clocks change to summer time."""
+    rows = [f"2024-03-31T{i:02d}:00+0{1 if i < 2 else 2}:00,{i}" for i in (0, 1, 3, 4, 5, 6)]
+    found = data("\n".join(["time,v", *rows, ""]))
+    assert found.clock.zone == 0
+    assert found.clock.times(np.array([0, 5])) == ["2024-03-30 23:00+00:00", "2024-03-31 04:00+00:00"]
+    assert "column 'time': time zones converted to UTC" in found.notes
+    assert data(hours()).clock.zone is None
+
+
+def test_a_file_of_one_series_need_not_name_it(data: Any, tmp_path: Path) -> None:
+    both = [f"2024-01-{1 + i // 24:02d} {i % 24:02d}:00,{shop},{i}" for shop in "ab" for i in range(60)]
+    known = data("\n".join(["time,shop,v", *both, ""]))
+    assert known.columns.id == "shop"
+    (tmp_path / "one.csv").write_text(hours())
+    found = load(SeriesConfig(file=tmp_path / "one.csv"), (known.columns, known.clock))
+    assert len(found.pieces) == 1
+    assert "series: one, since there is no 'shop'" in found.notes
+    (tmp_path / "one.csv").write_text(hours() + hours().split("\n", 1)[1])
+    with pytest.raises(DataError, match=r"one\.csv has no column 'shop', .* and times that repeat"):
+        load(SeriesConfig(file=tmp_path / "one.csv"), (known.columns, known.clock))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import plmu
+from plmu.estimators import loo
 from plmu.estimators.loo import leave_one_out
 
 
@@ -77,10 +78,8 @@ def test_the_model_streams_saves_and_folds_to_the_same_scores(tmp_path: Path) ->
     )
 
 
-@pytest.mark.parametrize("many", [24, 20], ids=["few", "many"])
 @pytest.mark.parametrize("features", [5, 40])
-def test_leave_one_out_is_what_leaving_one_out_gives(features: int, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plmu.estimators.loo._MANY", many)  # more examples than that are solved another way
+def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
     torch.manual_seed(0)
     x, labels = torch.randn(24, features), torch.arange(24) % 3
     x[:, 0] += labels
@@ -90,17 +89,70 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int, many: int, m
     spread, mean = torch.std_mean(x.double(), dim=0, correction=0)
     x = (x.double() - mean) / spread * scales  # as it is for the whole
     target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
+    fold = loo._folds(labels)
     for i in range(24):
-        rest = torch.arange(24) != i
+        known, rest = fold != fold[i], torch.arange(24) != i
+        means = torch.stack([x[known & (labels == one)].mean(0) for one in range(3)])[labels[known]]
+        centred = x[known].mean(0)
+        ratio = (means - centred).square().sum(0) / (x[known] - centred).square().sum(0)
+        weighted = x * (ratio / ratio.mean()).sqrt()
         # An intercept that is not penalised.
-        a = torch.cat([x[rest], torch.ones(23, 1)], dim=1)
+        a = torch.cat([weighted[rest], torch.ones(23, 1)], dim=1)
         penalty = 10.0 * torch.eye(features + 1, dtype=torch.float64)
         penalty[-1, -1] = 0
         weight = torch.linalg.solve(a.mT @ a + penalty, a.mT @ target[rest])
-        scores.append(torch.cat([x[i], torch.ones(1)]) @ weight)
+        scores.append(torch.cat([weighted[i], torch.ones(1)]) @ weight)
         correct += int(scores[-1].argmax() == labels[i])
     assert full.accuracy == pytest.approx(correct / 24)
-    assert full.error == pytest.approx(float((torch.stack(scores) - target).square().mean()))
+    assert full.error == pytest.approx(float((torch.stack(scores) - target).square().mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("features", [5, 40])
+def test_the_readout_is_the_ridge_of_weighted_features(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plmu.estimators.loo._MANY", 20)  # fewer than the examples: all are fitted all the same
+    torch.manual_seed(0)
+    x, labels = torch.randn(24, features), torch.arange(24) % 3
+    x[:, 0] += labels
+    found = leave_one_out(x, labels, [10.0], torch.ones(features))
+    spread, mean = torch.std_mean(x.double(), dim=0, correction=0)
+    z = (x.double() - mean) / spread
+    z = z * loo.explained(z, labels)
+    target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
+    weight = torch.linalg.solve(z.mT @ z + 10.0 * torch.eye(features, dtype=torch.float64), z.mT @ target)
+    expected = z @ weight + target.mean(0)
+    scores = x.double() @ found.weight.mT + found.bias
+    factor = float(scores.norm() / expected.norm())  # the sharpness
+    torch.testing.assert_close(scores, factor * expected, rtol=1e-4, atol=1e-4)
+
+
+def test_labels_without_meaning_are_not_found() -> None:
+    x = np.random.default_rng(0).standard_normal((60, 40))
+    assert plmu.SequenceClassifier(**SMALL).fit(x, np.arange(60) % 2).loo_accuracy_ < 0.65
+
+
+@pytest.mark.parametrize("count", [6, 60, 600])
+def test_correct_ones_alone_give_no_certainty(count: int) -> None:
+    """The mean probability of the class is about (n + 1) / (n + 2), also where every left-out example was correct."""
+    labels = torch.arange(count) % 3
+    scores = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
+    found = (loo.sharpness(scores, labels) * scores).softmax(1).gather(1, labels[:, None])
+    assert float(1 - found.mean()) * (count + 2) == pytest.approx(1, rel=0.02)
+
+
+def test_few_series_give_no_certainty() -> None:
+    x, y = waves(30)
+    classifier = plmu.SequenceClassifier(**SMALL).fit(x, y)
+    assert classifier.loo_accuracy_ == 1
+    confidence = classifier.predict_proba(waves(60, seed=1)[0]).max(1).mean()
+    assert 0.9 < confidence < 31 / 32
+
+
+def test_probabilities_are_as_often_right() -> None:
+    """Of examples that overlap, the sharpness is that of the logistic model they were drawn from."""
+    torch.manual_seed(0)
+    scores = torch.randn(4000, 2, dtype=torch.float64)
+    labels = (torch.rand(4000) < torch.softmax(4.0 * scores, 1)[:, 1]).long()
+    assert loo.sharpness(scores, labels) == pytest.approx(4.0, rel=0.2)
 
 
 def test_what_cannot_be_fitted_is_named() -> None:

@@ -50,6 +50,15 @@ def test_scores_have_signatures_and_detokenised_text_is_tokenised_as_sacrebleu_d
     assert "bleu_uncased nrefs:1|case:lc|eff:no|tok:none|smooth:exp|version:" in signature
 
 
+@pytest.mark.parametrize(
+    ("reference", "tokenizer"), [("天 气 很 好 。", "zh"), ("ス ー パ ー で 買 う 。", "char"), ("I saw 你 .", "13a")]
+)
+def test_detokenised_text_without_spaces_is_scored_by_characters(reference, tokenizer):
+    found, signature = scores([f"{reference} {reference}"], [f"{reference} {reference}"])
+    assert found["bleu_detokenised"] == pytest.approx(100)
+    assert f"bleu_detokenised nrefs:1|case:mixed|eff:no|tok:{tokenizer}|" in signature
+
+
 def test_without_sacrebleu_there_is_no_signature(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
     found, signature = scores(["a b c d"], ["A b c d"])

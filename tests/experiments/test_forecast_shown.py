@@ -102,8 +102,8 @@ def test_series_at_different_levels_keep_their_digits(tmp_path: Path) -> None:
     assert settings.season == 7
     low, high = windows.values[0, :200], windows.values[0, 200:]
     torch.testing.assert_close(low, high, atol=1e-6, rtol=0)
-    a, b = windows.take(torch.tensor([150, 350]), task.length, settings.horizon).windows
-    steps = torch.tensor([150, 150])
-    forecast = model_method(model)(torch.stack([a, b]), steps)
+    examples = windows.take(torch.tensor([150, 350]), task.length, settings.horizon)
+    assert examples.steps.tolist() == [150, 150]
+    forecast = model_method(model)(examples)
     torch.testing.assert_close(forecast[0], forecast[1], atol=1e-4, rtol=0)
     assert float(task.scale[0]) == pytest.approx(wave[:140].std(), rel=1e-6)  # and not the distance of the levels

@@ -109,7 +109,7 @@ def test_intervals_are_quantiles_of_errors() -> None:
     found = Intervals((0.8,), False, 1, torch.zeros(1))
     filled = fill_intervals(found, [(last_value(1), origins)], windows, 1, 1)
     assert (float(filled.low), float(filled.high)) == (9 - 30, 89 - 30)
-    above = fill_intervals(found, [(lambda w, s: w - 100, origins)], windows, 1, 1)
+    above = fill_intervals(found, [(lambda one: one.windows - 100, origins)], windows, 1, 1)
     assert (float(above.low), float(above.high)) == (0.0, 189 - 30)
     _, inside = score({"model": last_value(1)}, windows, origins, 1, 1, torch.ones(1), filled)
     assert inside == [pytest.approx(81 / 99)]

@@ -204,6 +204,7 @@ def test_what_does_not_stream_says_why(tmp_path: Path) -> None:
     for experiment, model, message in [
         ("qqp", "plmu", "qqp compares pairs of texts, which are no stream"),
         ("snli", "deep", "snli compares pairs of texts, which are no stream"),
+        ("iwslt", "lstm", "iwslt reads whole sentences, which are no stream: `plmu translate` translates them"),
         ("mackey-glass", "lstm", "the models plmu, lmu, lmu-single are steppable and saved, lstm is not"),
     ]:
         (tmp_path / "config.json").write_text(json.dumps({"experiment": experiment, "model": model}))

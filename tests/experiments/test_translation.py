@@ -14,7 +14,7 @@ from untrained import built
 from plmu.cli import main
 from plmu.data.moses import detokenise
 from plmu.data.vocabularies import BEGIN, END, PADDING
-from plmu.experiments import EXPERIMENTS, folders, translation
+from plmu.experiments import EXPERIMENTS, folders, translate, translation
 from plmu.experiments.bleu import bleu
 from plmu.experiments.decoding import Translation
 from plmu.experiments.translate import Options, Translator
@@ -66,12 +66,51 @@ def test_a_small_language_is_learned_and_translated(trained, monkeypatch, capsys
     out = capsys.readouterr()
     assert out.out.split("\n")[:-1] == [_expected(asked[0]), "", _expected(asked[2]), ""]
     assert "2 sentences in " in out.err
-    monkeypatch.setattr("sys.stdin", io.StringIO(Path("ask.txt").read_text()))
+    _give(monkeypatch, b"\xef\xbb\xbf" + Path("ask.txt").read_bytes().replace(b"\n", b"\r\n"))
     main(["translate", str(RUN), "--scores", "--batch", "1", "--attention", "attention.png"])
     scored = capsys.readouterr().out.split("\n")[:-1]
     assert [line.split("\t")[-1] for line in scored] == out.out.split("\n")[:-1]
     assert all(float(scored[row].split("\t")[0]) < 0 for row in (0, 2))
     assert Path("attention.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _give(monkeypatch, raw: bytes) -> None:
+    """As standard input, the way it is read where no language is set."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw), "ascii", errors="surrogateescape"))
+
+
+def test_standard_input_that_is_not_utf_8_is_named_with_its_line(trained, monkeypatch, capsys):
+    monkeypatch.chdir(trained)
+    _give(monkeypatch, b"The dog.\nThe c\xffat.\n")
+    assert "standard input, line 2: it is not UTF-8" in refused(["translate", str(RUN)], capsys)
+
+
+def test_without_standard_input_a_file_is_asked_for(trained, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert "there is no standard input to read from" in refused(["translate", str(trained / RUN)], capsys)
+
+
+def test_few_long_sentences_are_translated_at_once(trained, monkeypatch):
+    sizes = []
+
+    def spied(model, source, *args, **kwargs):
+        sizes.append(source.shape)
+        return [Translation([], -1.0, None) for _ in source]
+
+    monkeypatch.setattr(translate, "translate", spied)
+    monkeypatch.setattr(translate, "MOST_TOKENS", 20)
+    texts = ["dog " * size for size in (50, 1, 9, 10, 2, 30, 1)]
+    assert len(Translator(trained / RUN).translate(texts, Options(batch=3))) == 7
+    assert sizes == [(3, 2), (2, 10), (1, 30), (1, 50)]
+
+
+def test_a_picture_of_long_sentences_is_no_larger_than_a_screen_can_show(tmp_path, capsys):
+    path = tmp_path / "attention.png"
+    translate.draw(path, ["你", *"a" * 249], ["b" * 9_999, "</s>"], torch.zeros(2, 250))
+    width, height = (int.from_bytes(path.read_bytes()[at : at + 4], "big") for at in (16, 20))
+    assert width == 6000
+    assert height < 1000
+    assert capsys.readouterr().err == f"{path} has boxes for characters that its font does not have\n"
 
 
 def test_unknown_words_are_copied_by_attention(trained, monkeypatch, capsys):
@@ -95,6 +134,7 @@ def test_what_was_not_scored_where_it_ran_is_scored_by_the_same_command(trained,
     before = _result(trained)
     assert before["notes"]["scoring"].startswith("sacrebleu was not installed")
     assert before["test"].keys() == {"bleu", "bleu_uncased", "perplexity"}
+    assert json.loads(Path("runs/iwslt-plmu.json").read_text())["paper"] is None, "its data was another"
     hypotheses, references = (
         (RUN / name).read_text(encoding="utf-8").split("\n")[:-1] for name in ("hypotheses.txt", "references.txt")
     )
@@ -240,7 +280,9 @@ def test_models_have_about_the_parameters_of_the_paper_and_no_more(model, least)
         (["translate", str(RUN), "no.txt"], "no.txt cannot be read"),
         (["translate", str(RUN), "bad.txt"], "bad.txt, line 2: it is not UTF-8"),
         (["translate", str(RUN), "empty.txt", "--attention", "x.png"], "there is no sentence to draw"),
-        (["translate", str(RUN), "one.txt", "--attention", "x.nothing"], "--attention x.nothing: "),
+        (["translate", "nothing", "--attention", "x.nothing"], "--attention x.nothing: the name must end like"),
+        (["translate", "nothing", "--attention", "x"], "--attention x: the name must end like that of a picture"),
+        (["translate", "nothing", "--attention", "no/x.png"], "--attention no/x.png: there is no folder no"),
         ([*COMMAND, "--model.width", "15", *OWN], "model.width must be an even multiple of model.attention_heads = 2"),
         ([*COMMAND, "--name", "x", "--data.source", "a.txt"], "--data.source and --data.target belong together"),
     ],
@@ -249,7 +291,6 @@ def test_wrong_uses(words, message, trained, monkeypatch, capsys):
     monkeypatch.chdir(trained)
     Path("bad.txt").write_bytes(b"a\nb\xff\n")
     Path("empty.txt").write_text("\n")
-    Path("one.txt").write_text("The dog.\n")
     assert message in refused(words, capsys)
 
 

@@ -1,4 +1,4 @@
-"""Exports of `LookbackForecast`: the window, the first step, and a season that goes round."""
+"""Exports of forecasts: the window, the first step, a season that goes round, and covariates."""
 
 from pathlib import Path
 
@@ -10,19 +10,24 @@ from test_c import needs_compiler, run_check
 
 import plmu
 from plmu.exports.evaluate import Evaluator
-from plmu.nn import LookbackForecast
+from plmu.nn import CovariateForecast, LookbackForecast
 
 CASES = {
     "plain": {"channels": 1, "season": 0},
     "season": {"channels": 1, "season": 5, "phase": 3},
     "channels": {"channels": 3, "season": 4, "individual": True},
+    "covariates": {"channels": 2, "covariates": 3, "season": 4, "lags": 5, "lag_order": 2},
+    "relative": {"channels": 2, "covariates": 1, "relative": True},
 }
 
 
 def model_of(name: str) -> LookbackForecast:
     torch.manual_seed(2)
-    model = LookbackForecast(horizon=4, order=5, theta=9.0, lookback=8, **CASES[name])  # type: ignore[arg-type]
+    kind = CovariateForecast if "covariates" in CASES[name] else LookbackForecast
+    model: LookbackForecast = kind(horizon=4, order=5, theta=9.0, lookback=8, **CASES[name])  # type: ignore[arg-type]
     with torch.no_grad():
+        if isinstance(model, CovariateForecast):
+            model.effect_weight.normal_()
         model.weight.normal_()
         model.season_pattern.normal_()
         model.prior.uniform_(0.1, 2.0)
@@ -31,7 +36,7 @@ def model_of(name: str) -> LookbackForecast:
 
 def samples(model: LookbackForecast, steps: int) -> torch.Tensor:
     """So that the amplitude of the season reaches both of its limits."""
-    return torch.randn(steps, 2, model.channels) * torch.linspace(0.1, 6, steps)[:, None, None]
+    return torch.randn(steps, 2, model.input_size) * torch.linspace(0.1, 6, steps)[:, None, None]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,14 +67,15 @@ def test_c(name: str, tmp_path: Path) -> None:
     assert "relative error" in run_check(tmp_path, "-O0")
 
 
-def test_torch_takes_any_batch_and_length(tmp_path: Path) -> None:
-    model = model_of("season")
+@pytest.mark.parametrize("name", ["season", "covariates"])
+def test_torch_takes_any_batch_and_length(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
     written = plmu.export(model, tmp_path, to="torch")
     whole = torch.export.load({one.name: one for one in written.files}["model.pt2"]).module()
     with torch.no_grad():
         for batch, time in ((1, 1), (3, 40)):
-            x = torch.randn(batch, time, 1)
-            _, start = model(torch.randn(batch, 3, 1))
+            x = torch.randn(batch, time, model.input_size)
+            _, start = model(torch.randn(batch, 3, model.input_size))
             y, *states = whole(x, *(one.clone() for one in start))
             expected, state = model(x, start)
             torch.testing.assert_close(y, expected)

@@ -219,6 +219,7 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch's own doing
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize(("name", "time"), [("chunked", 20), ("trained theta", 6), ("stack", 6)])
 def test_compiled_without_a_break(name: str, time: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 import plmu
 from plmu import LMU, DelayLayer, ParallelLMU
 from plmu.nn import coupled, original
-from plmu.ops import chunked, fft, fused, recurrent, toeplitz
+from plmu.ops import chunked, fft, fused, recurrent, toeplitz, transforms
 from plmu.ops.gpu import all_states, launch, projection, split
 from plmu.ops.plan import known_plan, known_plan_of_groups
 from plmu.ops.rates import DEVICES
@@ -60,6 +60,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         chunked, "states", lambda *given: found.algorithms.append(("chunked", 1 if given[4] is not None else given[5]))
     )
     watch(chunked, "project", lambda *given: found.algorithms.append(("chunked", *given[6:])))
+    watch(transforms, "states", lambda *given: found.algorithms.append(("fft", given[2])))
+    watch(transforms, "project", lambda *given: found.algorithms.append(("fft", given[3])))
     watch(projection, "project", lambda *_: found.algorithms.append(("fused",)))
     watch(fused, "output", lambda *_: found.algorithms.append(("fused",)))
     watch(all_states, "states", lambda *_: found.algorithms.append(("fused",)))
@@ -172,6 +174,8 @@ def check(plan: plmu.Plan, calls: Calls, layer: plmu.nn.Steppable, time: int) ->
     called = (plan.algorithm,)
     if plan.algorithm == "chunked":
         called += (plan.chunk, plan.fold, plan.tile) if plan.kind == "project" else (plan.chunk,)
+    if plan.algorithm == "fft" and plan.chunk and calls.algorithms != [("fft",)] * groups:  # of no sequences in one
+        called += (plan.chunk,)
     expected = [] if plan.algorithm == "fused" and not calls.algorithms else [called] * groups  # of no sequences
     assert calls.algorithms == expected
     if plan.algorithm == "fused" and plan.kind == "project" and expected:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,33 +10,48 @@ import plmu
 from plmu.nn import ThresholdShares
 
 
-def build(last: bool = False, positions: bool = False) -> ThresholdShares:
+def build(last: bool = False, positions: int = 0) -> ThresholdShares:
     torch.manual_seed(0)
     layer = ThresholdShares(3, 4, positions=positions, return_sequences=not last).double()
     layer.thresholds.normal_()
     return layer
 
 
-both = pytest.mark.parametrize("positions", [False, True], ids=["shares", "positions"])
+both = pytest.mark.parametrize("positions", [0, 1, 3], ids=["shares", "positions", "degree 3"])
 
 
 @both
-def test_shares_are_means_over_the_steps_so_far(positions: bool) -> None:
+def test_shares_are_means_over_the_steps_so_far(positions: int) -> None:
     layer, last = build(False, positions), build(True, positions)
     x = torch.randn(2, 5000, 3, dtype=torch.float64)  # more than one piece
     out, state = layer(x)
     for at in (0, 7, 299, 4999):
         above = torch.stack([(x[:, : at + 1] > t).double() for t in layer.thresholds], dim=1)
-        ramp = (torch.arange(at + 1) + 0.5) * 2 / (at + 1) - 1
-        expected = [above.mean(2), *([(above * ramp[:, None]).mean(2)] if positions else [])]
-        torch.testing.assert_close(out[:, at].unflatten(1, (-1, 4, 3)), torch.stack(expected, dim=1))
+        place = (np.arange(at + 1) + 0.5) * 2 / (at + 1) - 1
+        ramps = torch.from_numpy(np.polynomial.legendre.legvander(place, positions).T)
+        expected = torch.stack([(above * ramp[:, None]).mean(2) for ramp in ramps], dim=1)
+        torch.testing.assert_close(out[:, at].unflatten(1, (-1, 4, 3)), expected)
     final, other = last(x)
     torch.testing.assert_close(final, out[:, -1])
     assert torch.equal(state, other)
 
 
 @both
-def test_whole_pieces_steps_and_a_stream_agree(positions: bool) -> None:
+def test_float32_agrees_with_float64(positions: int) -> None:
+    layer, x = build(True, positions), torch.randn(2, 5000, 3)
+    layer.thresholds.copy_(layer.thresholds.float())
+    expected = layer(x.double())[0]
+    torch.testing.assert_close(layer.float()(x)[0], expected.float())
+
+
+@pytest.mark.parametrize("positions", [-1, 9, 1.5])
+def test_a_wrong_degree_is_named(positions: object) -> None:
+    with pytest.raises(ValueError, match=f"positions must be a whole number from 0 to 8, got {positions}"):
+        ThresholdShares(3, 4, positions=positions)  # type: ignore[arg-type]
+
+
+@both
+def test_whole_pieces_steps_and_a_stream_agree(positions: int) -> None:
     layer, last = build(False, positions), build(True, positions)
     x = torch.randn(2, 40, 3, dtype=torch.float64)
     whole, end = layer(x)
@@ -56,7 +72,7 @@ def test_whole_pieces_steps_and_a_stream_agree(positions: bool) -> None:
 
 
 @both
-def test_lengths_and_resets(positions: bool) -> None:
+def test_lengths_and_resets(positions: int) -> None:
     x = torch.randn(3, 20, 3, dtype=torch.float64)
     padded = x.clone()
     padded[1, 7:] = padded[2] = float("nan")
@@ -84,7 +100,7 @@ def test_lengths_and_resets(positions: bool) -> None:
 
 
 @both
-def test_it_is_saved_and_loaded(tmp_path: Path, positions: bool) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path, positions: int) -> None:
     layer = build(True, positions).float()
     model = plmu.Sequential(layer, torch.nn.Linear(layer.output_size, 2))
     plmu.save(model, tmp_path / "model.plmu")

@@ -60,7 +60,7 @@ def test_a_run_with_everything_on_is_interrupted_killed_and_resumed(tmp_path):
     """Its batches are prefetched by a thread, which must not keep it from ending. See kinds.py."""
     whole = trainer_of("streams", 5, dropout=0.2).run()
     for number in (signal.SIGINT, signal.SIGKILL):
-        process = subprocess.Popen([*WORKER, str(tmp_path), "5", "0.05", "streams"], stderr=subprocess.PIPE)
+        process = subprocess.Popen([*WORKER, str(tmp_path), "5", "0.5", "streams"], stderr=subprocess.PIPE)
         _wait_for_checkpoints(tmp_path, process)
         process.send_signal(number)
         _, said = process.communicate(timeout=60)

@@ -34,6 +34,7 @@ class Clock:
         ends: whether months are written as their last days.
         whole: whether a time belongs to the step that has begun, rather than to the nearest.
         day_first: whether 2/1/2024 is the second of January; None where dates are not written so.
+        zone: the time zone of all dates, in minutes east of Greenwich; None where they have none.
     """
 
     kind: Kind = "rows"
@@ -42,6 +43,7 @@ class Clock:
     ends: bool = False
     whole: bool = False
     day_first: bool | None = None
+    zone: int | None = None
 
     def steps(self, times: NDArray[Any], offset: float = 0.0) -> Steps:
         """The step of each time, of datetime64[us] or of numbers; `offset` is that of their series."""
@@ -78,7 +80,10 @@ class Clock:
         made, wrong, _ = dates.parse(pl.Series([time]), self.day_first)
         if len(wrong) or made.has_nulls():
             raise ValueError(f"{time[:60]!r} is not a date or time")
-        return int(self.steps(made.to_numpy().astype("datetime64[us]"))[0])
+        found = made.to_numpy().astype("datetime64[us]")
+        if self.zone and dates.zone(pl.Series([time])) is not None:
+            found = found + np.timedelta64(self.zone, "m")
+        return int(self.steps(found)[0])
 
     def off_grid(self, times: NDArray[Any]) -> float:
         """The share of times of a series that are not at equal steps."""
@@ -88,7 +93,8 @@ class Clock:
         return float(np.mean(np.abs(place - np.rint(place)) > _NEAR))
 
     def times(self, steps: Steps, offset: float = 0.0) -> list[str]:
-        """Steps of a series with this offset, as text: as the file writes numbers, else as dates."""
+        """Steps of a series with this offset, as text: as the file writes numbers, else as dates. Times of day have the
+        time zone of the file, if it has one."""
         if self.kind == "rows":
             return [str(step) for step in steps.tolist()]
         if self.kind == "numbers":
@@ -96,6 +102,11 @@ class Clock:
             nearest = np.rint(numbers)
             whole = bool((np.abs(numbers - nearest) <= 1e-6 * self.step).all()) or (offset and self.step >= 1000)
             return [str(int(one)) for one in nearest.tolist()] if whole else [f"{one:.12g}" for one in numbers.tolist()]
+        return _written(self.dates(steps, offset), self.zone)
+
+    def dates(self, steps: Steps, offset: float = 0.0) -> NDArray[Any]:
+        """Steps of a series with this offset, of a clock of dates, as datetime64[us] in the time zone of the file."""
+        stamps: NDArray[Any]
         if self.kind == "months":
             months = (_month(self.first) + steps * int(self.step)).astype("datetime64[M]")
             within = int(self.first) - int(_micro(np.datetime64(_month(self.first), "M")))
@@ -111,7 +122,7 @@ class Clock:
             unit = 1 if not offset else 1000 if self.step < MICROSECONDS["min"] else 10**6  # of a mean of offsets
             micros = np.rint((self.first + self.step * (steps + offset)) / unit).astype(np.int64) * unit
             stamps = micros.astype("datetime64[us]")
-        return _written(stamps)
+        return stamps
 
     @property
     def told(self) -> str:
@@ -213,10 +224,11 @@ def _month(first: float) -> int:
     return int(np.datetime64(int(first), "us").astype("datetime64[M]").astype(np.int64))
 
 
-def _written(stamps: NDArray[Any]) -> list[str]:
-    """Dates, with the time of day where any has one."""
+def _written(stamps: NDArray[Any], zone: int | None) -> list[str]:
+    """Dates, with the time of day and the time zone where any has one."""
     plain = stamps.astype(np.int64)
     if not (plain % DAY).any():
         return [str(one) for one in stamps.astype("datetime64[D]")]
     unit = "us" if (plain % 10**6).any() else ("s" if (plain % (60 * 10**6)).any() else "m")
-    return [str(one).replace("T", " ") for one in stamps.astype(f"datetime64[{unit}]")]
+    after = "" if zone is None else f"{'-' if zone < 0 else '+'}{abs(zone) // 60:02}:{abs(zone) % 60:02}"
+    return [str(one).replace("T", " ") + after for one in stamps.astype(f"datetime64[{unit}]")]

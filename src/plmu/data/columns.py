@@ -28,24 +28,39 @@ class Columns:
     values: tuple[str, ...]
     id: str | None
     notes: tuple[str, ...] = ()
+    covariates: tuple[str, ...] = ()
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """Columns of numbers: values, then covariates."""
+        return (*self.values, *self.covariates)
 
 
 def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     """The columns that are named, or else found in the first table."""
     table, notes = tables[0], []
-    for name in (config.time, config.id, *config.values):
+    given, covariates = _listed(config.values, table), _listed(config.covariates, table)
+    for name in (config.time, config.id, *given, *covariates):
         if name is not None:
             table.kind(name)  # raises unless there is such a column
-    if len(set(config.values)) < len(config.values):
-        raise DataError(f"--data.values names a column twice: {', '.join(config.values)}")
-    time = config.time if config.time is not None else _time(table, config)
-    taken = {time, config.id, *config.values}
-    several = config.id if config.id is not None else _id(table, time, taken, config)
+    if len(set(given)) < len(given):
+        raise DataError(f"--data.values names a column twice: {', '.join(given)}")
+    if len(set(covariates)) < len(covariates):
+        raise DataError(f"--data.covariates names a column twice: {', '.join(covariates)}")
+    for option, others in (("values", given), ("time", (config.time,)), ("id", (config.id,))):
+        for name in covariates:
+            if name in others:
+                raise DataError(
+                    f"--data.covariates and --data.{option} both name the column {name!r}: it is one of them"
+                )
+    chosen = {*given, *covariates}
+    time = config.time if config.time is not None else _time(table, config, chosen)
+    several = config.id if config.id is not None else _id(table, time, {time, *chosen}, config)
     if several is not None and config.id is None:
         notes.append(f"series: named by column {several!r}, since times repeat (--data.id changes it)")
-    values = config.values
+    values = given
     if not values:
-        free = [name for name in table.names if name not in (time, several)]
+        free = [name for name in table.names if name not in (time, several, *covariates)]
         numbers = [name for name in free if table.kind(name) == "number"]
         text = [name for name in free if name not in numbers]
         arrays = {name: table.numbers(name, config.bad) for name in numbers}
@@ -63,24 +78,32 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     if not values:
         raise DataError(f"{table.path} has no column of numbers to forecast: it has {_few(table.names)}")
     notes.append(f"values: {_few(values)}")
+    if covariates:
+        notes.append(f"covariates, known ahead: {_few(covariates)}")
     if time is None:
         notes.append("time: no column found; rows are taken as equally far apart")
-    return Columns(time, values, several, tuple(notes))
+    return Columns(time, values, several, tuple(notes), covariates)
+
+
+def _listed(names: tuple[str, ...], table: Table) -> tuple[str, ...]:
+    """Names of columns, which may be given with commas between them."""
+    split = ([name] if name in table.names else [part.strip() for part in name.split(",")] for name in names)
+    return tuple(part for parts in split for part in parts if part)
 
 
 def _few(names: Any) -> str:
     return ", ".join(list(names)[:8]) + (f" … ({len(names)})" if len(names) > 8 else "")
 
 
-def _time(table: Table, config: SeriesConfig) -> str | None:
+def _time(table: Table, config: SeriesConfig, chosen: set[str]) -> str | None:
     """The first column of dates; else a rising column of numbers with a name of times, or that counts."""
-    free = [name for name in table.names if name not in (config.id, *config.values)]
+    free = [name for name in table.names if name != config.id and name not in chosen]
     dates = [name for name in free if table.kind(name) == "time"]
     if dates:
         named = [name for name in dates if name.strip().lower() in TIME_NAMES]
         return (named or dates)[0]
     for name in free:
-        if table.kind(name) == "number" and name.strip().lower() in TIME_NAMES and len(free) + len(config.values) > 1:
+        if table.kind(name) == "number" and name.strip().lower() in TIME_NAMES and len(free) + len(chosen) > 1:
             found = table.numbers(name, config.bad)
             if not np.isnan(found).any() and len(np.unique(found)) > 1:
                 return name

@@ -1,13 +1,16 @@
 """Sentences as words and punctuation apart, the way Moses' tokeniser writes them, and back.
 
 Stanford's files of IWSLT'15 have this form: punctuation stands apart, `'s` and `'t` are words of their own, hyphens
-stay inside words, and quotes, brackets and ampersands are written as entities such as `&quot;`.
+stay inside words, and quotes, brackets and ampersands are written as entities such as `&quot;`. Chinese and Japanese,
+which have no spaces, are split into characters.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
+from functools import cache
 
 ENTITIES = {  # in the order in which they are put in; taken out the other way round
     "&": "&amp;",
@@ -19,22 +22,44 @@ ENTITIES = {  # in the order in which they are put in; taken out the other way r
     "[": "&#91;",
     "]": "&#93;",
 }
-_PLAIN = str.maketrans({"’": "'", "‘": "'", "‛": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "`": "'"})
-_LETTER = r"(?:[^\W\d_][\u0300-\u036f]*)"
-_SIGN = r"(?:\w[\u0300-\u036f]*)"  # a letter, digit or underscore, with accents that are characters of their own
-_TITLES = r"Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|Gen|Sen|Rep|Gov|Rev|Lt|Col|vs|etc"
-_WORD = re.compile(
-    rf"\.{{2,}}|-{{2,}}"
-    rf"|\d+(?:[.,]\d+)+(?:-{_SIGN}+)*"  # 10,000 and 2.5-fold
-    rf"|{_LETTER}+(?:\.{_LETTER}+)+\.?|(?<!\w)(?:{_TITLES})\.|(?<!\w)[A-Z]\.(?=\s+\S)"  # U.S., Ph.D., ted.com, Mr., J.
-    rf"|(?<=\w)'{_LETTER}+"  # 's and 't
-    rf"|{_SIGN}+(?:-{_SIGN}+)*"
-    rf"|'{_LETTER}{{1,2}}(?!\w)"  # 's that already stands apart
-    rf"|\S"
+VERSION = 2  # of what `tokenise` does
+_PLAIN = str.maketrans(
+    {
+        **dict.fromkeys("’‘‛`", "'"),
+        **dict.fromkeys("“”„«»", '"'),
+        "\u200b": " ",  # a space of no width ends a word in Khmer or Thai
+        "\ufeff": "",
+    }
 )
-_JOINED_LEFT = re.compile(r"[,.!?:;)\]}%…]+$|'\w+$")
-_JOINED_RIGHT = ("(", "[", "{", "$", "£", "€", "#")
+# Han and kana, which are written without spaces: each character is a word. Then their punctuation.
+_HAN = r"\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+_HAN += r"\U00020000-\U0003ffff"
+_HAN_MARKS = r"\u3001-\u3003\u3008-\u3011\u3014-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff3d\uff5b-\uff65"
+_BETWEEN_HAN = re.compile(rf"(?<=[{_HAN}{_HAN_MARKS}]) (?=[{_HAN}{_HAN_MARKS}\d])|(?<=\d) (?=[{_HAN}])")
+_TITLES = r"Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|Gen|Sen|Rep|Gov|Rev|Lt|Col|vs|etc"
+_JOINED_LEFT = re.compile(r"[,.!?:;)\]}%…،؛؟۔।॥。、，！？：；）」』】》〉]+$|'\w+$")
+_JOINED_RIGHT = (*"([{$£€#¿¡（「『【《〈",)
 _QUOTES = ('"', "'")
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What a word is, and what a character of Han or kana is. Vowel signs and accents that are characters of their own
+    belong to the letter before."""
+    marks = "".join(chr(code) for code in range(0x300, 0x20000) if unicodedata.category(chr(code)).startswith("M"))
+    marks += "\u200c\u200d"  # they join letters, or keep them from joining
+    letters = rf"(?:[^\W\d_]++[{marks}]*+)++"
+    signs = rf"(?:\w++[{marks}]*+)++"  # letters, digits and underscores
+    word = re.compile(
+        rf"\.{{2,}}|-{{2,}}"
+        rf"|\d+(?:[.,]\d+)+(?:-{signs})*"  # 10,000 and 2.5-fold
+        rf"|{letters}(?:\.{letters})+\.?|(?<!\w)(?:{_TITLES})\.|(?<!\w)[A-Z]\.(?=\s+\S)"  # U.S., ted.com, Mr., J.
+        rf"|'(?<=[\w{marks}]'){letters}"  # 's and 't
+        rf"|{signs}(?:-{signs})*"
+        rf"|'(?:[^\W\d_][{marks}]*){{1,2}}(?!\w)"  # 's that already stands apart
+        rf"|\S[{marks}]*"
+    )
+    return word, re.compile(rf"[{_HAN}][{marks}]*")
 
 
 def tokenise(text: str) -> list[str]:
@@ -43,7 +68,8 @@ def tokenise(text: str) -> list[str]:
     >>> tokenise('It\\'s "well-known", isn\\'t it?')
     ['It', '&apos;s', '&quot;', 'well-known', '&quot;', ',', 'isn', '&apos;t', 'it', '?']
     """
-    return [_escaped(word) for word in _WORD.findall(unescaped(text).translate(_PLAIN))]
+    word, character = _patterns()
+    return [_escaped(one) for one in word.findall(character.sub(r" \g<0> ", unescaped(text).translate(_PLAIN)))]
 
 
 def detokenise(words: Sequence[str]) -> str:
@@ -63,7 +89,7 @@ def detokenise(words: Sequence[str]) -> str:
         else:
             out += word if not space or _JOINED_LEFT.match(word) else f" {word}"
             space = word not in _JOINED_RIGHT
-    return out
+    return _BETWEEN_HAN.sub("", out)
 
 
 def unescaped(text: str) -> str:

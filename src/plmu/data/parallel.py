@@ -42,7 +42,9 @@ SPLITS = {"train": "train", "valid": "tst2012", "test": "tst2013"}
 WHOLE = {"train": 133_317, "valid": 1_553, "test": 1_268}
 RAREST = 5  # occurrences of a word that has a number
 MOST = 60_000  # words of a vocabulary of one's own
-VERSION = 1  # of the tokeniser and of what is cached
+LONGEST = 10_000  # characters of a sentence to validate or test on: all of these are padded to the longest
+VERSION = 1  # of what is cached
+PURPOSES = {"train": "train on", "valid": "validate on", "test": "test on"}
 
 Pair = tuple[list[str], list[str]]  # words of source and target
 
@@ -114,7 +116,8 @@ def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
             remark = f"own pairs {names}: {counts} (train/valid/test){by}"
         else:
             remark = completeness("IWSLT'15 En–Vi", {split: (len(pairs[split]), WHOLE[split]) for split in SPLITS})
-        remark += f"; {skipped:,} training pairs with an empty side left out" if skipped else ""
+        if skipped:
+            remark += f"; {len(skipped):,} training pairs with an empty side left out, the first at line {skipped[0]:,}"
         if pieces:
             sentences = (" ".join(words) for pair in pairs["train"] for words in pair)
             tokenizer = train_pieces(sentences, pieces)
@@ -126,6 +129,8 @@ def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
         return _arrays(pairs, source, target, "", remark)
 
     settings = {"pieces": pieces, "own": sorted(own), "version": VERSION}
+    if own:
+        settings["tokeniser"] = moses.VERSION
     every = [*chain.from_iterable(files.values()), *known]
     return cached("parallel", every, settings, make, _data, portable=True)
 
@@ -167,26 +172,41 @@ def _frequent(pairs: Iterable[Pair], side: int, path: Path) -> list[str]:
     return sorted(kept, key=lambda word: (-counts[word], word))[:MOST]
 
 
-def _read(files: dict[str, tuple[Path, Path]], words: Callable[[str], list[str]]) -> tuple[dict[str, list[Pair]], int]:
-    """The pairs of each split, and how many training pairs had an empty side."""
+def _read(
+    files: dict[str, tuple[Path, Path]], words: Callable[[str], list[str]]
+) -> tuple[dict[str, list[Pair]], list[int]]:
+    """The pairs of each split, and at which lines a training pair had an empty side."""
     found: dict[str, list[Pair]] = {split: [] for split in SPLITS}
-    skipped = 0
+    skipped = []
     for split, paths in files.items():
         for number, texts in _aligned(*paths):
             pair = words(texts[0]), words(texts[1])
-            if all(pair):
-                apart = split_of(fingerprint(texts[0])) if split == "train" else split
-                found[split if apart in files else apart].append(pair)
-            elif split == "train":
-                skipped += 1
+            if split != "train":
+                _check_held_out(paths, number, texts, pair, split)
+            if not all(pair):
+                skipped.append(number)
             else:
-                empty = paths[0] if not pair[0] else paths[1]
-                raise DataError(f"{empty}, line {number}: it is empty, and sentences that {split} may not be")
+                stays = split != "train" or max(map(len, texts)) > LONGEST
+                apart = split if stays else split_of(fingerprint(texts[0]))
+                found[split if apart in files else apart].append(pair)
     for split, pairs in found.items():
         if not pairs:
-            given = files.get(split, files["train"])
-            raise DataError(f"{given[0]} and {given[1]} have too few pairs: there is none to {split}")
+            given, hint = files.get(split, files["train"]), ""
+            if split not in files:
+                hint = f"; give some by --data.{split}-source and --data.{split}-target"
+            raise DataError(f"{given[0]} and {given[1]} have too few pairs: there is none to {PURPOSES[split]}{hint}")
     return found, skipped
+
+
+def _check_held_out(paths: tuple[Path, Path], number: int, texts: tuple[str, str], pair: Pair, split: str) -> None:
+    for path, text, words in zip(paths, texts, pair, strict=True):
+        if not words:
+            raise DataError(f"{path}, line {number}: it is empty, and a sentence to {PURPOSES[split]} may not be")
+        if len(text) > LONGEST:
+            raise DataError(
+                f"{path}, line {number}: it has {len(text):,} characters, and a sentence to {PURPOSES[split]} at most"
+                f" {LONGEST:,}"
+            )
 
 
 def _aligned(source: Path, target: Path) -> Iterator[tuple[int, tuple[str, str]]]:

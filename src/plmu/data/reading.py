@@ -40,7 +40,7 @@ _ZIP = (b"PK\3\4", b"PK\5\6")
 class Damaged(DataError):
     """A file that cannot be unpacked to its end."""
 
-    def __init__(self, path: Path, reason: object, after: str = "") -> None:
+    def __init__(self, path: Path | str, reason: object, after: str = "") -> None:
         super().__init__(f"{path} is truncated or damaged{after} ({reason}): get it again")
         self.reason = reason
 
@@ -54,12 +54,15 @@ def opened(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
         raise unreadable(error, path) from None
     with packed:
         start = packed.peek(6)
+        make = next((make for magic, make in _UNPACKERS.items() if start.startswith(magic)), None)
+        if (make or start.startswith(_ZIP)) and not packed.seekable():
+            raise DataError(f"{path} is a pipe of packed bytes: unpack them before, or give a file")
         if start.startswith(_ZIP):
             pieces = _member_pieces(path, packed, member)
+        elif make:
+            pieces = _bounded(path, packed, _unpacked(packed, make))
         else:
-            make = next((make for magic, make in _UNPACKERS.items() if start.startswith(magic)), None)
-            unpacked = _unpacked(packed, make) if make else iter(lambda: packed.read(PIECE), b"")
-            pieces = _bounded(path, packed, unpacked)
+            pieces = iter(lambda: packed.read1(PIECE), b"")
         with io.BufferedReader(_Stream(path, pieces), PIECE) as file:
             yield file
 
@@ -79,19 +82,24 @@ def content(path: Path, most: int, member: str | None = None) -> bytes:
 
 def lines(path: Path, member: str | None = None) -> Iterator[tuple[int, str]]:
     """Numbered lines of a UTF-8 file, or of a member of a zip archive, without their ends."""
+    with opened(path, member) as file:
+        yield from lines_of(file, path)
+
+
+def lines_of(file: IO[bytes], name: Path | str) -> Iterator[tuple[int, str]]:
+    """The same of an open file, such as standard input, which errors call by this name."""
     number = 0
     try:
-        with opened(path, member) as file:
-            while raw := file.readline(LONGEST + 1):
-                number += 1
-                if len(raw) > LONGEST:
-                    raise DataError(f"{path}, line {number}: it is longer than {LONGEST:,} bytes")
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield number, line.rstrip("\r\n")
+        while raw := file.readline(LONGEST + 1):
+            number += 1
+            if len(raw) > LONGEST:
+                raise DataError(f"{name}, line {number}: it is longer than {LONGEST:,} bytes")
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield number, line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}, line {number}: it is not UTF-8 ({error.reason} at byte {error.start})") from None
+        raise DataError(f"{name}, line {number}: it is not UTF-8 ({error.reason} at byte {error.start})") from None
     except Damaged as error:
-        raise Damaged(path, error.reason, f" after line {number}") from None
+        raise Damaged(name, error.reason, f" after line {number}") from None
 
 
 def filled_lines(path: Path, member: str | None = None) -> Iterator[tuple[int, str]]:

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from plmu.data.clock import DAY, Clock, Steps, find_clock
 from plmu.data.columns import Columns, find_columns
 from plmu.data.files import DataConfig, DataError
+from plmu.data.raw import Numbers, RawSeries, raw_series, read_future, rows_of, with_future
 from plmu.data.tables import Table, read_tables
 
-Numbers = NDArray[np.float64]
 _NOTES = 20  # of further files
-_LARGEST = 1e15  # values of which sums of squares are still numbers in float32
 _BROKEN = 0.1  # share of long gaps, above which the times cannot be meant as a grid
 
 
@@ -32,6 +31,8 @@ class SeriesConfig(DataConfig):
     """Column of times. Default: found. Without one rows are equally far apart."""
     values: tuple[str, ...] = ()
     """Columns to forecast. Default: all columns of numbers that vary."""
+    covariates: tuple[str, ...] = ()
+    """Columns that are known ahead, such as holidays or planned prices: they help to forecast, and are not forecast."""
     id: str | None = None
     """Column that names the series of a row, where a file holds several. Default: found where times repeat."""
     step: str | None = None
@@ -72,6 +73,7 @@ class Piece:
     values: Numbers  # (time, channels), without NaN
     measured: NDArray[np.bool_]  # (time, channels): False where a gap was filled
     offset: float = 0.0  # of its times after those of the clock, in steps
+    covariates: Numbers | None = None  # (time and steps ahead, covariates); NaN where a value ahead is missing
 
     def __len__(self) -> int:
         return len(self.values)
@@ -92,12 +94,13 @@ class SeriesData:
         return sum(map(len, self.pieces))
 
 
-def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None) -> SeriesData:
+def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, future: Path | None = None) -> SeriesData:
     """The series of the configuration's file.
 
     Args:
         config: the file and how to read it.
         known: columns and clock of the data that a model was trained on, to read other data alike.
+        future: a file with the covariates of the steps after the last values.
 
     Raises:
         DataError: there is no file, or something in it is at fault.
@@ -106,9 +109,17 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None) -> Se
         raise DataError("give your data as --data.file: a CSV, Parquet or NumPy file, or a folder of them")
     tables = read_tables(config.file, config.header)
     columns = known[0] if known is not None else find_columns(tables, config)
+    if known is not None and columns.id is not None and not any(columns.id in table.names for table in tables):
+        columns = replace(columns, id=None, notes=(*columns.notes, f"series: one, since there is no {columns.id!r}"))
+        for table in tables:
+            _check_alone(table, columns.time, known[0].id, config)
     if known is not None and config.day_first is None:
         config = replace(config, day_first=known[1].day_first)  # a few dates may not tell
-    raw = [one for table in tables for one in _raw(table, columns, config, len(tables) > 1)]
+    zone = known[1].zone if known is not None else _zone(tables, columns.time)
+    raw = [one for table in tables for one in raw_series(table, columns, config, len(tables) > 1, zone)]
+    if future is not None:
+        ahead = read_future(future, columns, config, zone)
+        raw = [with_future(one, ahead) for one in raw]
     notes = list(dict.fromkeys(tables[0].notes))
     if len(tables) > 1:
         notes.append(f"{len(tables)} files, each a series named by its file")
@@ -122,7 +133,7 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None) -> Se
         clock = find_clock(times, config.step) if times and config.irregular != "rows" else Clock()
         if columns.time is not None and clock.kind != "rows":
             told = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
-            clock = replace(clock, day_first=told)
+            clock = replace(clock, day_first=told, zone=zone)
     data = SeriesData(columns, clock, [], notes)
     for one in raw:
         data.pieces += _pieces(one, config, data)
@@ -137,65 +148,33 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None) -> Se
     return data
 
 
-@dataclass
-class _Raw:
-    """The rows of one series as they are in the file, in the order of time."""
-
-    name: str
-    times: NDArray[Any] | None
-    values: Numbers
+def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesConfig) -> None:
+    """A file without the column that tells series apart may have one series."""
+    times = None if time is None else np.sort(table.times(time, config.day_first))
+    if times is not None and (times[1:] == times[:-1]).any():
+        raise DataError(f"{table.path} has no column {id!r}, which tells series apart, and times that repeat")
 
 
-def _raw(table: Table, columns: Columns, config: SeriesConfig, several: bool) -> list[_Raw]:
-    values = np.stack([table.numbers(name, config.bad) for name in columns.values], axis=1)
-    if np.fmax.reduce(values, axis=None) > _LARGEST or np.fmin.reduce(values, axis=None) < -_LARGEST:
-        large = np.flatnonzero((np.abs(values) > _LARGEST).any(axis=1))
-        place = int((np.abs(values[large[0]]) > _LARGEST).argmax())
-        fault = f"{values[large[0], place]:g} is too large to compute with: divide the column"
-        raise DataError(f"{table.place(int(large[0]), columns.values[place])}: {fault}")
-    times = None if columns.time is None else table.times(columns.time, config.day_first)
-    name = table.path.stem if several else ""
-    if columns.id is None:
-        return [_sorted(table, name, times, values)]
-    codes, labels = table.codes(columns.id)
-    order = np.argsort(codes, kind="stable")
-    ends = np.searchsorted(codes[order], np.arange(1, len(labels) + 1))
-    found = []
-    for label, rows in zip(labels, np.split(order, ends[:-1]), strict=True):
-        own = f"{name}/{label}" if name else label
-        found.append(_sorted(table, own, None if times is None else times[rows], values[rows]))
-    return found
+def _zone(tables: Sequence[Table], time: str | None) -> int | None:
+    """The time zone that all files have, in minutes east of Greenwich; 0 for UTC where they differ."""
+    zones = {None if time is None else table.zone(time) for table in tables} - {None}
+    return zones.pop() if len(zones) == 1 else 0 if zones else None
 
 
-def _sorted(table: Table, name: str, times: NDArray[Any] | None, values: Numbers) -> _Raw:
-    """Without rows that have no time, in the order of time."""
-    if times is None:
-        return _Raw(name, None, values)
-    absent = np.isnat(times) if np.issubdtype(times.dtype, np.datetime64) else np.isnan(times)
-    if absent.any():
-        table.notes.append(f"times: {int(absent.sum()):,} rows without one left out")
-        times, values = times[~absent], values[~absent]
-    if len(times) > 1 and (times[1:] < times[:-1]).any():
-        order = np.argsort(times, kind="stable")
-        times, values = times[order], values[order]
-        table.notes.append("times: rows put into the order of time")
-    return _Raw(name, times, values)
-
-
-def _pieces(one: _Raw, config: SeriesConfig, data: SeriesData) -> list[Piece]:
+def _pieces(one: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:
     """A series on the clock, split at long gaps."""
-    known = np.asarray(~np.isnan(one.values).all(axis=1))
-    if not known.any():
+    last = rows_of(one.values[:, : len(data.columns.values)])  # what comes after the last value is to be forecast
+    if not last:
         return []
-    last = len(known) - int(known[::-1].argmax())  # what comes after the last value is to be forecast
-    values, offset = one.values[:last], 0.0
+    end = max(last, rows_of(one.values))  # covariates may be known for it
+    values, offset = one.values[:end], 0.0
     if one.times is None or data.clock.kind == "rows":
-        steps: Steps = np.arange(last)
+        steps: Steps = np.arange(end)
     else:
         if one.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
             raise DataError(f"the times of {config.file} are not written as those that the model was trained on")
         offset = data.clock.offset(one.times[:last])
-        steps = data.clock.steps(one.times[:last], offset)
+        steps = data.clock.steps(one.times[:end], offset)
         steps, values = _merged(steps, values, config, data)
     longest = 0 if config.missing == "split" else config.longest_gap
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
@@ -235,43 +214,55 @@ def _merged(steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesDat
 
 def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> list[Piece]:
     """Rows at all steps from the first at which every column has had a value."""
+    channels = len(data.columns.values)
+    last = rows_of(values[:, :channels])
     begun = (~np.isnan(values)).argmax(axis=0)
-    empty = np.isnan(values).all(axis=0)
-    if empty.any():
-        data.counts["empty"] += len(steps)
-        return []
     first = int(begun.max())
+    if np.isnan(values).all(axis=0).any() or first >= last:
+        data.counts["empty"] += last
+        return []
     data.counts["before"] += first
-    steps, values = steps[first:], values[first:]
+    steps, values, last = steps[first:], values[first:], last - first
+    rows = int(steps[last - 1] - steps[0]) + 1  # up to the last value; covariates may go on
     if len(steps) == int(steps[-1] - steps[0]) + 1 and not np.isnan(values).any():
-        return [Piece(name, int(steps[0]), values, np.ones(values.shape, bool))]
+        return [_piece(name, int(steps[0]), values, np.ones(values.shape, bool), rows, channels)]
     grid = np.full((int(steps[-1] - steps[0]) + 1, values.shape[1]), np.nan)
     grid[steps - steps[0]] = values
     measured = ~np.isnan(grid)
-    absent_rows = int((~measured.all(axis=1)).sum())
-    if config.missing == "raise":
-        row = int((~measured.all(axis=1)).argmax())
-        column = data.columns.values[int((~measured[row]).argmax())]
+    whole = measured[:rows].all(axis=1)
+    if config.missing == "raise" and not whole.all():
+        row = int((~whole).argmax())
+        column = data.columns.read[int((~measured[row]).argmax())]
         when = data.clock.times(steps[:1] + row)[0]
         raise DataError(
             f"{config.file}, column {column!r}: no value at {when}: choose --data.missing hold, linear or split"
         )
     if config.missing == "split":
-        whole = measured.all(axis=1)
         bounds = np.flatnonzero(np.diff(np.concatenate([[False], whole, [False]]).astype(np.int8)))
-        data.counts["gaps"] += absent_rows
+        data.counts["gaps"] += int((~whole).sum())
+        ends = [len(grid) if b == rows else b for b in bounds[1::2]]
         return [
-            Piece(name, int(steps[0]) + int(a), grid[a:b], measured[a:b])
-            for a, b in zip(bounds[::2], bounds[1::2], strict=True)
+            _piece(name, int(steps[0]) + int(a), grid[a:end], measured[a:end], int(b - a), channels)
+            for a, b, end in zip(bounds[::2], bounds[1::2], ends, strict=True)
         ]
     at = np.arange(len(grid))
+    before = grid.copy() if channels < grid.shape[1] else None
     for held, seen in zip(grid.T, measured.T, strict=True):
+        known = max(rows, len(seen) - int(seen[::-1].argmax()))  # what is missing at the end of the covariates stays so
         if config.missing == "linear":
-            held[:] = np.interp(at, at[seen], held[seen])
+            held[:known] = np.interp(at[:known], at[seen], held[seen])
         else:
-            held[:] = held[np.maximum.accumulate(np.where(seen, at, 0))]
-    data.counts["filled"] += absent_rows
-    return [Piece(name, int(steps[0]), grid, measured)]
+            held[:known] = held[np.maximum.accumulate(np.where(seen, at, 0))][:known]
+    data.counts["filled"] += int((~measured[:rows, :channels].all(axis=1)).sum())
+    if before is not None:
+        data.counts["covariates"] += int((np.isnan(before) & ~np.isnan(grid))[:, channels:].any(axis=1).sum())
+    return [_piece(name, int(steps[0]), grid, measured, rows, channels)]
+
+
+def _piece(name: str, start: int, grid: Numbers, measured: NDArray[np.bool_], rows: int, channels: int) -> Piece:
+    """Of values and covariates (time and steps ahead, columns), of which so many rows have values."""
+    covariates = grid[:, channels:] if grid.shape[1] > channels else None
+    return Piece(name, start, grid[:rows, :channels], measured[:rows, :channels], covariates=covariates)
 
 
 def _note_other_rate(clock: Clock, times: Sequence[NDArray[Any]], notes: list[str]) -> None:
@@ -311,6 +302,7 @@ def _counted(counts: Counter[str], rows: int, config: SeriesConfig) -> list[str]
     words = {
         "merged": "times: {} rows fall on the step of another; " + merged,
         "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}, and not scored",
+        "covariates": f"gaps: {{}} steps lack a covariate; {how}",
         "gaps": "gaps: {} steps lack a value; the series are split there",
         "split": f"gaps: {{}} of more than {longest} steps; the series are split there",
         "before": "left out: {} rows before each column has its first value",

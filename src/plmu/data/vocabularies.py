@@ -108,7 +108,12 @@ def train_pieces(sentences: Iterable[str], size: int) -> str:
     library = _tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE(unk_token=UNKNOWN_WORD))
     tokenizer.pre_tokenizer = library.pre_tokenizers.Metaspace(replacement=SPACE)
-    trainer = library.trainers.BpeTrainer(vocab_size=size, special_tokens=list(SPECIAL), show_progress=False)
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size,
+        limit_alphabet=size - len(SPECIAL),  # without it every character of the text is a piece, however many there are
+        special_tokens=list(SPECIAL),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(sentences, trainer)
     text: str = tokenizer.to_str()
     return text

@@ -24,9 +24,10 @@ class SequenceClassifier(Estimator):
 
     The signal and its differences go into Delay Networks with windows from 9 steps up to the series' length. For
     random projections of their states it counts how often they exceed thresholds, which are quantiles of the training
-    data, and where in the series. These shares of time and positions are the features of a ridge regression, whose
-    strength is chosen by leave-one-out errors. After `fit`, `model` is an ordinary plmu model, which gives a score for
-    each class: it streams with running counts, saves, folds and exports. It takes series as `prepare` returns them.
+    data, and where in the series. These shares of time and positions are the features of a ridge regression. A feature
+    counts by how well it tells the classes of the training series apart; leave-one-out errors choose the strength.
+    After `fit`, `model` is an ordinary plmu model, which gives a score for each class: it streams with running counts,
+    saves, folds and exports. It takes series as `prepare` returns them.
 
     >>> classifier = plmu.SequenceClassifier().fit(series, labels)  # (examples, time), or a list of arrays
     >>> classifier.predict(others)
@@ -52,7 +53,7 @@ class SequenceClassifier(Estimator):
         order: int = 9,
         windows: Any = None,
         projections: int = 32,
-        thresholds: int = 8,
+        thresholds: int = 6,
         normalize: Any = "auto",
         strengths: Any = None,
         random_state: int = 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -12,18 +12,24 @@ import torch
 from torch import Tensor
 
 from plmu.estimators.base import Estimator
-from plmu.estimators.season import aligned, pattern, period
-from plmu.estimators.series import Array, Clock, Series, as_list, as_series, is_list_of_series
-from plmu.estimators.windows import PULLS, STRENGTHS, Part, ScaledSeries, best_ridge, blocks
+from plmu.estimators.choosing import CHOICES, Choice, standard_deviation
+from plmu.estimators.effects import padded
+from plmu.estimators.season import aligned
+from plmu.estimators.series import (
+    Array,
+    Clock,
+    Series,
+    as_list,
+    as_series,
+    check_ahead,
+    is_list_of_series,
+    with_future,
+)
+from plmu.estimators.windows import Part, ScaledSeries, blocks
+from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.stream import Stream
 
-_LOOKBACK = 336
-_ORDER = 96  # the highest that is taken where none is given
-_AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
-_FREE, _ROOM = 0.0, 100.0  # of several series it is not pulled, and may be larger than that of the largest
-_TRIED = 20_000  # windows over all channels, up to which options are compared
-_FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
 _Each = TypeVar("_Each")
 
 
@@ -40,6 +46,13 @@ class Forecaster(Estimator):
     >>> forecaster.predict(later)  # those after other rows
     >>> plmu.save(forecaster.model, "load.plmu")
 
+    Covariates are columns that are known ahead, such as a holiday, a planned price or a weather forecast. They are not
+    forecast. Their effect is fitted, too (see `plmu.nn.CovariateForecast`), and used where it helps on the validation
+    data.
+
+    >>> forecaster = plmu.Forecaster(horizon=24, covariates=["holiday"]).fit(frame)
+    >>> forecaster.predict(frame, future=plan)  # the holidays of the next 24 rows
+
     Args:
         horizon: how many steps ahead.
         lookback: how many steps a forecast depends on; by default 336, or half of a shorter series.
@@ -51,6 +64,8 @@ class Forecaster(Estimator):
         strength: of the ridge, for features of unit power; by default chosen.
         validation: how many rows at the end are kept to choose by; below 1 a share of them.
         refit: whether to fit once more on all rows with what was chosen.
+        covariates: columns that are known ahead: names in a data frame, or numbers of columns in an array.
+        lags: how many steps of a covariate its effect depends on, the present one included; by default 1, 4 or 48.
     """
 
     model_: LookbackForecast
@@ -67,6 +82,8 @@ class Forecaster(Estimator):
         strength: float | None = None,
         validation: float = 0.2,
         refit: bool = False,
+        covariates: Sequence[str | int] = (),
+        lags: int | None = None,
     ) -> None:
         self.horizon = horizon
         self.lookback = lookback
@@ -77,10 +94,20 @@ class Forecaster(Estimator):
         self.strength = strength
         self.validation = validation
         self.refit = refit
+        self.covariates = covariates
+        self.lags = lags
+
+    @property
+    def _covariates(self) -> list[str | int]:
+        given = self.covariates
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise ValueError(f"covariates must be a list of columns, got {given!r}")
+        return list(given)
 
     @property
     def model(self) -> LookbackForecast:
-        """The fitted model: one sample in, the next `horizon` values out."""
+        """The fitted model: one sample in, the next `horizon` values out. With covariates it is a
+        `plmu.nn.CovariateForecast`, whose samples hold those of the next steps, too."""
         self._check_fitted()
         return self.model_
 
@@ -97,7 +124,8 @@ class Forecaster(Estimator):
 
         Args:
             X: (time,) or (time, channels), a data frame whose columns are channels, or a list of them. In a frame of
-                pandas or polars, time stamps (a column, or the index) tell where later rows are in the season.
+                pandas or polars, time stamps (a column, or the index) tell where later rows are in the season. Rows at
+                the end in which only covariates have values are ahead of the series.
             y: not used; scikit-learn gives it.
             starts: the number of the first row of each series on a clock that they share, for the season. By default
                 time stamps tell, or all begin together.
@@ -111,10 +139,11 @@ class Forecaster(Estimator):
             ValueError: an argument is wrong, X has missing values, or it is too short.
         """
         self._check_arguments()
-        series = as_list(X, "X")
-        self.n_features_in_ = channels = series[0].values.shape[1]
-        if series[0].names is not None:
-            self.feature_names_in_ = np.array(series[0].names, dtype=object)
+        series = as_list(X, "X", self._covariates)
+        channels = series[0].values.shape[1]
+        self.n_features_in_ = channels + len(self._covariates)
+        if series[0].columns is not None:
+            self.feature_names_in_ = np.array(series[0].columns, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
         self._clock = Clock.of(series[0])
@@ -134,7 +163,7 @@ class Forecaster(Estimator):
                              f"{len(series[0].values)}")  # fmt: skip
         everything = np.concatenate(past)
         self.mean_ = everything.mean(axis=0)
-        self.scale_ = _scale(everything)
+        self.scale_ = standard_deviation(everything)
         means, scales, self._unit = [self.mean_] * len(series), [self.scale_] * len(series), self.scale_
         owners = list(range(len(series))) if names is None else _for_each(series, names, "names")
         self._mixed = len(set(owners)) > 1
@@ -145,45 +174,71 @@ class Forecaster(Estimator):
                 rows = np.concatenate([past[place] for place in mine])
                 if len(rows) < 2:  # a series that is kept whole to choose by
                     rows = np.concatenate([series[place].values for place in mine])
-                own[name] = (rows.mean(axis=0), _scale(rows))
+                own[name] = (rows.mean(axis=0), standard_deviation(rows))
             means, scales = [own[name][0] for name in owners], [own[name][1] for name in owners]
             self._unit = np.max(scales, axis=0)
         scaled = [
             torch.tensor(((one.values - mean) / scale).T, dtype=torch.float32)
             for one, mean, scale in zip(series, means, scales, strict=True)
         ]
-        data = ScaledSeries(scaled, kept, begun, channels, self.horizon)
-        self.validation_ = self._choose(data, longest)
-        self._last = [one.values[-self.model.lookback :].copy() for one in series]
+        data = ScaledSeries(scaled, kept, begun, channels, self.horizon, relative=self._mixed)
+        choice = Choice(**{name: getattr(self, name) for name in CHOICES}, longest=longest, unit=self._unit)
+        if len(self._covariates):
+            given = [one.covariates[: len(one.values)] for one in series if one.covariates is not None]
+            known = np.concatenate([rows[: len(rows) - more] for rows, more in zip(given, kept, strict=True)])
+            middle, size = known.mean(axis=0), standard_deviation(known)
+            scaled_known = [torch.tensor(((one - middle) / size).T, dtype=torch.float32) for one in given]
+            chosen = choice.with_covariates(data, scaled_known, torch.tensor(size))
+        else:
+            chosen = choice.of(data)
+        self.model_, self._pattern, self.validation_ = chosen.model, chosen.pattern, chosen.told
+        lags = self.model.lags - 1 if isinstance(self.model, CovariateForecast) else 0
+        self._last = [one.tail(self.model.lookback + lags) for one in series]
         self._rows = [first + len(one.values) for first, one in zip(begun, series, strict=True)]
-        self._given = [replace(one, values=one.values[:0], times=None) for one in series]
         self._several = is_list_of_series(X)
         return self
 
-    def predict(self, X: Any = None, *, start: int | None = None) -> Any:
+    def predict(self, X: Any = None, *, start: int | None = None, future: Any = None) -> Any:
         """The `horizon` steps after the last row of X.
 
         Args:
-            X: as in `fit`, of any length of at least one row; by default the series of `fit`. Only the last `lookback`
-                rows matter.
+            X: as in `fit`, of any length of at least one row; by default the series of `fit`. Only the last rows
+                matter: `lookback` of the series, and `lags` more of the covariates.
             start: the number of X's first row, counted from the first row of `fit`: it tells where in the season X is.
                 By default time stamps tell, or it is found by comparing X with the season.
+            future: covariates of the next `horizon` rows or more, (time, covariates) or a data frame; a list for
+                a list. By default they are in the last rows of X, in which the other columns are empty.
 
         Returns:
             (horizon,) or (horizon, channels), as X is; frames for frames, a list for a list.
+
+        Raises:
+            ValueError: an argument is wrong, or a covariate is not known for `horizon` rows.
         """
         self._check_fitted()
-        if X is None:
-            pairs = zip(self._given, self._last, self._rows, strict=True)
-            several = self._several
-            found = [one.like(self._after(values, rows - len(values))) for one, values, rows in pairs]
-        else:
-            several = is_list_of_series(X)
-            found = []
-            for one in as_list(X, "X"):
-                self._check_channels(one)
-                found.append(one.like(self._after(one.values, self._start_of(one, start))))
+        series = self._last if X is None else as_list(X, "X", self._covariates)
+        several = self._several if X is None else is_list_of_series(X)
+        if future is not None:
+            series = self._with_future(series, future, several)
+        found = []
+        for place, one in enumerate(series):
+            self._check_channels(one)
+            name = f"X[{place}]" if several else "X"
+            if len(self._covariates):
+                check_ahead(one, self.horizon, self._covariates, name)
+            begun = self._rows[place] - len(one.values) if X is None else self._start_of(one, start)
+            found.append(one.like(self._after(one, begun)))
         return found if several else found[0]
+
+    def _with_future(self, series: list[Series], future: Any, several: bool) -> list[Series]:
+        if not len(self._covariates):
+            raise ValueError("future is for covariates: give their columns as Forecaster(covariates=...)")
+        if not several:
+            return [with_future(series[0], future, self._covariates, "future")]
+        if not is_list_of_series(future) or len(future) != len(series):
+            raise ValueError(f"future must be a list with covariates for each of the {len(series)} series")
+        pairs = zip(series, future, strict=True)
+        return [with_future(one, more, self._covariates, f"future[{i}]") for i, (one, more) in enumerate(pairs)]
 
     def evaluate(self, X: Any, *, start: int | None = None) -> dict[str, float]:
         """Errors of the forecasts from every row of one series, in units of each channel's standard deviation in `fit`.
@@ -197,7 +252,7 @@ class Forecaster(Estimator):
             to be forecast; and "windows", their number.
         """
         self._check_fitted()
-        one = as_series(X, "X")
+        one = as_series(X, "X", self._covariates)
         self._check_channels(one)
         layer, scale = self.model, torch.tensor(self.scale_, dtype=torch.float32)[:, None]
         part = Part(torch.tensor(one.values.T, dtype=torch.float32), self._start_of(one, start))
@@ -206,10 +261,15 @@ class Forecaster(Estimator):
             raise ValueError(
                 f"X must have at least {needed} rows for one window and its horizon, got {len(one.values)}"
             )
+        rest = part
+        if isinstance(layer, CovariateForecast):
+            rest = replace(part, effect=self._effect(layer, one)[:, : len(one.values)], relative=layer.relative)
         sums = torch.zeros(6, dtype=torch.float64)
         with torch.no_grad():
-            for windows, future, phase in blocks(layer, [part]):
-                errors = (layer.read(windows, phase) - future) / scale
+            for (windows, future, _), (seen, left, phase) in zip(
+                blocks(layer, [part]), blocks(layer, [rest]), strict=True
+            ):
+                errors = (layer.read(seen, phase) - left) / scale  # those of the rest are those of the series
                 naive = (windows[..., -1:] - future) / scale
                 level = (future - torch.tensor(self.mean_, dtype=torch.float32)[:, None]) / scale
                 values = (errors.square(), errors.abs(), naive.square(), naive.abs(), level, level.square())
@@ -249,26 +309,45 @@ class Forecaster(Estimator):
             return Stream(self._at_phase(start))
         if self._several:
             raise ValueError("give start: the estimator was fitted to several series")
-        stream = Stream(self._at_phase(self._rows[0] - len(self._last[0])))
-        for row in self._last[0]:
-            stream.push(torch.tensor(row, dtype=layer.weight.dtype))
+        one = self._last[0]
+        stream = Stream(self._at_phase(self._rows[0] - len(one.values)))
+        for row in range(len(one.values)):
+            sample = one.values[row]
+            if one.covariates is not None:  # the state does not depend on those ahead, which may be missing
+                ahead = np.minimum(np.arange(row, row + self.horizon + 1), len(one.known) - 1)
+                sample = np.concatenate([sample, one.known[ahead].ravel()])
+            stream.push(torch.tensor(sample, dtype=layer.weight.dtype))
         return stream
 
     def _at_phase(self, start: int) -> LookbackForecast:
         phase = (start + self.model.phase) % max(self.model.season, 1)
-        other = LookbackForecast(**{**self.model.config, "phase": phase})
+        other = type(self.model)(**{**self.model.config, "phase": phase})
         other.load_state_dict(self.model.state_dict())
         return other.eval()
 
-    def _after(self, values: Array, start: int) -> Array:
-        """The forecast (horizon, channels) after values (time, channels), whose first row has the number `start`."""
-        layer = self.model
-        used = values[-layer.lookback :]
-        x = torch.tensor(used, dtype=layer.weight.dtype)[None]
+    def _after(self, one: Series, start: int) -> Array:
+        """The forecast (horizon, channels) after a series whose first row has the number `start`."""
+        layer, last = self.model, len(one.values) - 1
+        rows = torch.tensor(one.values[-layer.lookback :].T, dtype=layer.weight.dtype)
+        windows = padded(rows, layer.lookback - rows.shape[1])
+        phase = torch.tensor((start + last + layer.phase) % max(layer.season, 1))
         with torch.no_grad():
-            out, _ = self._at_phase(start + len(values) - len(used))(x)
-        found: Array = out[0, -1].unflatten(0, (layer.horizon, layer.channels)).double().numpy()
+            if isinstance(layer, CovariateForecast):
+                effect = self._effect(layer, one)[:, : last + 1 + layer.horizon]
+                effect = padded(effect, max(0, layer.lookback + layer.horizon - effect.shape[1]))
+                out = layer.forecast(windows, phase, effect[:, -layer.lookback - layer.horizon :])
+            else:
+                out = layer.read(windows, phase)
+        found: Array = out.mT.double().numpy()
         return found
+
+    def _effect(self, layer: CovariateForecast, one: Series) -> Tensor:
+        """The effect of covariates on a series and as far ahead as they are known."""
+        rows = torch.tensor(
+            (one.known - one.known[len(one.values) - 1]).T, dtype=torch.float32
+        )  # a level has no effect
+        with torch.no_grad():
+            return layer.effect(padded(rows, layer.lags - 1))
 
     def _start_of(self, one: Series, start: int | None) -> int:
         if start is not None or not self.model.season:
@@ -276,20 +355,23 @@ class Forecaster(Estimator):
         if self._clock is not None and one.times is not None:
             return self._clock.row(int(one.times[0]))
         rows = one.values[-self.model.lookback :]
-        scale = _scale(rows) if self._mixed else self.scale_
+        if isinstance(self.model, CovariateForecast):
+            effect = self._effect(self.model, one)[:, len(one.values) - len(rows) : len(one.values)]
+            rows = self.model.rest(torch.tensor(rows.T), effect.double()).mT.numpy()
+        scale = standard_deviation(rows) if self._mixed else self.scale_
         recent = torch.tensor((rows - rows.mean(axis=0)) / scale, dtype=torch.float32)
         phase = aligned(recent, self._pattern)
         return phase - (len(one.values) - len(recent))
 
     def _check_channels(self, one: Series) -> None:
-        found = one.values.shape[1]
+        found = one.values.shape[1] + len(self._covariates)
         if found != self.n_features_in_:
             hint = ". Reshape your data: give (time, channels)" if one.flat else ""
             raise ValueError(f"X has {found} features, but {type(self).__name__} is expecting {self.n_features_in_}"
                              f" features as input{hint}")  # fmt: skip
 
     def _check_arguments(self) -> None:
-        for name, least in (("horizon", 1), ("lookback", 1), ("order", 1), ("season", 0)):
+        for name, least in (("horizon", 1), ("lookback", 1), ("order", 1), ("season", 0), ("lags", 1)):
             value = getattr(self, name)
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
             if not whole and not (value is None and name != "horizon"):
@@ -305,77 +387,6 @@ class Forecaster(Estimator):
         """How many rows of a series are kept to choose by; none where too few would be left to fit."""
         wanted = round(self.validation * rows) if self.validation < 1 else int(self.validation)
         return wanted if wanted >= self.horizon and rows - wanted >= 2 * self.horizon + 2 else 0
-
-    def _choose(self, data: ScaledSeries, longest: int) -> dict[str, Any]:
-        """Compare options on the validation data, and set `model` to the best."""
-        room = longest - self.horizon
-        lookback = self.lookback or max(1, min(_LOOKBACK, room // 2))
-        if self.lookback is not None and self.lookback > room:
-            raise ValueError(f"lookback must be at most {room} for so many rows and this horizon, got {self.lookback}")
-        steps = period(data.past()) if self.season is None else self.season
-        self._pattern = pattern(data.past(), steps, data.starts) if steps else torch.zeros(0, data.channels)
-        usable = steps and bool((self._pattern.square().sum(0) > 0).any())
-        pulls: Sequence[float] = PULLS if self.individual is None else (PULLS[1:] if self.individual else PULLS[:1])
-        strengths = STRENGTHS if self.strength is None else (self.strength,)
-        tried: list[dict[str, Any]] = []
-        amplitudes: Sequence[float | None] = (None,)
-        if usable and not self._mixed:
-            amplitudes = (None, *_AMPLITUDES)
-        elif usable and lookback >= steps:  # a whole season shows how large it is
-            amplitudes = (None, _FREE)
-        if len(amplitudes) > 1 and data.has_validation(lookback):
-            for amplitude in amplitudes:
-                train, valid = data.sums(self._layer(data, lookback, amplitude, steps), _TRIED)
-                tried.append({"amplitude": amplitude, "mse": best_ridge(train, valid, strengths, pulls).error})
-            amplitudes = [min(tried, key=lambda one: one["mse"])["amplitude"]]
-        amplitude = amplitudes[-1]
-        layer = self._layer(data, lookback, amplitude, steps)
-        train, valid = data.sums(layer, _FITTED)
-        found = best_ridge(train, valid, strengths, pulls)
-        if self.refit and valid is not None:
-            again = best_ridge(data.all_sums(layer, _FITTED), valid, (found.strength,), (found.pull,))
-            found = replace(again, error=found.error)
-        self.model_ = self._final(layer, found.weight)
-        return {
-            "mse": found.error,
-            "lookback": lookback,
-            "season": layer.season,
-            "amplitude": amplitude,
-            "strength": found.strength,
-            "pull": found.pull,
-            "tried": tried,
-        }
-
-    def _layer(self, data: ScaledSeries, lookback: int, amplitude: float | None, steps: int) -> LookbackForecast:
-        """A layer for scaled series, without its readout."""
-        season = 0 if amplitude is None else steps
-        order = self.order or min(_ORDER, max(lookback // 2, min(lookback, 8)))
-        theta = float(lookback if self.theta is None else self.theta)
-        with torch.random.fork_rng(devices=[]):
-            layer = LookbackForecast(data.channels, self.horizon, order, theta, lookback, season=season)
-        layer.requires_grad_(False)
-        if amplitude is not None:
-            power = lookback * self._pattern.square().mean(0)
-            layer.season_pattern.copy_(self._pattern * (_ROOM if self._mixed else 1.0))
-            layer.prior.copy_(1e-9 * _ROOM * power + 1e-30 if self._mixed else amplitude * power + 1e-9)
-        return layer.float()
-
-    def _final(self, layer: LookbackForecast, weight: Tensor) -> LookbackForecast:
-        """The layer with its readout, in the units of the data."""
-        model = LookbackForecast(**{**layer.config, "individual": weight.shape[0] > 1}, dtype=torch.float32)
-        scale = torch.tensor(self._unit, dtype=torch.float64)
-        with torch.no_grad():
-            model.weight.copy_(weight.mT)
-            model.season_pattern.copy_(layer.season_pattern.double() * scale)
-            model.prior.copy_(layer.prior.double() * scale**2)
-        return model.eval()
-
-
-def _scale(rows: Array) -> Array:
-    """The standard deviation of each channel; 1 where it is constant."""
-    spread = rows.std(axis=0)
-    found: Array = np.where(spread > 1e-12 * np.maximum(np.abs(rows.mean(axis=0)), 1e-300), spread, 1.0)
-    return found
 
 
 def _for_each(series: list[Series], given: Sequence[_Each], name: str) -> list[_Each]:

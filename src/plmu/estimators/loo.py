@@ -1,15 +1,19 @@
-"""Ridge regression to classes, its strength chosen by leave-one-out errors."""
+"""Ridge regression to classes on weighted features, its strength chosen by leave-one-out errors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_SHARPNESS = tuple(2.0 ** (k / 2) for k in range(15))
+_SHARPNESS = 2.0**-4, 2.0**7  # the smallest and the largest
 _MANY = 2000  # examples from which the strength is chosen
+_FOLDED = 600  # examples times folds, of which there are 2 to 10
+_CHUNK = 1024  # features or examples whose products are summed in float32
+_ROUNDING = 4e-6  # above that of such sums
 
 
 @dataclass(frozen=True)
@@ -26,81 +30,128 @@ class Classes:
 def leave_one_out(features: Tensor, labels: Tensor, strengths: Sequence[float], scales: Tensor) -> Classes:
     """The ridge from features (examples, features) to labels with the smallest squared leave-one-out error.
 
-    Of many examples, it is the smallest for some of them. Features are standardised, then multiplied by `scales`
-    (features,). Scores are scaled so that the likelihood of the left-out labels is highest.
+    Features are standardised, multiplied by `scales` (features,), and weighted by how well they tell the classes apart:
+    see `explained`. A left-out example takes no part in these weights: they are made anew without the fold it is in. Of
+    many examples, only some are left out in turn. Scores are scaled so that their softmax is a probability: see
+    `sharpness`.
     """
     classes = int(labels.max()) + 1
     if int(labels.bincount().max()) == 1:  # without its only example no class can be found
         strengths = [min(strengths)]
     target = 2.0 * torch.nn.functional.one_hot(labels, classes).double() - 1
-    x = features.double()
+    x = features.float()
     spread, mean = torch.std_mean(x, dim=0, correction=0)
-    spread = torch.where(spread > 1e-6, spread, torch.inf)
-    spread = spread / scales
+    spread = torch.where(spread > 1e-6, spread, torch.inf) / scales
     x = (x - mean) / spread
+    some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_MANY].sort().values
+    few = len(some) == len(x)
+    strength, residual = _chosen(x if few else x[some], target[some], labels[some], strengths)
+    scores = target[some] - residual
+    sharp = sharpness(scores, labels[some])
+    share = explained(x, labels)  # of all examples
     centre = target.mean(0)
-    y = target - centre
-    if len(x) > _MANY:
-        some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_MANY]
-        strength = _best_of(x[some] - x[some].mean(0), y[some] - y[some].mean(0), strengths).strength
-        found = _one(x, y, strength)
-    else:
-        found = _best_of(x, y, strengths)
-    scores = target - found.residual
-    sharp = max(_SHARPNESS, key=lambda one: float(torch.log_softmax(one * scores, 1).gather(1, labels[:, None]).mean()))
-    weight = (found.weight / spread[:, None]).mT * sharp
-    bias = centre * sharp - weight @ mean
-    accuracy = float((scores.argmax(1) == labels).double().mean())
-    return Classes(weight, bias, found.strength, accuracy, float(found.residual.square().mean()))
+    found = _solved(x * share, target - centre, strength) * (share / spread)[:, None]
+    weight = found.double().mT * sharp
+    bias = centre * sharp - weight @ mean.double()
+    accuracy = float((scores.argmax(1) == labels[some]).double().mean())
+    return Classes(weight, bias, strength, accuracy, float(residual.square().mean()))
 
 
-@dataclass(frozen=True)
-class _Ridge:
-    weight: Tensor  # (features, classes)
-    strength: float
-    residual: Tensor  # (examples, classes), of each example without it
+def explained(x: Tensor, labels: Tensor) -> Tensor:
+    """What features (examples, features) are multiplied by: their correlation ratio η, scaled to a mean square of 1.
+
+    η² is the share of a feature's variance that lies between the classes.
+    """
+    member = torch.nn.functional.one_hot(labels).to(x.dtype)
+    count = member.sum(0).clamp(min=1)
+    x = x - x.mean(0)
+    total = x.square().sum(0)
+    between = ((member.mT @ x).square() / count[:, None]).sum(0)
+    share = torch.where(total > 0, between / total, 0.0)
+    mean = share.mean()
+    return (share / mean).sqrt() if mean > 0 else torch.ones_like(share)
 
 
-def _best_of(x: Tensor, y: Tensor, strengths: Sequence[float]) -> _Ridge:
-    """The ridge from centred x to centred y with the smallest leave-one-out error, all from one eigendecomposition."""
+def sharpness(scores: Tensor, labels: Tensor) -> float:
+    """What left-out scores (examples, classes) are multiplied by, so that their softmax is a probability.
+
+    It is the most likely one for smoothed labels: by Laplace's rule, of n examples that were all classified correctly a
+    next one is so with a probability of (n + 1) / (n + 2). Without it, n correct ones would give certainty.
+    """
+    doubt = 1 / (len(scores) + 2)
+    own = scores.gather(1, labels[:, None])[:, 0]
+    expected = (1 - doubt) * own + doubt * (scores.sum(1) - own) / (scores.shape[1] - 1)
+    low, high = _SHARPNESS
+    while high > 1.001 * low:  # the likelihood's slope falls
+        middle = math.sqrt(low * high)
+        slope = expected - (torch.softmax(middle * scores, 1) * scores).sum(1)
+        low, high = (middle, high) if slope.mean() > 0 else (low, middle)
+    return math.sqrt(low * high)
+
+
+def _chosen(x: Tensor, target: Tensor, labels: Tensor, strengths: Sequence[float]) -> tuple[float, Tensor]:
+    """The strength with the smallest leave-one-out error, and its residuals (examples, classes)."""
+    y = target - target.mean(0)
+    residual = y.new_zeros(len(strengths), *y.shape)
+    fold = _folds(labels)
+    for one in range(int(fold.max()) + 1):
+        out = fold == one
+        residual[:, out] = _residuals(x * explained(x[~out], labels[~out]), y, strengths, out)
+    best = int(residual.square().mean((1, 2)).argmin())
+    return strengths[best], residual[best]
+
+
+def _folds(labels: Tensor) -> Tensor:
+    """The fold of each example. Every fold has about as many of each class; there are more folds of few examples."""
+    folds = min(len(labels), max(2, min(10, _FOLDED // len(labels))))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    order = order[labels[order].argsort(stable=True)]
+    out = torch.empty_like(order)
+    out[order] = torch.arange(len(order)) % folds
+    return out
+
+
+def _residuals(x: Tensor, y: Tensor, strengths: Sequence[float], rows: Tensor) -> Tensor:
+    """Leave-one-out residuals of the ridge from x to centred y: (strengths, rows, classes), from one decomposition."""
     # x = U √w Vᵀ without the directions of no variance, such as that of the mean.
+    x = x - x.mean(0)
     wide = x.shape[1] >= x.shape[0]
-    w, vectors = torch.linalg.eigh(x @ x.mT if wide else x.mT @ x)
-    kept = w > 1e-10 * w.max().clamp(min=1e-300)
+    gram = _gram(x if wide else x.mT)
+    w, vectors = torch.linalg.eigh(gram)
+    kept = w > _floor(gram)
     w, vectors = w[kept], vectors[:, kept]
-    left = vectors if wide else x @ (vectors / w.sqrt())
-    projected, powers = left.mT @ y, left.square()
-    outside = y - left @ projected
-    best: tuple[float, float, Tensor] | None = None
+    left = vectors if wide else x.double() @ (vectors / w.sqrt())
+    projected = left.mT @ y
+    outside = y[rows] - left[rows] @ projected
+    left, powers = left[rows], left[rows].square()
+    out = []
     for strength in strengths:
         shrunk = strength / (w + strength)
         residual = outside + left @ (shrunk[:, None] * projected)
-        residual = residual / _leverage(powers @ (1 - shrunk))
-        error = float(residual.square().mean())
-        if best is None or error < best[0]:
-            best = (error, strength, residual)
-    assert best is not None
-    _, strength, residual = best
-    inner = projected / (w + strength)[:, None]
-    weight = x.mT @ (left @ inner) if wide else (vectors * w.sqrt()) @ inner
-    return _Ridge(weight, strength, residual)
+        out.append(residual / (1 - 1 / len(x) - powers @ (1 - shrunk)).clamp(min=1e-9)[:, None])  # the mean takes 1 / n
+    return torch.stack(out)
 
 
-def _one(x: Tensor, y: Tensor, strength: float) -> _Ridge:
-    """The ridge of one strength, by a Cholesky decomposition."""
+def _solved(x: Tensor, y: Tensor, strength: float) -> Tensor:
+    """The weights (features, classes) of the ridge from x to centred y."""
+    x = x - x.mean(0)
     wide = x.shape[1] >= x.shape[0]
-    gram = x @ x.mT if wide else x.mT @ x
-    gram.diagonal().add_(strength)
+    gram = _gram(x if wide else x.mT)
+    gram.diagonal().add_(max(strength, _floor(gram)))
     factor = torch.linalg.cholesky(gram)
     if wide:
-        inverse = torch.cholesky_inverse(factor)
-        inner = inverse @ y
-        return _Ridge(x.mT @ inner, strength, strength * inner / _leverage(1 - strength * inverse.diagonal()))
-    weight = torch.cholesky_solve(x.mT @ y, factor)
-    powers = torch.linalg.solve_triangular(factor, x.mT, upper=False).square().sum(0)
-    return _Ridge(weight, strength, (y - x @ weight) / _leverage(powers))
+        return x.mT @ torch.cholesky_solve(y, factor).to(x.dtype)
+    return torch.cholesky_solve(x.mT.double() @ y, factor)
 
 
-def _leverage(powers: Tensor) -> Tensor:
-    """1 − h, of which the mean takes 1 / n: (examples, 1)."""
-    return (1 - 1 / len(powers) - powers).clamp(min=1e-9)[:, None]
+def _gram(x: Tensor) -> Tensor:
+    """x xᵀ in float64, from products in float32."""
+    total = x.new_zeros(len(x), len(x), dtype=torch.float64)
+    for some in x.split(_CHUNK, dim=1):
+        total += some @ some.mT
+    return total
+
+
+def _floor(gram: Tensor) -> float:
+    """What the rounding of such a matrix cannot reach."""
+    return _ROUNDING * math.sqrt(len(gram)) * float(gram.diagonal().mean())

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from plmu.estimators.series import Array
 from plmu.nn import CausalConvolution, DelayLayer, Sequential, ThresholdShares
 
-POSITIONS = 0.3  # weight of positions beside shares in the ridge regression
+_DEGREE = 3  # of positions
+_POSITIONS = 0.5  # weight of positions beside shares in the ridge regression
 _BLOCK = 2**22  # numbers of projections that are held at a time
 _SAMPLE = 1000  # steps of training series from which thresholds are taken
 _SERIES = 100  # training series from which scales and thresholds are taken
@@ -65,7 +66,7 @@ def build(
     changes = CausalConvolution(groups * channels, 2)
     memory = DelayLayer(groups * channels, order, list(windows))
     projection = nn.Linear(order * groups * channels, groups * projections)
-    counts = ThresholdShares(groups * projections, thresholds, positions=True, return_sequences=False)
+    counts = ThresholdShares(groups * projections, thresholds, positions=_DEGREE, return_sequences=False)
     front = Sequential(inputs, changes, memory, projection, counts).requires_grad_(False)
     sample = torch.randperm(len(x), generator=generator)[:_SERIES]
     some, known = x[sample], lengths[sample]
@@ -89,19 +90,22 @@ def build(
         weight[place, :, :, place] = random / random.flatten(1).norm(dim=1)[:, None, None]
     projection.weight.copy_(weight.flatten(0, 1).flatten(1) / spread)
     projection.bias.copy_(-projection.weight.double() @ mean)
-    picked = states[torch.randint(len(states), (_SAMPLE,), generator=generator)]
+    picked = states[torch.randperm(len(states), generator=generator)[:_SAMPLE]]
     ordered = projection(picked).mT.sort(dim=1).values
-    # Quantiles at equal distances, which begin at another place for each projection.
+    # Quantiles at equal distances, which begin at another place for each projection. They lie between two samples:
+    # rounding must not decide on which side of a threshold a training series is.
     begin = (torch.arange(groups * projections) * _GOLDEN) % 1
     levels = (torch.arange(thresholds) + begin[:, None]) / thresholds
-    counts.thresholds.copy_(ordered.gather(1, (levels * (_SAMPLE - 1)).long()).mT)
+    below = (levels * (len(picked) - 1)).long()
+    above = (below + 1).clamp(max=len(picked) - 1)
+    counts.thresholds.copy_((ordered.gather(1, below) + ordered.gather(1, above)).mT / 2)
     return front
 
 
 def scales(features: int) -> Tensor:
-    """What so many standardised features, of which the first half are shares, are multiplied by."""
+    """What so many standardised features, shares before positions of each degree, are multiplied by."""
     out = torch.ones(features)
-    out[features // 2 :] = POSITIONS**0.5
+    out[features // (1 + _DEGREE) :] = _POSITIONS**0.5
     return out
 
 

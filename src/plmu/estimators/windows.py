@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from plmu.nn.covariates import spread
 from plmu.nn.forecast import Standard as Standard  # what a reader returns
 
 _BLOCK = 2**22  # numbers of windows that are held at a time
@@ -17,15 +18,27 @@ STRENGTHS = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # of the ridge, for fe
 PULLS = (float("inf"), 3.0, 1.0, 0.3, 0.1, 0.03)  # of each channel's readout towards the shared one
 
 
-class Reader(Protocol):
+class Sizes(Protocol):
+    """How large windows are."""
+
+    @property
+    def channels(self) -> int: ...
+    @property
+    def horizon(self) -> int: ...
+    @property
+    def lookback(self) -> int: ...
+    @property
+    def season(self) -> int: ...
+    @property
+    def phase(self) -> int: ...
+
+
+class Reader(Sizes, Protocol):
     """What reads windows: a `LookbackForecast`, or another with its sizes."""
 
-    channels: int
-    horizon: int
-    lookback: int
-    order: int  # how many features a window has
-    season: int
-    phase: int
+    @property
+    def order(self) -> int:
+        """How many features a window has."""
 
     def standard(self, windows: Tensor, phase: Tensor) -> Standard:
         """Features, level and season ahead of windows (..., channels, lookback)."""
@@ -33,17 +46,23 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one series (channels, time) from which windows are taken; its first row has the number `start`."""
+    """Rows of one series (channels, time) from which windows are taken; its first row has the number `start`.
+
+    With the effect of covariates on these rows, windows are of the rest: the effect is subtracted, in units of each
+    window's spread if it is relative.
+    """
 
     values: Tensor
     start: int
+    effect: Tensor | None = None  # (channels, time)
+    relative: bool = False
 
-    def windows(self, layer: Reader) -> int:
+    def windows(self, layer: Sizes) -> int:
         """How many windows with their horizon it has."""
         return max(0, self.values.shape[1] - layer.lookback - layer.horizon + 1)
 
 
-def blocks(layer: Reader, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def blocks(layer: Sizes, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Windows (some, channels, lookback), what follows them (some, channels, horizon), and the phase of their last
     steps (some,)."""
     reach = layer.lookback + layer.horizon
@@ -52,9 +71,13 @@ def blocks(layer: Reader, parts: Sequence[Part], stride: int = 1) -> Iterator[tu
         if not count:
             continue
         every = part.values.unfold(1, reach, stride).movedim(0, 1)  # (windows, channels, reach)
+        effects = None if part.effect is None else part.effect.unfold(1, reach, stride).movedim(0, 1)
         rows = max(1, _BLOCK // (reach * layer.channels))
         for first in range(0, every.shape[0], rows):
             some = every[first : first + rows]
+            if effects is not None:
+                size = spread(some[..., : layer.lookback]) if part.relative else 1.0
+                some = some - size * effects[first : first + rows]
             row = torch.arange(first, first + some.shape[0]) * stride + part.start + layer.lookback - 1
             phase = (row + layer.phase) % max(layer.season, 1)
             yield some[..., : layer.lookback], some[..., layer.lookback :], phase
@@ -100,36 +123,57 @@ class Sums:
 
 @dataclass(frozen=True)
 class ScaledSeries:
-    """Scaled series (channels, time), how many rows at the end of each are kept to choose by, and where each starts."""
+    """Scaled series (channels, time), how many rows at the end of each are kept to choose by, and where each starts;
+    and the effects of covariates on them."""
 
     series: list[Tensor]
     kept: list[int]
     starts: list[int]
     channels: int
     horizon: int
+    effects: list[Tensor] | None = None
+    relative: bool = False
 
     def past(self) -> list[Tensor]:
-        return [one[:, : one.shape[1] - rows] for one, rows in zip(self.series, self.kept, strict=True)]
+        """The rows before the kept ones, without the effects of covariates."""
+        return [self._rest(place)[:, : self._end(place)] for place in range(len(self.series))]
 
     def has_validation(self, lookback: int) -> bool:
         return any(rows and one.shape[1] - rows >= lookback for one, rows in zip(self.series, self.kept, strict=True))
 
+    def train(self) -> list[Part]:
+        """The rows before the kept ones."""
+        return [self._part(place, 0, self._end(place)) for place in range(len(self.series))]
+
+    def valid(self, lookback: int) -> list[Part]:
+        """The kept rows, and those before them that their windows need."""
+        firsts = [self._end(place) - lookback for place in range(len(self.series))]
+        return [self._part(place, first, None) for place, first in enumerate(firsts) if self.kept[place] and first >= 0]
+
     def sums(self, layer: Reader, limit: int) -> tuple[Sums, Sums | None]:
         """Of the windows before the kept rows, and of those whose horizon lies in them."""
-        train = [Part(one, start) for one, start in zip(self.past(), self.starts, strict=True)]
-        valid = []
-        for one, rows, start in zip(self.series, self.kept, self.starts, strict=True):
-            first = one.shape[1] - rows - layer.lookback
-            if rows and first >= 0:
-                valid.append(Part(one[:, first:], start + first))
-        checked = Sums.of(layer, valid, self._stride(layer, valid, limit)) if valid else None
-        return Sums.of(layer, train, self._stride(layer, train, limit)), checked if checked and checked.count else None
+        train, valid = self.train(), self.valid(layer.lookback)
+        checked = Sums.of(layer, valid, self.stride(layer, valid, limit)) if valid else None
+        return Sums.of(layer, train, self.stride(layer, train, limit)), checked if checked and checked.count else None
 
     def all_sums(self, layer: Reader, limit: int) -> Sums:
-        parts = [Part(one, start) for one, start in zip(self.series, self.starts, strict=True)]
-        return Sums.of(layer, parts, self._stride(layer, parts, limit))
+        parts = [self._part(place, 0, None) for place in range(len(self.series))]
+        return Sums.of(layer, parts, self.stride(layer, parts, limit))
 
-    def _stride(self, layer: Reader, parts: list[Part], limit: int) -> int:
+    def _end(self, place: int) -> int:
+        return self.series[place].shape[1] - self.kept[place]
+
+    def _part(self, place: int, first: int, end: int | None) -> Part:
+        effect = None if self.effects is None else self.effects[place][:, first:end]
+        return Part(self.series[place][:, first:end], self.starts[place] + first, effect, self.relative)
+
+    def _rest(self, place: int) -> Tensor:
+        one = self.series[place]
+        if self.effects is None:
+            return one
+        return one - self.effects[place] * (spread(one[:, : max(1, self._end(place))]) if self.relative else 1.0)
+
+    def stride(self, layer: Sizes, parts: list[Part], limit: int) -> int:
         """So that at most `limit` windows are taken; no divisor of a day, so that all phases are seen."""
         stride = math.ceil(sum(one.windows(layer) for one in parts) * self.channels / limit)
         while layer.season and stride > 1 and math.gcd(stride, layer.season) > 1:

@@ -117,8 +117,9 @@ class Experiment(ABC):
         """
         return []
 
-    def predict(self, folder: Path, config: Config[Any], file: Path) -> Predictions:
-        """What the model of the run in this folder says of a file of the user's own, for `plmu predict`.
+    def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
+        """What the model of the run in this folder says of a file of the user's own, for `plmu predict`. `future` is
+        a file of covariates.
 
         Raises:
             DataError: the file is at fault.

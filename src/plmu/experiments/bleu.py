@@ -6,6 +6,7 @@ Both take tokenised sentences as they are, split at spaces, and are equal but fo
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ def scores(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[dict[s
     measures = {
         "bleu": BLEU(tokenize="none", force=True),
         "bleu_uncased": BLEU(tokenize="none", lowercase=True, force=True),
-        DETOKENISED: BLEU(tokenize="13a"),
+        DETOKENISED: BLEU(tokenize=_tokenizer(references)),
     }
     signatures = []
     for name, measure in measures.items():
@@ -57,3 +58,12 @@ def scores(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[dict[s
         found[name] = measure.corpus_score(ours, [theirs]).score
         signatures.append(f"{name} {measure.get_signature().format(short=False)}")
     return found, "; ".join(signatures)
+
+
+def _tokenizer(references: Sequence[str]) -> str:
+    """The name of sacrebleu's for this language: one that splits at spaces would see a Chinese sentence as one word."""
+    text = "".join(references)
+    han, kana = (len(re.findall(signs, text)) for signs in ("[\u3400-\u9fff]", "[\u3040-\u30ff]"))
+    if 2 * (han + kana) < sum(map(str.isalpha, text)):
+        return "13a"
+    return "char" if kana else "zh"

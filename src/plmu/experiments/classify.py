@@ -32,6 +32,7 @@ from plmu.experiments.classify_run import Settings, predict, write_models
 from plmu.experiments.fields import Checked
 from plmu.nn import Sequential
 from plmu.training.config import TrainingConfig
+from plmu.training.errors import RunError
 from plmu.training.task import Batch, Group, Task
 
 VALIDATED = 0.2  # share of the training series to choose the epoch by
@@ -50,7 +51,7 @@ class ClosedModel(Checked):
     """θ of the memories in steps. Default: 9, 18, 36 … up to the length of the longest series."""
     projections: int = 32
     """Random projections of each memory's state."""
-    thresholds: int = 8
+    thresholds: int = 6
     """Thresholds of each projection."""
     normalize: Literal["auto", "series", "none", "both"] = "auto"
     """Each series to mean 0 and standard deviation 1, as it is, both, or the best of them by leave-one-out errors."""
@@ -180,7 +181,9 @@ class Classify(Experiment):
         write_models(folder, settings, fitted, network, streaming)
         return [*lines, f"next: plmu predict {folder} --data.file {config.data.file}"]
 
-    def predict(self, folder: Path, config: Config[Any], file: Path) -> Predictions:
+    def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
+        if future is not None:
+            raise RunError(f"--data.future is for forecasts with covariates, and {folder} is a run of classify")
         assert isinstance(config.data, LabelledConfig)
         return predict(folder, config.data, file)
 

@@ -109,7 +109,8 @@ class _Search:
         self.size = longer.gather(1, parents)
         past = parents[:, :, None].expand(-1, -1, self.tokens.shape[2])
         self.tokens = torch.cat([self.tokens.gather(1, past), token[:, :, None]], dim=2)
-        self.done = (token == END) | (token == PADDING)
+        # Where there are fewer continuations than places, the rest of the beam stays empty.
+        self.done = (token == END) | (token == PADDING) | self.total.isneginf()
         if self.attention is not None:
             every = parents[:, :, None, None].expand(-1, -1, *self.attention.shape[2:])
             self.attention = self.attention.gather(1, every)

@@ -77,9 +77,10 @@ class Deployed:
 
     def answer(self, output: list[float]) -> dict[str, Any]:
         """The probabilities of the classes by name, and the likeliest; nothing of a model without classes."""
-        labels, inputs, horizon = self.outputs.labels, self.outputs.inputs, self.outputs.horizon
+        labels, horizon = self.outputs.labels, self.outputs.horizon
         if horizon:
-            return {"forecast": {name: output[place :: len(inputs)] for place, name in enumerate(inputs)}}
+            columns = self.outputs.columns or self.outputs.inputs
+            return {"forecast": {name: output[place :: len(columns)] for place, name in enumerate(columns)}}
         if not labels:
             return {}
         if len(output) == 1:  # the logit of the second of two
@@ -136,7 +137,8 @@ def load(path: Path) -> Deployed:
     kind = "classes" if labels else "numbers"
     if symbols is not None:
         kind = "language" if count == symbols.size and not labels else "text"
-    if outputs.horizon and (len(outputs.inputs) != frozen.features or count != outputs.horizon * frozen.features):
+    forecasts = outputs.horizon * len(outputs.columns or outputs.inputs)
+    if outputs.horizon and (len(outputs.inputs) != frozen.features or count != forecasts):
         raise RunError(f"{file} has {count} outputs, outputs.json is of another run")
     forecast = model if isinstance(model, LookbackForecast) else None
     clock = Settings.read(folder).clock if (folder / SERIES).is_file() and forecast is not None else None
@@ -158,6 +160,8 @@ def _described(folder: Path) -> tuple[str, str]:
 def _why(experiment: str, name: str) -> str:
     """Why there is no model."""
     known = EXPERIMENTS.get(experiment)
+    if experiment == "iwslt":
+        return "iwslt reads whole sentences, which are no stream: `plmu translate` translates them"
     if known is not None and not known.streamable:
         return f"{experiment} compares pairs of texts, which are no stream"
     if known is not None and name not in known.streamable:

@@ -22,6 +22,7 @@ FROM_OUTPUTS = {
     "start": "first_tokens",
     "inputs": "columns",
     "horizon": "horizon",
+    "columns": "forecast_columns",
 }
 
 

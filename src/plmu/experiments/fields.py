@@ -19,7 +19,7 @@ COUNTS = (
     *("width", "blocks", "encoder_blocks", "decoder_blocks", "attention_heads", "beam"),
 )
 RANGES: dict[str, Range] = {
-    **dict.fromkeys((*COUNTS, "memory", "pool_order", "lookback", "projections", "thresholds"), COUNT),
+    **dict.fromkeys((*COUNTS, "memory", "pool_order", "lookback", "lags", "projections", "thresholds"), COUNT),
     "theta": (lambda value: 0 < value < math.inf, "a number of steps, above 0"),
     **dict.fromkeys(
         ("thetas", "windows"),

@@ -7,6 +7,8 @@ baseline. Settings that you do not give are found on the validation rows, which 
 Scores: errors over every window of the test rows, in units of each column's standard deviation in the training rows,
 beside the baselines last value, seasonal last value and a linear map of the same window; and how often the measured
 value was in the prediction interval. The run's folder has plots of them.
+
+Covariates (--data.covariates) are columns that are known ahead. Their effect is fitted, too, and used where it helps.
 """
 
 from __future__ import annotations
@@ -80,18 +82,28 @@ class Forecast(Experiment):
         intervals = task.tested_intervals
         folds = backtest(task, config) if config.backtest else []
         lines = forecast_report.write(folder, task, network, intervals, folds)
+        if task.known[3].covariates and task.forecaster is not None:
+            lines.append(forecast_report.covariates_told(task.known[3].covariates, task.forecaster.validation_))
         if isinstance(network, LookbackForecast):
             final = network
             if config.refit:
                 final = fitted(task, config.model, everything=True).model
                 lines.append("the saved model is fitted to all rows, test rows included")
             write_model(folder, task.known[0], task.known[3], final, intervals)
-            lines.append(f"next: plmu predict {folder} --data.file {task.known[1].data.file}")
+            lines.append(f"next: plmu predict {folder} --data.file {task.known[1].data.file}{_future(task)}")
         return lines
 
-    def predict(self, folder: Path, config: Config[Any], file: Path) -> Predictions:
+    def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         assert isinstance(config.data, SeriesConfig)
-        return predict(folder, config.data, file)
+        return predict(folder, config.data, file, future)
+
+
+def _future(task: ForecastTask) -> str:
+    """What else `plmu predict` needs to forecast the steps after the last rows."""
+    data, _, _, settings = task.known
+    last = {one.name: one for one in data.pieces}.values()
+    short = any(one.covariates is not None and len(one.covariates) < len(one) + settings.horizon for one in last)
+    return f" --data.future FILE, with {', '.join(settings.covariates)} of the next {settings.horizon} rows" * short
 
 
 def backtest(task: ForecastTask, config: ForecastConfig[Any]) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ class ClosedModel(Checked):
     """Whether each column may have a readout of its own. Default: where that helps."""
     strength: float | None = None
     """Of the ridge. Default: chosen."""
+    lags: int | None = None
+    """Steps of a covariate that its effect depends on. Default: 1, 4 or 48."""
 
 
 @dataclass

@@ -54,6 +54,16 @@ def write(
     return [*lines, f"wrote {folder / 'forecast.png'}, {folder / 'errors.png'}, {folder / 'forecast.json'}"]
 
 
+def covariates_told(names: tuple[str, ...], found: dict[str, Any]) -> str:
+    """Whether covariates helped to forecast the validation rows."""
+    few = ", ".join(names[:SHOWN]) + ("…" if len(names) > SHOWN else "")
+    with_them, without = found["mse with covariates"], found["mse without covariates"]
+    errors = f"mse on the validation rows {with_them:.4g} with, {without:.4g} without"
+    if not found["covariates"]:
+        return f"covariates {few}: not used, since they did not clearly help ({errors})"
+    return f"covariates {few}: used, with {found['lags']} step{'s' * (found['lags'] > 1)} of each ({errors})"
+
+
 def text_table(header: list[str], rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[place]) for row in [header, *rows]) for place in range(len(header))]
     return [
@@ -83,7 +93,7 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
     axis_values = _axis(clock, steps)
     examples = windows.take(origins, task.length, horizon)
     with torch.no_grad():
-        ahead = model_method(network)(examples.windows, examples.steps)
+        ahead = model_method(network)(examples)
     spread = intervals.spread(examples.windows).expand(len(origins), len(task.scale), 1)
     names = settings.values[:SHOWN]
     drawing = pyplot()
@@ -126,7 +136,7 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
 def _axis(clock: Any, steps: Any) -> Any:
     if clock.kind in ("rows", "numbers"):
         return clock.first + clock.step * steps
-    return np.array([np.datetime64(one.replace(" ", "T")) for one in clock.times(steps)]).astype("datetime64[us]")
+    return clock.dates(steps)
 
 
 def plot_errors(path: Path, task: ForecastTask) -> None:

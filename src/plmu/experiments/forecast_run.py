@@ -15,14 +15,15 @@ import plmu
 from plmu.data import series
 from plmu.data.clock import Clock
 from plmu.data.columns import Columns
-from plmu.data.series import SeriesConfig, SeriesData
+from plmu.data.files import DataError
+from plmu.data.series import Piece, SeriesConfig, SeriesData
 from plmu.estimators.season import aligned
 from plmu.experiments.base import Predictions
 from plmu.experiments.forecast_scores import Intervals
 from plmu.experiments.forecast_windows import Windows
 from plmu.experiments.outputs import Outputs
 from plmu.experiments.outputs import write as write_outputs
-from plmu.nn import LookbackForecast
+from plmu.nn import CovariateForecast, LookbackForecast
 from plmu.systems import DelayNetwork
 from plmu.training.errors import RunError
 from plmu.training.results import read_json, write_json
@@ -43,6 +44,13 @@ class Settings:
     order: int
     theta: float
     season: int
+    covariates: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the numbers of a sample: values, covariates of that step, and those of each step ahead."""
+        ahead = (f"{name} +{step}" for step in range(1, self.horizon + 1) for name in self.covariates)
+        return (*self.values, *self.covariates, *ahead)
 
     def told(self) -> str:
         """In words."""
@@ -54,14 +62,18 @@ class Settings:
         )
 
     def described(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(self)
+        if not self.covariates:  # as before there were any, so that older runs are known again
+            del found["covariates"]
+        return found
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
         try:
             found = dict(read_json(folder / SERIES))
             clock = Clock(**found.pop("clock"))
-            return cls(**{**found, "values": tuple(found["values"])}, clock=clock)
+            covariates = tuple(found.get("covariates", ()))  # which older runs do not have
+            return cls(**{**found, "values": tuple(found["values"]), "covariates": covariates}, clock=clock)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{folder / SERIES} is missing or damaged ({type(error).__name__}): copy it again") from None
 
@@ -71,10 +83,12 @@ def write_model(
 ) -> None:
     """Save the model, which starts at the step after the last row, and what its numbers mean."""
     after = max(one.start + len(one) for one in data.pieces)
-    final = LookbackForecast(**{**model.config, "phase": after % max(model.season, 1)})
+    final = type(model)(**{**model.config, "phase": after % max(model.season, 1)})
     final.load_state_dict(model.state_dict())
     plmu.save(final.eval(), folder / MODEL)
-    write_outputs(folder, Outputs(inputs=settings.values, time=settings.time or "", horizon=settings.horizon))
+    columns = settings.values if settings.covariates else ()
+    outputs = Outputs(inputs=settings.inputs, time=settings.time or "", horizon=settings.horizon, columns=columns)
+    write_outputs(folder, outputs)
     content = {
         "levels": intervals.levels,
         "relative": intervals.relative,
@@ -94,16 +108,20 @@ def read_intervals(folder: Path, lookback: int) -> Intervals:
         raise RunError(f"{folder / INTERVALS} is missing or damaged ({type(error).__name__}): copy it again") from None
 
 
-def predict(folder: Path, config: SeriesConfig, file: Path) -> Predictions:
+def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None = None) -> Predictions:
     """The steps after the last row of each series of a file, with their times and intervals."""
     settings = Settings.read(folder)
+    if future is not None and not settings.covariates:
+        raise RunError(f"--data.future is for covariates, and {folder} was trained without: give --data.file alone")
     intervals = read_intervals(folder, settings.lookback)
     model = plmu.load(folder / MODEL)
     if not isinstance(model, LookbackForecast):
         raise RunError(f"{folder / MODEL} is not a model of forecast")
-    known = Columns(settings.time, settings.values, settings.id), settings.clock
-    data = series.load(dataclasses.replace(config, file=file), known)
+    known = Columns(settings.time, settings.values, settings.id, covariates=settings.covariates), settings.clock
+    data = series.load(dataclasses.replace(config, file=file), known, future)
     last = list({one.name: one for one in data.pieces}.values())  # of each series its last piece
+    for piece in last:
+        _check_ahead(piece, settings, file, future)
     windows = Windows.of(last)
     origins = windows.offsets + torch.tensor([len(one) - 1 for one in last])
     forecasts: list[torch.Tensor] = []
@@ -112,12 +130,20 @@ def predict(folder: Path, config: SeriesConfig, file: Path) -> Predictions:
         batch = max(1, 2**22 // (settings.lookback * model.channels))
         for some in origins.split(batch):
             one = windows.take(some, settings.lookback, 0)
-            steps = one.steps
+            pieces = last[len(forecasts) * batch :][:batch]
+            steps, rest, effect = one.steps, one.windows, None
+            if isinstance(model, CovariateForecast):
+                effect = model.effect(torch.stack([_covariates(model, piece) for piece in pieces]))
+                rest = model.rest(rest, effect[..., : model.lookback])
             if model.season and settings.clock.kind == "rows":  # where in the season they are is seen from the values
-                steps = torch.tensor([_phase(model, window) for window in one.windows])
-            rows = torch.tensor([len(piece) for piece in last[len(forecasts) * batch :][:batch]])
+                steps = torch.tensor([_phase(model, window) for window in rest])
+            rows = torch.tensor([len(piece) for piece in pieces])
             spreads.append(intervals.spread(one.windows, rows).expand(len(some), model.channels, 1))
-            forecasts.append(model.read(one.windows, steps % max(model.season, 1)))
+            phase = steps % max(model.season, 1)
+            if isinstance(model, CovariateForecast) and effect is not None:
+                forecasts.append(model.forecast(one.windows, phase, effect))
+            else:
+                forecasts.append(model.read(one.windows, phase))
     ahead = torch.cat(forecasts).double() + windows.level[:, :, None]  # (series, channels, horizon)
     spread = torch.cat(spreads)
     columns: dict[str, Any] = {}
@@ -140,6 +166,33 @@ def predict(folder: Path, config: SeriesConfig, file: Path) -> Predictions:
     if short:
         data.notes.append(f"{short:,} series shorter than the look-back of {settings.lookback} steps: less certain")
     return Predictions(columns, data.notes)
+
+
+def _covariates(model: CovariateForecast, piece: Piece) -> torch.Tensor:
+    """(covariates, lags - 1 + lookback + horizon): before and after the last row of a piece."""
+    assert piece.covariates is not None
+    rows = np.arange(1 - model.lags - model.lookback, model.horizon) + len(piece)
+    found = piece.covariates[np.maximum(rows, 0)] - piece.covariates[len(piece) - 1]
+    return torch.tensor(found.T, dtype=torch.float32)
+
+
+def _check_ahead(piece: Piece, settings: Settings, file: Path, future: Path | None) -> None:
+    """Raise unless the covariates of a series are known as far as it is forecast."""
+    if piece.covariates is None:
+        return
+    missing = np.isnan(piece.covariates[len(piece) :][: settings.horizon])
+    for name, absent in zip(settings.covariates, missing.T, strict=True):
+        count = int(absent.argmax()) if absent.any() else len(absent)
+        if count < settings.horizon:
+            last = np.array([piece.start + len(piece) - (0 if settings.clock.kind == "rows" else 1)])
+            after = f"{'row ' if settings.clock.kind == 'rows' else ''}{settings.clock.times(last, piece.offset)[0]}"
+            of = f" of series {piece.name!r}" if piece.name else ""
+            values = ", ".join(settings.values[:4])
+            how = "" if future else f": add rows in which {values} may be empty, or give another file as --data.future"
+            raise DataError(
+                f"{future or file}, column {name!r}: {settings.horizon} values are needed after {after}, the last row"
+                f"{of}, and there {'is' if count == 1 else 'are'} {count}{how}"
+            )
 
 
 def _phase(model: LookbackForecast, window: torch.Tensor) -> int:

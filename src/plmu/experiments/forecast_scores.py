@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from plmu.estimators.windows import STRENGTHS, Part, Ridge, Standard, Sums, best_ridge
-from plmu.experiments.forecast_windows import Windows
-from plmu.nn import LookbackForecast
+from plmu.experiments.forecast_windows import Examples, Windows
+from plmu.nn import CovariateForecast, LookbackForecast
 
-Method = Callable[[Tensor, Tensor], Tensor]  # windows (some, channels, length) and steps (some,) to forecasts
+Method = Callable[[Examples], Tensor]  # to forecasts (some, channels, horizon)
 _LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to
 
 
@@ -80,28 +80,35 @@ class Intervals:
 
 
 def model_method(model: nn.Module) -> Method:
-    """A model's forecasts: of a LookbackForecast by the season's phase, of others from the windows alone."""
+    """A model's forecasts: of a LookbackForecast by the season's phase and by covariates, of others from the windows
+    alone."""
 
-    def forecast(windows: Tensor, steps: Tensor) -> Tensor:
+    def forecast(one: Examples) -> Tensor:
         place = next(model.parameters()).device
-        given = windows.to(place)
-        if isinstance(model, LookbackForecast):
-            out = model.read(given[..., -model.lookback :], steps.to(place) % max(model.season, 1))
+        given = one.windows.to(place)
+        if not isinstance(model, LookbackForecast):
+            found: Tensor = model(given).to(one.windows.device)
+            return found
+        given, phase = given[..., -model.lookback :], one.steps.to(place) % max(model.season, 1)
+        if isinstance(model, CovariateForecast):
+            assert one.covariates is not None
+            effect = model.effect(one.covariates[..., 1 - model.lags - model.lookback - model.horizon :].to(place))
+            out = model.forecast(given, phase, effect)
         else:
-            out = model(given)
-        return out.to(windows.device)
+            out = model.read(given, phase)
+        return out.to(one.windows.device)
 
     return forecast
 
 
 def last_value(horizon: int) -> Method:
-    return lambda windows, steps: windows[..., -1:].expand(-1, -1, horizon)
+    return lambda one: one.windows[..., -1:].expand(-1, -1, horizon)
 
 
 def seasonal_value(horizon: int, season: int) -> Method:
     """The value of one season before, or of several where the horizon is longer."""
     back = torch.arange(horizon) % season - season
-    return lambda windows, steps: windows[..., back + windows.shape[-1]]
+    return lambda one: one.windows[..., back + one.windows.shape[-1]]
 
 
 class WindowLinear:
@@ -127,8 +134,8 @@ class WindowLinear:
         self.weight = found.weight[0].float()
         return found
 
-    def __call__(self, windows: Tensor, steps: Tensor) -> Tensor:
-        own = windows[..., -self.lookback :]
+    def __call__(self, one: Examples) -> Tensor:
+        own = one.windows[..., -self.lookback :]
         return own[..., -1:] + (own - own[..., -1:]) @ self.weight
 
 
@@ -149,7 +156,7 @@ def score(
         for one in windows.blocks(origins, length, horizon):
             counted = torch.ones_like(one.future, dtype=torch.bool) if one.measured is None else one.measured
             for name, method in methods.items():
-                forecast = method(one.windows, one.steps)
+                forecast = method(one)
                 error = torch.where(counted, (forecast - one.future) / scale[:, None], 0.0)
                 sums[name].squares += error.square().sum(0)
                 sums[name].absolute += error.abs().sum(0)
@@ -173,7 +180,7 @@ def fill_intervals(
     with torch.no_grad():
         for method, origins in forecasts:
             for one in windows.blocks(origins, length, horizon):
-                error = (one.future - method(one.windows, one.steps)) / found.spread(one.windows)
+                error = (one.future - method(one)) / found.spread(one.windows)
                 left.append(error if one.measured is None else torch.where(one.measured, error, torch.nan))
     errors = torch.cat(left)  # (windows, channels, horizon)
     count = errors.isfinite().sum(0)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from plmu.data import series
 from plmu.data.files import DataError
 from plmu.data.series import SeriesConfig, SeriesData
+from plmu.estimators.effects import LAGS
 from plmu.estimators.forecaster import Forecaster
 from plmu.estimators.season import period
 from plmu.experiments.base import Config
@@ -73,6 +74,8 @@ class ForecastConfig(Config[ModelConfig]):
             raise ValueError(f"horizon must be at least 1, got {', '.join(map(str, self.horizon))}")
         if not all(0 < level < 1 for level in self.intervals):
             raise ValueError(f"intervals must lie between 0 and 1, got {', '.join(map(str, self.intervals))}")
+        if self.data.covariates and isinstance(self.model, LSTMModel):
+            raise ValueError("data.covariates is for --model closed or gradient: lstm is a baseline without them")
         if self.refit and type(self.model) is not ClosedModel:
             raise ValueError("refit is for --model closed: the other models are saved as they were tested")
         if not 0 <= self.backtest <= 100:
@@ -104,8 +107,10 @@ class ForecastTask(Task):
 
     @property
     def length(self) -> int:
-        """Rows of a window, of which the seasonal baseline may need more than the model."""
-        return max(self.known[3].lookback, self.known[3].season)
+        """Rows of a window, of which the seasonal baseline and the lags of covariates may need more than the model."""
+        _, config, _, settings = self.known
+        lags = getattr(config.model, "lags", None) or max(LAGS)
+        return max(settings.lookback + (lags - 1 if settings.covariates else 0), settings.season)
 
     def origins(self, kind: str, limit: int | None = None) -> Tensor:
         """Of the windows of "train", "valid" or "test"."""
@@ -130,6 +135,8 @@ class ForecastTask(Task):
             parts[1].append(rows[:, max(0, a - settings.lookback) : b])
         linear.fit(*parts, self.scale)
         found["linear"] = linear
+        if settings.covariates and isinstance(config.model, ClosedModel):
+            found["without covariates"] = model_method(fitted(self, config.model, covariates=False).model)
         if config.lstm:
             found["LSTM"] = model_method(trained_lstm(self))
         return found
@@ -233,7 +240,16 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
     order = getattr(config.model, "order", None) or min(96, max(lookback // 2, min(lookback, 8)))
     theta = float(getattr(config.model, "theta", None) or lookback)
     settings = Settings(
-        data.columns.time, data.columns.values, data.columns.id, data.clock, horizon, lookback, order, theta, season
+        data.columns.time,
+        data.columns.values,
+        data.columns.id,
+        data.clock,
+        horizon,
+        lookback,
+        order,
+        theta,
+        season,
+        data.columns.covariates,
     )
     nothing = (torch.zeros(0, dtype=torch.long),)
     task = ForecastTask(
@@ -273,7 +289,11 @@ def _done(data: SeriesData) -> str:
 
 
 def fitted(
-    task: ForecastTask, model: ClosedModel, everything: bool = False, until: list[int] | None = None
+    task: ForecastTask,
+    model: ClosedModel,
+    everything: bool = False,
+    until: list[int] | None = None,
+    covariates: bool = True,
 ) -> Forecaster:
     """A forecaster fitted to the rows before the test rows; to all rows; or to the first rows of each series."""
     data, _, _, settings = task.known
@@ -286,6 +306,8 @@ def fitted(
         individual=model.individual,
         strength=model.strength,
         refit=everything,
+        covariates=[len(settings.values) + place for place in range(len(settings.covariates) if covariates else 0)],
+        lags=model.lags,
     )
     ends = until or [len(one) if everything else b for one, (_, b) in zip(data.pieces, task.cuts, strict=True)]
     first = [a for a, _ in task.cuts]
@@ -296,7 +318,8 @@ def fitted(
         if end < 1:
             continue
         own = end - min(begin, end)
-        rows.append(one.values[:end])
+        known = one.covariates if covariates else None
+        rows.append(one.values[:end] if known is None else np.concatenate([one.values[:end], known[:end]], axis=1))
         kept.append(own if own >= settings.horizon else 0)
         starts.append(one.start)
         names.append(one.name)
@@ -347,8 +370,8 @@ def rolling(
 def _loss(task: ForecastTask, model: nn.Module, batch: Batch) -> Tensor:
     """Mean squared error of the batch's windows, in units of the columns' standard deviations."""
     _, _, windows, settings = task.known
-    one = windows.take(batch[0].cpu(), settings.lookback, settings.horizon)
-    error = (model_method(model)(one.windows, one.steps) - one.future) / task.scale[:, None]
+    one = windows.take(batch[0].cpu(), task.length, settings.horizon)
+    error = (model_method(model)(one) - one.future) / task.scale[:, None]
     if one.measured is not None:
         error = torch.where(one.measured, error, 0.0)
     return error.square().mean()

@@ -23,6 +23,7 @@ class Examples(NamedTuple):
     future: Tensor  # (some, channels, horizon)
     measured: Tensor | None  # (some, channels, horizon): False where a gap was filled; None where there is no gap
     steps: Tensor  # (some,): the clock's step of each window's last row
+    covariates: Tensor | None = None  # (some, covariates, length + horizon)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Windows:
     offsets: Tensor  # (pieces,): where in the rows each begins
     starts: Tensor  # (pieces,): the clock's step there
     level: Tensor  # (pieces, channels), float64
+    covariates: Tensor | None = None  # (covariates, rows), relative to the first row of each piece, too
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Windows:
@@ -48,7 +50,9 @@ class Windows:
         measured = torch.from_numpy(np.concatenate([one.measured for one in pieces]).T.copy()) if gaps else None
         offsets = torch.tensor([0, *np.cumsum(lengths)[:-1].tolist()])
         starts = torch.tensor([one.start for one in pieces])
-        return cls(values, measured, offsets, starts, torch.from_numpy(level))
+        known = [one.covariates[: len(one)] - one.covariates[0] for one in pieces if one.covariates is not None]
+        covariates = torch.from_numpy(np.concatenate(known).T.astype(np.float32)) if known else None
+        return cls(values, measured, offsets, starts, torch.from_numpy(level), covariates)
 
     def origins(
         self,
@@ -87,7 +91,8 @@ class Windows:
         ahead = index[:, lookback:]
         measured = None if self.measured is None else self.measured[:, ahead].movedim(0, 1)
         steps = origins - self.offsets[piece] + self.starts[piece]
-        return Examples(both[..., :lookback], both[..., lookback:], measured, steps)
+        covariates = None if self.covariates is None else self.covariates[:, index].movedim(0, 1)
+        return Examples(both[..., :lookback], both[..., lookback:], measured, steps, covariates)
 
     def blocks(self, origins: Tensor, lookback: int, horizon: int) -> Iterator[Examples]:
         """`take`, a bounded number at a time."""

@@ -2,8 +2,8 @@
 translations of each other, with --data.source and --data.target.
 
 `plmu` and `lstm` write words; those seen fewer than 5 times in training are <unk>. `bpe` is `plmu` on pieces of words.
-All have at most 24.5 million parameters. tst2012 chooses the epoch, by BLEU of greedy translations; tst2013 tests, by
-beam search. BLEU is sacrebleu's on tokenised text, against the references as they are; <unk> is not replaced.
+On IWSLT'15 all have at most 24.5 million parameters. tst2012 chooses the epoch, by BLEU of greedy translations; tst2013
+tests, by beam search. BLEU is sacrebleu's on tokenised text, against the references as they are; <unk> is not replaced.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class IWSLT(Experiment):
             precision="auto",
         )
         return IWSLTConfig(chosen, training)
+
+    def published(self, model: str, config: Config[Any]) -> float | None:
+        assert isinstance(config.data, ParallelConfig)
+        return self.paper.get(model) if config.data.source is None else None
 
     def task(self, config: Config[Any]) -> Task:
         assert isinstance(config.data, ParallelConfig)

@@ -23,10 +23,14 @@ class NumberLines:
         columns: their names in the user's file, if known: a header or an object may then have others beside them.
         time: the name of the column of times, which may come along, before the numbers if there is no header.
         series: the name of the column that names series, which may come along where columns have names.
+        meaning: what a sample holds, in words, for lines of other numbers or names.
     """
 
-    def __init__(self, features: int, columns: Sequence[str] = (), time: str = "", series: str = "") -> None:
+    def __init__(
+        self, features: int, columns: Sequence[str] = (), time: str = "", series: str = "", meaning: str = ""
+    ) -> None:
         self.features, self.columns, self.time, self.series = features, list(columns), time, series
+        self.meaning = f": {meaning}" if meaning else ""
         self.names: list[str] | None = None  # of the header, or of the first object
         self.begun = False
         self.when: str | None = None  # the time of the last sample, if it came along
@@ -39,7 +43,8 @@ class NumberLines:
         if found is None:
             return None
         if len(found) != self.features:
-            raise ValueError(f"expected {self.features} number{'s' * (self.features != 1)}, got {len(found)}")
+            expected = f"expected {self.features} number{'s' * (self.features != 1)}, got {len(found)}"
+            raise ValueError(expected + self.meaning)
         self.begun = True
         return found
 
@@ -72,9 +77,9 @@ class NumberLines:
         if self.columns:
             absent = [name for name in self.columns if name not in words]
             if absent:
-                raise ValueError(
-                    f"the header has no {', '.join(absent)[:200]}: the model reads {', '.join(self.columns)[:200]}"
-                )
+                few = ", ".join(absent[:8]) + ("…" if len(absent) > 8 else "")
+                reads = self.meaning or f": the model reads {', '.join(self.columns)[:200]}"
+                raise ValueError(f"the header has no {few[:200]}{reads}")
         elif len(words) != self.features:
             raise ValueError(f"the header names {len(words)} columns, the model takes {self.features}")
 
@@ -96,7 +101,7 @@ class NumberLines:
         if isinstance(found, dict) and self.columns:
             absent = [name for name in self.columns if name not in found]
             if absent:
-                raise ValueError(f"it has no {', '.join(absent)[:200]}")
+                raise ValueError(f"it has no {', '.join(absent[:8])[:200]}{self.meaning}")
             if self.time in found:
                 self.when = str(found[self.time])
             if self.series in found:

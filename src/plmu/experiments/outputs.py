@@ -24,6 +24,18 @@ class Outputs:
     time: str = ""  # the column of times beside them
     series: str = ""  # the column that names series, each of which is a stream of its own
     horizon: int = 0  # how many steps of each input the outputs forecast, step by step
+    columns: tuple[str, ...] = ()  # the inputs that are forecast; where none is named, all
+
+    def sample(self) -> str:
+        """What a sample of a model with covariates holds, in words."""
+        if not self.columns:
+            return ""
+        count = (len(self.inputs) - len(self.columns)) // (1 + self.horizon)
+        covariates = ", ".join(self.inputs[len(self.columns) :][:count])
+        return (
+            f"a sample has {', '.join(self.columns)}, {covariates}, and {covariates} of each of the next {self.horizon}"
+            f" steps ({self.inputs[len(self.columns) + count]} …). For the rows of a file use plmu predict"
+        )
 
 
 def outputs_of(experiment: Experiment, model: str) -> Outputs:
@@ -46,11 +58,11 @@ def read(folder: Path) -> Outputs | None:
         if not all(isinstance(one, str) for one in labels) or not all(type(one) is int for one in [ahead, *start]):
             raise TypeError
         inputs, time, horizon = found.get("inputs", ()), found.get("time", ""), found.get("horizon", 0)
-        series = found.get("series", "")
-        if not all(isinstance(one, str) for one in [time, series, *inputs]) or type(horizon) is not int:
+        series, columns = found.get("series", ""), found.get("columns", ())
+        if not all(isinstance(one, str) for one in [time, series, *inputs, *columns]) or type(horizon) is not int:
             raise TypeError
         if ahead < 0 or horizon < 0 or any(one < 0 for one in start):
             raise ValueError
     except (ValueError, KeyError, TypeError):
         raise RunError(f"{path} is damaged: it says what the model's outputs mean. Copy it again") from None
-    return Outputs(tuple(labels), ahead, tuple(start), tuple(inputs), time, series, horizon)
+    return Outputs(tuple(labels), ahead, tuple(start), tuple(inputs), time, series, horizon, tuple(columns))

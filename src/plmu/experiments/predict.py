@@ -12,8 +12,9 @@ from plmu.training.errors import RunError
 from plmu.training.folder import naming
 
 
-def predict(run: Path, file: Path, out: Path | None = None, quiet: bool = False) -> None:
-    """Write the predictions of the run in this folder for a file to `out`, or to standard output.
+def predict(run: Path, file: Path, out: Path | None = None, quiet: bool = False, future: Path | None = None) -> None:
+    """Write the predictions of the run in this folder for a file to `out`, or to standard output. `future` is a file
+    of covariates.
 
     Raises:
         RunError: the run is not finished, or is of an experiment that predicts nothing.
@@ -22,7 +23,7 @@ def predict(run: Path, file: Path, out: Path | None = None, quiet: bool = False)
     experiment, config = folders.read_config(run, EXPERIMENTS)
     if not (run / "result.json").is_file():
         raise RunError(f"{run} is not finished: `plmu train` continues it")
-    found = experiment.predict(run, config, file)
+    found = experiment.predict(run, config, file, future)
     if not quiet:
         for note in found.notes:
             print(note, file=sys.stderr)

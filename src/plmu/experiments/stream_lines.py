@@ -44,9 +44,9 @@ class LineStream:
         else:
             self.stream = plmu.Stream(frozen, options.missing)
         known = deployed.outputs
-        self.numbers = (
-            None if frozen.features is None else NumberLines(frozen.features, known.inputs, known.time, known.series)
-        )
+        self.numbers = None
+        if frozen.features is not None:
+            self.numbers = NumberLines(frozen.features, known.inputs, known.time, known.series, known.sample())
         # In a text of characters or bytes an empty line is part of it.
         self.separable = deployed.kind != "language" or isinstance(deployed.symbols, Words)
         self.names: list[str] = []  # of the series so far, if they have names

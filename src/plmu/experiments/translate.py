@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from plmu.data import vocabularies
 from plmu.data.moses import detokenise, tokenise, unescaped
-from plmu.data.reading import lines
+from plmu.data.reading import lines, lines_of
 from plmu.data.vocabularies import PADDING, UNKNOWN, Vocabulary
 from plmu.experiments import EXPERIMENTS, folders, translation_models
 from plmu.experiments.decoding import Translation, translate
@@ -24,6 +26,8 @@ from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.errors import RunError
 
 READ_AHEAD = 8  # batches that are read to find sentences of similar length
+MOST_TOKENS = 4_096  # of the sources of a batch, padding included, unless it is a single sentence
+LARGEST_SIDE, MOST_NAMES, LONGEST_NAME = 60, 200, 40  # of a picture: inches, names at a side, and their characters
 
 
 @dataclass
@@ -43,6 +47,8 @@ class Options:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
         if self.length_penalty is not None and not 0 <= self.length_penalty < torch.inf:
             raise ValueError(f"--length-penalty must be at least 0, got {self.length_penalty}")
+        if self.attention is not None:
+            _check_picture(self.attention)
 
 
 @dataclass
@@ -83,8 +89,13 @@ class Translator:
         numbered = [list(self.source.encode([word] for word in one)) for one in words]  # tokens of each word
         filled = sorted((i for i, one in enumerate(words) if one), key=lambda i: sum(map(len, numbered[i])))
         found: list[Written | None] = [None] * len(words)
-        for start in range(0, len(filled), options.batch):
-            some = filled[start : start + options.batch]
+        while filled:
+            count = 1  # sentences of the next batch; the last is the longest
+            while count < min(options.batch, len(filled)):
+                if (count + 1) * sum(map(len, numbered[filled[count]])) > MOST_TOKENS:
+                    break
+                count += 1
+            some, filled = filled[:count], filled[count:]
             given = [[number for word in numbered[i] for number in word] for i in some]
             for i, one in zip(some, self._translated(given, options), strict=True):
                 found[i] = self._written(words[i], numbered[i], one, options)
@@ -131,6 +142,8 @@ def show(folder: Path, file: Path | None, options: Options, device: str = "cpu",
     error. An empty line stays one."""
     screen = sys.stdout if out is None else out
     translator = Translator(folder, device)
+    if file is None and sys.stdin is None:
+        raise ValueError("there is no standard input to read from: give a file of sentences")
     interactive = file is None and sys.stdin.isatty()
     at_once = 1 if interactive or options.batch == 1 else options.batch * READ_AHEAD
     count, seconds, drawn = 0, 0.0, False
@@ -149,20 +162,14 @@ def show(folder: Path, file: Path | None, options: Options, device: str = "cpu",
     if options.attention is not None and not drawn:
         raise ValueError("--attention: there is no sentence to draw the attention of")
     if count:
-        print(f"{count:,} sentences in {seconds:.2f} s: {count / seconds:.3g} a second", file=sys.stderr)
+        plural = "" if count == 1 else "s"
+        print(f"{count:,} sentence{plural} in {seconds:.2f} s: {count / seconds:.3g} a second", file=sys.stderr)
 
 
 def _given(file: Path | None) -> Iterator[str]:
-    if file is not None:
-        yield from (line for _, line in lines(file))
-        return
-    number = 0
-    try:
-        for line in sys.stdin:
-            number += 1
-            yield line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"standard input, after line {number}: it is not UTF-8 ({error.reason})") from None
+    """Standard input is read as bytes: how it is decoded must not depend on the terminal's settings."""
+    given = lines_of(sys.stdin.buffer, "standard input") if file is None else lines(file)
+    yield from (line for _, line in given)
 
 
 def _chunks(texts: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -171,21 +178,35 @@ def _chunks(texts: Iterable[str], size: int) -> Iterator[list[str]]:
         yield some
 
 
+def _check_picture(path: Path) -> None:
+    """Before anything is translated."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    known = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise ValueError(f"--attention {path}: the name must end like that of a picture, such as .png or .pdf")
+    if not path.parent.is_dir():
+        raise ValueError(f"--attention {path}: there is no folder {path.parent}")
+
+
 def draw(path: Path, source: Sequence[str], target: Sequence[str], weights: Tensor | None) -> None:
     """A picture of which tokens of the source (columns) each token of the target (rows) attended to."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     assert weights is not None
-    figure: Any = Figure(figsize=(2 + 0.3 * len(source), 1.5 + 0.3 * len(target)), layout="constrained")
+    across, down = (min(2 + 0.3 * len(names), LARGEST_SIDE) for names in (source, target))
+    figure: Any = Figure(figsize=(across, down - 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.imshow(weights.numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto")
     for axis, names in ((axes.xaxis, source), (axes.yaxis, target)):
-        axis.set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names])
+        places = range(0, len(names), math.ceil(len(names) / MOST_NAMES))
+        axis.set_ticks(places, [names[place][:LONGEST_NAME].replace("$", r"\$") for place in places])
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", rotation=90)
-    try:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
         figure.savefig(path)
-    except ValueError as error:  # an ending that is no picture's
-        raise ValueError(f"--attention {path}: {error}") from None
+    if any("missing from font" in str(one.message) for one in found):
+        print(f"{path} has boxes for characters that its font does not have", file=sys.stderr)

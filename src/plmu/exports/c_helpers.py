@@ -269,30 +269,35 @@ static void remain(float *restrict out, const float *restrict m, const float *re
 }
 """,
     "count": """static void count(float *out, const float *x, const float *counts, const float *thresholds,
-    size_t rows, size_t features, int positions)
+    size_t rows, size_t features, size_t degrees)
 {
-    const size_t size = rows * features, last = positions ? 2 * size : size;
+    const size_t size = rows * features, last = degrees * size;
     const float steps = counts[last];
-    size_t i;
+    size_t i, k;
     for (i = 0; i < size; i++) {
-        const float above = x[i % features] > thresholds[i] ? 1.0f : 0.0f;
-        out[i] = counts[i] + above;
-        if (positions)
-            out[size + i] = counts[size + i] + above * steps;
+        float above = x[i % features] > thresholds[i] ? 1.0f : 0.0f;
+        for (k = 0; k < degrees; k++) {
+            out[k * size + i] = counts[k * size + i] + above;
+            above *= steps + 0.5f;
+        }
     }
     out[last] = steps + 1.0f;
 }
 """,
-    "shares": """static void shares(float *out, const float *counts, size_t size, int positions)
+    "shares": """static void shares(float *out, const float *counts, const float *legendre,
+    size_t size, size_t degrees)
 {
-    const size_t half = positions ? size / 2 : size;
-    const float steps = counts[size];
-    size_t i;
-    for (i = 0; i < half; i++) {
-        out[i] = counts[i] / steps;
-        if (positions)
-            out[half + i] = (2.0f * (counts[half + i] / steps) + out[i]) / steps - out[i];
-    }
+    const float steps = counts[degrees * size];
+    size_t i, j, k;
+    for (i = 0; i < size; i++)
+        for (k = 0; k < degrees; k++) {
+            float scale = 1.0f / steps, sum = 0.0f;
+            for (j = 0; j <= k; j++) {
+                sum += legendre[k * degrees + j] * counts[j * size + i] * scale;
+                scale /= steps;
+            }
+            out[k * size + i] = sum;
+        }
 }
 """,
     "fill": """static void fill(float *out, const float *x, const float *held, size_t count)

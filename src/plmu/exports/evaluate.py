@@ -176,17 +176,15 @@ def _attend(e: Evaluator, one: ops.Attend, v: dict[Value, Tensor]) -> None:
 def _count(e: Evaluator, one: ops.Count, v: dict[Value, Tensor]) -> None:
     counts = v[one.counts]
     above = (v[one.x][:, None] > e.array(one.thresholds)).flatten(1).to(counts.dtype)
-    parts = [above, above * counts[:, -1:]] if one.positions else [above]
+    parts = [above * (counts[:, -1:] + 0.5) ** k for k in range(one.positions + 1)]
     v[one.out] = counts + torch.cat([*parts, torch.ones_like(counts[:, -1:])], 1)
 
 
 def _shares(e: Evaluator, one: ops.Shares, v: dict[Value, Tensor]) -> None:
-    counts = v[one.counts]
-    shares, steps = counts[:, :-1] / counts[:, -1:], counts[:, -1:]
-    if one.positions:
-        above, numbers = shares.chunk(2, 1)
-        shares = torch.cat([above, (2 * numbers + above) / steps - above], 1)
-    v[one.out] = shares
+    counts, factors = v[one.counts], e.array(one.legendre)
+    parts = counts[:, :-1].unflatten(1, (len(factors), -1))
+    powers = counts[:, -1:] ** torch.arange(1, len(factors) + 1, device=counts.device)
+    v[one.out] = (factors.to(counts.dtype) @ (parts / powers[:, :, None])).flatten(1)
 
 
 _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], None]] = {

@@ -10,13 +10,14 @@ from torch import nn
 from plmu import folded
 from plmu.exports import program as ops
 from plmu.exports.builder import Builder, Lowering, NotExportable, cast, name_of
-from plmu.exports.forecast import lower_forecast
+from plmu.exports.forecast import lower_covariates, lower_forecast
 from plmu.exports.program import Program, Value, Weight
 from plmu.folded import Folded
 from plmu.nn.attention import CausalAttention, rotation
+from plmu.nn.covariates import CovariateForecast
 from plmu.nn.folding import FUNCTIONS, is_plain
 from plmu.nn.forecast import LookbackForecast
-from plmu.nn.shares import ThresholdShares
+from plmu.nn.shares import ThresholdShares, legendre
 from plmu.nn.steppable import ACTIVATIONS
 from plmu.state_tree import map_state
 
@@ -234,10 +235,12 @@ def _stepped(b: Builder, part: folded.Stepped, x: Value, state: Any) -> tuple[Va
     layer = part.module
     if is_plain(layer, LookbackForecast) and "step" not in vars(layer):
         return lower_forecast(b, layer, x, state)
+    if is_plain(layer, CovariateForecast) and "step" not in vars(layer):
+        return lower_covariates(b, layer, x, state)
     if is_plain(layer, ThresholdShares) and "step" not in vars(layer):
         b.kinds[state] = "counts"
         after = b.add(ops.Count, state.size, x, state, cast(layer.thresholds), layer.positions)
-        return b.add(ops.Shares, state.size - 1, after, layer.positions), after
+        return b.add(ops.Shares, state.size - 1, after, cast(torch.tensor(legendre(layer.positions)))), after
     known = is_plain(layer, CausalAttention) and "step" not in vars(layer)
     if not known or not all(is_plain(one, nn.Linear) for one in (layer.inputs, layer.output)):
         raise b.unknown(part)

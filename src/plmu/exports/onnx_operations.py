@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -177,21 +178,27 @@ def _count(g: Graph, one: ops.Count) -> None:
     above = g.reshape(above, size)
     counts = g.get(one.counts)
     before, steps = g.nodes_of("Split", (counts, g.integers(one.counts.size - 1, 1)), 2, axis=1)
-    if one.positions:
-        above = g.node("Concat", above, g.node("Mul", above, steps), axis=1)
+    parts, number = [above], g.node("Add", steps, g.number(0.5))
+    for _ in range(one.positions):
+        parts.append(g.node("Mul", parts[-1], number))
+    above = g.node("Concat", *parts, axis=1)
     after = g.node("Add", before, above), g.node("Add", steps, g.number(1.0))
     g.put(one.out, g.node("Concat", *after, axis=1))
 
 
 def _shares(g: Graph, one: ops.Shares) -> None:
-    before, steps = g.nodes_of("Split", (g.get(one.counts), g.integers(one.out.size, 1)), 2, axis=1)
-    shares = g.node("Div", before, steps)
-    if one.positions:
-        half = one.out.size // 2
-        above, numbers = g.nodes_of("Split", (shares, g.integers(half, half)), 2, axis=1)
-        twice = g.node("Add", g.node("Mul", numbers, g.number(2.0)), above)
-        shares = g.node("Concat", above, g.node("Sub", g.node("Div", twice, steps), above), axis=1)
-    g.put(one.out, shares)
+    degrees = len(one.legendre)
+    size = one.out.size // degrees
+    *parts, steps = g.nodes_of("Split", (g.get(one.counts), g.integers(*[size] * degrees, 1)), degrees + 1, axis=1)
+    means, out = [], []
+    for k, part in enumerate(parts):
+        for _ in range(k + 1):
+            part = g.node("Div", part, steps)
+        means.append(part)
+    for row in one.legendre.tolist():
+        terms = [g.node("Mul", mean, g.number(factor)) for mean, factor in zip(means, row, strict=True) if factor]
+        out.append(reduce(lambda sum_, term: g.node("Add", sum_, term), terms))
+    g.put(one.out, g.node("Concat", *out, axis=1))
 
 
 _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {

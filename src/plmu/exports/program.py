@@ -227,13 +227,13 @@ class Attend(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Count(Operation):
-    """Counts after a step: how often x was above each threshold, with `positions` the sum of those steps' numbers, and
-    last how many steps there were."""
+    """Counts after a step t: how often x was above each threshold, the sums of those steps' (t + ½)ᵏ for each degree of
+    `positions`, and last how many steps there were."""
 
     x: Value
     counts: Value
     thresholds: Tensor  # (count, features)
-    positions: bool
+    positions: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +241,7 @@ class Shares(Operation):
     """Shares of the steps, and positions, from counts."""
 
     counts: Value
-    positions: bool
+    legendre: Tensor  # (degrees, degrees), coefficients of powers of (t + ½) / steps
 
 
 @dataclass(frozen=True, eq=False)

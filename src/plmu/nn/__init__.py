@@ -5,6 +5,7 @@ from plmu.nn.bidirectional import Bidirectional
 from plmu.nn.blocks import LMUBlock, MemoryBlock
 from plmu.nn.combining import Gated, WeightedStack
 from plmu.nn.convolution import CausalConvolution
+from plmu.nn.covariates import CovariateForecast
 from plmu.nn.cross_attention import Attended, CrossAttention
 from plmu.nn.delay import DelayLayer
 from plmu.nn.encoder_decoder import EncoderDecoder
@@ -30,6 +31,7 @@ __all__ = [
     "Bidirectional",
     "CausalAttention",
     "CausalConvolution",
+    "CovariateForecast",
     "CrossAttention",
     "DelayLayer",
     "EncoderDecoder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets
 from plmu.systems import DelayNetwork, LinearSystem
 
 _LARGEST = 2**22  # numbers of windows that are held at a time
+Ahead = Callable[[Tensor, Tensor, Tensor], Tensor]  # of windows, their phase and their steps, to forecasts
 AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
 
 
@@ -106,45 +108,59 @@ class LookbackForecast(Steppable):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        check_features(x, 3, self.channels, self.weight)
-        batch, time, _ = x.shape
-        known = checked_lengths(lengths, batch, time, x.device)
-        resets = checked_resets(resets, batch, time, x.device)
+        check_features(x, 3, self.input_size, self.weight)
+        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
         window, place = self._start(x, state)
-        x = keep_valid(x, known)
-        steps = torch.cat([window.to(x.dtype), x], dim=1)  # (batch, lookback + time, channels)
-        # Where the sequence that goes on at each step began, in `steps`; and its phase there.
-        begun = torch.where(place[:, 1] > 0, 0, self.lookback)[:, None].expand(batch, time)
+        return self._run(keep_valid(x, known), window, place, known, resets)
+
+    def _run(
+        self,
+        x: Tensor,
+        window: Tensor,
+        place: Tensor,
+        known: Tensor | None,
+        resets: Tensor | None,
+        ahead: Ahead | None = None,
+    ) -> tuple[Tensor, Any]:
+        """The forecasts of rows x (batch, time, columns) that follow a window, and the window and place after them."""
+        batch, time, _ = x.shape
+        steps = torch.cat([window.to(x.dtype), x], dim=1)  # (batch, lookback + time, columns)
+        first = began(place, time, resets)
+        begun = torch.where(first >= 0, first + self.lookback, 0)  # in `steps`
         phase = torch.where(place[:, 1] != 0, place[:, 0], self.phase).round().long()
         at = torch.arange(time, device=x.device)
         counted = phase[:, None] + at
         if resets is not None:
-            first = torch.where(resets, at, -1).cummax(1).values
-            begun = torch.where(first >= 0, first + self.lookback, begun)
-            counted = torch.where(first >= 0, at - first + self.phase, counted)
+            counted = torch.where(resets.cummax(1).values, at - first + self.phase, counted)
         counted = counted % max(self.season, 1)
         if self.returns_sequences:
             rows = (
                 time
                 if is_open(batch, time)
-                else max(1, _LARGEST // (batch * (self.lookback + self.horizon) * self.channels))
+                else max(1, _LARGEST // (batch * (self.lookback + self.horizon) * x.shape[2]))
             )
             starts = [0] if is_open(batch, time) else range(0, time, rows)
-            parts = [self._at(steps, begun, counted, at[start : start + rows].expand(batch, -1)) for start in starts]
+            some = (at[start : start + rows].expand(batch, -1) for start in starts)
+            parts = [self._at(steps, begun, counted, when, ahead) for when in some]
             out = keep_valid(torch.cat(parts, dim=1), known)
         else:
             last = at[-1:].expand(batch, 1) if known is None else (known - 1).clamp(min=0)[:, None]
-            out = self._at(steps, begun, counted, last)[:, 0]
+            out = self._at(steps, begun, counted, last, ahead)[:, 0]
             out = out if known is None else torch.where((known > 0)[:, None], out, 0.0)
-        return out.to(result_dtype(x)), self._end(steps, begun, counted, window, place, known)
+        last = counted.new_full((batch, 1), time - 1) if known is None else (known - 1).clamp(min=0)[:, None]
+        after = final_rows(steps, self.lookback, begun, known).to(window.dtype)
+        placed = self._place(counted.gather(1, last)[:, 0] + 1, place)
+        if known is not None:
+            placed = torch.where((known > 0)[:, None], placed, place)
+        return out.to(result_dtype(x)), (after, placed)
 
-    def _at(self, steps: Tensor, begun: Tensor, counted: Tensor, when: Tensor) -> Tensor:
+    def _at(self, steps: Tensor, begun: Tensor, counted: Tensor, when: Tensor, ahead: Ahead | None) -> Tensor:
         """Forecasts at the steps `when` (batch, some), flat."""
-        back = torch.arange(1 - self.lookback, 1, device=steps.device)
-        index = (when[:, :, None] + self.lookback + back).maximum(begun.gather(1, when)[:, :, None])
-        windows = steps.gather(1, index.flatten(1)[:, :, None].expand(-1, -1, self.channels))
-        windows = windows.unflatten(1, index.shape[1:]).movedim(3, 2)  # (batch, some, channels, lookback)
-        return self.read(windows, counted.gather(1, when)).movedim(3, 2).flatten(2)
+        windows = row_windows(steps, self.lookback, begun, when).movedim(3, 2)  # (batch, some, columns, lookback)
+        phase = counted.gather(1, when)
+        found = self.read(windows, phase) if ahead is None else ahead(windows, phase, when)
+        return found.movedim(3, 2).flatten(2)
 
     def read(self, windows: Tensor, phase: Tensor) -> Tensor:
         """Forecasts (..., channels, horizon) of windows.
@@ -166,7 +182,7 @@ class LookbackForecast(Steppable):
         """
         last = windows[..., -1:]
         changes = windows - last
-        features = changes @ self._system.derive(_taps, self.lookback, dtype=changes.dtype, device=changes.device)
+        features = changes @ self._system.derive(window_taps, self.lookback, dtype=changes.dtype, device=changes.device)
         if not self.season:
             return Standard(features, last, None)
         season = self._season(phase)
@@ -187,7 +203,7 @@ class LookbackForecast(Steppable):
         pattern = pattern - pattern[..., self.lookback - 1 : self.lookback]
         past, ahead = pattern[..., : self.lookback], pattern[..., self.lookback :]
         centred = past - past.mean(-1, keepdim=True)
-        taps = self._system.derive(_taps, self.lookback, dtype=past.dtype, device=past.device)
+        taps = self._system.derive(window_taps, self.lookback, dtype=past.dtype, device=past.device)
         found = Season(past @ taps, centred, centred.square().sum(-1, keepdim=True), ahead)
         return found if some is phase else Season(*(value[phase] for value in found))
 
@@ -207,40 +223,23 @@ class LookbackForecast(Steppable):
         Args:
             step: the number of that step, of which `step % season` is the phase.
         """
-        window, place = self.initial_state(1, self.weight.dtype, self.weight.device)
-        return window, torch.stack([place[:, 0] + step % max(self.season, 1), place[:, 1] - 1], dim=1)
+        window, place, *rest = self.initial_state(1, self.weight.dtype, self.weight.device)
+        return window, torch.stack([place[:, 0] + step % max(self.season, 1), place[:, 1] - 1], dim=1), *rest
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         wide = wide_dtype(dtype)
         window = torch.zeros(batch, self.lookback, self.channels, dtype=wide, device=device)
         return window, torch.zeros(batch, 2, dtype=wide, device=device)
 
-    def _start(self, x: Tensor, state: Any) -> tuple[Tensor, Tensor]:
-        window, place = self.initial_state(x.shape[0], x.dtype, x.device)
+    def _start(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
+        start: tuple[Tensor, ...] = self.initial_state(x.shape[0], x.dtype, x.device)
         if state is None:
-            return window, place
-        if not isinstance(state, tuple) or len(state) != 2:
-            raise ValueError("state must be the pair that the layer returned: the window and the place")
-        for given, expected in zip(state, (window, place), strict=True):
+            return start
+        if not isinstance(state, tuple) or len(state) != len(start):
+            raise ValueError(f"state must be the {len(start)} tensors that the layer returned: the window, the place…")
+        for given, expected in zip(state, start, strict=True):
             check_state(given, tuple(expected.shape), expected.dtype, expected.device)
         return state
-
-    def _end(
-        self, steps: Tensor, begun: Tensor, counted: Tensor, window: Tensor, place: Tensor, known: Tensor | None
-    ) -> Any:
-        """The state after each sequence's last step."""
-        batch, time = counted.shape
-        last = counted.new_full((batch, 1), time - 1) if known is None else (known - 1).clamp(min=0)[:, None]
-        position = torch.arange(self.lookback, device=steps.device) + last + 1
-        first = begun.gather(1, last)
-        index = position.maximum(first)[:, :, None].expand(-1, -1, self.channels)
-        after = steps.gather(1, index).to(window.dtype)
-        placed = self._place(counted.gather(1, last)[:, 0] + 1, place)
-        if known is None:
-            return after, placed
-        kept = ends(steps, self.lookback, known).to(window.dtype)  # of an empty sequence: as it was
-        some = known > 0
-        return torch.where(some[:, None, None], after, kept), torch.where(some[:, None], placed, place)
 
     def _place(self, phase: Tensor, like: Tensor) -> Tensor:
         phase = (phase % max(self.season, 1)).to(like.dtype)
@@ -271,7 +270,34 @@ class Season(NamedTuple):
     ahead: Tensor  # (..., channels, horizon)
 
 
-def _taps(system: LinearSystem, length: int) -> Tensor:
+def began(place: Tensor, time: int, resets: Tensor | None) -> Tensor:
+    """The step at which the sequence of each step began, (batch, time); -1 where that was before the first."""
+    batch = place.shape[0]
+    first = torch.where(place[:, 1] > 0, -1, 0)[:, None].expand(batch, time)
+    if resets is None:
+        return first
+    latest = torch.where(resets, torch.arange(time, device=place.device), -1).cummax(1).values
+    return torch.where(latest >= 0, latest, first)
+
+
+def row_windows(steps: Tensor, size: int, begun: Tensor, when: Tensor) -> Tensor:
+    """Of rows (batch, size + time, columns) the last `size` at the steps `when`: (batch, some, size, columns). Before
+    the row at which a sequence began, it is repeated."""
+    back = torch.arange(1 - size, 1, device=steps.device)
+    index = (when[:, :, None] + size + back).maximum(begun.gather(1, when)[:, :, None])
+    found: Tensor = steps.gather(1, index.flatten(1)[:, :, None].expand(-1, -1, steps.shape[2]))
+    return found.reshape(*index.shape, steps.shape[2])
+
+
+def final_rows(steps: Tensor, size: int, begun: Tensor, known: Tensor | None) -> Tensor:
+    """The window (batch, size, columns) at each sequence's end; of an empty one, that before it."""
+    batch, time = begun.shape
+    last = begun.new_full((batch, 1), time - 1) if known is None else (known - 1).clamp(min=0)[:, None]
+    after = row_windows(steps, size, begun, last)[:, 0]
+    return after if known is None else torch.where((known > 0)[:, None, None], after, ends(steps, size, known))
+
+
+def window_taps(system: LinearSystem, length: int) -> Tensor:
     """The impulse response from the oldest step of a window to the newest: (length, order)."""
     response = system.impulse_response(length)
     return response.flip(1).mT.contiguous()

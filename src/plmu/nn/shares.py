@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,31 +14,37 @@ from plmu.nn.steppable import Steppable, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
 _CACHED = {"cpu": 2**20, "cuda": 2**26}  # comparisons that are held at a time
-_STEPS = 2048  # of which the sums are exact in float32, and in TF32
+_STEPS = 1024  # of which counts and positions of degree 1 are exact in float32, and in TF32
+_DEGREES = 8  # the highest; above it float32 sums lose their digits
 
 
 class ThresholdShares(Steppable):
     """The share of the steps so far at which each feature was above each of its thresholds.
 
-    With `positions` it also says where in the sequence those steps are: the mean over all T steps so far of
-    2 (t + ½) / T − 1 at steps above the threshold, and 0 at the others. It is negative where they come early. It has no
-    parameters and no gradient; `thresholds` is a buffer, saved with the model. A sequence of any length gives equally
-    many numbers, so that a linear layer can classify it.
+    With `positions` it also says where in the sequence those steps are: the mean over all T steps so far of the
+    Legendre polynomials of 2 (t + ½) / T − 1 at steps above the threshold, and 0 at the others. That of degree 1 is
+    negative where they come early; that of degree 2 where they come in the middle. It has no parameters and no
+    gradient; `thresholds` is a buffer, saved with the model. A sequence of any length gives equally many numbers, so
+    that a linear layer can classify it.
 
     Args:
         features: features of x.
         count: thresholds of each feature.
-        positions: whether positions follow the shares.
+        positions: the highest degree of the positions that follow the shares, at most 8. 0 or False gives none, and
+            True is degree 1.
         return_sequences: False gives the shares at each sequence's last step alone.
         device: of the thresholds.
         dtype: of the thresholds.
 
     Shape:
         x: (batch, time, features).
-        out: (batch, time, outputs), or (batch, outputs), where outputs are count · features, or twice as many with
-            positions; `out.unflatten(-1, (-1, count, features))` has shares and positions first, then the thresholds.
-        state: how many steps were above each, with positions the sum of their numbers, and how many steps there were:
-            (batch, outputs + 1).
+        out: (batch, time, outputs), or (batch, outputs), where outputs are count · features · (1 + positions);
+            `out.unflatten(-1, (-1, count, features))` has the degree first, where 0 are the shares.
+        state: how many steps t were above each, for each further degree k the sum of their (t + ½)ᵏ, and how many
+            steps there were: (batch, outputs + 1).
+
+    Raises:
+        ValueError: features or count is below 1, or positions is no whole number from 0 to 8.
     """
 
     thresholds: Tensor
@@ -47,19 +55,21 @@ class ThresholdShares(Steppable):
         features: int,
         count: int,
         *,
-        positions: bool = False,
+        positions: int = 0,
         return_sequences: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.input_size, self.count = positive(features, "features"), positive(count, "count")
-        self.positions = positions
-        self.output_size = self.count * self.input_size * (2 if positions else 1)
+        if not isinstance(positions, int) or not 0 <= positions <= _DEGREES:
+            raise ValueError(f"positions must be a whole number from 0 to {_DEGREES}, got {positions!r}")
+        self.positions = int(positions)
+        self.output_size = self.count * self.input_size * (1 + self.positions)
         self.returns_sequences = return_sequences
         self.config = {"features": self.input_size, "count": self.count, "return_sequences": return_sequences}
         if positions:
-            self.config["positions"] = True
+            self.config["positions"] = self.positions
         place = factory(device, dtype)
         self.register_buffer("thresholds", torch.zeros(self.count, self.input_size, **place))
 
@@ -75,54 +85,59 @@ class ThresholdShares(Steppable):
             return self._every_step(x, start, known, resets)
         steps = start.new_full((batch,), time) if known is None else known.to(start.dtype)
         sums = self._sums(x.detach(), steps)
-        if self.positions:  # steps are counted from the beginning of the sequence
-            above, numbers = sums.unbind(1)
-            sums = torch.stack([above, numbers + start[:, -1:] * above], dim=1)
+        sums = _later(sums, start[:, -1:])  # steps are counted from the beginning of the sequence
         last = start + torch.cat([sums.flatten(1), steps[:, None]], dim=1).to(start.dtype)
         out = self._shares(last).to(result_dtype(x))
         return (out if known is None else torch.where((known > 0)[:, None], out, 0.0)), last
 
     def _sums(self, x: Tensor, steps: Tensor) -> Tensor:
-        """How many of the first steps of x are above each threshold, and the sum of their numbers if `positions`:
-        (batch, 1 or 2, count · features).
+        """How many of the first steps t of x are above each threshold, and the sums of their (t + ½)ᵏ for each degree:
+        (batch, 1 + positions, count · features).
 
-        Comparisons are made for few steps at a time, so that they stay in a processor's cache. They are summed by a
-        matrix product with the steps' numbers, which is exact for so few of them.
+        Comparisons are made for few steps at a time, so that they stay in a processor's cache, and are summed by a
+        matrix product. It is in float64 on a GPU, whose TF32 has too few digits for the higher powers.
         """
         batch, time, _ = x.shape
-        x = x if x.dtype == torch.float64 else x.float()
+        exact = x.dtype == torch.float64 or (x.is_cuda and self.positions > 1)
+        dtype = torch.float64 if exact else torch.float32
         width = self.thresholds.numel()
         cached = _CACHED.get(x.device.type, 2**20)
         length = max(1, min(_STEPS, time, cached // width))
         rows = max(1, cached // (length * width))
         total = x.new_zeros(batch, 1 + self.positions, width, dtype=torch.float64)
-        above = x.new_empty(min(rows, batch), length, self.count, self.input_size)
+        above = x.new_empty(min(rows, batch), length, self.count, self.input_size, dtype=dtype)
+        x = x if x.dtype == torch.float64 else x.float()
         thresholds = self.thresholds.to(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
             for place in range(0, time, length):
                 number = torch.arange(min(length, time - place), device=x.device)
-                weight = (place + number < steps[:, None]).to(x.dtype)[:, None]  # (batch, 1, time)
-                if self.positions:
-                    weight = torch.cat([weight, weight * number], dim=1)
+                weight = (place + number < steps[:, None]).to(dtype)[:, None]  # (batch, 1, time)
+                weight = weight * torch.stack(list(self._powers(number.to(dtype))))
                 for first in range(0, batch, rows):
                     some = x[first : first + rows, place : place + length]
                     held = above[: some.shape[0], : some.shape[1]]
                     # Written as numbers: as truth values they would be compared one by one.
                     torch.gt(some.unsqueeze(2), thresholds, out=held)
-                    found = (weight[first : first + rows] @ held.flatten(2)).double()
-                    if self.positions:
-                        found[:, 1] += place * found[:, 0]
-                    total[first : first + rows] += found
+                    found = weight[first : first + rows] @ held.flatten(2)
+                    total[first : first + rows] += _later(found.double(), place)
         return total
+
+    def _powers(self, number: Tensor) -> Iterable[Tensor]:
+        """(t + ½)ᵏ of steps t, from degree 0."""
+        power = torch.ones_like(number)
+        yield power
+        for _ in range(self.positions):
+            power = power * (number + 0.5)
+            yield power
 
     def _every_step(self, x: Tensor, start: Tensor, known: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
         time = x.shape[1]
         above = self._above(keep_valid(x, known)).to(start.dtype)  # (batch, time, count · features + 1)
         at = torch.arange(time, device=x.device)
         begun = at.new_full((x.shape[0], time), -1) if resets is None else torch.where(resets, at, -1).cummax(1).values
-        if self.positions:  # numbers of steps since the last reset, or since the sequence began
-            number = torch.where(begun >= 0, at - begun, at + start[:, -1:]).to(above.dtype)
-            above = torch.cat([above[..., :-1], above[..., :-1] * number[:, :, None], above[..., -1:]], dim=-1)
+        # Numbers of steps since the last reset, or since the sequence began.
+        number = torch.where(begun >= 0, at - begun, at + start[:, -1:]).to(above.dtype)[:, :, None]
+        above = torch.cat([*(above[..., :-1] * one for one in self._powers(number)), above[..., -1:]], dim=-1)
         totals = above.cumsum(1)
         if resets is None:
             counts = totals + start[:, None]
@@ -145,8 +160,7 @@ class ThresholdShares(Steppable):
         check_features(x, 2, self.input_size, self.thresholds)
         start = self._start(x, state)
         above = self._above(x).to(start.dtype)
-        if self.positions:
-            above = torch.cat([above[:, :-1], above[:, :-1] * start[:, -1:], above[:, -1:]], dim=1)
+        above = torch.cat([*(above[:, :-1] * one for one in self._powers(start[:, -1:])), above[:, -1:]], dim=1)
         counts = start + above
         return self._shares(counts).to(result_dtype(x)), counts
 
@@ -160,11 +174,12 @@ class ThresholdShares(Steppable):
 
     def _shares(self, counts: Tensor) -> Tensor:
         steps = counts[..., -1:].clamp(min=1)
-        shares = counts[..., :-1] / steps
-        if not self.positions:
-            return shares
-        above, numbers = shares.chunk(2, dim=-1)
-        return torch.cat([above, (2 * numbers + above) / steps - above], dim=-1)
+        parts = counts[..., :-1].chunk(1 + self.positions, dim=-1)
+        means = [part / steps ** (k + 1) for k, part in enumerate(parts)]  # of ((t + ½) / T)ᵏ
+        zero = torch.zeros_like(means[0])
+        rows = legendre(self.positions)
+        out = [sum((factor * one for factor, one in zip(row, means, strict=True) if factor), zero) for row in rows]
+        return torch.cat(out, dim=-1)
 
     def _start(self, x: Tensor, state: Any) -> Tensor:
         start: Tensor = self.initial_state(x.shape[0], x.dtype, x.device)
@@ -176,5 +191,21 @@ class ThresholdShares(Steppable):
 
     def extra_repr(self) -> str:
         last = "" if self.returns_sequences else ", return_sequences=False"
-        where = ", positions=True" if self.positions else ""
+        where = f", positions={self.positions}" if self.positions else ""
         return f"{self.input_size}, count={self.count}{where}{last}"
+
+
+def legendre(degree: int) -> list[list[float]]:
+    """Legendre polynomials of 2 s − 1 up to a degree, a row each: the coefficients of the powers of s, from 0."""
+    all_ = range(degree + 1)
+    return [[(-1.0) ** (k + j) * math.comb(k, j) * math.comb(k + j, j) for j in all_] for k in all_]
+
+
+def _later(sums: Tensor, steps: Tensor | int) -> Tensor:
+    """Sums (batch, degrees, …) of powers of step numbers, if those steps were so many later."""
+    parts = sums.unbind(1)
+    moved = [
+        sum((math.comb(k, j) * steps ** (k - j) * parts[j] for j in range(k)), parts[k])
+        for k in range(len(parts))
+    ]  # fmt: skip
+    return torch.stack(moved, dim=1)

@@ -28,6 +28,7 @@ class Case:
     bounded: bool  #: whether the powers of Ā are known to die out
     constant: bool  #: whether Ā and B̄ are known and stay
     trained: bool  #: whether Ā or B̄ has a gradient
+    reach: int  #: steps after which an input has faded; 0 where that is not known, or operations are traced
     transformed: bool  #: whether torch.func or forward-mode gradients are at work
     graph: bool  #: whether the call is planned for a CUDA graph
     groups: int = 1  #: equal groups of channels, each with a system of its own

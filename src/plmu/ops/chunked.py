@@ -55,7 +55,7 @@ class Chunked(Algorithm):
     LAUNCHES = 15
     CARRY_LAUNCHES = (40, 6)  # in place of them where states are carried; and for each round
     CARRY_LAUNCHES_ON_GPU = (20, 4)
-    FOLD_LAUNCHES = 10
+    FOLD_LAUNCHES = 20
     PROJECT_LAUNCHES = 10  # and as many for each tile
 
     def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, last_of
-from plmu.ops.matrices import apply, power, response, response_spectrum
+from plmu.ops import transforms
+from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of, last_of
+from plmu.ops.blocks import BlockProject
+from plmu.ops.carry import carry
+from plmu.ops.matrices import apply, free_response, power, response, response_spectrum
 from plmu.systems import LinearSystem
+
+DECAY_CHUNK = 16  # steps
 
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> Tensor:
@@ -52,6 +59,35 @@ def _decay(system: LinearSystem, state: Tensor, time: int) -> Tensor:
     return decayed
 
 
+def _projected_decay(system: LinearSystem, state: Tensor, time: int, weight: Tensor) -> Tensor:
+    """W_m Ā^t m_0 for t = 1 … time, by chunks, without holding all states: (batch, time, out)."""
+    count = -(-time // DECAY_CHUNK)
+    starts = torch.cat([state[:, None], state.new_zeros(len(state), count - 1, *state.shape[1:])], dim=1)
+    starts = carry(starts, None, system, DECAY_CHUNK).flatten(0, 1)
+    powers = system.derive(free_response, DECAY_CHUNK, dtype=state.dtype, device=state.device)
+    tile = max(1, (1 << 20) // (powers.shape[0] * state.shape[2]))
+    o: Tensor = BlockProject.apply(starts, powers, None, None, weight, tile)
+    return o.reshape(len(state), count * DECAY_CHUNK, -1)[:, :time]
+
+
+def fast_block(least: int) -> int:
+    """The smallest multiple of 4 without prime factors above 7 that is at least `least`."""
+    size = -(-least // 4) * 4
+    while _largest_factor(size) > 7:
+        size += 4
+    return size
+
+
+def _largest_factor(number: int) -> int:
+    factor = 2
+    while factor * factor <= number:
+        if number % factor:
+            factor += 1
+        else:
+            number //= factor
+    return number
+
+
 def fast_length(least: int) -> int:
     """The smallest number 2^a or 3·2^a that is at least `least`: sizes every FFT library is fast at."""
     size = 1
@@ -61,36 +97,106 @@ def fast_length(least: int) -> int:
 
 
 class FFT(Algorithm):
-    """One transform over all steps. It has, at every step, the rounding errors of a sequence's largest input."""
+    """On a GPU, for a system that may grow and in compiled graphs, one transform over all steps: it has, at every step,
+    the rounding errors of a sequence's largest input. Else transforms of blocks of steps, whose errors stay local."""
 
     name = "fft"
 
+    BLOCKS = (128, 256, 512)  # steps that a block has at most
+    TILE = 1 << 17  # elements of m at a time
+
+    # What the estimate is made of; forward and backward together.
     LAUNCHES = 24
     TRAFFIC = 30  # passes over m, the transforms' own included
 
+    # The same for blocks.
+    POINT_FLOPS = 11  # for each point of a transform and each of its log₂(points) rounds
+    PRODUCT_FLOPS = 90  # for each number of m and each piece of the response
+    PROJECT_PRODUCT_FLOPS = 120  # the same in `project`, where m is made twice
+    BLOCK_TRAFFIC = 4  # passes over m
+    PROJECT_BLOCK_TRAFFIC = 2  # the same in `project`, where a tile of m stays in the cache
+    INPUT_TRAFFIC = 8  # passes over u
+    BLOCK_LAUNCHES = 42
+    TILE_LAUNCHES = (8, 4)  # for each tile; and for each piece of the response in it
+
     def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
-        m = states(problem.u.to(problem.wide), problem.system, problem.state)
+        u, system, state = problem.u.to(problem.wide), problem.system, problem.state
+        if plan.chunk == 0 or u.shape[0] == 0:
+            m = states(u, system, state)
+        else:
+            m = transforms.states(u, system, plan.chunk, span(system, u.shape[1], u.dtype), plan.tile)
+            m = m if state is None else m + _decay(system, state, u.shape[1])
         return m, last_of(problem, m)
+
+    def project(self, problem: Problem, weight: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        u, system, state = problem.u.to(problem.wide), problem.system, problem.state
+        if plan.chunk == 0 or u.shape[0] == 0:
+            return super().project(problem, weight, plan)
+        weight = weight.to(u.dtype).flatten(1)
+        o = transforms.project(u, system, weight, plan.chunk, span(system, u.shape[1], u.dtype), plan.tile)
+        if state is not None:
+            o = o + _projected_decay(system, state, u.shape[1], weight)
+        return o, final_of(problem)
 
     def limit(self, case: Case) -> str | None:
         return "cannot reset inside a sequence" if case.resets else None
 
     def auto_limit(self, case: Case) -> str | None:
+        if self._in_blocks(case):
+            return None
         reason = None
-        if not case.rates.gpu:  # on a GPU it is taken for its few launches
-            reason = "less accurate: its error scales with the largest input; on a GPU only"
-        elif not case.bounded:
+        if not case.bounded:
             reason = "less accurate: its error scales with the largest state, and this system may grow"
+        elif not case.rates.gpu:  # on a GPU it is taken for its few launches
+            reason = "less accurate: its error scales with the largest input; in blocks in eager calls only"
         elif case.dtype == torch.float64:
             reason = "less accurate: its error scales with the largest input; not in float64"
         return reason or super().auto_limit(case)
 
     def options(self, case: Case) -> list[Option]:
+        if self._in_blocks(case):
+            return [self._option(case, block) for block in self._blocks(case)]
         seconds = self.estimate(case, flops=0, moved=self.TRAFFIC * case.states, launches=self.LAUNCHES)
         return [Option(self.name, seconds)]
 
     def explain(self, option: Option) -> str:
+        if option.chunk:
+            return f"Transforms of blocks of {option.chunk} steps: for few sequences, high orders and long memories."
         return "One transform over all steps (equation 26): for long and narrow inputs."
+
+    def stored(self, case: Case, option: Option) -> tuple[str, ...]:
+        if option.chunk == 0:
+            return super().stored(case, option)
+        return ("u", "weight") if case.kind == "project" else ()
+
+    def _in_blocks(self, case: Case) -> bool:
+        return case.reach > 0 and not case.rates.gpu
+
+    def _blocks(self, case: Case) -> list[int]:
+        """Sizes that cut time into equal parts, no longer than the memory lasts: errors spread over two blocks."""
+        most = [min(most, case.time) for most in self.BLOCKS if most <= max(case.reach, self.BLOCKS[0])]
+        return sorted({fast_block(-(-case.time // -(-case.time // one))) for one in most})
+
+    def _option(self, case: Case, block: int) -> Option:
+        blocks = -(-case.time // block)
+        pieces = min(-(-case.reach // block), blocks)
+        products = pieces - pieces * (pieces - 1) / (2 * blocks)  # the first blocks have fewer windows before them
+        driven = case.batch * blocks * block * case.channels  # copies of the system, at each step
+        made, given = driven * case.order, driven * case.inputs
+        tile = max(1, self.TILE // (block * case.order * case.channels))
+        tiles = -(-case.batch // max(1, tile // blocks)) * -(-blocks // tile)
+        project = case.kind == "project"
+        transformed = (3 if project else 2) * 2 * (made + given) * math.log2(2 * block)
+        multiplied = (self.PROJECT_PRODUCT_FLOPS if project else self.PRODUCT_FLOPS) * made * products * case.inputs
+        moved = (self.PROJECT_BLOCK_TRAFFIC if project else self.BLOCK_TRAFFIC) * made + self.INPUT_TRAFFIC * given
+        once, each = self.TILE_LAUNCHES
+        seconds = self.estimate(
+            case,
+            flops=self.POINT_FLOPS * transformed + multiplied,
+            moved=moved,
+            launches=self.BLOCK_LAUNCHES + round(tiles * (once + each * products * case.inputs)),
+        )
+        return Option(f"{self.name}, {block} steps", seconds, block, tile=tile)
 
 
 ALGORITHM = FFT()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from plmu.systems import LinearSystem, is_stable
 
+LONGEST = 24  # powers of two that are looked at for how long a memory lasts
 FEW_CHANNELS = 16  # up to here one product over all sequences and channels beats one for each sequence
 
 
@@ -111,6 +112,28 @@ def may_grow(system: LinearSystem) -> bool:
 def _dies_out(system: LinearSystem) -> Tensor:
     """1 if the powers of Ā die out, else 0: (1,)."""
     return torch.tensor([float(is_stable(system.A))], dtype=torch.float64)
+
+
+def lasts(system: LinearSystem, dtype: torch.dtype) -> int:
+    """After about how many steps an input has faded to less than a rounding step, of a system whose powers die out."""
+    return int(system.numbers(_fading)[int(dtype == torch.float64)])
+
+
+def _fading(system: LinearSystem) -> Tensor:
+    """The same for float32 and float64, to a quarter of the next power of two: (2,)."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        small = torch.finfo(dtype).eps / 16
+        squares = [system.A]  # Ā^1, Ā^2, Ā^4, …
+        while squares[-1].abs().max() > small and len(squares) < LONGEST:
+            squares.append(squares[-1] @ squares[-1])
+        steps, lasting = 0, torch.eye(system.order, dtype=system.A.dtype, device=system.A.device)
+        for k in range(len(squares) - 1, max(len(squares) - 4, -1), -1):
+            later = lasting @ squares[k]
+            if later.abs().max() > small:
+                steps, lasting = steps + (1 << k), later
+        found.append(steps + (1 << max(len(squares) - 3, 0)))
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def finite(matrix: Tensor) -> Tensor:

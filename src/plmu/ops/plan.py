@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from plmu.modes import transformed
+from plmu.modes import transformed, watched
 from plmu.ops import final
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan
 from plmu.ops.check import precision
 from plmu.ops.groups import SystemGroups
-from plmu.ops.matrices import may_grow
+from plmu.ops.matrices import lasts, may_grow
 from plmu.ops.rates import DEVICES
 from plmu.systems import LinearSystem
 
@@ -116,7 +116,8 @@ def plan(
         batch: how many sequences u has.
         time: how many steps they have.
         channels: how many channels u has.
-        system: the `LinearSystem`; of a fixed one the plan looks at whether it grows, of a trained one at shapes alone.
+        system: the `LinearSystem`; of a fixed one the plan looks at whether it grows and how long its memory lasts,
+            of a trained one at shapes alone.
         out: the first size of the weight, for "project".
         dtype: of u; under autocast, autocast's is planned for.
         device: where u is. A GPU need not be there, but without one its kernels for Hopper are not planned.
@@ -161,7 +162,9 @@ def plan(
     graph, dtype = _mode(target, dtype)
     sizes = (batch, time, system.order, inputs, channels, out, dtype, str(device))
     given = (bool(lengths), bool(resets))
-    known = (system.inputs is not None, not may_grow(system), system.constant, system.trained)
+    bounded = not may_grow(system)
+    reach = lasts(system, dtype) if bounded and target.type == "cpu" and not watched() else 0
+    known = (system.inputs is not None, bounded, system.constant, system.trained, reach)
     if torch.compiler.is_compiling():
         return Plan(kind, *_choice(algorithm, kind, *sizes, *given, *known, transformed(), graph))
     return known_plan(algorithm, kind, *sizes, *given, *known, transformed(), graph)
@@ -183,9 +186,10 @@ def plan_groups(
     """How `project` runs for all groups of channels in one launch, if it does: None where one call for each group is
     faster, or the only way."""
     graph, dtype = _mode(device, dtype)
+    batch, time, channels, out = map(operator.index, (batch, time, channels, out))  # as in `plan`
     sizes = (batch, time, systems.order, 1, channels, out, dtype, str(device))
     bounded = not any(map(may_grow, systems.systems))
-    facts = (*sizes, lengths, resets, False, bounded, True, False, transformed(), graph, len(systems.systems))
+    facts = (*sizes, lengths, resets, False, bounded, True, False, 0, transformed(), graph, len(systems.systems))
     if torch.compiler.is_compiling():
         chosen = _choice_for_groups(algorithm, "project", *facts)
         return None if chosen is None else Plan("project", *chosen)

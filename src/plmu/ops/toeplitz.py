@@ -27,7 +27,7 @@ class Toeplitz(Algorithm):
     LARGEST = 1 << 29  # elements of the matrix
     LARGEST_FOR_AUTO = 1 << 24
     LAUNCHES = 10
-    TRAFFIC = 2  # passes over m
+    TRAFFIC = 3  # passes over m
     MATRIX_TRAFFIC = 3 / 4  # passes over the matrix
     FLOPS = 4  # a multiplication and an addition, forward and backward
 

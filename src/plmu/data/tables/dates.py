@@ -34,6 +34,7 @@ _DATE = re.compile(
 )
 _NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # which a number may be too
 _COMPARED, _HEAD = 10_000, 64  # cells that are looked at
+_ZONE = r"\d:\d{2}[\d.,:]*\s*(Z|UTC|[+-]\d{2}:?\d{2})\s*$"
 _PARTS = r"^\s*(\d{1,2})[/-](\d{1,2})[/-]\d{2,4}"
 
 
@@ -92,8 +93,25 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
     if len(dates) > 1:
         notes.append(f"dates in {len(dates)} formats")
     if any(form.endswith(_ZONES) for form in used):
-        notes.append("time zones converted to UTC")
+        zones = column.str.extract(_ZONE).drop_nulls().unique()
+        notes.append("time zones converted to UTC" if len(zones) > 1 else f"times in time zone {zones[0]}")
     return found, left, notes
+
+
+def zone(column: pl.Series) -> int | None:
+    """The time zone that all cells with one have, in minutes east of Greenwich; 0 where they differ, None without any.
+    `parse` gives such cells in UTC."""
+    if not column.head(_COMPARED).str.contains(_ZONE).any():
+        return None
+    found = column.str.extract(_ZONE).drop_nulls().unique()
+    return _minutes(found[0]) if len(found) == 1 else 0
+
+
+def _minutes(zone: str) -> int:
+    if zone in ("Z", "UTC"):
+        return 0
+    digits = zone[1:].replace(":", "")
+    return (1 if zone[0] == "+" else -1) * (60 * int(digits[:2]) + int(digits[2:]))
 
 
 def order(column: pl.Series) -> bool | None:

@@ -272,16 +272,17 @@ def _from_parquet(path: Path) -> Table:
         elif kind in (pl.Date, pl.Datetime):
             made = column.cast(pl.Datetime("us", getattr(kind, "time_zone", None)))
             if getattr(kind, "time_zone", None) not in (None, "UTC"):
-                zoned.append(f"column {column.name!r}: time zones converted to UTC")
+                zoned.append(column.name)
             kept.append(made.dt.convert_time_zone("UTC").dt.replace_time_zone(None) if made.dtype.time_zone else made)  # type: ignore[attr-defined]
         elif kind in (pl.String, pl.Categorical, pl.Enum):
             kept.append(column.cast(pl.String))
         else:
             dropped.append(column.name)
-    notes = [*zoned, *([f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else [])]
+    notes = [f"column {name!r}: time zones converted to UTC" for name in zoned]
+    notes += [f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else []
     if not kept:
         raise DataError(f"{path} has no columns of numbers, times or text")
-    return Table(path, pl.DataFrame(kept), notes)
+    return Table(path, pl.DataFrame(kept), notes, zoned=zoned)
 
 
 def _from_numpy(path: Path) -> Table:

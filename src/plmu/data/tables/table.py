@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float64]
 Kind = Literal["number", "time", "text"]
+_FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 _HEAD = 200  # cells that tell what a column of text is
 
 
@@ -31,6 +32,7 @@ class Table:
         notes: what was found.
         line: the line of the file in which a row of the frame is; without it rows are counted from 1.
         written: a column of numbers as the file has it, in text.
+        zoned: columns of times that had a time zone and are in UTC here.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class Table:
         notes: Sequence[str] = (),
         line: Callable[[int], int] | None = None,
         written: Callable[[str], pl.Series] | None = None,
+        zoned: Sequence[str] = (),
     ) -> None:
+        self._zoned = frozenset(zoned)
         self.path, self.notes = path, list(notes)
         self._columns, self._line, self._written = {column.name: column for column in frame}, line, written
         self._codes: dict[str, tuple[NDArray[np.int64], list[str]]] = {}
@@ -78,12 +82,13 @@ class Table:
             self._kinds[name] = kind
         return self._kinds[name]
 
-    def numbers(self, name: str, bad: Literal["raise", "missing"] = "raise") -> Numbers:
+    def numbers(self, name: str, bad: Literal["raise", "missing"] = "raise", flags: bool = False) -> Numbers:
         """A column as float64, NaN where a number is missing or infinite.
 
         Args:
             name: of the column.
             bad: whether a cell of text raises DataError, or counts as missing.
+            flags: whether true and yes count as 1, false and no as 0.
         """
         import polars as pl
 
@@ -91,6 +96,10 @@ class Table:
         if column.dtype == pl.Datetime:
             raise DataError(f"column {name!r} of {self.path} has times: a column of numbers is needed")
         if column.dtype == pl.String:
+            words = column.str.strip_chars().str.to_lowercase()
+            if flags and words.is_in(list(_FLAGS)).any():
+                self._note(f"column {name!r}: true and yes are taken as 1, false and no as 0")
+                column = words.replace(_FLAGS)
             made, wrong, note = as_numbers(column)
             if note and note not in self.notes:
                 self._note(f"column {name!r}: {note}")
@@ -152,6 +161,16 @@ class Table:
         found: NDArray[Any] = column.cast(pl.Datetime("us")).to_numpy().astype("datetime64[us]")
         self._times[name, day_first] = found
         return found
+
+    def zone(self, name: str) -> int | None:
+        """The time zone of a column of times, in minutes east of Greenwich: 0 where it has several, None where it has
+        none. `times` are in UTC where there is one."""
+        import polars as pl
+
+        column = self._column(name)
+        if column.dtype == pl.String and self.kind(name) == "time":
+            return dates.zone(column)
+        return 0 if name in self._zoned else None
 
     def day_first(self, name: str) -> bool | None:
         """Whether the dates of a column are written as 31/1/2024; None where there are no such dates."""

@@ -1,0 +1,114 @@
+"""How fast a translation model is on a CPU: `python -m benchmarks.translation RUN SENTENCES`.
+
+RUN is a folder of `plmu train iwslt`, SENTENCES a file with one sentence a line. Sentences per second are those of
+`plmu translate`, with the beam of the run, one by one and in batches. Then the decoder takes many steps on one
+sentence, with as many hypotheses: does a step take more time or memory after thousands of tokens than at first?
+
+Before anything is timed, the logits of single steps must be those of the parallel forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plmu.data.reading import lines
+from plmu.data.vocabularies import BEGIN
+from plmu.experiments.translate import Options, Translator
+from plmu.state_tree import leaves
+from plmu.training.results import provenance, write_json
+
+BATCHES = (1, 32)
+CHECKED = 20  # steps
+PIECE = 500  # steps that are timed together
+BOUND = 1e-4  # of logits, between steps and the parallel forward in float32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of a run of iwslt")
+    parser.add_argument("sentences", type=Path, help="file with one sentence a line")
+    parser.add_argument("--count", type=int, default=200, help="sentences, evenly spaced in the file (200)")
+    parser.add_argument("--steps", type=int, default=10_000, help="steps on one sentence (10,000)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    translator = Translator(given.run)
+    every = [text for _, text in lines(given.sentences) if text.strip()]
+    chosen = every[:: max(1, len(every) // given.count)][: given.count]
+    found: dict[str, Any] = {"largest difference of logits": check(translator, chosen[0])}
+    found |= {f"sentences a second, batch {size}": speed(translator, chosen, size) for size in BATCHES}
+    found |= steps(translator, chosen[0], given.steps)
+    row = {"run": given.run.name, "threads": given.threads, "sentences": len(chosen), "beam": translator.config.beam}
+    row |= {"parameters": sum(one.numel() for one in translator.model.parameters()), **found}
+    print(row)
+    if given.json:
+        command = f"python -m benchmarks.translation {given.run.name} {given.sentences.name}"
+        write_json(given.json, {"command": command, "machine": provenance(torch.device("cpu")), "rows": [row]})
+
+
+def source_of(translator: Translator, sentence: str, rows: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = [number for word in translator.source.encode([one] for one in sentence.split()) for number in word]
+    return torch.tensor([numbers] * rows), torch.full((rows,), len(numbers))
+
+
+@torch.no_grad()
+def check(translator: Translator, sentence: str) -> float:
+    model = translator.model
+    source, lengths = source_of(translator, sentence)
+    target = torch.randint(4, translator.target.size, (1, CHECKED))
+    together = model(source, lengths, target)
+    context, state = model.encode(source, lengths), None
+    worst = 0.0
+    for t in range(CHECKED):
+        out, state = model.step(target[:, t], state, context)
+        worst = max(worst, float((out - together[:, t]).abs().max()))
+    if worst > BOUND * float(together.abs().max()):
+        raise RuntimeError(f"steps differ from the parallel forward by {worst:.1e}")
+    return worst
+
+
+def speed(translator: Translator, sentences: list[str], batch: int) -> float:
+    options = Options(batch=batch)
+    translator.translate(sentences[:batch], options)  # a CPU takes a while to be at its speed
+    start = time.perf_counter()
+    translator.translate(sentences, options)
+    return len(sentences) / (time.perf_counter() - start)
+
+
+@torch.no_grad()
+def steps(translator: Translator, sentence: str, count: int) -> dict[str, float]:
+    """Of a batch of hypotheses of one sentence, each fed its own likeliest token, whether that ends it or not."""
+    model = translator.model
+    source, lengths = source_of(translator, sentence)
+    context, state = model.encode(source, lengths), None
+    token = torch.full((translator.config.beam,), BEGIN)
+    times, memory, size = [], [], 0
+    for _ in range(count // PIECE):
+        start = time.perf_counter()
+        for _ in range(PIECE):
+            out, state = model.step(token, state, context)
+            token = out[:, 4:].argmax(1) + 4
+        times.append((time.perf_counter() - start) / PIECE)
+        memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        size = sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))
+    return {
+        "steps": count // PIECE * PIECE,
+        "ms a step, first": 1e3 * times[0],
+        "ms a step, last": 1e3 * times[-1],
+        "ms a step, median": 1e3 * statistics.median(times),
+        "bytes of state, all hypotheses": size,
+        "growth of memory, MB": (memory[-1] - memory[0]) / (1 << (10 if sys.platform.startswith("linux") else 20)),
+    }
+
+
+if __name__ == "__main__":
+    main()

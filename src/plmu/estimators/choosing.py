@@ -1,0 +1,159 @@
+"""What a forecaster chooses by the error on validation data: season, ridge, and whether covariates help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plmu.estimators.effects import Effect, best_effect, effects_of
+from plmu.estimators.season import pattern, period
+from plmu.estimators.series import Array
+from plmu.estimators.windows import PULLS, STRENGTHS, ScaledSeries, best_ridge
+from plmu.nn.covariates import CovariateForecast
+from plmu.nn.forecast import LookbackForecast
+
+CHOICES = ("lookback", "order", "theta", "season", "individual", "strength", "refit", "lags")
+_LOOKBACK = 336
+_ORDER = 96  # the highest that is taken where none is given
+_AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
+_FREE, _ROOM = 0.0, 100.0  # of several series it is not pulled, and may be larger than that of the largest
+_GAIN = 0.5  # share of the error that covariates must take away, by the number of horizons that it was measured on
+_TRIED = 20_000  # windows over all channels, up to which options are compared
+_FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model in the units of the data, the season's pattern in scaled units, and what to tell of the choice."""
+
+    model: LookbackForecast
+    pattern: Tensor  # (season, channels)
+    told: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Options of a `Forecaster`, None where they are to be chosen; the rows of the longest series; and the units."""
+
+    lookback: int | None
+    order: int | None
+    theta: float | None
+    season: int | None
+    individual: bool | None
+    strength: float | None
+    refit: bool
+    lags: int | None
+    longest: int
+    unit: Array  # (channels,)
+
+    def of(self, data: ScaledSeries) -> Chosen:
+        """The model with the smallest error on the validation data."""
+        lookback = self._lookback(data.horizon)
+        steps = period(data.past()) if self.season is None else self.season
+        shape = pattern(data.past(), steps, data.starts) if steps else torch.zeros(0, data.channels)
+        usable = steps and bool((shape.square().sum(0) > 0).any())
+        pulls: Sequence[float] = PULLS if self.individual is None else (PULLS[1:] if self.individual else PULLS[:1])
+        strengths = STRENGTHS if self.strength is None else (self.strength,)
+        tried: list[dict[str, Any]] = []
+        amplitudes: Sequence[float | None] = (None,)
+        if usable and not data.relative:
+            amplitudes = (None, *_AMPLITUDES)
+        elif usable and lookback >= steps:  # a whole season shows how large it is
+            amplitudes = (None, _FREE)
+        if len(amplitudes) > 1 and data.has_validation(lookback):
+            for amplitude in amplitudes:
+                train, valid = data.sums(self._layer(data, lookback, amplitude, shape), _TRIED)
+                tried.append({"amplitude": amplitude, "mse": best_ridge(train, valid, strengths, pulls).error})
+            amplitudes = [min(tried, key=lambda one: one["mse"])["amplitude"]]
+        amplitude = amplitudes[-1]
+        layer = self._layer(data, lookback, amplitude, shape)
+        train, valid = data.sums(layer, _FITTED)
+        found = best_ridge(train, valid, strengths, pulls)
+        if self.refit and valid is not None:
+            again = best_ridge(data.all_sums(layer, _FITTED), valid, (found.strength,), (found.pull,))
+            found = replace(again, error=found.error)
+        told = {
+            "mse": found.error,
+            "lookback": lookback,
+            "season": layer.season,
+            "amplitude": amplitude,
+            "strength": found.strength,
+            "pull": found.pull,
+            "tried": tried,
+        }
+        return Chosen(self._final(layer, found.weight), shape, told)
+
+    def with_covariates(self, data: ScaledSeries, covariates: Sequence[Tensor], size: Tensor) -> Chosen:
+        """The better of a model with an effect of covariates and one without.
+
+        Args:
+            data: the series.
+            covariates: (covariates, time) of each, scaled.
+            size: by which they are divided, (covariates,).
+        """
+        layer = self._layer(data, self._lookback(data.horizon), None, torch.zeros(0, data.channels))
+        effect = best_effect(data, covariates, layer, self.lags, self.strength)
+        plain = self.of(data)
+        found = self.of(replace(data, effects=effects_of(effect, covariates)))
+        errors = plain.told["mse"], found.told["mse"]
+        # Of few horizons the error is known badly, and a small gain is none. Without validation data errors are NaN.
+        horizons = max(1.0, sum(data.kept) / data.horizon)
+        used = not errors[1] >= errors[0] * (1 - _GAIN / horizons)
+        if not used:
+            found, effect = plain, Effect(torch.zeros(data.channels, len(size), 1), 1, math.nan)
+        model = CovariateForecast(
+            **found.model.config,
+            covariates=len(size),
+            lags=effect.lags,
+            lag_order=effect.lag_order,
+            relative=data.relative,
+            dtype=torch.float32,
+        )
+        unit = torch.ones(data.channels) if data.relative else torch.tensor(self.unit)
+        weight = effect.weight.double() * unit[:, None, None] / size[:, None]
+        model.load_state_dict({**found.model.state_dict(), "effect_weight": weight.float()})
+        more = {"covariates": used, "lags": effect.lags, "mse without covariates": errors[0]}
+        return Chosen(model.eval(), found.pattern, {**found.told, **more, "mse with covariates": errors[1]})
+
+    def _lookback(self, horizon: int) -> int:
+        room = self.longest - horizon
+        if self.lookback is not None and self.lookback > room:
+            raise ValueError(f"lookback must be at most {room} for so many rows and this horizon, got {self.lookback}")
+        return self.lookback or max(1, min(_LOOKBACK, room // 2))
+
+    def _layer(self, data: ScaledSeries, lookback: int, amplitude: float | None, shape: Tensor) -> LookbackForecast:
+        """A layer for scaled series, without its readout."""
+        season = 0 if amplitude is None else len(shape)
+        order = self.order or min(_ORDER, max(lookback // 2, min(lookback, 8)))
+        theta = float(lookback if self.theta is None else self.theta)
+        with torch.random.fork_rng(devices=[]):
+            layer = LookbackForecast(data.channels, data.horizon, order, theta, lookback, season=season)
+        layer.requires_grad_(False)
+        if amplitude is not None:
+            power = lookback * shape.square().mean(0)
+            layer.season_pattern.copy_(shape * (_ROOM if data.relative else 1.0))
+            layer.prior.copy_(1e-9 * _ROOM * power + 1e-30 if data.relative else amplitude * power + 1e-9)
+        return layer.float()
+
+    def _final(self, layer: LookbackForecast, weight: Tensor) -> LookbackForecast:
+        """The layer with its readout, in the units of the data."""
+        model = LookbackForecast(**{**layer.config, "individual": weight.shape[0] > 1}, dtype=torch.float32)
+        scale = torch.tensor(self.unit, dtype=torch.float64)
+        with torch.no_grad():
+            model.weight.copy_(weight.mT)
+            model.season_pattern.copy_(layer.season_pattern.double() * scale)
+            model.prior.copy_(layer.prior.double() * scale**2)
+        return model.eval()
+
+
+def standard_deviation(rows: Array) -> Array:
+    """Of each column; 1 where it is constant."""
+    spread = rows.std(axis=0)
+    found: Array = np.where(spread > 1e-12 * np.maximum(np.abs(rows.mean(axis=0)), 1e-300), spread, 1.0)
+    return found

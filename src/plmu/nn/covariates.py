@@ -1,0 +1,214 @@
+"""Forecasts of series that depend on covariates: columns that are known ahead, such as a calendar or a price."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plmu.folded import wide_dtype
+from plmu.nn.forecast import LookbackForecast, began, final_rows, row_windows, window_taps
+from plmu.nn.steppable import check_features, factory, positive
+from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid, result_dtype
+from plmu.systems import DelayNetwork
+
+
+class CovariateForecast(LookbackForecast):
+    """`LookbackForecast` of what covariates do not explain, plus what they explain of the next steps.
+
+    The effect of the covariates on a step is linear in their values at that step and in the Delay Network's state over
+    the last `lags` of them. It is subtracted from the window, the rest is forecast, and the effect on the next steps is
+    added. A constant that is added to a covariate changes nothing. `plmu.Forecaster` sets the weights in closed form;
+    those of the effect can be trained, too.
+
+    Args:
+        channels: columns to forecast.
+        covariates: columns that are known ahead.
+        horizon: how many steps ahead.
+        order: how many Legendre coefficients the state has.
+        theta: the memory's window θ in steps.
+        lookback: how many steps of the channels a forecast depends on.
+        lags: how many steps of a covariate its effect depends on, the present one included.
+        lag_order: Legendre coefficients of these steps; 0 where only the present value counts.
+        relative: whether the effect is in units of the mean absolute deviation in the window, so that one model fits
+            series of different size.
+        individual: whether each channel has a readout of its own, or all share one.
+        season: steps of the repeated pattern; 0 for none.
+        phase: where in the pattern a sequence begins.
+        return_sequences: False gives the forecast at each sequence's last step alone.
+        device: of the weights.
+        dtype: of the weights.
+
+    Shape:
+        x: (batch, time, channels + covariates · (1 + horizon)): the channels, the covariates of the same step, and
+            those of the next `horizon` steps, one step after the other.
+        out: (batch, time, horizon · channels), or (batch, horizon · channels), as of `LookbackForecast`.
+        state: the window and the place of `LookbackForecast`, the effects (batch, lookback, channels) in that window,
+            and the last covariates (batch, lags, covariates).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        covariates: int,
+        horizon: int,
+        order: int,
+        theta: float,
+        lookback: int,
+        *,
+        lags: int = 1,
+        lag_order: int = 0,
+        relative: bool = False,
+        individual: bool = False,
+        season: int = 0,
+        phase: int = 0,
+        return_sequences: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            channels,
+            horizon,
+            order,
+            theta,
+            lookback,
+            individual=individual,
+            season=season,
+            phase=phase,
+            return_sequences=return_sequences,
+            device=device,
+            dtype=dtype,
+        )
+        self.covariates, self.lags, self.relative = positive(covariates, "covariates"), positive(lags, "lags"), relative
+        if not isinstance(lag_order, int) or not 0 <= lag_order < self.lags:
+            raise ValueError(f"lag_order must be a whole number from 0 to {self.lags - 1}, got {lag_order!r}")
+        self.lag_order = lag_order
+        self.input_size = self.channels + self.covariates * (1 + self.horizon)
+        more = {"covariates": self.covariates, "lags": self.lags, "lag_order": lag_order, "relative": bool(relative)}
+        self.config = {**self.config, **more}
+        with torch.device("cpu"):
+            self._lag_system = DelayNetwork(lag_order, float(lags)).discretize() if lag_order else None
+        place = factory(device, dtype)
+        self.effect_weight = nn.Parameter(torch.zeros(self.channels, self.covariates, 1 + lag_order, **place))
+
+    def reset_parameters(self) -> None:
+        """Weights of zero: the forecast is the last value."""
+        super().reset_parameters()
+        if hasattr(self, "effect_weight"):  # which is made after the other weights
+            nn.init.zeros_(self.effect_weight)
+
+    def kernel(self) -> Tensor:
+        """The effect of each covariate on each channel, from the oldest of the lags to the present step: (channels,
+        covariates, lags)."""
+        present = nn.functional.pad(torch.ones_like(self.effect_weight[:1, 0, :1]), (self.lags - 1, 0))
+        if self._lag_system is None:
+            return self.effect_weight @ present
+        taps = self._lag_system.derive(window_taps, self.lags, dtype=present.dtype, device=present.device)
+        return self.effect_weight @ torch.cat([present, taps.mT])
+
+    def effect(self, covariates: Tensor) -> Tensor:
+        """What covariates explain of the channels: (..., channels, steps).
+
+        Args:
+            covariates: of these steps and of those before that count, (..., covariates, lags - 1 + steps).
+        """
+        kernel = self.kernel().to(covariates.dtype)
+        if self.lags == 1:
+            return kernel[..., 0] @ covariates
+        if covariates.is_cuda:  # where a convolution may round to TF32
+            return torch.einsum("...ksl,ckl->...cs", covariates.unfold(-1, self.lags, 1), kernel)
+        flat = covariates.reshape(-1, *covariates.shape[-2:])
+        found = nn.functional.conv1d(flat, kernel)
+        return found.reshape(*covariates.shape[:-2], *found.shape[1:])
+
+    def forecast(self, windows: Tensor, phase: Tensor, effect: Tensor) -> Tensor:
+        """Forecasts (..., channels, horizon) of windows, given the covariates' effect on them and on the steps ahead.
+
+        Args:
+            windows: (..., channels, lookback).
+            phase: of their last steps, (...).
+            effect: (..., channels, lookback + horizon).
+        """
+        sized = effect * spread(windows) if self.relative else effect
+        return self.read(windows - sized[..., : self.lookback], phase) + sized[..., self.lookback :]
+
+    def rest(self, windows: Tensor, effect: Tensor) -> Tensor:
+        """Windows without the covariates' effect on them.
+
+        Args:
+            windows: (..., channels, lookback).
+            effect: on their steps, of the same shape.
+        """
+        return windows - (effect * spread(windows) if self.relative else effect)
+
+    def forward(
+        self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        check_features(x, 3, self.input_size, self.weight)
+        batch, time, _ = x.shape
+        known = checked_lengths(lengths, batch, time, x.device)
+        resets = checked_resets(resets, batch, time, x.device)
+        window, place, effects, recent = self._start(x, state)
+        values, now, future = self._split(keep_valid(x, known))
+        steps = torch.cat([recent.to(x.dtype), now], dim=1)
+        first = began(place, time, resets)
+        begun = torch.where(first >= 0, first + self.lags, 0)
+        every = torch.arange(time, device=x.device).expand(batch, time)
+        lagged = row_windows(steps, self.lags, begun, every).movedim(3, 2)  # (batch, time, covariates, lags)
+        rows = torch.cat([values, self.effect(lagged)[..., 0]], dim=2)
+
+        def ahead(windows: Tensor, phase: Tensor, when: Tensor) -> Tensor:
+            past, ahead = (
+                one.gather(1, when[:, :, None, None].expand(-1, -1, *one.shape[2:])) for one in (lagged, future)
+            )
+            values, effects = windows.split(self.channels, dim=2)
+            return self._ahead(values, effects, phase, past, ahead)
+
+        out, (both, place) = self._run(rows, torch.cat([window, effects], dim=2), place, known, resets, ahead)
+        window, effects = both.split(self.channels, dim=2)
+        return out, (window, place, effects, final_rows(steps, self.lags, begun, known).to(recent.dtype))
+
+    def _ahead(self, windows: Tensor, effects: Tensor, phase: Tensor, lagged: Tensor, future: Tensor) -> Tensor:
+        """Forecasts of windows with the effects on them, the last covariates (..., covariates, lags) and the next ones
+        (..., covariates, horizon)."""
+        ahead = self.effect(torch.cat([lagged[..., 1:], future], dim=-1))
+        return self.forecast(windows, phase, torch.cat([effects, ahead], dim=-1))
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        check_features(x, 2, self.input_size, self.weight)
+        window, place, effects, recent = self._start(x, state)
+        values, now, future = self._split(x)
+        recent = _pushed(recent, now, place)
+        lagged = recent.mT.to(x.dtype)
+        effects = _pushed(effects, self.effect(lagged)[..., 0], place)
+        window = _pushed(window, values, place)
+        phase = torch.where(place[:, 1] != 0, place[:, 0], self.phase).round().long() % max(self.season, 1)
+        out = self._ahead(window.mT.to(x.dtype), effects.mT.to(x.dtype), phase, lagged, future).mT.flatten(1)
+        return out.to(result_dtype(x)), (window, self._place(phase + 1, place), effects, recent)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Channels, covariates of the step, and those ahead (..., covariates, horizon)."""
+        values, now, future = x.split([self.channels, self.covariates, self.covariates * self.horizon], dim=-1)
+        return values, now, future.unflatten(-1, (self.horizon, self.covariates)).mT
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        wide = wide_dtype(dtype)
+        seen = (self.lookback, self.channels)
+        sizes: tuple[tuple[int, ...], ...] = (seen, (2,), seen, (self.lags, self.covariates))
+        return tuple(torch.zeros(batch, *size, dtype=wide, device=device) for size in sizes)
+
+    def extra_repr(self) -> str:
+        options = f", covariates={self.covariates}, lags={self.lags}" + ", relative=True" * self.relative
+        return super().extra_repr() + options
+
+
+def spread(windows: Tensor) -> Tensor:
+    """The mean absolute deviation of windows (..., time) from their means: (..., 1)."""
+    return (windows - windows.mean(-1, keepdim=True)).abs().mean(-1, keepdim=True)
+
+
+def _pushed(rows: Tensor, row: Tensor, place: Tensor) -> Tensor:
+    """Rows (batch, size, columns) with a new one at the end, which fills them if it is the first."""
+    now = row[:, None].to(rows.dtype)
+    return torch.where(place[:, 1:, None] > 0, torch.cat([rows[:, 1:], now], dim=1), now)

@@ -1,0 +1,201 @@
+"""The convolution with the impulse response by transforms of two blocks of steps each, so that errors stay local.
+
+Time is cut into blocks of L steps, and the impulse response too, into K pieces that reach as far as the memory lasts.
+With a window of 2 L inputs for each block, the states of block j are the last L numbers of
+
+    F⁻¹{ Σ_k F{piece k} · F{window j − k} }            (overlap-save with a partitioned response).
+
+The transform of a window rounds relative to its own inputs, and is then multiplied by what the memory still holds of
+them. So a state has the rounding errors of what it holds, and of inputs at most two blocks away. With one transform
+over all steps, a peak would blur what is quiet everywhere.
+
+One tile of m exists at a time, small enough for a processor's cache. `project` multiplies it into the weight at once,
+and makes it again in the backward pass.
+
+These are for eager calls with a constant system. A second derivative is autograd's, of all blocks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from plmu.modes import is_batched, watched
+from plmu.ops.matrices import response
+from plmu.systems import LinearSystem
+
+
+def piece_spectra(system: LinearSystem, block: int, pieces: int) -> Tensor:
+    """F{H} / points of each piece of H, zero-padded to two blocks: (pieces, inputs, order, block + 1), complex."""
+    taps = response(system, block * pieces).unflatten(1, (pieces, block))  # (order, pieces, block, inputs)
+    spectra: Tensor = torch.fft.rfft(taps.permute(1, 3, 0, 2), n=2 * block) / (2 * block)
+    return spectra.contiguous()
+
+
+def states(u: Tensor, system: LinearSystem, block: int, reach: int, tile: int) -> Tensor:
+    """All states (batch, time, order, channels) of u (batch, time, inputs, channels), from a zero state.
+
+    `reach` says how many lags of the impulse response count, `tile` how many blocks of m are made at a time.
+    """
+    m: Tensor = _States.apply(u, _spectra(u, system, block, reach), tile)
+    return m
+
+
+def project(u: Tensor, system: LinearSystem, weight: Tensor, block: int, reach: int, tile: int) -> Tensor:
+    """W_m m (batch, time, out) for a weight (out, order · channels), without ever holding m."""
+    o: Tensor = _Project.apply(u, _spectra(u, system, block, reach), weight, tile)
+    return o
+
+
+def _spectra(u: Tensor, system: LinearSystem, block: int, reach: int) -> Tensor:
+    pieces = -(-min(reach, u.shape[1]) // block)
+    return system.derive(piece_spectra, block, pieces, dtype=u.dtype, device=u.device)
+
+
+def _windows(u: Tensor, block: int) -> Tensor:
+    """F of the window of each block: (inputs, channels, batch, blocks, block + 1)."""
+    padded = pad(u.permute(2, 3, 0, 1), (block, -u.shape[1] % block))
+    spectrum: Tensor = torch.fft.rfft(padded.unfold(3, 2 * block, block))
+    return spectrum
+
+
+def _all_blocks(u: Tensor, spectra: Tensor) -> Tensor:
+    """m of all blocks at once, in operations that torch differentiates and transforms."""
+    pieces, _, _, points = spectra.shape
+    block, time = points - 1, u.shape[1]
+    windows = pad(torch.view_as_real(_windows(u, block)), (0, 0, 0, 0, pieces - 1, 0))
+    shifted = torch.view_as_complex(windows.contiguous()).unfold(3, pieces, 1).flip(-1)
+    product = torch.einsum("kiof,icbjfk->bjocf", spectra, shifted)
+    m: Tensor = torch.fft.irfft(product, n=2 * block, norm="forward")[
+        ..., block:
+    ]  # (batch, blocks, order, channels, L)
+    return m.permute(0, 1, 4, 2, 3).flatten(1, 2)[:, :time]
+
+
+class _Tiles:
+    """Tiles of m, (order · channels, sequences · steps) each, and what their gradients give. A tile is several whole
+    sequences, or some blocks of one."""
+
+    def __init__(self, u: Tensor, spectra: Tensor, tile: int) -> None:
+        self.batch, self.time, self.inputs, self.channels = u.shape
+        self.spectra, self.block = spectra, spectra.shape[3] - 1
+        self.blocks = -(-self.time // self.block)
+        self.rows = spectra.shape[2] * self.channels
+        self.sequences, self.part = max(1, tile // self.blocks), min(tile, self.blocks)
+        self.shape = (self.inputs, self.channels, self.batch, self.blocks, self.block + 1)  # of all windows
+
+    def __iter__(self) -> Iterator[tuple[slice, slice, slice]]:
+        """The sequences, blocks and steps of each tile."""
+        for sequence in range(0, self.batch, self.sequences):
+            sequences = slice(sequence, min(sequence + self.sequences, self.batch))
+            for first in range(0, self.blocks, self.part):
+                last = min(first + self.part, self.blocks)
+                yield sequences, slice(first, last), slice(first * self.block, min(last * self.block, self.time))
+
+    def states(self, windows: Tensor, sequences: slice, blocks: slice, steps: slice) -> Tensor:
+        """m of a tile, of all windows."""
+        windows, total = windows[:, :, sequences], None
+        for k, piece in enumerate(self.spectra[: blocks.stop]):
+            start = max(blocks.start, k)  # there are no windows before the first
+            for window, part in zip(windows, piece, strict=True):
+                source = window[:, :, start - k : blocks.stop - k]
+                if total is None:
+                    total = part[:, None, None, None] * source  # (order, channels, sequences, blocks, points)
+                else:
+                    total[:, :, :, start - blocks.start :].addcmul_(part[:, None, None, None], source)
+        m: Tensor = torch.fft.irfft(total, n=2 * self.block, norm="forward")[..., self.block :]
+        rows: Tensor = m.flatten(3)[..., : steps.stop - steps.start].reshape(self.rows, -1)
+        return rows
+
+    def collect(self, of_windows: Tensor, of_m: Tensor, sequences: slice, blocks: slice, steps: slice) -> None:
+        """Add to the gradient of the windows what that of the m of a tile gives."""
+        of_m = of_m.reshape(-1, self.channels, sequences.stop - sequences.start, steps.stop - steps.start)
+        of_m = pad(of_m, (0, (blocks.stop - blocks.start) * self.block - of_m.shape[3]))
+        # Behind a block of zeros, as it is in a window, its transform has the other sign at odd frequencies.
+        spectrum = torch.fft.rfft(of_m.unflatten(3, (-1, self.block)), n=2 * self.block)
+        of_windows = of_windows[:, :, sequences]
+        for k, piece in enumerate(self.spectra[: blocks.stop]):
+            start = max(blocks.start, k)
+            for of_window, part in zip(of_windows, piece, strict=True):
+                product = spectrum[:, :, :, start - blocks.start :] * part.conj()[:, None, None, None]
+                of_window[:, :, start - k : blocks.stop - k] += product.sum(0)
+
+    def of_inputs(self, of_windows: Tensor) -> Tensor:
+        """The gradient of u from that of all windows."""
+        of_windows[..., 1::2].neg_()
+        by_window = torch.fft.irfft(of_windows, n=2 * self.block, norm="forward")
+        of_u: Tensor = by_window[..., self.block :]  # what is in two windows, from both
+        of_u[..., :-1, :] += by_window[..., 1:, : self.block]
+        by_step: Tensor = of_u.flatten(3)[..., : self.time].permute(2, 3, 0, 1)
+        return by_step
+
+
+def _by_autograd(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
+    """The gradients of some inputs, which can be differentiated again."""
+    create = torch.is_grad_enabled()
+    with torch.enable_grad():
+        return list(torch.autograd.grad(function(), inputs, gradient, create_graph=create))
+
+
+def _is_plain(gradient: Tensor) -> bool:
+    """Whether nothing but the values of a gradient is asked for."""
+    return not (torch.is_grad_enabled() or watched() or is_batched(gradient))
+
+
+class _States(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, spectra: Tensor, tile: int) -> Tensor:
+        ctx.tiles = tiles = _Tiles(u, spectra, tile)
+        ctx.save_for_backward(spectra)
+        windows = _windows(u, tiles.block)
+        m = u.new_empty(tiles.batch, tiles.time, tiles.rows)
+        for place in tiles:
+            m[place[0], place[2]].flatten(0, 1).copy_(tiles.states(windows, *place).mT)
+        by_channel: Tensor = m.unflatten(2, (-1, tiles.channels))
+        return by_channel
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        tiles, (spectra,) = ctx.tiles, ctx.saved_tensors
+        if not _is_plain(gradient):
+            u = spectra.real.new_zeros(tiles.batch, tiles.time, tiles.inputs, tiles.channels, requires_grad=True)
+            return *_by_autograd(lambda: _all_blocks(u, spectra), [u], gradient), None, None  # the same for every u
+        of_m = gradient.reshape(tiles.batch, tiles.time, tiles.rows)
+        of_windows = spectra.new_zeros(tiles.shape)
+        for place in tiles:
+            tiles.collect(of_windows, of_m[place[0], place[2]].flatten(0, 1).mT.contiguous(), *place)
+        return tiles.of_inputs(of_windows), None, None
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, spectra: Tensor, weight: Tensor, tile: int) -> Tensor:
+        ctx.tiles = tiles = _Tiles(u, spectra, tile)
+        ctx.save_for_backward(u, spectra, weight)
+        windows = _windows(u, tiles.block)
+        o = u.new_empty(tiles.batch, tiles.time, weight.shape[0])
+        for place in tiles:
+            torch.mm(tiles.states(windows, *place).mT, weight.mT, out=o[place[0], place[2]].flatten(0, 1))
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        tiles, (u, spectra, weight) = ctx.tiles, ctx.saved_tensors
+        need_u, _, need_weight, _ = ctx.needs_input_grad
+        if not _is_plain(gradient):
+            inputs = [one for one, needed in ((u, need_u), (weight, need_weight)) if needed]
+            found = iter(_by_autograd(lambda: _all_blocks(u, spectra).flatten(2) @ weight.mT, inputs, gradient))
+            return next(found) if need_u else None, None, next(found) if need_weight else None, None
+        of_windows = spectra.new_zeros(tiles.shape) if need_u else None
+        windows, of_weight = (_windows(u, tiles.block), torch.zeros_like(weight)) if need_weight else (None, None)
+        for place in tiles:
+            of_o = gradient[place[0], place[2]].flatten(0, 1)
+            if windows is not None and of_weight is not None:
+                of_weight.addmm_(of_o.mT, tiles.states(windows, *place).mT)
+            if of_windows is not None:
+                tiles.collect(of_windows, weight.mT @ of_o.mT, *place)
+        return None if of_windows is None else tiles.of_inputs(of_windows), None, of_weight, None
