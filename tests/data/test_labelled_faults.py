@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from labelled_files import load, refused
 
 from plmu.data import labelled
-from plmu.data.files import DataError
-from plmu.data.labelled import LabelledConfig, LabelledData
-
-
-def load(path: Path, content: str | None = None, **options: Any) -> LabelledData:
-    if content is not None:
-        path.write_text(content)
-    return labelled.load(LabelledConfig(file=path, **options))
-
-
-def refused(path: Path, content: str | None = None, **options: Any) -> str:
-    with pytest.raises(DataError) as error:
-        load(path, content, **options)
-    return str(error.value)
+from plmu.data.labelled import LabelledConfig
 
 
 def test_numbers_of_rows_are_no_measurements(tmp_path: Path) -> None:

@@ -229,6 +229,8 @@ def test_times_keep_the_time_zone_of_the_file(data: Any, tmp_path: Path) -> None
     assert one.clock.zone == 120
     assert one.clock.times(np.array([0, 1])) == ["2024-01-01", "2024-01-02"]
     assert "column 'time': times in time zone +02:00" in one.notes
+    short = data(hours().replace(":00,", ":00:00.5+02,"))
+    assert short.clock.times(np.array([1])) == ["2024-01-01 01:00:00.500000+02:00"]
     one = data(hours().replace(":00,", ":00-05:30,"))
     assert one.clock.times(np.array([0, 30])) == ["2024-01-01 00:00-05:30", "2024-01-02 06:00-05:30"]
     # Another file in another zone, or in none, is read in the zone of training.

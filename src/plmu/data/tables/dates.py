@@ -29,12 +29,12 @@ _DATE = re.compile(
     \d{4}[-/.]\d{1,2}([-/.]\d{1,2})? | \d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01]) (?=$|T|\s)
     | \d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}) | \d{1,2}/\d{4}
     | (\w{3},?\s+)?\d{1,2}[-.\s]\s?[A-Za-z]{3,9}[-\s,]+\d{2,4} | (\w{3},?\s+)?[A-Za-z]{3,9}\.?\s+(\d{1,2},?\s+)?\d{4}
-    )([T\s,]\s*\d{1,2}(:\d{2}){0,2}([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|UTC|[+-]\d{2}:?\d{2})?)?\s*""",
+    )([T\s,]\s*\d{1,2}(:\d{2}){0,2}([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?\s*""",
     re.VERBOSE,
 )
 _NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # which a number may be too
 _COMPARED, _HEAD = 10_000, 64  # cells that are looked at
-_ZONE = r"\d:\d{2}[\d.,:]*\s*(Z|UTC|[+-]\d{2}:?\d{2})\s*$"
+_ZONE = r"\d:\d{2}[\d.,:]*\s*(Z|UTC|[+-]\d{2}(?::?\d{2})?)\s*$"  # databases write +02
 _PARTS = r"^\s*(\d{1,2})[/-](\d{1,2})[/-]\d{2,4}"
 
 
@@ -111,7 +111,7 @@ def _minutes(zone: str) -> int:
     if zone in ("Z", "UTC"):
         return 0
     digits = zone[1:].replace(":", "")
-    return (1 if zone[0] == "+" else -1) * (60 * int(digits[:2]) + int(digits[2:]))
+    return (1 if zone[0] == "+" else -1) * (60 * int(digits[:2]) + int(digits[2:] or 0))
 
 
 def order(column: pl.Series) -> bool | None:

@@ -1,0 +1,24 @@
+"""Labelled series of files that tests write."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plmu.data import labelled
+from plmu.data.files import DataError
+from plmu.data.labelled import LabelledConfig, LabelledData
+
+
+def load(path: Path, content: str | None = None, **options: Any) -> LabelledData:
+    """The series of a file, which is written first where its content is given."""
+    if content is not None:
+        path.write_text(content)
+    return labelled.load(LabelledConfig(file=path, **options))
+
+
+def refused(path: Path, content: str | None = None, **options: Any) -> str:
+    """What is said of a file that cannot be read."""
+    with pytest.raises(DataError) as error:
+        load(path, content, **options)
+    return str(error.value)
