@@ -15,8 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,7 @@ from benchmarks.profiling import kernel_times
 from plmu.bench import layers as bench_layers
 from plmu.bench.measure import graphed, peak_memory, timed, training
 from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
-from plmu.ops import fused
 from plmu.training.results import provenance
-
-try:
-    from plmu.ops.gpu import encoding, output
-
-    JOINING: tuple[Any, ...] = (encoding, fused, output)  # modules that decide what joins a launch
-except ImportError:  # an older version
-    JOINING = ()
 
 # Shapes with four windows, which are compared with one window of the same order.
 WINDOWS = (
@@ -78,19 +69,6 @@ def ways(layer: plmu.ParallelLMU, x: Tensor) -> tuple[Call, Call]:
             return out
 
     return forward, training(lambda: layer(x)[0], x, *layer.parameters())
-
-
-@contextmanager
-def apart() -> Iterator[None]:
-    """Within it nothing but W_m m is in the launch of a layer, and torch does the rest."""
-    real = [(one, one.fits) for one in JOINING]
-    for one, _ in real:
-        one.fits = lambda *_: False
-    try:
-        yield
-    finally:
-        for one, fits in real:
-            one.fits = fits
 
 
 def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
@@ -183,8 +161,6 @@ def whole(shape: Shape, name: str, rounds: int, profiled: bool) -> Row:
     row["host, ms"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
     row["eager, ms"], _ = milliseconds({"forward": forward, "both": both}, rounds)
     row["peak memory, MB"] = peak_memory(both) / 1e6
-    with plmu.for_graphs(), apart():
-        several = {"forward, in several launches": graphed(forward), "both, in several launches": graphed(both)}
     with plmu.for_graphs():
         products = gemms(layer, shape)
 
@@ -192,16 +168,14 @@ def whole(shape: Shape, name: str, rounds: int, profiled: bool) -> Row:
             return [left @ right.mT for left, right in pairs]
 
         leaves = [one for pair in products for one in pair]
-        ones = [torch.ones_like(one) for one in product()]
+        given = [torch.randn_like(one) for one in product()]
         calls = {
             "forward": graphed(forward),
             "both": graphed(both),
             "GEMMs forward": graphed(lambda: product()),
-            "GEMMs both": graphed(lambda leaves=leaves, ones=ones: torch.autograd.grad(product(), leaves, ones)),
-            **several,
+            "GEMMs both": graphed(lambda leaves=leaves, given=given: torch.autograd.grad(product(), leaves, given)),
         }
     row["graph, ms"], times = milliseconds(calls, rounds)
-    row["over several launches"] = {way: times.ratio(way, f"{way}, in several launches") for way in ("forward", "both")}
     row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
     if profiled:
         row["kernels, us"] = kernel_times(both)
@@ -261,8 +235,6 @@ def warm(number: int) -> None:
         if number >= whole:  # one window too
             check(made(plmu.ParallelLMU(shape.channels, shape.out, shape.order, shape.theta, **memory)), shape)
         check(layer, shape)
-        with apart():
-            layer(x)[0].sum().backward()
 
 
 def cases() -> list[str]:
@@ -342,8 +314,8 @@ def show(found: Row) -> None:
     for row in found["whole layers"]:
         over = pair(row["over the GEMMs"])
         print(f"{row['shape']}, {row['layer']}: host {pair(row['host, ms'])}, eager {pair(row['eager, ms'])}, graph"
-              f" {pair(row['graph, ms'])}, over the GEMMs {over}, over several launches"
-              f" {pair(row['over several launches'])}, {row['peak memory, MB']:.0f} MB")  # fmt: skip
+              f" {pair(row['graph, ms'])}, over the GEMMs {over},"
+              f" {row['peak memory, MB']:.0f} MB")  # fmt: skip
     for row in found["windows"]:
         print(f"{row['shape']}, windows {row['windows']}: over one window {row['several over one']}, host"
               f" {pair(row['host, ms, several'])}; {row['plan']}")  # fmt: skip

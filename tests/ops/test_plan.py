@@ -281,33 +281,33 @@ def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.Mon
 
 
 def test_in_a_graph_launches_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small shapes are bound by launches, unless a graph replays them: then it is the work that decides."""
+    """All states in many launches: in a graph, which replays them, it is the work that decides."""
     monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     known_plan.cache_clear()
-    sizes = {"batch": 128, "time": 64, "channels": 256, "out": 256, "dtype": torch.bfloat16, "device": "cuda"}
+    sizes = {"batch": 128, "time": 64, "channels": 256, "dtype": torch.bfloat16, "device": "cuda"}
     asked = {"system": of_order(8), **sizes}
-    eager = plan("project", **asked)
-    assert eager.algorithm == "toeplitz"
+    eager = plan("states", **asked)
+    assert eager.algorithm != "fused"
     with plmu.for_graphs():
-        replayed = plan("project", **asked)
+        replayed = plan("states", **asked)
         assert replayed.algorithm == "fused"
-        assert replayed.costs["fused"] < eager.costs["fused"]
+        assert all(replayed.costs[name] < cost for name, cost in eager.costs.items() if name in replayed.costs)
         with plmu.for_graphs():
             pass
-        assert plan("project", **asked) == replayed
-        on_cpu = plan("project", **asked | {"device": "cpu"}).costs
-    assert plan("project", **asked) == eager
-    assert plan("project", **asked | {"device": "cpu"}).costs == on_cpu  # where there are no graphs
+        assert plan("states", **asked) == replayed
+        on_cpu = plan("states", **asked | {"device": "cpu"}).costs
+    assert plan("states", **asked) == eager
+    assert plan("states", **asked | {"device": "cpu"}).costs == on_cpu  # where there are no graphs
     with pytest.raises(RuntimeError, match="stop"), plmu.for_graphs():
         raise RuntimeError("stop")
-    assert plan("project", **asked) == eager
+    assert plan("states", **asked) == eager
     one, other = plmu.for_graphs(), plmu.for_graphs()  # as two threads may
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)
-    assert plan("project", **asked) == replayed
+    assert plan("states", **asked) == replayed
     other.__exit__(None, None, None)
-    assert plan("project", **asked) == eager
+    assert plan("states", **asked) == eager
     known_plan.cache_clear()
 
 

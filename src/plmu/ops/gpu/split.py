@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 
 PROJECT = Tile(64, 128, 1, 4, 1)
-WEIGHT_GRADIENT = Tile(64, 128, 1, 4, 1)
+WEIGHT_GRADIENT = Tile(64, 128, 1, 4, 2)
 
 
 def parts_for(u: Tensor, system: LinearSystem | SystemGroups) -> int:
