@@ -4,7 +4,7 @@ python -m benchmarks.calls --json results/bench-calls-cuda.json
 
 Answers are compared with float64 before anything is timed: outputs, final states and all gradients, which must also
 repeat bit for bit. `--before FOLDER` measures the package in that folder (one that has `plmu` in it) too, in a process
-of its own, and adds ratios. Kernels are compiled first, in a process for each shape at the same time.
+of its own, and adds ratios. Kernels are compiled first, in many processes at the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 import plmu
+from benchmarks.profiling import kernel_times
 from plmu.bench import layers as bench_layers
 from plmu.bench.measure import graphed, peak_memory, timed, training
 from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
@@ -37,6 +39,8 @@ WINDOWS = (
 BOUNDS = {torch.float32: 5e-6, torch.bfloat16: TOLERANCE[torch.bfloat16]}  # of final states, and of all else
 # Small problems, where launches decide which algorithm is fastest in an eager call.
 SMALL = GPU_CHOICES[-4:]
+PATIENCE = 150  # seconds for all to compile
+FORMS = ("DN, W_m, bias, ReLU", "with W_x", "with encoder and W_x")
 Call = Callable[[], Any]
 Row = dict[str, Any]
 
@@ -44,10 +48,8 @@ Row = dict[str, Any]
 def layers(shape: Shape) -> dict[str, plmu.ParallelLMU]:
     memory: dict[str, Any] = {"order": shape.order, "theta": shape.theta, "memory_size": shape.channels}
     sizes = (shape.channels, shape.out)
-    return {
-        "DN, W_m, bias, ReLU": plmu.ParallelLMU(*sizes, **memory, encoder=False, input_to_output=False),
-        "with encoder and W_x": plmu.ParallelLMU(*sizes, **memory),
-    }
+    options: list[dict[str, Any]] = [{"encoder": False, "input_to_output": False}, {"encoder": False}, {}]
+    return {name: plmu.ParallelLMU(*sizes, **memory, **given) for name, given in zip(FORMS, options, strict=True)}
 
 
 def made(layer: plmu.ParallelLMU) -> plmu.ParallelLMU:
@@ -70,11 +72,17 @@ def ways(layer: plmu.ParallelLMU, x: Tensor) -> tuple[Call, Call]:
 
 
 def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
+    """The largest relative errors with ReLU and with a smooth activation, which is not part of a launch."""
+    found = [errors(given, shape, activation) for activation in ("relu", "silu")]
+    return {name: max(one[name] for one in found) for name in found[0]}
+
+
+def errors(given: plmu.ParallelLMU, shape: Shape, activation: str) -> dict[str, float]:
     """Relative errors of two sequences against float64 chunks, on other numbers than what is timed.
 
-    The activation is a smooth one: near its kink ReLU makes a large difference of a small one.
+    The exact ReLU is zero where ours is: near zero, which side of it a sum falls on is a matter of rounding.
     """
-    options = {**given.config, "output_activation": "silu"}
+    options = {**given.config, "output_activation": activation}
     del options["algorithm"]
     layer = made(plmu.ParallelLMU(**options))
     layer.load_state_dict(given.state_dict())
@@ -94,6 +102,12 @@ def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
         raise RuntimeError(f"{shape}: results do not repeat bit for bit")
     double = plmu.ParallelLMU(**options, algorithm="chunked").cuda().double()
     double.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        right = double(x.double())[0]
+    if not (ours[0].double() - right).norm() <= BOUNDS[torch.bfloat16] * right.norm():
+        raise RuntimeError(f"{shape}: the output with {activation} is wrong")
+    if activation == "relu":
+        double.f2 = lambda total: torch.where(ours[0] > 0, total, 0.0)
     exact = results(double, x.double())
     names = ["output", "final state", "gradient of x", *(f"gradient of {name}" for name, _ in layer.named_parameters())]
     found = {}
@@ -115,7 +129,9 @@ def gemms(layer: plmu.ParallelLMU, shape: Shape) -> list[tuple[Tensor, Tensor]]:
 
     found = [operands(shape.order * shape.channels, shape.out)]
     if layer.encoder is not None:
-        found += [operands(shape.channels, shape.channels), operands(shape.channels, shape.out)]
+        found.append(operands(shape.channels, shape.channels))
+    if layer.input_weight is not None:
+        found.append(operands(shape.channels, shape.out))
     return found
 
 
@@ -137,33 +153,34 @@ def milliseconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float],
     return {name: 1e3 * seconds for name, seconds in times.medians().items()}, times
 
 
-def whole(shape: Shape, rounds: int) -> Iterator[Row]:
-    """A row for each form of the layer at a shape."""
-    for name, cpu_layer in layers(shape).items():
-        layer, x = made(cpu_layer), inputs(shape)
-        row: Row = {"shape": str(shape), "layer": name, "error": check(layer, shape)}
-        forward, both = ways(layer, x)
-        row["host, ms"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
-        row["eager, ms"], _ = milliseconds({"forward": forward, "both": both}, rounds)
-        row["peak memory, MB"] = peak_memory(both) / 1e6
-        with plmu.for_graphs():
-            products = gemms(layer, shape)
+def whole(shape: Shape, name: str, rounds: int, profiled: bool) -> Row:
+    """A form of the layer at a shape."""
+    layer, x = made(layers(shape)[name]), inputs(shape)
+    row: Row = {"shape": str(shape), "layer": name, "error": check(layer, shape)}
+    forward, both = ways(layer, x)
+    row["host, ms"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
+    row["eager, ms"], _ = milliseconds({"forward": forward, "both": both}, rounds)
+    row["peak memory, MB"] = peak_memory(both) / 1e6
+    with plmu.for_graphs():
+        products = gemms(layer, shape)
 
-            def product(pairs: list = products) -> list[Tensor]:
-                return [left @ right.mT for left, right in pairs]
+        def product(pairs: list = products) -> list[Tensor]:
+            return [left @ right.mT for left, right in pairs]
 
-            leaves = [one for pair in products for one in pair]
-            ones = [torch.ones_like(one) for one in product()]
-            calls = {
-                "forward": graphed(forward),
-                "both": graphed(both),
-                "GEMMs forward": graphed(lambda: product()),
-                "GEMMs both": graphed(lambda leaves=leaves, ones=ones: torch.autograd.grad(product(), leaves, ones)),
-            }
-        row["graph, ms"], times = milliseconds(calls, rounds)
-        row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
-        yield row
-        torch.cuda.empty_cache()
+        leaves = [one for pair in products for one in pair]
+        given = [torch.randn_like(one) for one in product()]
+        calls = {
+            "forward": graphed(forward),
+            "both": graphed(both),
+            "GEMMs forward": graphed(lambda: product()),
+            "GEMMs both": graphed(lambda leaves=leaves, given=given: torch.autograd.grad(product(), leaves, given)),
+        }
+    row["graph, ms"], times = milliseconds(calls, rounds)
+    row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
+    if profiled:
+        row["kernels, us"] = kernel_times(both)
+    torch.cuda.empty_cache()
+    return row
 
 
 def windows(shape: Shape, thetas: tuple[float, ...], rounds: int) -> Row:
@@ -193,61 +210,85 @@ def windows(shape: Shape, thetas: tuple[float, ...], rounds: int) -> Row:
 
 
 def warm(number: int) -> None:
-    """Compile what one shape runs, and say how long the first call took."""
+    """Compile what one case runs: a form of a layer at a shape, several windows, or a small problem. And say how long
+    the first call of a layer's simplest form took."""
+    whole = len(GPU_SHAPES) * len(FORMS)
     with torch.cuda.stream(torch.cuda.Stream()), plmu.for_graphs():
         torch.zeros(1, device="cuda")
         start = time.perf_counter()
-        if number >= len(GPU_SHAPES) + len(WINDOWS):
-            small = Problem(SMALL[number - len(GPU_SHAPES) - len(WINDOWS)], torch.bfloat16, "cuda")
+        if number >= whole + len(WINDOWS):
+            small = Problem(SMALL[number - whole - len(WINDOWS)], torch.bfloat16, "cuda")
             training(small.project("fused"), small.u, small.weight)()
             return
-        if number < len(GPU_SHAPES):
-            shape = GPU_SHAPES[number]
-            one = next(iter(layers(shape).values()))
+        memory: dict[str, Any] = {"encoder": False, "input_to_output": False}
+        if number < whole:
+            shape = GPU_SHAPES[number // len(FORMS)]
+            one = layers(shape)[FORMS[number % len(FORMS)]]
         else:
-            shape, thetas = WINDOWS[number - len(GPU_SHAPES)]
-            one = plmu.ParallelLMU(shape.channels, shape.out, shape.order, list(thetas), encoder=False)
+            shape, thetas = WINDOWS[number - whole]
+            one = plmu.ParallelLMU(shape.channels, shape.out, shape.order, list(thetas), **memory)
         layer, x = made(one), inputs(shape)
         layer(x)[0].sum().backward()
         torch.cuda.synchronize()
-        print(json.dumps({"shape": str(shape), "seconds": time.perf_counter() - start}))
-        if number >= len(GPU_SHAPES):  # one window too, and the answers' two sequences
-            check(made(plmu.ParallelLMU(shape.channels, shape.out, shape.order, shape.theta, encoder=False)), shape)
+        if number >= whole or number % len(FORMS) == 0:
+            print(json.dumps({"shape": str(shape), "seconds": time.perf_counter() - start}))
+        if number >= whole:  # one window too
+            check(made(plmu.ParallelLMU(shape.channels, shape.out, shape.order, shape.theta, **memory)), shape)
         check(layer, shape)
 
 
-def warmed() -> list[Row]:
-    """The first calls of all shapes, with compilation, each in a process of its own at the same time."""
+def cases() -> list[str]:
+    """What is measured, in the order of `warm`."""
+    found = [f"{shape}, {form}" for shape in GPU_SHAPES for form in FORMS]
+    found += [f"{shape}, windows {thetas}" for shape, thetas in WINDOWS]
+    return found + [f"{shape}, eager" for shape in SMALL]
+
+
+def warmed() -> tuple[list[Row], dict[str, str]]:
+    """The first calls at all shapes, with compilation: all cases are compiled at the same time, in processes. And what
+    fails or does not end there."""
     command = [sys.executable, "-m", "benchmarks.calls", "--warm"]
-    numbers = range(len(GPU_SHAPES) + len(WINDOWS) + len(SMALL))
-    processes = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in numbers]
-    said = [process.communicate()[0].splitlines() for process in processes]
-    return [json.loads(lines[0]) for lines in said if lines]  # what fails there fails again below, and is said
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = {label: subprocess.Popen([*command, str(i)], **pipes) for i, label in enumerate(cases())}
+    first: list[Row] = []
+    failed: dict[str, str] = {}
+    until = time.monotonic() + PATIENCE
+    for label, process in processes.items():
+        try:
+            said, complaint = process.communicate(timeout=max(1.0, until - time.monotonic()))
+            first += [json.loads(line) for line in said.splitlines()]
+            if process.returncode:
+                failed[label] = complaint[-500:]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            failed[label] = f"does not end within {PATIENCE} seconds"
+    return first, failed
 
 
-def measure(rounds: int) -> Row:
-    """All rows. A shape that fails or is wrong has none, and is named under "failed"."""
-    first = warmed()
-    rows: list[Row] = []
-    several: list[Row] = []
-    small: list[Row] = []
-    failed: list[str] = []
+def measure(rounds: int, profiled: bool) -> Row:
+    """All rows. What fails or is wrong has none, and is named under "failed"."""
+    first, wrong = warmed()
+    failed = [f"{label}: {reason}" for label, reason in wrong.items()]
+
+    def tried(calls: list[Callable[[], Row]], labels: list[str]) -> list[Row]:
+        rows: list[Row] = []
+        for label, call in zip(labels, calls, strict=True):
+            if label in wrong:
+                continue
+            try:
+                rows.append(call())
+            except Exception as error:
+                failed.append(f"{label}: {type(error).__name__}: {error}")
+        return rows
+
+    labels, many = cases(), len(GPU_SHAPES) * len(FORMS)
     with torch.cuda.stream(torch.cuda.Stream()):
-        for shape in GPU_SHAPES:
-            try:
-                rows += whole(shape, rounds)
-            except Exception as error:
-                failed.append(f"{shape}: {type(error).__name__}: {error}")
-        for shape, thetas in WINDOWS:
-            try:
-                several.append(windows(shape, thetas, rounds))
-            except Exception as error:
-                failed.append(f"{shape}, windows {thetas}: {type(error).__name__}: {error}")
-        for shape in SMALL:
-            try:
-                small.append(bench_layers.choice(shape, torch.bfloat16, "cuda", rounds))
-            except Exception as error:
-                failed.append(f"{shape}: {type(error).__name__}: {error}")
+        rows = tried(
+            [partial(whole, shape, form, rounds, profiled) for shape in GPU_SHAPES for form in FORMS], labels[:many]
+        )
+        several = tried([partial(windows, *given, rounds) for given in WINDOWS], labels[many : many + len(WINDOWS)])
+        choices = [partial(bench_layers.choice, shape, torch.bfloat16, "cuda", rounds) for shape in SMALL]
+        small = tried(choices, labels[many + len(WINDOWS) :])
     return {"whole layers": rows, "windows": several, "small, eager": small, "first calls": first, "failed": failed}
 
 
@@ -273,7 +314,8 @@ def show(found: Row) -> None:
     for row in found["whole layers"]:
         over = pair(row["over the GEMMs"])
         print(f"{row['shape']}, {row['layer']}: host {pair(row['host, ms'])}, eager {pair(row['eager, ms'])}, graph"
-              f" {pair(row['graph, ms'])}, over the GEMMs {over}, {row['peak memory, MB']:.0f} MB")  # fmt: skip
+              f" {pair(row['graph, ms'])}, over the GEMMs {over},"
+              f" {row['peak memory, MB']:.0f} MB")  # fmt: skip
     for row in found["windows"]:
         print(f"{row['shape']}, windows {row['windows']}: over one window {row['several over one']}, host"
               f" {pair(row['host, ms, several'])}; {row['plan']}")  # fmt: skip
@@ -283,6 +325,10 @@ def show(found: Row) -> None:
             f"{row['shape']}, eager, both: {times}; auto takes {row['chosen']}, {row['auto over best']:.2f} of the best"
         )
     print("first calls, s:", {row["shape"]: round(row["seconds"], 1) for row in found["first calls"]})
+    for row in found["whole layers"]:
+        if "kernels, us" in row:
+            times = {name: round(value, 1) for name, value in row["kernels, us"].items()}
+            print(f"kernels, us, {row['shape']}, {row['layer']}: {times}")
     for failure in found["failed"]:
         print("FAILED", failure)
     for row in found.get("beside before", []):
@@ -294,12 +340,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", type=Path, help="folder with another version of the package")
+    parser.add_argument("--profile", action="store_true", help="the time of each kernel of whole layers too")
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.warm is not None:
         warm(given.warm)
         return
-    found = measure(given.rounds)
+    found = measure(given.rounds, given.profile)
     report: Row = {
         "benchmark": "calls",
         "command": f"python -m benchmarks.calls --rounds {given.rounds}",

@@ -60,6 +60,12 @@ class Buffer:
     def permute(self, order: tuple[int, ...]) -> "Buffer":
         return Buffer(self.values.permute(order))
 
+    def load(self, layout: Any) -> Tensor:
+        return self.values.clone()
+
+    def store(self, values: Tensor) -> None:
+        self.values.copy_(values)
+
 
 class Descriptor:
     """A tensor as the copy engine sees it: tiles of it, zero outside."""
@@ -121,6 +127,16 @@ def _store(place: Pointer, value: Tensor, mask: Tensor | None = None) -> None:
     place.memory[offset[kept]] = value[kept]
 
 
+def _load(place: Pointer, cache_modifier: str = "", mask: Tensor | None = None, other: float = 0.0) -> Any:
+    if isinstance(place.offset, int):
+        return place.memory[place.offset].item()
+    offset = place.offset if mask is None else torch.where(mask, place.offset, 0)
+    assert (offset >= 0).all()
+    assert (offset < place.memory.numel()).all(), "outside of its memory"
+    found = place.memory[offset]
+    return found if mask is None else torch.where(mask, found, other)
+
+
 def _where(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(condition, Tensor):
         return torch.where(condition, yes, no)
@@ -155,8 +171,8 @@ def _memory(dtype: Any, shape: list[int], layout: Any) -> Any:
 def _language() -> ModuleType:
     gl = ModuleType("gluon.language")
     nothing = lambda *_, **__: None  # noqa: E731
-    for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout", "barrier",
-                 "inline_asm_elementwise"):  # fmt: skip
+    for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout",
+                 "BlockedLayout", "barrier", "inline_asm_elementwise"):  # fmt: skip
         setattr(gl, name, nothing)
     functions = {
         "constexpr": None, "static_range": range, "minimum": min, "where": _where, "store": _store,
@@ -166,7 +182,7 @@ def _language() -> ModuleType:
         "convert_layout": lambda value, layout: value,
         "program_id": lambda axis: _here.program[axis],
         "num_programs": lambda axis: _here.grid[axis],
-        "load": lambda place, cache_modifier: place.memory[place.offset],
+        "load": _load,
         "atomic_xchg": lambda place, value, sem: place.memory.__setitem__(place.offset, value),
         "atomic_add": lambda place, value, sem: int(place.memory[place.offset]) + value,
         "allocate_shared_memory": _memory, "warp_specialize": _specialize,
@@ -224,14 +240,14 @@ class Launch(direct.Launch):
         super().__init__(*given, **options)
         self._constants |= {"EARLY": False} if "EARLY" in self._constants else {}
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, *tensors: Any) -> None:
         if not self._tiled:
             super().__call__(*tensors)
             return
         if not self.emulated:
             self.emulated.update(kernels())
         given = [Descriptor(*pair) for pair in zip(tensors, self._tiled, strict=False)]
-        pointers = [Pointer(one) for one in tensors[len(self._tiled) :]]
+        pointers = [None if one is None else Pointer(one) for one in tensors[len(self._tiled) :]]
         grid = (*self._grid, 1, 1)[:3]
         for number in range(math.prod(grid)):
             _here.grid = grid

@@ -172,6 +172,21 @@ def test_calls_of_whole_layers() -> None:
     }
 
 
+def test_resets_over_none() -> None:
+    row = {"shape": "s", "graph, ms": {"without, both": 0.5, "often, both": 0.55}}
+    row["over without"] = {"often": {"forward": 9.0, "both": 1.1}, "none": {"forward": 9.0, "both": 1.0}}
+    row["host, ms"] = {"without, both": 0.2, "often, both": 0.25}
+    header, found = cells("resets", {"rows": [row]})
+    assert dict(zip(header, found, strict=True)) == {
+        "shape": "s",
+        "without, ms graph": "0.500",
+        "ratio, often": "1.10",
+        "ratio, none": "1.00",
+        "host without, ms": "0.200",
+        "host, often, ms": "0.250",
+    }
+
+
 def test_several_windows_over_one() -> None:
     row = {"shape": "s", "windows": [4.0, 16.5], "graph, ms": {"one": 1.0, "several": 1.1, "several, forward": 9.0}}
     row["several over one"] = {"graph, both": 1.09, "eager, both": 1.02, "graph, forward": 9.0}

@@ -13,8 +13,8 @@ from torch import Tensor
 import plmu
 from plmu import LMU, DelayLayer, ParallelLMU
 from plmu.nn import coupled, original
-from plmu.ops import chunked, fft, recurrent, toeplitz, transforms
-from plmu.ops.gpu import all_states, launch, projection
+from plmu.ops import chunked, fft, fused, recurrent, toeplitz, transforms
+from plmu.ops.gpu import all_states, launch, projection, split
 from plmu.ops.plan import known_plan, known_plan_of_groups
 from plmu.ops.rates import DEVICES
 
@@ -44,15 +44,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 
         monkeypatch.setattr(module, name, watched)
 
-    for kind in ("states", "project", "final_state"):
-        watch(plmu.ops, kind, lambda *_, kind=kind: found.kinds.append(kind))
-    real = plmu.ops.project_groups
+    for name, kind in (("states", "states"), ("output", "project"), ("final_state", "final_state")):
+        watch(plmu.ops, name, lambda *_, kind=kind: found.kinds.append(kind))
+    real = plmu.ops.output_of_groups
 
-    def project_groups(*given: Any) -> Any:
+    def output_of_groups(*given: Any) -> Any:
         found.kinds += ["project"] * ((answer := real(*given)) is not None)
         return answer
 
-    monkeypatch.setattr(plmu.ops, "project_groups", project_groups)
+    monkeypatch.setattr(plmu.ops, "output_of_groups", output_of_groups)
     for module in (recurrent, toeplitz, fft):
         name = module.__name__.split(".")[-1]
         watch(module, "states", lambda *_, name=name: found.algorithms.append((name,)))
@@ -63,17 +63,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     watch(transforms, "states", lambda *given: found.algorithms.append(("fft", given[2])))
     watch(transforms, "project", lambda *given: found.algorithms.append(("fft", given[3])))
     watch(projection, "project", lambda *_: found.algorithms.append(("fused",)))
+    watch(fused, "output", lambda *_: found.algorithms.append(("fused",)))
     watch(all_states, "states", lambda *_: found.algorithms.append(("fused",)))
     watch(coupled, "states", lambda *_: found.algorithms.append(("coupled",)))
     watch(original._Loop, "advance", lambda *_: found.algorithms.append(("step by step",)))
     watch(coupled._Library, "forward", lambda *_: found.kernels.add("library"))
     # Our kernels' launches are noted, not made: other tests compare what they compute.
     monkeypatch.setattr(launch, "project", lambda u, before, segments, weight, *_, **options: _launched(
-        found, u, segments, weight, weight.shape[2 if options.get("reversed") else 0]))  # fmt: skip
+        found, u, weight, weight.shape[2 if options.get("reversed") else 0]))  # fmt: skip
+    monkeypatch.setattr(split, "project", lambda u, before, segments, weight, *_, **options: _launched(
+        found, u, weight, weight.shape[2 if options.get("reversed") else 0]))  # fmt: skip
+    monkeypatch.setattr(launch, "marks", lambda *_: None)
     monkeypatch.setattr(launch, "carry", lambda u, first, segments, taps, *_, **__: (
         u.new_zeros(1), u.new_zeros(u.shape[0], taps.shape[1], u.shape[2], dtype=torch.float32)))  # fmt: skip
     monkeypatch.setattr(launch, "final_state", lambda u, before, segments, taps, *_, **__: u.new_zeros(
-        *((u.shape[0], taps.shape[1], u.shape[2]) if segments is None else (0,)), dtype=torch.float32))  # fmt: skip
+        u.shape[0], taps.shape[1], u.shape[2], dtype=torch.float32))  # fmt: skip
     monkeypatch.setattr(all_states, "_states", lambda u, first, segments, *rest: (
         u.new_zeros(*u.shape[:2], rest[0].shape[0], u.shape[2]),
         u.new_zeros(u.shape[0], rest[0].shape[0], u.shape[2], dtype=torch.float32)))  # fmt: skip
@@ -84,8 +88,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         cached.cache_clear()
 
 
-def _launched(calls: Calls, u: Tensor, segments: Tensor | None, weight: Tensor, out: int) -> tuple[Tensor, tuple]:
-    calls.kernels.add("Hopper" if launch.for_hopper(u, segments, weight) else "Triton")
+def _launched(calls: Calls, u: Tensor, weight: Tensor, out: int) -> tuple[Tensor, tuple]:
+    calls.kernels.add("Hopper" if launch.for_hopper(u, weight) else "Triton")
     return u.new_zeros(*u.shape[:2], out), ()
 
 
@@ -192,7 +196,7 @@ def test_on_a_cpu(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_the_rates_and_kernels_of_a_gpu(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this processor were a Hopper GPU, of which `auto` chooses as it would there."""
     monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cuda"], stored=1 << 14, own_latency=1e-6))
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     plans = [plan for seed in range(1000, 1250) if (plan := compare(calls, seed, half=True)) is not None]
     ran = {(plan.kind, plan.algorithm, plan.kernel) for plan in plans}
     assert ran >= {("project", "fused", "Hopper"), ("project", "fused", "Triton"), ("project", "chunked", "library")}

@@ -227,9 +227,9 @@ def test_the_memory_of_few_inputs_runs_on_the_inputs(monkeypatch):
     }
     layers[5].encoder.register_forward_hook(lambda *_: None)
     for channels, layer in layers.items():
-        inner = layer.memory.project
+        inner = layer.memory.output
         monkeypatch.setattr(
-            layer.memory, "project", lambda u, *rest, inner=inner: widths.append(u.shape[2]) or inner(u, *rest)
+            layer.memory, "output", lambda u, *rest, inner=inner: widths.append(u.shape[2]) or inner(u, *rest)
         )
         monkeypatch.setattr(layer, "_why_not_stored", lambda *_: "for this test")
         layer(torch.randn(2, 30, layer.input_size))

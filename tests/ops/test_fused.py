@@ -105,23 +105,25 @@ def test_repeats_bit_for_bit() -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="Gluon has no interpreter")
+@pytest.mark.parametrize("every", [None, 20, 500], ids=["", "many resets", "few resets"])
 @pytest.mark.parametrize("theta", [6.0, 300.0], ids=["inputs before chunks", "states before chunks"])
 def test_the_kernels_for_hopper_agree_with_their_twins_and_repeat(
-    theta: float, monkeypatch: pytest.MonkeyPatch
+    theta: float, every: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = plmu.DelayNetwork(4, theta).discretize()
     u = torch.randn(67, 200, 192, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(320, 4, 192, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    resets = None if every is None else torch.rand(67, 200, device=DEVICE) < 1 / every
 
     def results() -> tuple[Tensor, ...]:
-        o = plmu.project(u, system, weight, algorithm="fused")[0]
+        o = plmu.project(u, system, weight, algorithm="fused", resets=resets)[0]
         return (o, *torch.autograd.grad(o, (u, weight), o.detach().sin()))
 
     ours, again = results(), results()
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
-    if not launch.for_hopper(u, None, weight):
+    if not launch.for_hopper(u, weight):
         pytest.skip("not a Hopper GPU")
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: False)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: False)
     for value, twin in zip(ours, results(), strict=True):
         within(error(value, twin.cpu().double()), 2.0**-9)  # sums in another order, rounded once
 
@@ -213,7 +215,7 @@ def test_transformations_are_refused_by_name_and_avoided_by_auto(monkeypatch: py
 
     with pytest.raises(ValueError, match=r"neither under torch\.func nor with forward-mode"):
         torch.func.grad(loss)(u.detach(), "fused")
-    monkeypatch.setattr(launch, "why_not_hopper", lambda *_: None)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     monkeypatch.setattr(fused.ALGORITHM, "options", lambda case: [Option("fused", 0.0, tables.CHUNK)])
     known_plan.cache_clear()
     asked = {"batch": 2, "time": 70, "channels": 5, "out": 3, "system": system, "device": DEVICE}

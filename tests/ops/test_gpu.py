@@ -167,6 +167,44 @@ def test_layers_compiled_captured_and_autocast():
     within(_error(stepped, state), 1e-4)
 
 
+@pytest.mark.parametrize("every", [None, 60], ids=["without resets", "with resets"])
+@pytest.mark.parametrize(
+    "options",
+    [{"encoder": False, "input_to_output": False}, {"encoder": False}, {"encoder": False, "theta": [5.0, 90.0]}, {}],
+    ids=["bias and ReLU", "W_x", "W_x and windows", "encoder and W_x"],
+)
+def test_layers_in_one_launch(options, every):
+    """Called eagerly twice, the second time by its route, and captured: the same bits, and right. The exact ReLU is
+    zero where ours is."""
+    torch.manual_seed(0)
+    given = {"order": 4, "theta": 6.0, "memory_size": 200, **options}
+    layer = plmu.ParallelLMU(200, 328, **given, algorithm="fused").to("cuda", torch.bfloat16)
+    torch.nn.init.normal_(layer.bias)
+    double = plmu.ParallelLMU(200, 328, **given, algorithm="chunked").to("cuda", torch.float64)
+    double.load_state_dict(layer.state_dict())
+    x = torch.randn(67, 200, 200, device="cuda", dtype=torch.bfloat16)
+    resets = None if every is None else torch.rand(67, 200, device="cuda") < 1 / every
+    of_out = torch.randn(67, 200, 328, device="cuda", dtype=torch.bfloat16)
+
+    def results(one, x):
+        x = x.clone().requires_grad_()
+        out, _ = one(x, resets=resets)
+        return [out.detach(), *torch.autograd.grad(out, (x, *one.parameters()), of_out.to(out))]
+
+    ours, again = results(layer, x), results(layer, x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = results(layer, x)
+    graph.replay()
+    for first, second, third in zip(ours, again, captured, strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+    within(_error(ours[0], double(x.double(), resets=resets)[0]), ERROR[torch.bfloat16])
+    double.f2 = lambda total: torch.where(ours[0] > 0, total, 0.0)
+    for value, exact in zip(ours, results(double, x.double()), strict=True):
+        within(_error(value, exact), 2 * ERROR[torch.bfloat16])
+
+
 def _error(value, exact):
     exact = exact.detach().double().cpu()
     return float((value.detach().double().cpu() - exact).norm() / exact.norm().clamp(min=1e-300))

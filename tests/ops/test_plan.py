@@ -266,10 +266,10 @@ def test_on_a_cpu_high_orders_go_by_fft_in_blocks() -> None:
 
 def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"batch": 64, "time": 512, "channels": 512, "out": 512, "dtype": torch.bfloat16, "device": "cuda"}
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: False)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: False)
     known_plan.cache_clear()
     assert plan("project", system=of_order(4), **sizes).algorithm == "chunked"
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     known_plan.cache_clear()
     chosen = plan("project", system=of_order(4), **sizes)
     assert chosen.algorithm == "fused"
@@ -281,33 +281,33 @@ def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.Mon
 
 
 def test_in_a_graph_launches_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small shapes are bound by launches, unless a graph replays them: then it is the work that decides."""
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    """All states in many launches: in a graph, which replays them, it is the work that decides."""
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     known_plan.cache_clear()
-    sizes = {"batch": 128, "time": 64, "channels": 256, "out": 256, "dtype": torch.bfloat16, "device": "cuda"}
+    sizes = {"batch": 128, "time": 64, "channels": 256, "dtype": torch.bfloat16, "device": "cuda"}
     asked = {"system": of_order(8), **sizes}
-    eager = plan("project", **asked)
-    assert eager.algorithm == "toeplitz"
+    eager = plan("states", **asked)
+    assert eager.algorithm != "fused"
     with plmu.for_graphs():
-        replayed = plan("project", **asked)
+        replayed = plan("states", **asked)
         assert replayed.algorithm == "fused"
-        assert replayed.costs["fused"] < eager.costs["fused"]
+        assert all(replayed.costs[name] < cost for name, cost in eager.costs.items() if name in replayed.costs)
         with plmu.for_graphs():
             pass
-        assert plan("project", **asked) == replayed
-        on_cpu = plan("project", **asked | {"device": "cpu"}).costs
-    assert plan("project", **asked) == eager
-    assert plan("project", **asked | {"device": "cpu"}).costs == on_cpu  # where there are no graphs
+        assert plan("states", **asked) == replayed
+        on_cpu = plan("states", **asked | {"device": "cpu"}).costs
+    assert plan("states", **asked) == eager
+    assert plan("states", **asked | {"device": "cpu"}).costs == on_cpu  # where there are no graphs
     with pytest.raises(RuntimeError, match="stop"), plmu.for_graphs():
         raise RuntimeError("stop")
-    assert plan("project", **asked) == eager
+    assert plan("states", **asked) == eager
     one, other = plmu.for_graphs(), plmu.for_graphs()  # as two threads may
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)
-    assert plan("project", **asked) == replayed
+    assert plan("states", **asked) == replayed
     other.__exit__(None, None, None)
-    assert plan("project", **asked) == eager
+    assert plan("states", **asked) == eager
     known_plan.cache_clear()
 
 
@@ -317,7 +317,7 @@ def test_the_choice_is_the_fastest_that_was_measured(measured: str, monkeypatch:
     title = "with resets, as graphs" if measured == "resets" else f"auto against every algorithm{measured}"
     rows = json.loads((ROOT / "results/bench-layers-cuda.json").read_text(encoding="utf-8"))[title]
     shapes = {str(shape): shape for shape in GPU_CHOICES}
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     monkeypatch.setattr(fused, "AVAILABLE", True)
     known_plan.cache_clear()
     for row in rows:
@@ -375,7 +375,7 @@ def test_one_tile_of_m_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fused_states_are_taken_where_they_were_measured_to_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """In CUDA graphs, of at least 64 channels and in half precision; what `auto` takes is then near the fastest."""
     path = ROOT / "results" / "bench-fused-states-cuda.json"
-    monkeypatch.setattr(launch, "_has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     known_plan.cache_clear()
     taken = 0
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:

@@ -72,6 +72,22 @@ def test_a_state_is_carried_and_trained(checks: list[str]) -> None:
     torch.testing.assert_close(again, results("chunked"), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("theta", [6.0, 300.0])
+def test_resets_are_those_of_each_call(theta: float, checks: list[str]) -> None:
+    u, system, weight = problem(theta)
+
+    def results(resets: Tensor, algorithm: str) -> list[Tensor]:
+        o, last = plmu.project(u, system, weight, algorithm=algorithm, resets=resets)
+        return [o, last, *torch.autograd.grad(o.sin().sum() + last.sin().sum(), (u, weight))]
+
+    first, others = torch.rand(2, 9, device=DEVICE) < 0.3, torch.rand(2, 9, device=DEVICE) < 0.3
+    results(first, "fused")
+    again, found = results(first, "fused"), results(others, "fused")
+    assert len(checks) == 1
+    torch.testing.assert_close(again, results(first, "chunked"), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, results(others, "chunked"), rtol=1e-4, atol=1e-4)
+
+
 def test_a_layer_with_several_windows_has_a_route_too(checks: list[str]) -> None:
     layer = plmu.ParallelLMU(4, 3, order=2, theta=[6.0, 90.0], encoder=False, algorithm="fused").to(DEVICE)
     x = torch.randn(2, 9, 4, device=DEVICE)
@@ -103,11 +119,14 @@ def test_what_differs_is_checked(checks: list[str]) -> None:
     assert len(checks) == before + 2
     with pytest.raises(TypeError, match=r"state must be torch\.float32"):
         plmu.project(u, system, weight, state.double(), algorithm="fused")
-    for given in ({"lengths": lengths}, {"resets": resets}):
-        before = len(checks)
-        for _ in range(2):
-            plmu.project(u, system, weight, algorithm="fused", **given)
-        assert len(checks) == before + 2
+    before = len(checks)
+    for _ in range(2):
+        plmu.project(u, system, weight, algorithm="fused", lengths=lengths)
+    assert len(checks) == before + 2
+    plmu.project(u, system, weight, algorithm="fused", resets=resets)
+    for wrong in (resets[:1], resets.int(), resets.tolist()):
+        with pytest.raises((TypeError, ValueError), match="resets must"):
+            plmu.project(u, system, weight, algorithm="fused", resets=wrong)
 
 
 def test_bad_numbers_are_looked_for_where_that_is_asked() -> None:
@@ -140,12 +159,12 @@ def test_compiled_and_transformed_calls_have_none(checks: list[str]) -> None:
 
 def test_a_new_algorithm_is_considered_by_calls_that_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     u, _, weight = problem()
-    before = routes.key_of(u, weight, None, "auto")
-    assert routes.key_of(u, weight, None, "auto") == before
+    before = routes.key_of(u, weight, None, None, "auto")
+    assert routes.key_of(u, weight, None, None, "auto") == before
     monkeypatch.setitem(plmu.ops.ALGORITHMS, "new", plmu.ops.ALGORITHMS["chunked"])
-    assert routes.key_of(u, weight, None, "auto") != before
+    assert routes.key_of(u, weight, None, None, "auto") != before
     with plmu.for_graphs():
-        assert routes.key_of(u, weight, None, "auto") not in (None, before)
+        assert routes.key_of(u, weight, None, None, "auto") not in (None, before)
 
 
 def test_autocast_has_a_route_of_its_own() -> None:

@@ -225,6 +225,22 @@ def windows(found: Found) -> str:
     return _table(["shape", "windows", "one, ms graph", "several, ms graph", "ratio, graph", "ratio, eager"], lines)
 
 
+def resets(found: Found) -> str:
+    """A training step without resets, and how long it takes with them relative to that."""
+    kinds = list(found["rows"][0]["over without"])
+    lines = [
+        [
+            row["shape"],
+            _number(row["graph, ms"]["without, both"]),
+            *(_number(row["over without"][kind]["both"]) for kind in kinds),
+            *(_number(row["host, ms"][f"{kind}, both"]) for kind in ("without", kinds[0])),
+        ]
+        for row in found["rows"]
+    ]
+    header = ["shape", "without, ms graph", *(f"ratio, {kind}" for kind in kinds)]
+    return _table([*header, "host without, ms", f"host, {kinds[0]}, ms"], lines)
+
+
 def cpu(found: Found) -> str:
     lines = [
         [row["name"], row["ours"], _number(row["milliseconds"]), _number(row["ratio"]), row["bar"]]
@@ -268,6 +284,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
     "length": (*_LAYERS, length),
     "calls": (*_CALLS, calls),
     "windows": (*_CALLS, windows),
+    "resets": (
+        "bench-resets-cuda.json",
+        "python -m benchmarks.resets --json results/bench-resets-cuda.json",
+        resets,
+    ),
     "training": ("bench-training-time-cuda.json", "plmu bench training-time --device cuda", training),
     "growth": ("bench-complexity-cuda.json", "plmu bench complexity --device cuda", growth),
     "answers": ("answers.json", "python -m benchmarks.answers --json results/answers.json", answers),

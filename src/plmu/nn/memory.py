@@ -16,6 +16,7 @@ from plmu.folded import Delay
 from plmu.modes import among_fakes, autocasts, values_unknown
 from plmu.nn.steppable import Factory
 from plmu.ops.check import Lengths, check_state, result_dtype
+from plmu.ops.gpu.launch import Rest
 from plmu.ops.groups import SystemGroups, together
 from plmu.ops.matrices import step_matrix
 from plmu.ops.plan import joined, named, plan_groups
@@ -145,14 +146,22 @@ class Memory(nn.Module):
         ]
         return _joined(parts, 2)
 
-    def project(
-        self, u: Tensor, weight: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """W_m m (batch, time, out) for a weight (out, order, channels), and the final state."""
+    def output(
+        self,
+        u: Tensor,
+        weight: Tensor,
+        state: Tensor | None,
+        lengths: Lengths,
+        resets: Tensor | None,
+        rest: Rest | None,
+    ) -> tuple[Tensor, Tensor, bool]:
+        """W_m m (batch, time, out) for a weight (out, order, channels), the final state, and whether the rest of the
+        layer is done too: what `rest` names, on GPUs where one launch makes all of it."""
+        how = (self.algorithm, resets)
         if self.groups == 1:
-            return ops.project(u, self.systems()[0], weight, state, lengths, self.algorithm, resets=resets)
+            return ops.output(u, self.systems()[0], weight, state, lengths, *how, rest)
         if self._together is not None:
-            found = ops.project_groups(u, self._together, weight, state, lengths, self.algorithm, resets)
+            found = ops.output_of_groups(u, self._together, weight, state, lengths, *how, rest)
             if found is not None:
                 return found
         outputs, ends = [], []
@@ -165,7 +174,7 @@ class Memory(nn.Module):
         total = outputs[0]
         for o in outputs[1:]:
             total = total + o
-        return total, _joined(ends, 2)
+        return total, _joined(ends, 2), False
 
     def plan(
         self,

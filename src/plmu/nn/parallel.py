@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout, linear, relu
 
 from plmu.folded import Folded
 from plmu.modes import autocasts, is_open, values_unknown
 from plmu.nn import encoder_after
+from plmu.nn.folding import is_plain, watched_backward
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.parallel_folding import fold_parallel
@@ -30,6 +31,8 @@ from plmu.nn.steppable import (
 )
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
+from plmu.ops.gpu import encoding
+from plmu.ops.gpu.launch import Rest
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.ops.rates import rates_of
 from plmu.systems import LinearSystem
@@ -197,7 +200,7 @@ class ParallelLMU(Filling):
         x = keep_valid(x, known)
         fresh = state is None and resets is None
         after = fresh and encoder_after.applies(self, x.shape[1], x.dtype, x.device)
-        u = x if after else self._encode(x)
+        u, x = (x, x) if after else self._encoded(x)
         if not self.returns_sequences:
             last = self.memory.final_state(u, state, known, resets)
             if after:
@@ -207,17 +210,17 @@ class ParallelLMU(Filling):
         if self._measures or self._disturbs:
             m, last = self.memory.states(u, state, known, resets)
             m = encoder_after.encoded_states(self, m) if after else m
-            total = self._joint_product(self._standardized(m, known), x, self.memory_weight, self.bias)
+            out = self._output(self._joint_product(self._standardized(m, known), x, self.memory_weight, self.bias))
         else:
-            total, last = self._projected(u, x, state, known, resets, after)
+            out, last = self._projected(u, x, state, known, resets, after)
         if after:
             last = encoder_after.encoded_state(self, last, x.shape[1], known)
-        return keep_valid(self._output(total), known), last
+        return keep_valid(out, known), last
 
     def _projected(
         self, u: Tensor, x: Tensor, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None, after: bool
     ) -> tuple[Tensor, Tensor]:
-        """W_m m + W_x x + b_o for all steps, and the final state of u; m is stored only where that is faster."""
+        """Equation 20 for all steps, and the final state of u; m is stored only where that is faster."""
         weight, bias = self.readout()
         constant = None
         if after:
@@ -227,11 +230,14 @@ class ParallelLMU(Filling):
             m, last = self.memory.states(u, state, lengths, resets)
             total = self._joint_product(m.flatten(2), x, weight, bias)
         else:
-            total, last = self.memory.project(u, weight, state, lengths, resets)
+            rest = None if after else self._rest(None if u is x else x, bias)
+            total, last, done = self.memory.output(u, weight, state, lengths, resets, rest)
+            if done:
+                return total if rest is not None and rest.relu else self._output(total), last
             from_input = self._from_input(x, bias)
             if from_input is not None:
                 total = total + from_input.to(total.dtype)
-        return total if constant is None else total + constant, last
+        return self._output(total if constant is None else total + constant), last
 
     def plan(
         self,
@@ -316,6 +322,16 @@ class ParallelLMU(Filling):
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.memory.initial_state(batch, dtype, device)
 
+    def _encoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Equation 18, and x for equation 20."""
+        encoder = self.encoder
+        if encoder is None or self.gate is not None or not encoding.fits(x, encoder.weight, encoder.bias):
+            return self._encode(x), x
+        if not is_plain(encoder, nn.Linear) or watched_backward(encoder):
+            return self._encode(x), x
+        u, x = encoding.encoded(x, encoder.weight, encoder.bias)
+        return u if self.f1 is None else self.f1(u), x
+
     def _encode(self, x: Tensor) -> Tensor:
         """Equation 18, or its gated form."""
         if self.encoder is None:
@@ -359,6 +375,13 @@ class ParallelLMU(Filling):
     def _from_input(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """W_x x + b_o, what of it there is."""
         return bias if self.input_weight is None else linear(x, self.input_weight, bias)
+
+    def _rest(self, x: Tensor | None, bias: Tensor | None) -> Rest | None:
+        """What follows W_m m in equation 20, as one launch may do with it; x is None where it enters the memory."""
+        rectified = self.f2 is torch.relu or self.f2 is relu
+        if self.input_weight is None and bias is None and not rectified:
+            return None
+        return Rest(None if self.input_weight is None else x, self.input_weight, bias, rectified)
 
     def _why_not_stored(
         self, batch: int, time: int, channels: int, dtype: torch.dtype, device: torch.device

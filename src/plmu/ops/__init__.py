@@ -8,8 +8,9 @@ The path of a call: `project` here checks its arguments (`check.py`), asks the p
 the algorithm that was chosen. Each algorithm is one file: `recurrent.py`, `toeplitz.py`, `fft.py` (its blocks are in
 `transforms.py`), `chunked.py` and `fused.py`. Kernels of our own are three files further: `fused.py` calls
 `gpu/projection.py`, that `gpu/launch.py`, and this launches those of `gpu/triton_chunked.py` or `gpu/gluon_chunked.py`.
-On a GPU a call with the shapes of an earlier one goes there directly (`routes.py`). `docs/adding-an-algorithm.md` shows
-how to add an algorithm.
+On a GPU a call with the shapes of an earlier one goes there directly (`routes.py`). A layer calls `output` instead of
+`project`: where one launch makes W_m m and the rest of the layer's output, `gpu/output.py` does.
+`docs/adding-an-algorithm.md` shows how to add an algorithm.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from plmu.modes import autocasts, is_open
 from plmu.ops import exported, routes
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of, last_of, projected
 from plmu.ops.check import Lengths, checked
+from plmu.ops.fused import ALGORITHM as FUSED
+from plmu.ops.gpu.launch import Rest
 from plmu.ops.groups import SystemGroups
 from plmu.ops.matrices import apply, input_matrix
 from plmu.ops.nonfinite import infinity_as_nan, isolate_nonfinite, isolated
@@ -137,10 +140,25 @@ def project(
         o (batch, time, out), zero in the padding, and the state after each sequence's last step (batch, order,
         channels), float32 or wider.
     """
+    o, last, _ = output(u, system, weight, state, lengths, algorithm, resets, None)
+    return o, last
+
+
+def output(
+    u: Tensor,
+    system: LinearSystem,
+    weight: Tensor,
+    state: Tensor | None,
+    lengths: Lengths,
+    algorithm: str,
+    resets: Tensor | None,
+    rest: Rest | None,
+) -> tuple[Tensor, Tensor, bool]:
+    """`project`, and whether the rest of a layer is in its first result: where one launch makes all of it."""
     key = None
-    if lengths is None and resets is None and isinstance(system, LinearSystem):
-        key = routes.key_of(u, weight, state, algorithm)
-        if key is not None and (found := routes.run(key, u, system, weight, state)) is not None:
+    if lengths is None and isinstance(system, LinearSystem):
+        key = routes.key_of(u, weight, state, resets, algorithm)
+        if key is not None and (found := routes.run(key, u, system, weight, state, resets, rest)) is not None:
             return found
     problem, spoilt = isolated(checked(u, system, state, lengths, resets))
     problem = _driven(problem)
@@ -149,6 +167,10 @@ def project(
     if key is not None and chosen is not None and chosen.algorithm == "fused":
         routes.keep(key, u, system, state, problem.dtype)
     with _no_autocast(u.device):
+        if rest is not None and chosen is not None and chosen.kernel == "Hopper" and spoilt is None:
+            whole = FUSED.output(problem, weight, rest)
+            if whole is not None:
+                return *whole, True
         if chosen is None:
             m, last = _exported(problem)
             o = projected(problem, m, weight)
@@ -157,10 +179,10 @@ def project(
         o = o.to(problem.dtype)
         if spoilt is not None:
             o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)
-        return problem.keep_valid(o), last
+        return problem.keep_valid(o), last, False
 
 
-def project_groups(
+def output_of_groups(
     u: Tensor,
     systems: SystemGroups,
     weight: Tensor,
@@ -168,11 +190,12 @@ def project_groups(
     lengths: Lengths,
     algorithm: str,
     resets: Tensor | None,
-) -> tuple[Tensor, Tensor] | None:
-    """`project` with a system for each of several equal groups of channels, in one launch; None where that is not
+    rest: Rest | None,
+) -> tuple[Tensor, Tensor, bool] | None:
+    """`output` with a system for each of several equal groups of channels, in one launch; None where that is not
     planned, so that each group has a call of its own."""
-    key = routes.key_of(u, weight, state, algorithm) if lengths is None and resets is None else None
-    if key is not None and (found := routes.run(key, u, systems, weight, state)) is not None:
+    key = routes.key_of(u, weight, state, resets, algorithm) if lengths is None else None
+    if key is not None and (found := routes.run(key, u, systems, weight, state, resets, rest)) is not None:
         return found
     if is_open(*u.shape[:2]):
         return None
@@ -196,11 +219,16 @@ def project_groups(
     if key is not None:
         routes.keep(key, u, systems, state, problem.dtype)
     problem, spoilt = isolated(problem)
+    problem = replace(problem, groups=systems)
     with _no_autocast(u.device):
-        o, last = named(chosen.algorithm).project(replace(problem, groups=systems), weight, chosen)
+        if rest is not None and chosen.kernel == "Hopper" and spoilt is None:
+            whole = FUSED.output(problem, weight, rest)
+            if whole is not None:
+                return *whole, True
+        o, last = named(chosen.algorithm).project(problem, weight, chosen)
         if spoilt is not None:
             o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)
-        return problem.keep_valid(o.to(problem.dtype)), last
+        return problem.keep_valid(o.to(problem.dtype)), last, False
 
 
 def _driven(problem: Problem) -> Problem:

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of
-from plmu.ops.gpu import all_states, launch, projection
-from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, tiles
+from plmu.ops.gpu import all_states, launch, projection, split
+from plmu.ops.gpu.launch import Rest
+from plmu.ops.gpu.output import fits, output
+from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, segments_of, tiles
 from plmu.ops.groups import each, final_of_groups
 from plmu.ops.matrices import may_grow
-from plmu.ops.rates import HALF
+from plmu.ops.rates import FLOAT, HALF
 
 LARGEST_ORDER = 64
 AVAILABLE = importlib.util.find_spec("triton") is not None
@@ -39,7 +41,10 @@ class Fused(Algorithm):
     FLOPS = 6  # for each number of m and each output: the projection, and its two gradients
     TILE = 64  # channels; outputs are tiled by 64, 128 or 256
     PAST = 32  # rows of a chunk's past that are multiplied beside its steps
-    RESETS_SLOWER = 2.5  # times, with the kernels for every GPU
+    RESETS_SLOWER = 1.22  # times, in half precision
+    IN_PARTS = 5.0  # times the arithmetic of half precision that float32 takes in parts
+    RESETS_SLOWER_IN_PARTS = 2.5  # times
+    WIDE_IN_PARTS = 128  # outputs of a tile there
     TRAFFIC = 3  # passes over u and o
     LAUNCHES = 12
     CARRIED_ROW = 5e-8  # seconds for a row of the state to pass a chunk
@@ -61,7 +66,18 @@ class Fused(Algorithm):
             m, last = _no_states(inputs, problem)
             return m.flatten(2) @ weight.flatten(1).mT, last
         o, last = projection.project(inputs, problem.groups or problem.system, weight, problem.state, _stops(problem))
-        return o, last if problem.lengths is None and problem.resets is None else final_of_groups(problem)
+        return o, last if problem.lengths is None else final_of_groups(problem)
+
+    def output(self, problem: Problem, weight: Tensor, rest: Rest) -> tuple[Tensor, Tensor] | None:
+        """relu(W_m m + W_x x + b), or what of that `rest` has, and the final state; None where that takes more than one
+        launch. Outputs past the end of a sequence are not zero."""
+        inputs, weight = problem.u.squeeze(2).to(problem.dtype), weight.to(problem.dtype)
+        if not inputs.shape[0] or not fits(inputs, weight, rest):
+            return None
+        first = None if problem.state is None else problem.state.contiguous()
+        given = projection.constants(inputs, problem.groups or problem.system, problem.state)
+        o, last = output(inputs, weight, first, segments_of(_stops(problem)), given, rest)
+        return o, last if problem.lengths is None else final_of_groups(problem)
 
     def limit(self, case: Case) -> str | None:
         reason = None
@@ -84,15 +100,17 @@ class Fused(Algorithm):
         return reason
 
     def auto_limit(self, case: Case) -> str | None:
-        """The kernels are worth it where the two heavy ones run in their form for Hopper; with resets the others do.
-        For all states they win on such GPUs as CUDA graphs, where their many launches cost little."""
+        """The kernels are worth it where the two heavy ones run in their form for Hopper. For all states they win on
+        such GPUs as CUDA graphs, where their many launches cost little."""
         if not case.batch:
             return "has no sequences to run for"
         if case.kind == "states" and (case.resets or not case.graph):
             return "is considered for states in CUDA graphs alone (plmu.for_graphs), without resets"
         if case.kind == "states" and case.channels < self.TILE:
             return f"is considered for states of at least {self.TILE} channels, not {case.channels}"
-        return self._why_not_hopper(case, segmented=False)
+        if case.kind == "project" and case.dtype == torch.float32:
+            return self._why_not_in_parts(case)
+        return self._why_not_hopper(case)
 
     def options(self, case: Case) -> list[Option]:
         """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. Passing states on is counted
@@ -104,16 +122,20 @@ class Fused(Algorithm):
             moved = HALF * self.STATES_TRAFFIC * case.states
             seconds = case.rates.seconds(flops=0, moved=moved, launches=self.STATES_LAUNCHES, half=True, own=True)
             return [Option(self.ALL_STATES, carrying + seconds, CHUNK)]
-        wide = 256 if case.out > 128 else 128 if case.out > 64 else 64
+        float32 = case.dtype == torch.float32
+        widest = self.WIDE_IN_PARTS if float32 else 256
+        wide = min(widest, 256 if case.out > 128 else 128 if case.out > 64 else 64)
         steps = tiles(case.time, CHUNK) * CHUNK
         width = case.channels // case.groups
         channels, outputs = case.groups * tiles(width, self.TILE) * self.TILE, tiles(case.out, wide) * wide
         products = self.FLOPS * case.batch * steps * case.order * channels * outputs
-        extra = (self.RESETS_SLOWER if case.resets else 1) * (1 + (CHUNK + self.PAST) / wide)
+        slower = self.RESETS_SLOWER_IN_PARTS if float32 else self.RESETS_SLOWER
+        extra = (slower if case.resets else 1) * (1 + (CHUNK + self.PAST) / wide)
         if case.groups > 1:  # a third of the products is in narrower tiles
-            narrow = 256 if width > 128 else 128 if width > 64 else 64
+            narrow = min(widest, 256 if width > 128 else 128 if width > 64 else 64)
             extra += max(0.0, (CHUNK + self.PAST) * (1 / narrow - 1 / wide)) / 3
-        moved = HALF * self.TRAFFIC * case.moved
+        extra *= self.IN_PARTS if float32 else 1
+        moved = (FLOAT if float32 else HALF) * self.TRAFFIC * case.moved
         seconds = case.rates.seconds(flops=products * extra, moved=moved, launches=self.LAUNCHES, half=True, own=True)
         return [Option(self.name, carrying + seconds, CHUNK)]
 
@@ -125,15 +147,23 @@ class Fused(Algorithm):
     def kernel(self, case: Case) -> tuple[str, str | None]:
         if case.kind == "states":
             return "Triton", None
-        reason = self._why_not_hopper(case, segmented=case.resets or (case.lengths and not case.bounded))
+        reason = self._why_not_hopper(case)
         return ("Hopper", None) if reason is None else ("Triton", reason)
 
     def stored(self, case: Case, option: Option) -> tuple[str, ...]:
         return ("u", "weight") if case.kind == "project" else ()
 
-    def _why_not_hopper(self, case: Case, *, segmented: bool) -> str | None:
+    def _why_not_in_parts(self, case: Case) -> str | None:
+        """Why float32 is left to others: it pays where tensor cores multiply its parts as fast as on Hopper GPUs."""
+        if not case.bounded:
+            return "divides the constants in float32 of systems that do not grow alone"
+        if not launch.has_hopper(case.target):
+            return "is considered for float32 on Hopper GPUs alone"
+        return split.why_not(case.target)
+
+    def _why_not_hopper(self, case: Case) -> str | None:
         sizes = (case.batch, case.time, case.channels, case.out or case.channels)
-        return launch.why_not_hopper(case.target, case.dtype, *sizes, segmented)
+        return launch.why_not_hopper(case.target, case.dtype, *sizes)
 
 
 ALGORITHM = Fused()

@@ -43,7 +43,7 @@ class Launch:
         self._tiled, self._strides = tiled, [_strides(shape) for shape, _ in tiled]
         self._direct: Callable[[list[Any]], None] | None = None
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, *tensors: Any) -> None:
         if self._direct is not None and not _hooked():
             tiled = map(_Read, tensors, self._tiled, self._strides)
             self._direct([*tiled, *tensors[len(self._tiled) :]])

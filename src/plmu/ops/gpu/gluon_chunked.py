@@ -9,6 +9,15 @@ Half precision only. The copy engine needs rows that are multiples of 16 bytes, 
 GROUPS: as in `triton_chunked`. The copy engine begins at multiples of 8 channels, so a tile may have channels of the
 groups beside its own. They are left out of m where groups are of inputs, and not stored where they are of outputs.
 UNIT: the largest common divisor of 8 and the channels of a group.
+
+SEGMENTED: the state is reset inside sequences. `marks` has a row for each chunk, made by `mark` of `triton_chunked`.
+It has the first step of the segment of each of its steps (the last one, if time runs backwards), counted from the
+chunk's begin; and then how many steps of the chunk its past reaches. What a table would carry from one segment to
+another is cut out of it. `project` does that in registers, where a first operand may be. `weight_gradient` does it in a
+copy in shared memory, for chunks where there is anything to cut.
+
+The rest of a layer goes into the same sums of `project`: with BIAS they begin at that, DIRECT adds W_x x, and RELU is
+applied before they are stored.
 """
 
 from __future__ import annotations
@@ -91,12 +100,12 @@ def _fetch_for_project(
     given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
-    BLOCKS: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr,
+    BLOCKS: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """For each block of inputs those of both chunks and their past; for each turn a tile of the weight and, unless all
     of them stay, the tables of one order. It runs ahead into the program's next piece of work."""
-    tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total = given
-    u, past, weight, toeplitz, powers = tensors
+    tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total, x_blocks = given
+    u, past, weight, toeplitz, powers, x, input_weight = tensors
     us, ss, ws, ts, ps = buffers
     turn_full, turn_empty, block_full, block_empty, tables_full = barriers
     tables: gl.constexpr = toeplitz.block_type.nbytes + powers.block_type.nbytes
@@ -135,15 +144,50 @@ def _fetch_for_project(
                     tma.async_copy_global_to_shared(toeplitz, [table, 0], full, ts.index(stage))
                     tma.async_copy_global_to_shared(powers, [table, 0], full, ps.index(stage))
                 turn += 1
+        if DIRECT:  # a block of x and one turn each
+            for at_x in range(_direct_blocks(end, inputs, x_blocks, BLOCKS, WIDTH, UNIT)):
+                half = block % 2
+                mbarrier.wait(block_empty.index(half), ((block // 2) & 1) ^ 1)
+                full = block_full.index(half)
+                mbarrier.expect(full, 2 * x.block_type.nbytes)
+                for c in gl.static_range(2):
+                    sequence, at = (number + c) // chunks, (number + c) % chunks
+                    place = [sequence, at * CHUNK, at_x * WIDTH]
+                    tma.async_copy_global_to_shared(x, place, full, us.index(2 * half + c))
+                block += 1
+                stage = turn % STAGES
+                mbarrier.wait(turn_empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+                full = turn_full.index(stage)
+                mbarrier.expect(full, input_weight.block_type.nbytes)
+                if REVERSED:
+                    tma.async_copy_global_to_shared(input_weight, [at_x * WIDTH, first_out], full, ws.index(stage))
+                else:
+                    tma.async_copy_global_to_shared(input_weight, [first_out, at_x * WIDTH], full, ws.index(stage))
+                turn += 1
 
 
 @gluon.jit
-def _memory_tile(
+def _direct_blocks(end, inputs, x_blocks, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
+    """How many blocks of x a piece of work adds: all where it ends with the last block of inputs, else none."""
+    return gl.where(end == BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT), x_blocks, 0)
+
+
+@gluon.jit
+def _cut(table, mark, step, REVERSED: gl.constexpr):
+    """A table without what its rows must not reach: `step`s before the mark of the row, or behind it if time runs
+    backwards."""
+    reached = step[None, :] <= mark[:, None] if REVERSED else step[None, :] >= mark[:, None]
+    return gl.where(reached, table, 0.0).to(table.dtype)
+
+
+@gluon.jit
+def _operands(
     c: gl.constexpr, buffers, barriers, turn, since, blocks_before,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
     RESIDENT: gl.constexpr, REVERSED: gl.constexpr,
 ):  # fmt: skip
-    """Start m of chunk c for a turn, `since` turns after the piece of work began."""
+    """Of m of chunk c for a turn, `since` turns after the piece of work began: two tables, inputs, past, and the half
+    of the buffers that these are in."""
     us, ss, _, ts, ps = buffers
     turn_full, _, block_full, _, _ = barriers
     block = blocks_before + since // ORDER
@@ -157,10 +201,60 @@ def _memory_tile(
     if REVERSED:
         kernel = kernel.permute((1, 0))
     inputs, past = us.index(2 * half + c).reshape([CHUNK, WIDTH]), ss.index(2 * half + c).reshape([ROWS, WIDTH])
+    return kernel, ps.index(table), inputs, past, half
+
+
+@gluon.jit
+def _memory_tile(
+    c: gl.constexpr, buffers, barriers, turn, since, blocks_before,
+    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
+    RESIDENT: gl.constexpr, REVERSED: gl.constexpr,
+):  # fmt: skip
+    """Start m of chunk c for a turn."""
+    kernel, carried, inputs, past, half = _operands(
+        c, buffers, barriers, turn, since, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
+    )
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
     token = warpgroup_mma(kernel, inputs, nothing, use_acc=False, is_async=True)
-    return warpgroup_mma(ps.index(table), past, token, is_async=True), half
+    return warpgroup_mma(carried, past, token, is_async=True), half
+
+
+@gluon.jit
+def _segmented_turn(
+    c: gl.constexpr, buffers, barriers, mark, reach, turn, since, blocks_before, m, part, acc, FIRST: gl.constexpr,
+    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
+    RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
+):  # fmt: skip
+    """m of chunk c for a turn, without what resets keep from it. Beside it, but for the first turn, the tile of m at
+    hand goes into the weight: the matrix units are busy with that while tables are cut."""
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
+    TOGETHER: gl.constexpr = HISTORY and ROWS <= 32  # both tables have room in registers
+    nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
+    if TOGETHER and not FIRST:
+        acc = warpgroup_mma(m, part, acc, is_async=True)
+    kernel, carried, inputs, past, half = _operands(
+        c, buffers, barriers, turn, since, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
+    )
+    if HISTORY:
+        before = (CHUNK if REVERSED else -ROWS) + gl.arange(0, ROWS, layout=gl.SliceLayout(0, left))
+        carried = _cut(carried.load(left), mark, before, REVERSED)
+    token = warpgroup_mma(carried, past, nothing, use_acc=False, is_async=True)
+    if not TOGETHER:
+        if not FIRST:
+            acc = warpgroup_mma(m, part, acc, is_async=True)
+        token = warpgroup_mma_wait(0 if FIRST else 1, deps=(token,))
+    if not HISTORY:  # selected, since a state that has overflowed times zero is NaN
+        step = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, narrow))
+        reached = step >= CHUNK - reach if REVERSED else step < reach
+        token = gl.where(reached[:, None], token, 0.0)
+    kernel = _cut(kernel.load(left), mark, gl.arange(0, CHUNK, layout=gl.SliceLayout(0, left)), REVERSED)
+    token = warpgroup_mma(kernel, inputs, token, is_async=True)
+    if FIRST:
+        return warpgroup_mma_wait(0, deps=(token,)), acc, half
+    found, acc = warpgroup_mma_wait(0, deps=(token, acc))
+    return found, acc, half
 
 
 @gluon.jit
@@ -178,18 +272,21 @@ def _within(m, block, inputs, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, MASKED:
 def _multiply_for_project(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr,
-    BLOCKS: gl.constexpr, TILES: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr,
+    STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
+    BLOCKS: gl.constexpr, TILES: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr, SEGMENTED: gl.constexpr,
+    BIAS: gl.constexpr, DIRECT: gl.constexpr, RELU: gl.constexpr,
 ):  # fmt: skip
     """Chunk c of the two: its tile of m one turn ahead, then into the weight.
 
     It waits for both products before it touches the registers of m; meanwhile those of the other chunk run.
     """
-    buffers, barriers, o, sums_of_halves, flags, time, inputs, outputs, chunks, pairs, whole, work, total = given
-    _, _, ws, _, _ = buffers
-    _, turn_empty, _, block_empty, tables_full = barriers
+    buffers, barriers, o, sums_of_halves, flags, marks, bias, sizes, chunks, pairs, whole, work, total = given
+    time, inputs, outputs, x_blocks = sizes
+    us, _, ws, _, _ = buffers
+    turn_full, turn_empty, block_full, block_empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    table: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16]), 2)
     # From the matrix units' layout to 16 bytes a thread, in two exchanges among threads that take no memory.
     halfway: gl.constexpr = _for_stores(CHUNK, OUT, (2, 16), (8, 4))
     in_rows: gl.constexpr = _for_stores(CHUNK, OUT, (2, 4), (8, 16))
@@ -202,23 +299,44 @@ def _multiply_for_project(
         _own, first_out, own_begin, own_end = _tile(tile, outputs, TILES, OUT, UNIT)
         turns = ORDER * (end - begin)
         acc = gl.zeros((CHUNK, OUT), gl.float32, wide)
-        token, half = _memory_tile(
-            c, buffers, barriers, base, 0, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
-        )
-        found = _within(warpgroup_mma_wait(0, deps=(token,)), begin, inputs, BLOCKS, WIDTH, MASKED, UNIT)
+        if BIAS:
+            biased = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
+            added = gl.load(bias + biased, mask=(biased < outputs) & (begin == 0), other=0.0)
+            acc += added.to(gl.float32)[None, :]
+        if SEGMENTED:
+            row = marks + gl.minimum(number + c, total - 1).to(gl.int64) * (CHUNK + 1)
+            mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, table)))
+            reach = gl.load(row + CHUNK)
+            found, acc, half = _segmented_turn(
+                c, buffers, barriers, mark, reach, base, 0, blocks_before, None, None, acc, True,
+                ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, HISTORY, REVERSED,
+            )  # fmt: skip
+        else:
+            token, half = _memory_tile(
+                c, buffers, barriers, base, 0, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
+            )
+            found = warpgroup_mma_wait(0, deps=(token,))
+        found = _within(found, begin, inputs, BLOCKS, WIDTH, MASKED, UNIT)
         m = gl.convert_layout(found.to(operand), left)
         if ORDER == 1:
             mbarrier.arrive(block_empty.index(half), count=1)
         for turn in range(turns - 1):
-            token, half = _memory_tile(
-                c, buffers, barriers, base + turn + 1, turn + 1, blocks_before,
-                ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED,
-            )  # fmt: skip
+            if not SEGMENTED:
+                token, half = _memory_tile(
+                    c, buffers, barriers, base + turn + 1, turn + 1, blocks_before,
+                    ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED,
+                )  # fmt: skip
             part = ws.index((base + turn) % STAGES)
             if not REVERSED:
                 part = part.permute((1, 0))
-            sums = warpgroup_mma(m, part, acc, is_async=True)
-            found, acc = warpgroup_mma_wait(0, deps=(token, sums))
+            if SEGMENTED:
+                found, acc, half = _segmented_turn(
+                    c, buffers, barriers, mark, reach, base + turn + 1, turn + 1, blocks_before, m, part, acc, False,
+                    ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, HISTORY, REVERSED,
+                )  # fmt: skip
+            else:
+                sums = warpgroup_mma(m, part, acc, is_async=True)
+                found, acc = warpgroup_mma_wait(0, deps=(token, sums))
             mbarrier.arrive(turn_empty.index((base + turn) % STAGES), count=1)
             if (turn + 1) % ORDER == ORDER - 1:
                 mbarrier.arrive(block_empty.index(half), count=1)
@@ -231,6 +349,20 @@ def _multiply_for_project(
             part = part.permute((1, 0))
         acc = warpgroup_mma(m, part, acc)
         mbarrier.arrive(turn_empty.index((base - 1) % STAGES), count=1)
+        if DIRECT:
+            direct = _direct_blocks(end, inputs, x_blocks, BLOCKS, WIDTH, UNIT)
+            for at_x in range(direct):
+                half, stage = (blocks_before + at_x) % 2, (base + at_x) % STAGES
+                mbarrier.wait(block_full.index(half), ((blocks_before + at_x) // 2) & 1)
+                mbarrier.wait(turn_full.index(stage), ((base + at_x) // STAGES) & 1)
+                part = ws.index(stage)
+                if not REVERSED:
+                    part = part.permute((1, 0))
+                acc = warpgroup_mma(us.index(2 * half + c).reshape([CHUNK, WIDTH]), part, acc)
+                mbarrier.arrive(turn_empty.index(stage), count=1)
+                mbarrier.arrive(block_empty.index(half), count=1)
+            base += direct
+            blocks_before += direct
         row = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, wide))
         column = gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
         shared = sums_of_halves + ((2 * halved + c) * CHUNK + row[:, None]) * OUT + column[None, :]
@@ -253,21 +385,26 @@ def _multiply_for_project(
             inside = (moment[:, None] < time) & (output[None, :] < limit) & (number + c < total)
             if TILES > 1:
                 inside &= output[None, :] >= own_begin
+            if RELU:
+                acc = gl.where(acc < 0, 0.0, acc)  # NaN stays
             gl.store(place, gl.convert_layout(gl.convert_layout(acc.to(operand), halfway), in_rows), mask=inside)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 def project(
-    u, past, weight, toeplitz, powers, o, sums_of_halves, flags, time, inputs, outputs, stride, chunks, total, whole,
-    work,
+    u, past, weight, toeplitz, powers, x, input_weight, o, sums_of_halves, flags, marks, bias,
+    time, inputs, outputs, x_blocks, stride, chunks, total, whole, work,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
-    GROUPS: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr,
+    GROUPS: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr, SEGMENTED: gl.constexpr, BIAS: gl.constexpr,
+    DIRECT: gl.constexpr, RELU: gl.constexpr,
 ):  # fmt: skip
     """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
 
     `weight` is (outputs, ORDER · stride), or (inputs, ORDER · stride) if REVERSED. RESIDENT: the tables of all orders
-    stay in fast memory; of one group only. MASKED: tiles of inputs have some of other groups.
+    stay in fast memory; of one group only. MASKED: tiles of inputs have some of other groups. DIRECT: x is
+    `x_blocks` blocks of channels, and `input_weight` (outputs, channels), or (channels, outputs) if REVERSED. BIAS:
+    `bias` is (outputs).
     """
     BLOCKS: gl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: gl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
@@ -298,21 +435,23 @@ def project(
     mbarrier.init(tables_full.index(0), count=1)
     fence_async_shared()
     pairs = gl.cdiv(total, 2)
-    tensors = (u, past, weight, toeplitz, powers)
+    tensors = (u, past, weight, toeplitz, powers, x, input_weight)
     buffers = (us, ss, ws, ts, ps)
     barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0))
-    fetching = (tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total)
-    given = (
-        buffers, barriers, o, sums_of_halves, flags, time, inputs, outputs, chunks, pairs, whole, work, total,
-    )  # fmt: skip
+    fetching = (tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total, x_blocks)
+    sizes = (time, inputs, outputs, x_blocks)
+    given = (buffers, barriers, o, sums_of_halves, flags, marks, bias, sizes, chunks, pairs, whole, work, total)
     gl.warp_specialize(
         [
             (_multiply_for_project, (
-                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, BLOCKS, TILES, MASKED, UNIT)),
+                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, MASKED,
+                UNIT, SEGMENTED, BIAS, DIRECT, RELU)),
             (_multiply_for_project, (
-                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, BLOCKS, TILES, MASKED, UNIT)),
+                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, MASKED,
+                UNIT, SEGMENTED, BIAS, DIRECT, RELU)),
             (_fetch_for_project, (
-                fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, UNIT)),
+                fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, UNIT,
+                DIRECT)),
         ],
         [4, 1],
         [232, 40],
@@ -345,10 +484,10 @@ def _fetch_for_weight(given, ROWS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl
 
 @gluon.jit
 def _transposed_tile(
-    c: gl.constexpr, buffers, barriers, turn,
+    c, buffers, barriers, turn,
     ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Start mᵀ of the c-th order for a turn."""
+    """Start mᵀ by the c-th tables for a turn."""
     us, ss, _, ts, ps = buffers
     full, _, _ = barriers
     stage = turn % STAGES
@@ -361,14 +500,52 @@ def _transposed_tile(
     return warpgroup_mma(past.permute((1, 0)), carried, token, is_async=True)
 
 
+@gluon.constexpr_function
+def _in_rows(COLUMNS):
+    """A table of which each thread holds 16 bytes of some rows."""
+    return gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def _marks_of(marks, number, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
+    """The marks of a chunk's steps, for either table, and whether there is anything to cut."""
+    row = marks + number.to(gl.int64) * (CHUNK + 1)
+    mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(CHUNK))))
+    past_mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(ROWS))))
+    cut = gl.load(row + (CHUNK - 1)) > -ROWS if HISTORY else gl.load(row + CHUNK) < CHUNK
+    return mark, past_mark, cut
+
+
+@gluon.jit
+def _cut_tables(c: gl.constexpr, buffers, marked, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
+    """Make copies of the c-th tables for a chunk, if there is anything to cut. Which ones to take."""
+    _, _, _, ts, ps = buffers
+    mark, past_mark, cut = marked
+    if cut:
+        steps: gl.constexpr = _in_rows(CHUNK)
+        rows: gl.constexpr = _in_rows(ROWS)
+        step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, steps))
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, rows))
+        before = row - ROWS if HISTORY else row * 0 - 1  # the state is that of the step before
+        kernel = _cut(ts.index(c).load(steps), mark, step, False)
+        carried = _cut(ps.index(c).load(rows), past_mark, before, False)
+        _barrier()  # all warps are done with the copies for an earlier chunk
+        ts.index(2 + c).store(kernel)
+        ps.index(2 + c).store(carried)
+        fence_async_shared()
+        _barrier()
+    return gl.where(cut, 2 + c, c)
+
+
 @gluon.jit
 def _multiply_for_weight(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, HISTORY: gl.constexpr, SEGMENTED: gl.constexpr,
 ):  # fmt: skip
     """Order i + c of the program: mᵀ of the next chunk, then into the gradient; as above."""
-    buffers, barriers, partial, i, column, own_begin, own_end, first_out, share, begin, end, channels, out = given
+    buffers, barriers, partial, marks, i, column, own, first_out, share, begin, end, channels, out = given
+    own_begin, own_end = own
     us, _, gs, _, _ = buffers
     _, empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
@@ -377,11 +554,22 @@ def _multiply_for_weight(
     turns = end - begin
     acc = gl.zeros((WIDTH, OUT), gl.float32, wide)
     mbarrier.wait(tables_full, 0)
-    token = _transposed_tile(c, buffers, barriers, 0, ROWS, CHUNK, WIDTH, STAGES)
+    if SEGMENTED:
+        table = _cut_tables(c, buffers, _marks_of(marks, begin, ROWS, CHUNK, HISTORY), ROWS, CHUNK, HISTORY)
+        token = _transposed_tile(table, buffers, barriers, 0, ROWS, CHUNK, WIDTH, STAGES)
+        marked = _marks_of(marks, gl.minimum(begin + 1, end - 1), ROWS, CHUNK, HISTORY)
+    else:
+        token = _transposed_tile(c, buffers, barriers, 0, ROWS, CHUNK, WIDTH, STAGES)
     m = gl.convert_layout(warpgroup_mma_wait(0, deps=(token,)).to(operand), left)
     for turn in range(turns - 1):
-        token = _transposed_tile(c, buffers, barriers, turn + 1, ROWS, CHUNK, WIDTH, STAGES)
-        sums = warpgroup_mma(m, gs.index(turn % STAGES).reshape([CHUNK, OUT]), acc, is_async=True)
+        if SEGMENTED:  # tables are cut while the matrix units are busy
+            sums = warpgroup_mma(m, gs.index(turn % STAGES).reshape([CHUNK, OUT]), acc, is_async=True)
+            table = _cut_tables(c, buffers, marked, ROWS, CHUNK, HISTORY)
+            token = _transposed_tile(table, buffers, barriers, turn + 1, ROWS, CHUNK, WIDTH, STAGES)
+            marked = _marks_of(marks, gl.minimum(begin + turn + 2, end - 1), ROWS, CHUNK, HISTORY)
+        else:
+            token = _transposed_tile(c, buffers, barriers, turn + 1, ROWS, CHUNK, WIDTH, STAGES)
+            sums = warpgroup_mma(m, gs.index(turn % STAGES).reshape([CHUNK, OUT]), acc, is_async=True)
         found, acc = warpgroup_mma_wait(0, deps=(token, sums))
         mbarrier.arrive(empty.index(turn % STAGES), count=1)
         m = gl.convert_layout(found.to(operand), left)
@@ -395,9 +583,9 @@ def _multiply_for_weight(
 
 @gluon.jit(do_not_specialize=COUNTS)
 def weight_gradient(
-    u, past, gradient, toeplitz, powers, partial, channels, out, chunks, total, share,
+    u, past, gradient, toeplitz, powers, partial, marks, channels, out, chunks, total, share,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, HISTORY: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr,
+    STAGES: gl.constexpr, HISTORY: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr, SEGMENTED: gl.constexpr,
 ):  # fmt: skip
     """Σ m gradientᵀ over `share` of the `total` chunks, for OUT outputs and WIDTH channels of two orders, into partial
     (shares, out, ORDER, channels)."""
@@ -411,8 +599,8 @@ def weight_gradient(
     us = gl.allocate_shared_memory(operand, [STAGES, 1, CHUNK, WIDTH], u.layout)
     ss = gl.allocate_shared_memory(operand, [STAGES, 1, ROWS, WIDTH], past.layout)
     gs = gl.allocate_shared_memory(operand, [STAGES, 1, CHUNK, OUT], gradient.layout)
-    ts = gl.allocate_shared_memory(operand, [2, CHUNK, CHUNK], toeplitz.layout)
-    ps = gl.allocate_shared_memory(operand, [2, CHUNK, ROWS], powers.layout)
+    ts = gl.allocate_shared_memory(operand, [4 if SEGMENTED else 2, CHUNK, CHUNK], toeplitz.layout)
+    ps = gl.allocate_shared_memory(operand, [4 if SEGMENTED else 2, CHUNK, ROWS], powers.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     tables = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
@@ -426,13 +614,13 @@ def weight_gradient(
     barriers = (full, empty, tables.index(0))
     fetching = (tensors, buffers, barriers, group * ORDER + i, column, first_out, begin, end, chunks)
     given = (
-        buffers, barriers, partial, i, column, own_begin, own_end, first_out, gl.program_id(2), begin, end, channels,
-        out,
+        buffers, barriers, partial, marks, i, column, (own_begin, own_end), first_out, gl.program_id(2), begin, end,
+        channels, out,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES)),
-            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES)),
+            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, HISTORY, SEGMENTED)),
+            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, HISTORY, SEGMENTED)),
             (_fetch_for_weight, (fetching, ROWS, CHUNK, STAGES, HISTORY)),
         ],
         [4, 1],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plmu.modes import is_batched, watched
-from plmu.ops.gpu import launch
+from plmu.ops.gpu import launch, split
 from plmu.ops.gpu.tables import CHUNK, Tables, all_powers, grouping, history, segments_of, summed, tables, tiles
 from plmu.ops.groups import SystemGroups, each
 from plmu.ops.matrices import finite
@@ -32,16 +32,22 @@ class Constants:
     def __init__(self, tables: Tables, powers: Tensor | None, steps: int, run: int, groups: int) -> None:
         self.tables, self.powers, self.steps, self.run, self.groups = tables, powers, steps, run, groups
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether the matrices that are multiplied with float32 are divided into parts in half precision."""
+        return self.tables.toeplitz.dim() == self.tables.advance.dim() + 2
+
 
 def constants(u: Tensor, system: LinearSystem | SystemGroups, state: Tensor | None) -> Constants:
-    steps = history(system, u.dtype) if state is None else 0
+    parts = split.parts_for(u, system)
+    steps = history(system, u.dtype) if state is None and not parts else 0
     powers = None
     if state is not None and state.requires_grad:
         powers = system.derive(all_powers, min(u.shape[1], SEGMENT), dtype=torch.float32, device=u.device)
     groups = len(each(system))
     batch, time, channels = u.shape
     run, _ = grouping(batch, time, channels, groups)
-    return Constants(tables(u, system, steps, run), powers, steps, run, groups)
+    return Constants(tables(u, system, steps, run, parts), powers, steps, run, groups)
 
 
 def project(
@@ -51,7 +57,7 @@ def project(
     state: Tensor | None,
     resets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """W_m m (batch, time, out) for u (batch, time, channels), and the final state; with resets there is none."""
+    """W_m m (batch, time, out) for u (batch, time, channels), and the final state."""
     first = None if state is None else state.contiguous()
     given = constants(u, system, state)
     if watched() or not all(type(one) in (Tensor, torch.nn.Parameter) for one in (u, weight)):
@@ -68,17 +74,22 @@ def eagerly(
 ) -> tuple[Tensor, Tensor]:
     """The same with constants at hand, where nothing looks at single operations."""
     if not torch.is_grad_enabled():
-        return _forward(u, weight, first, segments, given)
+        return forward(u, weight, first, segments, given)
     o: Tensor
     last: Tensor
     o, last = _Project.apply(u, weight, first, segments, given)
     return o, last
 
 
-def _forward(
-    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants
+def forward(
+    u: Tensor,
+    weight: Tensor,
+    first: Tensor | None,
+    segments: Tensor | None,
+    given: Constants,
+    rest: launch.Rest | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the final state in float32."""
+    """o, and the final state in float32. `rest`: what of a layer the kernels for Hopper do beside it."""
     u, weight = launch.aligned(u.contiguous()), launch.aligned(weight.contiguous())
     first, segments = launch.aligned_if(first), launch.aligned_if(segments)
     groups = given.groups
@@ -87,7 +98,12 @@ def _forward(
         before = last = None
         if not given.steps:
             before, last = launch.carry(u, first, segments, taps, advance, leap, given.run, groups=groups)
-        o, held = launch.project(u, before, segments, weight, toeplitz, past, groups=groups)
+        operands = (u, before, segments, weight, toeplitz, past)
+        if given.in_parts:
+            o, held = split.project(*operands, groups=groups)
+        else:
+            forwards, _ = launch.marks(u, segments, weight) or (None, None)
+            o, held = launch.project(*operands, forwards, rest, groups=groups)
         return o, launch.final_state(u, last, segments, last_taps, last_advance, groups=groups, early=bool(held))
 
 
@@ -100,8 +116,10 @@ def _gradients(
     given: Constants,
     need_u: bool,
     need_weight: bool,
+    rest: launch.Rest | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of u and of the weight from that of o; None where not needed."""
+    """The gradients of u and of the weight from that of o; None where not needed. `rest`: what of a layer goes into
+    that of u."""
     of_o, u, weight = (launch.aligned(one.contiguous()) for one in (of_o, u, weight))
     first, segments = launch.aligned_if(first), launch.aligned_if(segments)
     groups = given.groups
@@ -109,13 +127,22 @@ def _gradients(
     of_u = of_weight = None
     with launch.on(u):
         passing = (segments, taps, advance, leap, given.run)
+        forwards, backwards = launch.marks(u, segments, weight) or (None, None)
         if need_weight:
             before = None if given.steps else launch.carry(u, first, *passing, groups=groups)[0]
-            of_weight = launch.weight_gradient(u, before, segments, of_o, weight, toeplitz, past, groups=groups)
-            del before
+            operands = (u, before, segments, of_o, weight, toeplitz, past)
+            if given.in_parts:
+                of_weight = split.weight_gradient(*operands, groups=groups)
+            else:
+                of_weight = launch.weight_gradient(*operands, forwards, groups=groups)
+            del before, operands
         if need_u:
             after = None if given.steps else launch.carry(of_o, None, *passing, groups=groups, reversed=True)[0]
-            of_u, _ = launch.project(of_o, after, segments, weight, toeplitz, future, groups=groups, reversed=True)
+            backward = (of_o, after, segments, weight, toeplitz, future)
+            if given.in_parts:
+                of_u, _ = split.project(*backward, groups=groups, reversed=True)
+            else:
+                of_u, _ = launch.project(*backward, backwards, rest, groups=groups, reversed=True)
     return of_u, of_weight
 
 
@@ -127,11 +154,11 @@ class _Project(torch.autograd.Function):
         ctx.save_for_backward(u, weight, first, segments)
         ctx.given = given
         ctx.set_materialize_grads(False)
-        return _forward(u, weight, first, segments, given)
+        return forward(u, weight, first, segments, given)
 
     @staticmethod
     def backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        gradients = _through(ctx.saved_tensors, ctx.given, ctx.needs_input_grad[:3], of_o, of_last)
+        gradients = through(ctx.saved_tensors, ctx.given, ctx.needs_input_grad[:3], of_o, of_last)
         return *gradients, None, None
 
 
@@ -145,14 +172,21 @@ class _ProjectBackward(torch.autograd.Function):
     backward = staticmethod(launch.no_second)
 
 
-def _through(
+def plain(of_o: Tensor) -> bool:
+    """Whether a gradient is one tensor of which nothing but its values is asked."""
+    return not (watched() or is_batched(of_o) or type(of_o) is not Tensor or torch.is_grad_enabled())
+
+
+def through(
     saved: tuple[Tensor | None, ...],
     given: Constants,
     needed: tuple[bool, bool, bool],
     of_o: Tensor | None,
     of_last: Tensor | None,
+    rest: launch.Rest | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of u, of the weight and of the first state from those of o and of the final state."""
+    """The gradients of u, of the weight and of the first state from those of o and of the final state. `rest`: as of
+    `_gradients`, for a gradient that is `plain`."""
     u, weight, first, segments = saved
     assert u is not None
     assert weight is not None
@@ -166,13 +200,17 @@ def _through(
         elif torch.is_grad_enabled():
             of_u, of_weight = _ProjectBackward.apply(*arguments, given, need_u, need_weight)
         elif need_u or need_weight:
-            of_u, of_weight = _gradients(*arguments, given, need_u, need_weight)
+            of_u, of_weight = _gradients(*arguments, given, need_u, need_weight, rest)
         if need_first:  # which reaches the first segment alone
             reached = of_o if segments is None else torch.where((segments == 0)[:, :, None], of_o, 0.0)
             assert given.powers is not None
             of_first = _of_first(reached, weight, given.powers, given.groups)
-    if of_last is not None and segments is None and (need_u or need_first):
+    if of_last is not None and (need_u or need_first):
         added, passed = _through_last(of_last, u.shape[1], given, need_u)
+        if segments is not None:  # it reaches the last segment alone
+            end = segments[:, -1:]
+            added = None if added is None else torch.where((segments == end)[:, :, None], added, 0.0)
+            passed = None if passed is None else torch.where((end == 0)[:, :, None], passed, 0.0)
         if added is not None:
             of_u = added.to(u.dtype) if of_u is None else of_u + added.to(u.dtype)
         if need_first and passed is not None:
@@ -244,7 +282,7 @@ def _project(
 ) -> tuple[Tensor, Tensor]:
     """o, and the final state in float32."""
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
-    return _forward(u, weight, first, segments, Constants(own, powers, steps, run, groups))
+    return forward(u, weight, first, segments, Constants(own, powers, steps, run, groups))
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
@@ -274,10 +312,10 @@ def _project_backward(
 
 
 @_project.register_fake
-def _(u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, time, channels = u.shape
-    last = (batch, weight.shape[1], channels) if segments is None else (0,)
-    return u.new_empty(batch, time, weight.shape[0]), u.new_empty(*last, dtype=torch.float32)
+    last = u.new_empty(batch, weight.shape[1], channels, dtype=torch.float32)
+    return u.new_empty(batch, time, weight.shape[0]), last
 
 
 @_project_backward.register_fake
@@ -296,7 +334,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
     u, weight, first, segments, powers, *own = ctx.saved_tensors
     given = Constants(Tables(*own), powers, ctx.steps, ctx.run, ctx.groups)
-    gradients = _through((u, weight, first, segments), given, ctx.needs_input_grad[:3], of_o, of_last)
+    gradients = through((u, weight, first, segments), given, ctx.needs_input_grad[:3], of_o, of_last)
     return *gradients, *([None] * 13)
 
 

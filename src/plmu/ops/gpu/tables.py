@@ -5,7 +5,7 @@ All are built in float64 and cached by `LinearSystem.derive`. Shapes and names a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ LAST = 256  # inputs from which the final state is made where such a history is 
 CHANNELS = 64  # that one program carries the states of
 AT_ONCE = 230  # chunks that a GPU passes in the time of one, in many such programs; measured on an H200
 SECOND_LAUNCH = 4  # chunks that a program passes in the time of one more launch
+SCALE = 512.0  # of constants in parts of float16, so that the second part has all its bits
 
 
 def history(system: LinearSystem | SystemGroups, dtype: torch.dtype) -> int:
@@ -64,19 +65,23 @@ class Tables(NamedTuple):
         return Tables._make(table[group] for table in self)
 
 
-def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int) -> Tables:
+def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int, parts: int = 0) -> Tables:
     """The constant matrices for `steps` inputs before a chunk, or for states that one program carries over `run`
-    chunks."""
+    chunks. With `parts` the first three are divided into so many: (parts, ...)."""
     operand, wide, device, time = u.dtype, torch.float32, u.device, u.shape[1]
     rows = rows_of(system.order)
     split = operand == torch.bfloat16  # it has the range of float32; float16 has not, and is widened instead
     taps, taps_type = (taps_in_bfloat16, operand) if split else (taps_whole, wide)
-    past = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
+    past: tuple[Any, Any] = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
+    toeplitz: Any = by_order
+    if parts:
+        operand, toeplitz, past = half(parts), toeplitz_in_parts, (powers_in_parts, powers_from_end_in_parts)
+    divided = (parts,) if parts else ()
     last = min(time, lasting(system)) if steps else (time - 1) % CHUNK + 1
     return Tables(
-        system.derive(by_order, CHUNK, dtype=operand, device=device),
-        system.derive(past[0], CHUNK, steps or rows, dtype=operand, device=device),
-        system.derive(past[1], CHUNK, steps or rows, dtype=operand, device=device),
+        system.derive(toeplitz, CHUNK, *divided, dtype=operand, device=device),
+        system.derive(past[0], CHUNK, steps or rows, *divided, dtype=operand, device=device),
+        system.derive(past[1], CHUNK, steps or rows, *divided, dtype=operand, device=device),
         system.derive(taps, CHUNK, dtype=taps_type, device=device),
         system.derive(power, CHUNK, dtype=wide, device=device),
         system.derive(power, CHUNK * run, dtype=wide, device=device),
@@ -151,6 +156,36 @@ def inputs_before(system: LinearSystem, chunk: int, steps: int) -> Tensor:
 def inputs_after(system: LinearSystem, chunk: int, steps: int) -> Tensor:
     """The same for time that runs backwards and the inputs after a chunk."""
     return inputs_before(system, chunk, steps).flip(1, 2)
+
+
+def half(parts: int) -> torch.dtype:
+    """The precision of such parts."""
+    return torch.float16 if parts == 2 else torch.bfloat16
+
+
+def in_parts(whole: Tensor, parts: int) -> Tensor:
+    """A matrix as the sum of so many in half precision, each what the ones before it left of it: (parts, ...)."""
+    found: list[Tensor] = []
+    rest = whole * SCALE if parts == 2 else whole
+    for _ in range(parts):
+        found.append(rest.to(half(parts)).to(whole.dtype))
+        rest = rest - found[-1]
+    return torch.stack(found)
+
+
+def toeplitz_in_parts(system: LinearSystem, chunk: int, parts: int) -> Tensor:
+    """T_i for every order i: (parts, order, chunk, chunk)."""
+    return in_parts(by_order(system, chunk), parts)
+
+
+def powers_in_parts(system: LinearSystem, chunk: int, rows: int, parts: int) -> Tensor:
+    """P_i for every order i: (parts, order, chunk, rows)."""
+    return in_parts(powers_by_order(system, chunk, rows), parts)
+
+
+def powers_from_end_in_parts(system: LinearSystem, chunk: int, rows: int, parts: int) -> Tensor:
+    """The same for time that runs backwards."""
+    return in_parts(powers_from_end(system, chunk, rows), parts)
 
 
 def rows_of(order: int) -> int:

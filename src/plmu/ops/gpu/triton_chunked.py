@@ -22,11 +22,11 @@ import triton
 import triton.language as tl
 
 # Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
-COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share")
+COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share", "total")
 
 
 @triton.jit
-def _tile(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
+def tile_of(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
     """The group of a tile of channels, its first channel, and where the group ends."""
     width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
     tiles = tl.cdiv(width, WIDTH)
@@ -71,7 +71,7 @@ def carry(
         group, start, limit = tl.program_id(1) // tiles, (tl.program_id(1) % tiles) * WIDTH, channels
         kept = group * (tl.num_programs(0) // runs) + sequence
     else:
-        group, start, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
+        group, start, limit = tile_of(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
         kept = sequence
     taps += group * PARTS * ORDER * CHUNK
     advance += group * ORDER * ORDER
@@ -105,7 +105,7 @@ def carry(
             tl.store(before + place, state.to(before.dtype.element_ty), mask=column < limit)
             if k == chunks - 1:
                 tl.store(last + (kept.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
-        inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
+        inputs = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
         if SEGMENTED:  # of the state and the inputs, what reaches the next chunk
             since = _segment(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
             until = _segment(segments, sequence, at * CHUNK if REVERSED else at * CHUNK + CHUNK - 1, time)
@@ -123,10 +123,34 @@ def carry(
 
 
 @triton.jit(do_not_specialize=COUNTS)
+def mark(segments, marks, time, chunks, CHUNK: tl.constexpr):
+    """What the kernels for Hopper ask of the segments around a chunk, into marks (2, batch · chunks, CHUNK + 1).
+
+    For each step the first step of its segment, or the first of the chunk before; and how many steps of the chunk
+    its past reaches. Then the same for time that runs backwards: the last step, or the last one of the chunk behind.
+    Steps are counted from the chunk's begin. Those past the end of the sequence belong to its last segment.
+    """
+    number = tl.program_id(0)
+    sequence, start = number // chunks, (number % chunks) * CHUNK
+    step, around = tl.arange(0, CHUNK), tl.arange(0, 2 * CHUNK)[None, :]
+    own = _segment(segments, sequence, tl.minimum(start + step, time - 1), time)
+    theirs = _segment(segments, sequence, tl.minimum(start - CHUNK + around, time - 1), time)
+    first = tl.sum((theirs < own[:, None]).to(tl.int32), 1) - CHUNK
+    theirs = _segment(segments, sequence, tl.minimum(start + around, time - 1), time)
+    last = tl.sum((theirs <= own[:, None]).to(tl.int32), 1) - 1
+    place = marks + number.to(tl.int64) * (CHUNK + 1)
+    tl.store(place + step, first)
+    tl.store(place + CHUNK, tl.sum((first < 0).to(tl.int32), 0))
+    place += tl.num_programs(0).to(tl.int64) * (CHUNK + 1)
+    tl.store(place + step, last)
+    tl.store(place + CHUNK, tl.sum((last >= CHUNK).to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=COUNTS)
 def finish(
-    u, taps, advance, before, last, time, channels, length,
+    u, taps, advance, before, segments, last, time, channels, length,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
-    PARTS: tl.constexpr, STARTED: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, STARTED: tl.constexpr, EARLY: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
     GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The final state: what the last `length` steps add, R u with `taps` (PARTS, order, length), and if STARTED A s of
@@ -137,21 +161,28 @@ def finish(
     """
     sequence = tl.program_id(0)
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
-    group, first, limit = _tile(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
+    group, first, limit = tile_of(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
     taps += group * PARTS * ORDER * length
     advance += group * ORDER * ORDER
     column = first + tl.arange(0, WIDTH)[None, :]
     inside = (row < ORDER) & (column < limit)
     place = (sequence.to(tl.int64) * ORDER + row) * channels + column
     state = tl.zeros((ROWS, WIDTH), tl.float32)
+    if SEGMENTED:
+        until = _segment(segments, sequence, time - 1, time)
     for start in range(0, length, CHUNK):
-        inputs = _inputs(u, sequence, time - length + start, time, channels, column, limit, CHUNK)
+        inputs = inputs_at(u, sequence, time - length + start, time, channels, column, limit, CHUNK)
+        if SEGMENTED:
+            own = _segment(segments, sequence, time - length + start + tl.arange(0, CHUNK)[:, None], time)
+            inputs = tl.where(own == until, inputs, 0.0).to(inputs.dtype)
         for part in tl.static_range(PARTS):
             response = _taps(taps, part, row, start + step, length, ORDER)
             state = tl.dot(response, inputs.to(response.dtype), state, input_precision=PRECISION)
     if STARTED:
         matrix = tl.load(advance + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
         start = tl.load(before + place, mask=inside, other=0.0)
+        if SEGMENTED:
+            start = tl.where(_segment(segments, sequence, time - length - 1, time) == until, start, 0.0)
         state = tl.dot(matrix, start, state, input_precision=PRECISION)
     tl.store(last + place, state, mask=inside)
     if EARLY and (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
@@ -159,7 +190,7 @@ def finish(
 
 
 @triton.jit
-def _inputs(u, sequence, start, time, channels, column, limit, STEPS: tl.constexpr):
+def inputs_at(u, sequence, start, time, channels, column, limit, STEPS: tl.constexpr):
     """STEPS inputs of a sequence, zero before its begin, past its end and from channel `limit` on: (STEPS, WIDTH)."""
     moment = start + tl.arange(0, STEPS)[:, None]
     place = u + (sequence.to(tl.int64) * time + moment) * channels + column
@@ -167,7 +198,7 @@ def _inputs(u, sequence, start, time, channels, column, limit, STEPS: tl.constex
 
 
 @triton.jit
-def _past(
+def past_of(
     u, states, sequence, at, time, chunks, channels, column, limit,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
 ):  # fmt: skip
@@ -175,7 +206,7 @@ def _past(
     (ROWS, WIDTH)."""
     if HISTORY:
         start = (at + 1) * CHUNK if REVERSED else at * CHUNK - ROWS
-        past = _inputs(u, sequence, start, time, channels, column, limit, ROWS)
+        past = inputs_at(u, sequence, start, time, channels, column, limit, ROWS)
     else:
         row = tl.arange(0, ROWS)[:, None]
         place = states + ((sequence * chunks + at).to(tl.int64) * ROWS + row) * channels + column
@@ -184,7 +215,7 @@ def _past(
 
 
 @triton.jit
-def _cut(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
+def cut_table(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
     """T_i of a chunk without what would pass from one segment to another."""
     moment = at * CHUNK + tl.arange(0, CHUNK)
     own = _segment(segments, sequence, moment[:, None], time)
@@ -192,7 +223,7 @@ def _cut(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _reached(
+def reached_steps(
     segments, sequence, at, time,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
 ):  # fmt: skip
@@ -213,11 +244,11 @@ def _memory(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """m_i = T_i u + P_i s of a chunk for some channels, in the operands' precision: (C, WIDTH)."""
-    inputs = _inputs(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
-    past = _past(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, HISTORY, REVERSED)
+    inputs = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
+    past = past_of(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, HISTORY, REVERSED)
     if SEGMENTED:
-        kernel = _cut(kernel, segments, sequence, at, time, CHUNK)
-        reached = _reached(segments, sequence, at, time, ROWS, CHUNK, HISTORY, REVERSED)
+        kernel = cut_table(kernel, segments, sequence, at, time, CHUNK)
+        reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, HISTORY, REVERSED)
         if HISTORY:
             carried = tl.where(reached, carried, 0.0).to(carried.dtype)
     m = tl.dot(kernel, inputs, input_precision=PRECISION)
@@ -276,8 +307,8 @@ def states_gradient(
         of_m = tl.load(place, mask=(moment < time) & (column < channels), other=0.0)
         kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
         if SEGMENTED:
-            kernel = _cut(kernel, segments, sequence, at, time, CHUNK)
-            reached = _reached(segments, sequence, at, time, ROWS, CHUNK, False, False)
+            kernel = cut_table(kernel, segments, sequence, at, time, CHUNK)
+            reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, False, False)
             carried = tl.where(reached, carried, 0.0).to(carried.dtype)
         for_inputs = tl.dot(tl.trans(kernel), of_m, for_inputs, input_precision=PRECISION)
         for_state = tl.dot(tl.trans(carried), of_m, for_state, input_precision=PRECISION)
@@ -306,7 +337,7 @@ def project(
     BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    own, first, end = _tile(tl.program_id(1), outputs, TILES, OUT, UNIT if TILES > 1 else 1)
+    own, first, end = tile_of(tl.program_id(1), outputs, TILES, OUT, UNIT if TILES > 1 else 1)
     columns = first + tl.arange(0, OUT)[None, :]
     if TILES > 1 and not HISTORY:  # each system's states of all inputs
         states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
@@ -318,7 +349,7 @@ def project(
         ROWS, CHUNK, HISTORY, REVERSED, SEGMENTED, PRECISION,
     )  # fmt: skip
     for turn in range(ORDER * BLOCKS * tl.cdiv(inputs // BLOCKS, WIDTH)):
-        _, start, limit = _tile(turn // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
+        _, start, limit = tile_of(turn // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
         row = start + tl.arange(0, WIDTH)[:, None]
         if REVERSED:
             place = row.to(tl.int64) * (ORDER * outputs) + (turn % ORDER) * outputs + columns
@@ -326,7 +357,7 @@ def project(
             place = columns.to(tl.int64) * (ORDER * inputs) + (turn % ORDER) * inputs + row
         part = tl.load(weight + place, mask=(columns < end) & (row < limit), other=0.0)
         ahead = turn + 1  # beyond the last turn all inputs are masked
-        group, next_start, next_limit = _tile(ahead // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
+        group, next_start, next_limit = tile_of(ahead // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
         kernel, carried = _tables(toeplitz, powers, (own + group) * ORDER + ahead % ORDER, ROWS, CHUNK, REVERSED)
         column = next_start + tl.arange(0, WIDTH)[None, :]
         next_m = _memory(
@@ -351,7 +382,7 @@ def weight_gradient(
     As in `project` the tile of m for the next chunk is made before the one at hand is used.
     """
     i = tl.program_id(0) % ORDER
-    group, start, limit = _tile(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
+    group, start, limit = tile_of(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
     column = start + tl.arange(0, WIDTH)[None, :]
     outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     step = tl.arange(0, CHUNK)
@@ -379,6 +410,31 @@ def weight_gradient(
         m = next_m
     place = (tl.program_id(2) * out + outputs[:, None]).to(tl.int64) * (ORDER * channels) + i * channels + column
     tl.store(partial + place, total.to(partial.dtype.element_ty), mask=(outputs[:, None] < out) & (column < limit))
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def through_output(
+    gradient, o, passed, sums, total, outputs, share,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Back through ReLU and a bias: `passed` is the gradient where o, (total, outputs), is not zero; and, of `share`
+    steps each, its `sums` (shares, outputs)."""
+    begin = tl.program_id(0) * share
+    outputs = outputs // 8 * 8  # which it is: for the compiler to see that 16 bytes go at once
+    row, column = tl.arange(0, ROWS)[:, None], tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    added = tl.zeros((ROWS, WIDTH), tl.float32)
+    for start in range(begin, tl.minimum(begin + share, total), ROWS):
+        inside = (start + row < total) & (column < outputs)
+        place = (start + row).to(tl.int64) * outputs + column
+        value = tl.load(gradient + place, mask=inside, other=0.0)
+        if RELU:
+            value = tl.where(tl.load(o + place, mask=inside, other=0.0) <= 0, 0.0, value).to(value.dtype)
+            tl.store(passed + place, value, mask=inside)
+        if BIAS:
+            added += value.to(tl.float32)
+    if BIAS:
+        output = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+        tl.store(sums + tl.program_id(0) * outputs + output, tl.sum(added, 0), mask=output < outputs)
 
 
 @triton.jit(do_not_specialize=COUNTS)

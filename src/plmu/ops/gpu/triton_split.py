@@ -1,0 +1,307 @@
+"""The heavy kernels of `plmu.ops.fused` in float32 on tensor cores: the projection and the gradient of the weight.
+
+Tensor cores multiply half precision far faster than float32. So a float32 operand is written as the sum of PARTS
+numbers in half precision, each what the ones before it left of it. Of the products of parts, those are added up that
+float32 would notice:
+
+- Two parts in float16, three products. The parts hold 22 bits, close to the 24 of float32. The range of float16 is
+  small: rows or columns of a tile are brought to about 2¹⁴ by powers of two, and their products back. A number that is
+  2¹⁸ times smaller than the largest of the 64 in its row or column begins to lose bits.
+- Three parts in bfloat16, six products. The parts hold all bits, in the range of float32, at twice the arithmetic.
+
+Tensor cores round sums toward zero, and over a long sum that adds up. So they sum within one tile, small products
+first, and tiles are added up outside of them.
+
+Shapes and names are as in `triton_chunked`. Constants come in parts, times SCALE, as (PARTS, ...); the weight in parts,
+by `divide`. PART is the type of operands: half precision, or float32 in the interpreter, which has no products of
+bfloat16.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from plmu.ops.gpu.triton_chunked import COUNTS, cut_table, inputs_at, past_of, reached_steps, tile_of
+
+
+@triton.jit
+def _powers_of_two(largest):
+    """What brings numbers to 2¹⁴ … 2¹⁵, and what takes them back."""
+    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) & 0x7F800000, 15 << 23)
+    up = ((141 << 23) - exponent + (127 << 23)).to(tl.float32, bitcast=True)
+    return up, (exponent - (14 << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _scale(value, PARTS: tl.constexpr, AXIS: tl.constexpr):
+    """The powers of two for the largest numbers along an axis; none for bfloat16."""
+    if PARTS == 3:
+        up, back = tl.full((1, 1), 1.0, tl.float32), tl.full((1, 1), 1.0, tl.float32)
+    else:
+        up, back = _powers_of_two(tl.max(tl.abs(value), AXIS, keep_dims=True))
+    return up, back
+
+
+@triton.jit
+def _scales(taken, past, PARTS: tl.constexpr, SEGMENTED: tl.constexpr):
+    """The powers of two for the channels of u and of the state: the same, unless one may not be part of a sum."""
+    if PARTS == 3 or SEGMENTED:
+        up, back = _scale(taken, PARTS, 0)
+        past_up, past_back = _scale(past, PARTS, 0)
+    else:
+        largest = tl.maximum(tl.max(tl.abs(taken), 0, keep_dims=True), tl.max(tl.abs(past), 0, keep_dims=True))
+        up, back = _powers_of_two(largest)
+        past_up, past_back = up, back
+    return up, back, past_up, past_back
+
+
+@triton.jit
+def _split(value, PARTS: tl.constexpr, PART: tl.constexpr):
+    """The parts of a float32; the third is the second again if there are two."""
+    HALF: tl.constexpr = tl.bfloat16 if PARTS == 3 else tl.float16
+    first = value.to(HALF)
+    rest = value - first.to(tl.float32)
+    second = rest.to(HALF)
+    third = second
+    if PARTS == 3:
+        third = (rest - second.to(tl.float32)).to(HALF)
+    return first.to(PART), second.to(PART), third.to(PART)
+
+
+@triton.jit
+def _load(place, step, mask, PARTS: tl.constexpr, PART: tl.constexpr):
+    """The parts of a tile, which lie `step` numbers apart."""
+    other = None if mask is None else 0.0
+    first = tl.load(place, mask=mask, other=other).to(PART)
+    second = tl.load(place + step, mask=mask, other=other).to(PART)
+    third = second
+    if PARTS == 3:
+        third = tl.load(place + 2 * step, mask=mask, other=other).to(PART)
+    return first, second, third
+
+
+@triton.jit
+def _product(a, b, total, PARTS: tl.constexpr):
+    """total + a b of operands in parts, the smallest products first."""
+    a1, a2, a3 = a
+    b1, b2, b3 = b
+    if PARTS == 3:
+        total = tl.dot(a3, b1, total)
+        total = tl.dot(a1, b3, total)
+        total = tl.dot(a2, b2, total)
+    total = tl.dot(a2, b1, total)
+    total = tl.dot(a1, b2, total)
+    return tl.dot(a1, b1, total)
+
+
+@triton.jit
+def _transposed(parts):
+    first, second, third = parts
+    return tl.trans(first), tl.trans(second), tl.trans(third)
+
+
+@triton.jit
+def _tables(
+    toeplitz, powers, group, i,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERSED: tl.constexpr,
+    PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """T_i (C, C), or T_iᵀ for time that runs backwards, and P_i (C, ROWS), of a group, in parts."""
+    i += group * PARTS * ORDER
+    step, other, row = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :], tl.arange(0, ROWS)[None, :]
+    down, along = (other, step) if REVERSED else (step, other)
+    place = toeplitz + (i * CHUNK + down) * CHUNK + along
+    kernel = _load(place, ORDER * CHUNK * CHUNK, None, PARTS, PART)
+    return kernel, _load(powers + (i * CHUNK + step) * ROWS + row, ORDER * CHUNK * ROWS, None, PARTS, PART)
+
+
+@triton.jit
+def _cut_parts(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
+    first, second, third = kernel
+    first = cut_table(first, segments, sequence, at, time, CHUNK)
+    second = cut_table(second, segments, sequence, at, time, CHUNK)
+    return first, second, cut_table(third, segments, sequence, at, time, CHUNK)
+
+
+@triton.jit
+def _memory(
+    kernel, carried, taken, past, back, past_back, segments, sequence, at, time,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """m_i = T_i u + P_i s of a chunk for some channels, from operands in parts and what takes u and s
+    back: (C, WIDTH)."""
+    nothing = tl.zeros((CHUNK, WIDTH), tl.float32)
+    m = _product(carried, past, nothing, PARTS)
+    if SEGMENTED:  # selected, since a state that has overflowed times zero is NaN
+        reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, False, REVERSED)
+        m = tl.where(reached, m * past_back, 0.0)
+        kernel = _cut_parts(kernel, segments, sequence, at, time, CHUNK)
+        m = tl.fma(_product(kernel, taken, nothing, PARTS), back, m)
+    else:
+        m = _product(kernel, taken, m, PARTS) * back
+    return m
+
+
+@triton.jit
+def divide(
+    weight, parts, scales, out, channels, length,
+    ORDER: tl.constexpr, TILE: tl.constexpr, ACROSS: tl.constexpr, AXIS: tl.constexpr,
+    GROUPS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The parts of a weight (out, order, channels), whose rows have `length` channels in memory, and what takes tiles
+    of them back: (tiles, order, out), with tiles of TILE channels of one group, or if AXIS is 0 (tiles, order,
+    channels), with tiles of TILE outputs."""
+    i = tl.program_id(2)
+    if AXIS == 1:
+        row = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[:, None]
+        _, start, limit = tile_of(tl.program_id(1), channels, GROUPS, TILE, UNIT)
+        column = start + tl.arange(0, TILE)[None, :]
+    else:
+        row = tl.program_id(1) * TILE + tl.arange(0, TILE)[:, None]
+        column, limit = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :], channels
+    mask = (row < out) & (column < limit)
+    value = tl.load(weight + (row.to(tl.int64) * ORDER + i) * length + column, mask=mask, other=0.0)
+    place = (row.to(tl.int64) * ORDER + i) * channels + column
+    up, down = _scale(value, PARTS, AXIS)
+    first, second, third = _split(value * up, PARTS, parts.dtype.element_ty)
+    step = tl.cast(out, tl.int64) * ORDER * channels
+    tl.store(parts + place, first, mask=mask)
+    tl.store(parts + step + place, second, mask=mask)
+    if PARTS == 3:
+        tl.store(parts + 2 * step + place, third, mask=mask)
+    else:
+        many = out if AXIS == 1 else channels
+        at = row if AXIS == 1 else column
+        tl.store(scales + (tl.program_id(1) * ORDER + i).to(tl.int64) * many + at, down, mask=at < many)
+
+
+@triton.jit
+def _weight(
+    weight, step, i, row, columns, inputs, outputs, limit, end,
+    ORDER: tl.constexpr, REVERSED: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """The parts of a tile of the weight, `step` numbers apart: (WIDTH, OUT)."""
+    if REVERSED:
+        place = row.to(tl.int64) * (ORDER * outputs) + i * outputs + columns
+    else:
+        place = columns.to(tl.int64) * (ORDER * inputs) + i * inputs + row
+    return _load(weight + place, step, (columns < end) & (row < limit), PARTS, PART)
+
+
+@triton.jit
+def _add(
+    total, m, m_back, part, scales, turn, columns, outputs, end,
+    CHUNK: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """total + m W of tiles in parts, and of the powers of two that take these back."""
+    added = _product(m, part, tl.zeros((CHUNK, OUT), tl.float32), PARTS)
+    if PARTS == 2:
+        place = scales + turn.to(tl.int64) * outputs + columns
+        added *= tl.load(place, mask=columns < end, other=0.0)
+    return tl.fma(added, m_back, total)
+
+
+@triton.jit
+def _write(o, total, sequence, at, time, length, columns, end, CHUNK: tl.constexpr):
+    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
+    place = o + (sequence.to(tl.int64) * time + moment) * length + columns
+    tl.store(place, total, mask=(moment < time) & (columns < end))
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def project(
+    u, weight, scales, toeplitz, powers, states, segments, o, time, inputs, outputs, length, chunks,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    PIECES: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
+    PARTS: tl.constexpr, PART: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """o = W m for one chunk and PIECES times OUT outputs, of the weight in parts; REVERSED as in `triton_chunked`.
+    Rows of o have `length` numbers in memory."""
+    BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
+    TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
+    at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
+    own, first, end = tile_of(tl.program_id(1), outputs, TILES, PIECES * OUT, UNIT if TILES > 1 else 1)
+    columns = first + tl.arange(0, OUT)[None, :]
+    if TILES > 1:  # each system's states of all inputs
+        states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
+    step = tl.cast(inputs, tl.int64) * ORDER * outputs  # from one part of the weight to the next
+    total = tl.zeros((CHUNK, OUT), tl.float32)
+    second = total
+    for block in range(BLOCKS * tl.cdiv(inputs // BLOCKS, WIDTH)):
+        group, start, limit = tile_of(block, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
+        row = start + tl.arange(0, WIDTH)[:, None]
+        column = start + tl.arange(0, WIDTH)[None, :]
+        taken = inputs_at(u, sequence, at * CHUNK, time, inputs, column, limit, CHUNK)
+        past = past_of(u, states, sequence, at, time, chunks, inputs, column, limit, ROWS, CHUNK, False, REVERSED)
+        up, back, past_up, past_back = _scales(taken, past, PARTS, SEGMENTED)
+        taken, past = _split(taken * up, PARTS, PART), _split(past * past_up, PARTS, PART)
+        back, past_back = back * (1 / SCALE), past_back * (1 / SCALE)
+        for i in range(ORDER):
+            part = _weight(weight, step, i, row, columns, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART)
+            kernel, carried = _tables(toeplitz, powers, own + group, i, ORDER, ROWS, CHUNK, REVERSED, PARTS, PART)
+            m = _memory(
+                kernel, carried, taken, past, back, past_back, segments, sequence, at, time,
+                ROWS, CHUNK, WIDTH, REVERSED, SEGMENTED, PARTS,
+            )  # fmt: skip
+            m_up, m_back = _scale(m, PARTS, 1)
+            m = _split(m * m_up, PARTS, PART)
+            turn = block * ORDER + i
+            total = _add(total, m, m_back, part, scales, turn, columns, outputs, end, CHUNK, OUT, PARTS)
+            if PIECES == 2:
+                more = columns + OUT
+                part = _weight(weight, step, i, row, more, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART)
+                second = _add(second, m, m_back, part, scales, turn, more, outputs, end, CHUNK, OUT, PARTS)
+    _write(o, total, sequence, at, time, length, columns, end, CHUNK)
+    if PIECES == 2:
+        _write(o, second, sequence, at, time, length, columns + OUT, end, CHUNK)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def weight_gradient(
+    u, gradient, toeplitz, powers, states, segments, partial, time, channels, out, chunks, batch, share,
+    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    SEGMENTED: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
+    PARTS: tl.constexpr, PART: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape).
+
+    All is transposed, m_iᵀ = uᵀ T_iᵀ + sᵀ P_iᵀ, so that m stays in registers.
+    """
+    i = tl.program_id(0) % ORDER
+    group, start, limit = tile_of(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
+    column = start + tl.arange(0, WIDTH)[None, :]
+    outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
+    kernel, carried = _tables(toeplitz, powers, group, i, ORDER, ROWS, CHUNK, False, PARTS, PART)
+    carried = _transposed(carried)
+    total = tl.zeros((WIDTH, OUT), tl.float32)
+    begin = tl.program_id(2) * share
+    for number in range(begin, tl.minimum(begin + share, batch * chunks)):
+        sequence, at = number // chunks, number % chunks
+        taken = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
+        past = past_of(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, False, False)
+        incoming = inputs_at(gradient, sequence, at * CHUNK, time, out, outputs, out, CHUNK)
+        up, back, past_up, past_back = _scales(taken, past, PARTS, SEGMENTED)
+        taken = _transposed(_split(taken * up, PARTS, PART))
+        past = _transposed(_split(past * past_up, PARTS, PART))
+        back, past_back = tl.trans(back * (1 / SCALE)), tl.trans(past_back * (1 / SCALE))
+        nothing = tl.zeros((WIDTH, CHUNK), tl.float32)
+        m = _product(past, carried, nothing, PARTS)
+        if SEGMENTED:
+            reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, False, False)
+            m = tl.where(tl.trans(reached), m * past_back, 0.0)
+            cut = _transposed(_cut_parts(kernel, segments, sequence, at, time, CHUNK))
+            m = tl.fma(_product(taken, cut, nothing, PARTS), back, m)
+        else:
+            m = _product(taken, _transposed(kernel), m, PARTS) * back
+        m_up, m_back = _scale(m, PARTS, 1)
+        up, back = _scale(incoming, PARTS, 0)
+        incoming = _split(incoming * up, PARTS, PART)
+        added = _product(_split(m * m_up, PARTS, PART), incoming, tl.zeros((WIDTH, OUT), tl.float32), PARTS)
+        if PARTS == 2:
+            added *= back
+        total = tl.fma(added, m_back, total)
+    row = start + tl.arange(0, WIDTH)[:, None]
+    place = partial + (tl.program_id(2) * out + outputs).to(tl.int64) * (ORDER * channels) + i * channels + row
+    tl.store(place, total, mask=(row < limit) & (outputs < out))
