@@ -26,7 +26,7 @@ from torch import Tensor
 import plmu
 from benchmarks.profiling import kernel_times
 from plmu.bench import layers as bench_layers
-from plmu.bench.measure import graphed, peak_memory, timed, training
+from plmu.bench.measure import graphed, peak_memory, random_like, timed, training
 from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
 from plmu.training.results import provenance
 
@@ -168,7 +168,7 @@ def whole(shape: Shape, name: str, rounds: int, profiled: bool) -> Row:
             return [left @ right.mT for left, right in pairs]
 
         leaves = [one for pair in products for one in pair]
-        given = [torch.randn_like(one) for one in product()]
+        given = [random_like(one) for one in product()]
         calls = {
             "forward": graphed(forward),
             "both": graphed(both),

@@ -10,7 +10,7 @@ import torch
 
 import plmu
 from plmu.bench import layers
-from plmu.bench.measure import Times
+from plmu.bench.measure import Times, random_like
 from plmu.bench.problems import Problem, Shape
 
 TINY = Shape(2, 20, 4, 3, 2, 5.0)
@@ -160,7 +160,8 @@ def test_a_choice_is_of_right_answers_and_of_gradients(every: int | None, timed:
         assert [tuple(one.shape) for one in call()] == [(2, 20, 4), (3, 2, 4)]
     problem = Problem(TINY, torch.float32, "cpu", every)
     assert row["chosen"] == problem.plan().algorithm
-    exact = torch.autograd.grad(problem.project("recurrent")().sum(), (problem.u, problem.weight))
+    o = problem.project("recurrent")()
+    exact = torch.autograd.grad(o, (problem.u, problem.weight), random_like(o))
     torch.testing.assert_close(timed[0]["auto"](), exact)
 
 
