@@ -34,7 +34,7 @@ ROWS, LEAD = 64, 4096  # of an LSTM, which is slow in one row: rows of the text,
 class PlmuModel(Checked):
     """The paper's blocks: Delay Network, dense layer, highway layers, skip connection."""
 
-    width: int = 288
+    width: int = 256
     """Features of each token and block."""
     blocks: int = 3
     """Blocks in a row; their windows add up."""
@@ -42,7 +42,7 @@ class PlmuModel(Checked):
     """Legendre coefficients of each memory channel."""
     theta: float = 15.0
     """Window of each block, in tokens."""
-    highways: int = 2
+    highways: int = 3
     """Highway layers of each block."""
     attention: int = 0
     """Heads of a causal self-attention layer after the last block; 0 for none."""

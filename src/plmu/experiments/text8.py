@@ -50,7 +50,7 @@ class Text8(Experiment):
             "modern": (ModernModel(), training(epochs=10, batch_size=32)),
             "lstm": (LSTMModel(), training(epochs=10, batch_size=128)),
             "plmu-attention": (
-                PlmuModel(width=272, attention=2, dropout=0.05),
+                PlmuModel(attention=2, dropout=0.05),
                 training(epochs=10, batch_size=128),
             ),
             "plmu-paper": (

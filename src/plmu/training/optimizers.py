@@ -8,12 +8,14 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Group, Task
 
 # Coefficients of the quintic iteration that takes singular values to about one (Keller Jordan's Muon, 2024).
 QUINTIC = (3.4445, -4.7750, 2.0315)
+MOST_PADDED = 4  # times the numbers of its matrices that a batch of Muon may have
 LIKE_ADAM = 0.2  # root mean square of an update, times the learning rate: about that of Adam's
 
 
@@ -48,7 +50,7 @@ def optimizers(model: nn.Module, task: Task, config: TrainingConfig, graphed: bo
             else torch.optim.AdamW(adam, betas=config.betas)
         )
     if muon:
-        made.append(Muon(muon))
+        made.append(Muon(muon, few_launches=config.compile and device.type == "cuda"))
     return made
 
 
@@ -61,7 +63,7 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose matrices are made orthogonal before they are added, by a few Newton–Schulz iterations.
 
     `torch.optim.Muon` does the same one matrix after another and with its learning rate fixed in a captured graph; here
-    matrices of one shape go through the iterations as one batch, and the learning rate may be a tensor.
+    matrices go through the iterations in batches, and the learning rate may be a tensor.
 
     Parameters with more than two axes count as matrices with the first axis as rows. Updates have the size that Adam's
     have, so that its learning rate and weight decay serve for both.
@@ -70,10 +72,15 @@ class Muon(torch.optim.Optimizer):
         params: matrices, or groups of them, each with `lr` and `weight_decay`.
         momentum: decay of the momentum, which is Nesterov's.
         iterations: of Newton–Schulz.
+        few_launches: for a GPU, where small kernels take longer than their arithmetic. Matrices whose shorter sides are
+            equal are one batch, filled up with zeros, and all before and after the iterations is compiled.
     """
 
-    def __init__(self, params: Any, momentum: float = 0.95, iterations: int = 5) -> None:
+    def __init__(self, params: Any, momentum: float = 0.95, iterations: int = 5, *, few_launches: bool = False) -> None:
         super().__init__(params, {"lr": 1e-3, "weight_decay": 0.0, "momentum": momentum, "iterations": iterations})
+        self.few_launches = few_launches
+        self._ahead = torch.compile(_ahead, dynamic=False) if few_launches else _ahead
+        self._apply = torch.compile(_apply, dynamic=False) if few_launches else _apply
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -87,20 +94,12 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            by_shape: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
-            for p in group["params"]:
-                if p.grad is not None:
-                    by_shape[p.shape[0], p[0].numel()].append(p)
-            kept = 1 - group["lr"] * group["weight_decay"]
-            for (rows, columns), alike in by_shape.items():
-                gradients = [p.grad.reshape(rows, columns) for p in alike]  # type: ignore[union-attr]
-                moments = [self._moment(p) for p in alike]
-                torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
-                ahead = torch.stack(gradients).lerp_(torch.stack(moments), group["momentum"])
-                update = orthogonal(ahead, group["iterations"]).to(ahead.dtype)
-                update = (update * (group["lr"] * LIKE_ADAM * max(rows, columns) ** 0.5)).contiguous()
-                torch._foreach_mul_(alike, kept)
-                torch._foreach_sub_(alike, [change.view(p.shape) for p, change in zip(alike, update, strict=True)])
+            given = [p for p in group["params"] if p.grad is not None]
+            for alike in _batches(given, self.few_launches):
+                gradients = [p.grad.reshape(p.shape[0], -1) for p in alike]  # type: ignore[union-attr]
+                ahead = self._ahead(gradients, [self._moment(p) for p in alike], group["momentum"])
+                update = orthogonal(ahead, group["iterations"])
+                self._apply(alike, update, group["lr"], group["weight_decay"])
         return loss
 
     def _moment(self, p: Tensor) -> Tensor:
@@ -111,14 +110,54 @@ class Muon(torch.optim.Optimizer):
         return found
 
 
-def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
-    """Matrices (count, rows, columns) with all singular values near one: U Vᵀ of U S Vᵀ, roughly."""
+def _batches(params: list[Tensor], padded: bool) -> list[list[Tensor]]:
+    """Parameters whose matrices go through the iterations together: those of one shape; or, if `padded`, with equal
+    shorter sides, unless far more than half of the batch would be zeros."""
+    found: dict[Any, list[Tensor]] = defaultdict(list)
+    for p in params:
+        short, long = sorted((p.shape[0], p[0].numel()))
+        found[short if padded else (p.shape[0], long, short)].append(p)
+    batches = []
+    for alike in found.values():
+        whole = len(alike) * max(p.numel() for p in alike)
+        if whole <= MOST_PADDED * sum(p.numel() for p in alike):
+            batches.append(alike)
+        else:
+            batches += _batches(alike, padded=False)
+    return batches
+
+
+def _ahead(gradients: list[Tensor], moments: list[Tensor], momentum: float) -> Tensor:
+    """The momentum a step ahead, after that of all matrices has moved on: a batch of wide matrices, with zeros behind
+    the narrower ones."""
+    torch._foreach_lerp_(moments, gradients, 1 - momentum)
+    ahead = [gradient.lerp(moment, momentum) for gradient, moment in zip(gradients, moments, strict=True)]
+    wide = [one.mT if one.shape[0] > one.shape[1] else one for one in ahead]
+    longest = max(one.shape[1] for one in wide)
+    batch = torch.stack([pad(one, (0, longest - one.shape[1])) for one in wide])
+    return batch.bfloat16() if batch.is_cuda else batch
+
+
+def _apply(params: list[Tensor], update: Tensor, rate: Tensor | float, decay: float) -> None:
+    """Let parameters decay, and subtract their updates."""
+    changes, sizes = [], []
+    for p, change in zip(params, update.to(params[0].dtype), strict=True):
+        rows, columns = p.shape[0], p[0].numel()
+        short, long = sorted((rows, columns))
+        taken = change[:short, :long]
+        changes.append((taken.mT if rows > columns else taken).reshape(p.shape))
+        sizes.append(LIKE_ADAM * long**0.5)
+    changes = list(torch._foreach_mul(changes, sizes))
+    torch._foreach_mul_(changes, rate)
+    torch._foreach_mul_(params, 1 - rate * decay)
+    torch._foreach_sub_(params, changes)
+
+
+def orthogonal(x: Tensor, iterations: int) -> Tensor:
+    """Wide matrices (count, rows, columns) with all singular values near one: U Vᵀ of U S Vᵀ, roughly."""
     a, b, c = QUINTIC
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
-    tall = x.shape[1] > x.shape[2]
-    x = x.mT if tall else x
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(iterations):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    return x
