@@ -199,3 +199,12 @@ def test_several_windows_over_one() -> None:
         "ratio, graph": "1.09",
         "ratio, eager": "1.02",
     }
+
+
+def test_language_models() -> None:
+    row = {"experiment": "text8", "model": "plmu", "parameters": 2_970_395, "batch": 128, "length": 180}
+    row |= {"milliseconds": 2.526, "tokens per second": 9_119_869.5, "share of the bfloat16 peak": 0.1636}
+    header, *rows = cells("language", {"rows": [row, {**row, "share of the bfloat16 peak": None}]})
+    assert header[-2:] == ["million tokens a second", "of the bfloat16 peak"]
+    assert rows[0] == ["text8 plmu", "2.97", "128 × 180", "2.53", "9.12", "16%"]
+    assert rows[1][-1] == ""

@@ -241,6 +241,23 @@ def resets(found: Found) -> str:
     return _table([*header, "host without, ms", f"host, {kinds[0]}, ms"], lines)
 
 
+def language(found: Found) -> str:
+    """Training steps of language models."""
+    lines = [
+        [
+            f"{row['experiment']} {row['model']}",
+            _parameters(row),
+            f"{row['batch']} × {row['length']}",
+            _number(row["milliseconds"]),
+            _number(row["tokens per second"] / 1e6),
+            "" if row["share of the bfloat16 peak"] is None else f"{row['share of the bfloat16 peak']:.0%}",
+        ]
+        for row in found["rows"]
+    ]
+    header = ["model", "million parameters", "batch × length", "ms a step", "million tokens a second"]
+    return _table([*header, "of the bfloat16 peak"], lines)
+
+
 def cpu(found: Found) -> str:
     lines = [
         [row["name"], row["ours"], _number(row["milliseconds"]), _number(row["ratio"]), row["bar"]]
@@ -282,6 +299,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
     "choices-eager": (*_LAYERS, choices("auto against every algorithm")),
     "choices-resets": (*_LAYERS, choices("with resets, as graphs")),
     "length": (*_LAYERS, length),
+    "language": (
+        "bench-language-cuda.json",
+        "python -m benchmarks.language --device cuda --json results/bench-language-cuda.json",
+        language,
+    ),
     "calls": (*_CALLS, calls),
     "windows": (*_CALLS, windows),
     "resets": (
