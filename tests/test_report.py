@@ -121,6 +121,8 @@ def test_the_rows_of_a_result():
     assert (first[6], first[7], first[8], first[9]) == ("0.988", "", "1", "0.123")
     assert (second[6], second[9]) == ("0.123", "")
     assert shown(0.04567, False, 0.0234) == "0.0457 ± 0.02"
+    assert shown(1.46997, False, 0.00017) == "1.470 ± 0.0002"
+    assert shown(1600.0, False) == "1600"
     assert shown(0.04567, True) == "4.57 %"
 
 

@@ -101,7 +101,8 @@ def run_name(summary: dict[str, Any]) -> str:
 def shown(value: float, percent: bool, std: float | None = None) -> str:
     if percent:
         return f"{100 * value:.2f}" + ("" if std is None else f" ± {100 * std:.2f}") + " %"
-    return f"{value:.{3 if abs(value) < 1 else 4}g}" + ("" if std is None else f" ± {std:.1g}")
+    mean = f"{value:#.{3 if abs(value) < 1 else 4}g}".rstrip(".")  # with its zeros: 1.470
+    return mean + ("" if std is None else f" ± {std:.1g}")
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
