@@ -1,0 +1,96 @@
+"""The float32 kernels for Hopper GPUs, emulated on a CPU, against the float64 recurrence."""
+
+from collections.abc import Iterator
+
+import gluon_emulator
+import pytest
+import torch
+from operations import needs_kernels
+from test_split import check
+
+import plmu
+from plmu.ops.gpu import launch, split, split_hopper
+
+pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
+SHAPES = {
+    # batch, time, channels, out, order, window, whether there is a first state
+    "a chunk without a partner": (3, 70, 24, 16, 3, 4.0, False),
+    "several tiles of channels and outputs": (1, 130, 136, 264, 2, 40.0, True),
+    "tables that do not stay": (2, 66, 72, 8, 5, 9.0, True),
+    "rows of the state": (1, 65, 8, 72, 17, 30.0, False),
+}
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    prepared = (split_hopper._project, split_hopper._weight_gradient)
+    monkeypatch.setattr(split_hopper, "Launch", gluon_emulator.Launch)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
+    for name in ("_project", "_weight_gradient"):  # so that nothing else runs
+        monkeypatch.delattr(split, name)
+    for one in prepared:
+        one.cache_clear()
+    yield
+    for one in prepared:
+        one.cache_clear()
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("programs", [3, 132], ids=["several tiles a program", "one tile a program"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_against_the_recurrence(name: str, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "multiprocessors", lambda _: programs)
+    batch, time, channels, out, order, window, started = SHAPES[name]
+    given = [torch.randn(batch, time, channels), torch.randn(out, order, channels) / (order * channels) ** 0.5]
+    if started:
+        given.append(torch.randn(batch, order, channels))
+    check(plmu.DelayNetwork(order, window).discretize(), given, torch.randn(batch, time, out))
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_numbers_of_any_size(size: float) -> None:
+    """All small or large, and channels, outputs and moments that differ by a factor of 10⁴."""
+    u, weight, of_o = torch.randn(1, 100, 16), torch.randn(8, 3, 16), torch.randn(1, 100, 8)
+    u, of_o = (one * 10 ** (4 * torch.rand(one.shape[-1])) for one in (u, of_o))
+    u = size * u * 10 ** (-4 * torch.rand(100, 1))
+    check(plmu.DelayNetwork(3, 6.0).discretize(), [u, weight / size], of_o)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_launch_for_some_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "MOST", 1 << 20)
+    given = [torch.randn(1, 70, 264), torch.randn(200, 2, 264) / 16]
+    check(plmu.DelayNetwork(2, 6.0).discretize(), given, torch.randn(1, 70, 200))
+
+
+def test_what_it_leaves_to_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resets, groups of channels, and rows that the copy engine cannot read: answers are right too."""
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
+    monkeypatch.delattr(split_hopper, "project")
+    monkeypatch.delattr(split_hopper, "weight_gradient")
+    system = plmu.DelayNetwork(2, 6.0).discretize()
+    check(system, [torch.randn(1, 70, 12), torch.randn(8, 2, 12)], torch.randn(1, 70, 8))
+    resets = torch.rand(1, 70) < 0.1
+    check(system, [torch.randn(1, 70, 8), torch.randn(8, 2, 8)], torch.randn(1, 70, 8), resets)
+    assert not split_hopper.fits(torch.zeros(1, 70, 16), torch.zeros(8, 2, 16), 2)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_broken_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator is no rubber stamp: parts that are left out and a lost arrival are seen."""
+    kernels = gluon_emulator.kernels("gluon_split.py")
+    monkeypatch.setattr(gluon_emulator.Launch, "emulated", kernels)
+    monkeypatch.setattr(gluon_emulator, "PATIENCE", 0.5)
+    given, of_o = [torch.randn(1, 200, 8), torch.randn(8, 2, 8)], torch.randn(1, 200, 8)
+    system = plmu.DelayNetwork(2, 6.0).discretize()
+    check(system, given, of_o)
+    real = kernels["_halves"]
+    monkeypatch.setitem(kernels, "_halves", lambda value: (real(value)[0], 0 * real(value)[1]))
+    with pytest.raises(AssertionError):
+        check(system, given, of_o)
+    monkeypatch.setitem(kernels, "_halves", real)
+    kernels["mbarrier"].arrive = lambda barrier, count: None
+    monkeypatch.setattr(launch, "multiprocessors", lambda _: 1)  # so that buffers are used again
+    with pytest.raises(RuntimeError, match="deadlock"):
+        check(system, given, of_o)
