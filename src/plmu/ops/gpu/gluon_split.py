@@ -287,7 +287,8 @@ def _divide_for_weight(
     given, ORDER: gl.constexpr, CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, SCALE: gl.constexpr,
 ):  # fmt: skip
-    """The tables of two orders once; then for each chunk the parts of its inputs, its state and the gradient."""
+    """The tables of two orders once; then for each chunk the parts of its inputs, its state and the gradient. The
+    inputs of the next chunk are on their way while the gradient is divided."""
     tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end, total = given
     toeplitz, powers, u, states, gradient, largest = tensors
     us, ss, gs, ts, ps, backs = buffers
@@ -302,18 +303,20 @@ def _divide_for_weight(
     flat: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, flat))
     raised, _back = _powers_of_two(gl.load(largest + output, mask=output < out, other=0.0))
+    taken = _inputs(u, begin, first, time, channels, chunks, total, CHUNK, WIDTH, layout)
+    past = _states(states, begin, first, channels, total, ROWS, WIDTH, layout)
     for number in range(begin, end):
-        taken = _inputs(u, number, first, time, channels, chunks, total, CHUNK, WIDTH, layout)
-        past = _states(states, number, first, channels, total, ROWS, WIDTH, layout)
         incoming = _inputs(gradient, number, first_out, time, out, chunks, total, CHUNK, OUT, flat)
-        taken, past, back = _divided(taken, past)
+        u_parts, s_parts, back = _divided(taken, past)
         turn = number - begin
         stage = turn % STAGES
         mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
         for part in gl.static_range(2):
-            us.index(2 * stage + part).store(taken[part])
-            ss.index(2 * stage + part).store(past[part])
+            us.index(2 * stage + part).store(u_parts[part])
+            ss.index(2 * stage + part).store(s_parts[part])
         backs.index(stage).store(back * (1 / SCALE))
+        taken = _inputs(u, number + 1, first, time, channels, chunks, end, CHUNK, WIDTH, layout)
+        past = _states(states, number + 1, first, channels, end, ROWS, WIDTH, layout)
         g1, g2 = _halves(incoming * raised[None, :])
         gs.index(2 * stage).store(g1)
         gs.index(2 * stage + 1).store(g2)

@@ -24,8 +24,8 @@ class Shares(NamedTuple):
     stages: int  # tiles on their way, if there is room
 
 
-PROJECT = Shares(192, 104, 3)
-WEIGHT_GRADIENT = Shares(184, 136, 3)
+PROJECT = Shares(184, 120, 3)
+WEIGHT_GRADIENT = Shares(176, 152, 3)
 
 
 def fits(u: Tensor, weight: Tensor, groups: int) -> bool:
