@@ -48,6 +48,38 @@ def test_against_the_recurrence(name: str, programs: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("order", [2, 5], ids=["tables that stay", "tables that do not stay"])
+def test_resets_against_the_recurrence(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences without any, with some where chunks meet, with several in a chunk, and with some anywhere."""
+    monkeypatch.setattr(launch, "multiprocessors", lambda _: 3)
+    resets = torch.zeros(4, 150, dtype=torch.bool)
+    resets[1, [0, 63, 64, 128]] = True
+    resets[2, [5, 6, 40, 62, 149]] = True
+    resets[3] = torch.rand(150) < 0.03
+    given = [torch.randn(4, 150, 24), torch.randn(16, order, 24) / 8, torch.randn(4, order, 24)]
+    check(plmu.DelayNetwork(order, 90.0).discretize(), given, torch.randn(4, 150, 16), resets)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_nan_ends_at_a_reset() -> None:
+    """In the chunk that it is in no later, and in all others at once; forwards and backwards."""
+    system = plmu.DelayNetwork(2, 6.0).discretize()
+    u, weight, resets = torch.randn(1, 200, 8), torch.randn(8, 2, 8), torch.zeros(1, 200, dtype=torch.bool)
+    resets[:, [70, 135]] = True
+    u[:, 20] = torch.nan
+    o = plmu.project(u, system, weight, algorithm="fused", resets=resets)[0]
+    assert o[:, 20:70].isnan().all()
+    assert o[:, 70:].isfinite().all()
+    u.nan_to_num_().requires_grad_()
+    o = plmu.project(u, system, weight, algorithm="fused", resets=resets)[0]
+    of_o = torch.randn_like(o)
+    of_o[:, 180] = torch.nan
+    (of_u,) = torch.autograd.grad(o, u, of_o)
+    assert of_u[:, 135:181].isnan().any()
+    assert of_u[:, :128].isfinite().all()
+
+
+@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("size", [1e-25, 1e25])
 def test_numbers_of_any_size(size: float) -> None:
     """All small or large, and channels, outputs and moments that differ by a factor of 10⁴."""
@@ -65,14 +97,12 @@ def test_a_launch_for_some_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_it_leaves_to_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resets, groups of channels, and rows that the copy engine cannot read: answers are right too."""
+    """Rows that the copy engine cannot read, of which answers are right too, and groups of channels."""
     monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     monkeypatch.delattr(split_hopper, "project")
     monkeypatch.delattr(split_hopper, "weight_gradient")
     system = plmu.DelayNetwork(2, 6.0).discretize()
     check(system, [torch.randn(1, 70, 12), torch.randn(8, 2, 12)], torch.randn(1, 70, 8))
-    resets = torch.rand(1, 70) < 0.1
-    check(system, [torch.randn(1, 70, 8), torch.randn(8, 2, 8)], torch.randn(1, 70, 8), resets)
     assert not split_hopper.fits(torch.zeros(1, 70, 16), torch.zeros(8, 2, 16), 2)
 
 

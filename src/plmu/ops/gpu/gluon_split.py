@@ -12,7 +12,11 @@ Powers of two bring operands into the range of float16: for u and the state one 
 of m one for each of its rows, for the weight one for each output and for the gradient of o too. `largest` has the
 largest of these outputs' numbers; what they are multiplied by is taken back at the end.
 
-Channels and outputs are multiples of 8. Systems are one group, without resets inside sequences.
+Channels and outputs are multiples of 8, and all channels have one system.
+
+SEGMENTED: the state is reset inside sequences. `marks` and what is cut out of tables are as in `gluon_chunked`. The
+state may belong to another segment than the inputs, so both have powers of two of their own; its share of m is selected
+rather than multiplied by zero, which would keep its NaN.
 """
 
 from __future__ import annotations
@@ -84,17 +88,38 @@ def _states(states, number, first, channels, total, ROWS: gl.constexpr, WIDTH: g
 
 
 @gluon.jit
-def _divided(taken, past):
-    """The parts of inputs and of the state before them, and what takes them back."""
+def _divided(taken, past, SEGMENTED: gl.constexpr):
+    """The parts of inputs and of the state before them, and what takes either back."""
     largest, before = gl.max(gl.abs(taken), 0), gl.max(gl.abs(past), 0)
-    up, back = _powers_of_two(gl.where(before > largest, before, largest))
-    return _halves(taken * up[None, :]), _halves(past * up[None, :]), back
+    if SEGMENTED:
+        up, back = _powers_of_two(largest)
+        past_up, past_back = _powers_of_two(before)
+    else:
+        up, back = _powers_of_two(gl.where(before > largest, before, largest))
+        past_up, past_back = up, back
+    return _halves(taken * up[None, :]), _halves(past * past_up[None, :]), back, past_back
+
+
+@gluon.jit
+def _cut(table, mark, step, REVERSED: gl.constexpr):
+    """A table without what its rows must not reach: `step`s before the mark of the row, or behind it if time runs
+    backwards."""
+    reached = step[None, :] <= mark[:, None] if REVERSED else step[None, :] >= mark[:, None]
+    return gl.where(reached, table, 0.0).to(table.dtype)
+
+
+@gluon.jit
+def _reached(reach, CHUNK: gl.constexpr, REVERSED: gl.constexpr, layout: gl.constexpr):
+    """Which steps of a chunk its past reaches, if it reaches so many."""
+    step = gl.arange(0, CHUNK, layout=layout)
+    return step >= CHUNK - reach if REVERSED else step < reach
 
 
 @gluon.jit
 def _divide_for_project(
-    given, CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, SCALE: gl.constexpr
-):
+    given,
+    CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
+):  # fmt: skip
     """For each block of inputs the parts of both chunks and of their states. They are read before there is room for
     them."""
     u, states, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total = given
@@ -106,12 +131,14 @@ def _divide_for_project(
             for c in gl.static_range(2):
                 taken = _inputs(u, number + c, block * WIDTH, time, inputs, chunks, total, CHUNK, WIDTH, layout)
                 past = _states(states, number + c, block * WIDTH, inputs, total, ROWS, WIDTH, layout)
-                taken, past, back = _divided(taken, past)
+                taken, past, back, past_back = _divided(taken, past, SEGMENTED)
                 mbarrier.wait(block_empty.index(c), (turn & 1) ^ 1)
                 for part in gl.static_range(2):
                     us.index(2 * c + part).store(taken[part])
                     ss.index(2 * c + part).store(past[part])
                 backs.index(c).store(back * (1 / SCALE))
+                if SEGMENTED:
+                    backs.index(2 + c).store(past_back * (1 / SCALE))
                 fence_async_shared()
                 _barrier()
                 mbarrier.arrive(block_full.index(c), count=1)
@@ -156,34 +183,31 @@ def _fetch_for_project(
 
 
 @gluon.jit
-def _tables(ts, ps, first, second, TRANSPOSED: gl.constexpr, BOTH: gl.constexpr):
-    """Both parts of T and of P, T transposed or not, P too if BOTH."""
-    t1, t2, p1, p2 = ts.index(first), ts.index(second), ps.index(first), ps.index(second)
-    if TRANSPOSED:
-        t1, t2 = t1.permute((1, 0)), t2.permute((1, 0))
-    if BOTH:
-        p1, p2 = p1.permute((1, 0)), p2.permute((1, 0))
-    return (t1, t2), (p1, p2)
-
-
-@gluon.jit
 def _multiply_for_project(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr,
+    STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr, SEGMENTED: gl.constexpr,
 ):  # fmt: skip
     """Chunk c of the two: its tiles of m, each of them into the weight."""
-    buffers, barriers, o, largest, time, inputs, outputs, length, chunks, pairs, work, total = given
+    buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total = given
     us, ss, ws, ts, ps, backs = buffers
     turn_full, turn_empty, block_full, block_empty, tables_full = barriers
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    table: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
     rows: gl.constexpr = gl.SliceLayout(1, wide)
+    columns: gl.constexpr = gl.SliceLayout(0, narrow)
     if RESIDENT:
         mbarrier.wait(tables_full, 0)
     turn, blocks = 0, 0  # counted over all work of the program
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
+        number, first_out = 2 * (item % pairs) + c, item // pairs * OUT
+        if SEGMENTED:
+            row = marks + gl.minimum(number, total - 1).to(gl.int64) * (CHUNK + 1)
+            mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, table)))
+            reached = _reached(gl.load(row + CHUNK), CHUNK, REVERSED, gl.SliceLayout(1, narrow))
+            step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, table))
         sums = gl.zeros((CHUNK, OUT), gl.float32, wide)
         for block in range(gl.cdiv(inputs, WIDTH)):
             mbarrier.wait(block_full.index(c), blocks & 1)
@@ -192,12 +216,22 @@ def _multiply_for_project(
                 stage = turn % STAGES
                 mbarrier.wait(turn_full.index(stage), (turn // STAGES) & 1)
                 first, second = (i, ORDER + i) if RESIDENT else (2 * stage, 2 * stage + 1)
-                kernel, carried = _tables(ts, ps, first, second, REVERSED, False)
-                m = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
-                m = _product(carried, (ss.index(2 * c), ss.index(2 * c + 1)), m, True)
-                m = _product(kernel, (us.index(2 * c), us.index(2 * c + 1)), m, False)
-                m = warpgroup_mma_wait(0, deps=(m,))
-                m *= backs.index(c).load(gl.SliceLayout(0, narrow))[None, :]
+                kernel, carried = (ts.index(first), ts.index(second)), (ps.index(first), ps.index(second))
+                if REVERSED:
+                    kernel = (ts.index(first).permute((1, 0)), ts.index(second).permute((1, 0)))
+                nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
+                m = _product(carried, (ss.index(2 * c), ss.index(2 * c + 1)), nothing, True)
+                if SEGMENTED:
+                    k1, k2 = kernel
+                    k1, k2 = _cut(k1.load(table), mark, step, REVERSED), _cut(k2.load(table), mark, step, REVERSED)
+                    own = _product((k1, k2), (us.index(2 * c), us.index(2 * c + 1)), nothing, True)
+                    m, own = warpgroup_mma_wait(0, deps=(m, own))
+                    m = gl.where(reached[:, None], m * backs.index(2 + c).load(columns)[None, :], 0.0)
+                    m += own * backs.index(c).load(columns)[None, :]
+                else:
+                    m = _product(kernel, (us.index(2 * c), us.index(2 * c + 1)), m, False)
+                    m = warpgroup_mma_wait(0, deps=(m,))
+                    m *= backs.index(c).load(columns)[None, :]
                 if i == ORDER - 1:
                     _barrier()
                     mbarrier.arrive(block_empty.index(c), count=1)
@@ -214,7 +248,6 @@ def _multiply_for_project(
                 mbarrier.arrive(turn_empty.index(stage), count=1)
                 sums += added * gl.convert_layout(down, rows)[:, None]
                 turn += 1
-        number, first_out = 2 * (item % pairs) + c, item // pairs * OUT
         moment = number % chunks * CHUNK + gl.arange(0, CHUNK, layout=rows)
         output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
         _up, back = _powers_of_two(gl.load(largest + output, mask=output < outputs, other=0.0))
@@ -225,11 +258,11 @@ def _multiply_for_project(
 
 @gluon.jit(do_not_specialize=COUNTS)
 def project_in_parts(
-    weight, toeplitz, powers, u, states, largest, o,
+    weight, toeplitz, powers, u, states, largest, marks, o,
     time, inputs, outputs, length, stride, chunks, total, work,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr, SCALE: gl.constexpr,
-    MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
+    SEGMENTED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
 ):  # fmt: skip
     """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
 
@@ -246,7 +279,7 @@ def project_in_parts(
     )
     ts = gl.allocate_shared_memory(part, [tables, CHUNK, CHUNK], toeplitz.layout)
     ps = gl.allocate_shared_memory(part, [tables, CHUNK, ROWS], powers.layout)
-    backs = gl.allocate_shared_memory(gl.float32, [2, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    backs = gl.allocate_shared_memory(gl.float32, [4, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     turn_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     block_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -263,7 +296,7 @@ def project_in_parts(
     pairs = gl.cdiv(total, 2)
     buffers = (us, ss, ws, ts, ps, backs)
     barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0))
-    given = (buffers, barriers, o, largest, time, inputs, outputs, length, chunks, pairs, work, total)
+    given = (buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total)
     dividing = (u, states, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total)
     fetching = (
         weight, toeplitz, powers, ws, ts, ps, turn_full, turn_empty, tables_full.index(0), inputs, stride, pairs, work,
@@ -271,10 +304,10 @@ def project_in_parts(
     gl.warp_specialize(
         [
             (_multiply_for_project, (
-                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED)),
+                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED)),
             (_multiply_for_project, (
-                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED)),
-            (_divide_for_project, (dividing, CHUNK, ROWS, WIDTH, SCALE)),
+                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED)),
+            (_divide_for_project, (dividing, CHUNK, ROWS, WIDTH, SCALE, SEGMENTED)),
             (_fetch_for_project, (fetching, ORDER, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED)),
         ],
         [4, 4, 1],
@@ -285,7 +318,7 @@ def project_in_parts(
 @gluon.jit
 def _divide_for_weight(
     given, ORDER: gl.constexpr, CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, SCALE: gl.constexpr,
+    STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
 ):  # fmt: skip
     """The tables of two orders once; then for each chunk the parts of its inputs, its state and the gradient. The
     inputs of the next chunk are on their way while the gradient is divided."""
@@ -307,14 +340,16 @@ def _divide_for_weight(
     past = _states(states, begin, first, channels, total, ROWS, WIDTH, layout)
     for number in range(begin, end):
         incoming = _inputs(gradient, number, first_out, time, out, chunks, total, CHUNK, OUT, flat)
-        u_parts, s_parts, back = _divided(taken, past)
+        u_parts, s_parts, back, past_back = _divided(taken, past, SEGMENTED)
         turn = number - begin
         stage = turn % STAGES
         mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
         for part in gl.static_range(2):
             us.index(2 * stage + part).store(u_parts[part])
             ss.index(2 * stage + part).store(s_parts[part])
-        backs.index(stage).store(back * (1 / SCALE))
+        backs.index(2 * stage).store(back * (1 / SCALE))
+        if SEGMENTED:
+            backs.index(2 * stage + 1).store(past_back * (1 / SCALE))
         taken = _inputs(u, number + 1, first, time, channels, chunks, end, CHUNK, WIDTH, layout)
         past = _states(states, number + 1, first, channels, end, ROWS, WIDTH, layout)
         g1, g2 = _halves(incoming * raised[None, :])
@@ -326,37 +361,76 @@ def _divide_for_weight(
 
 
 @gluon.jit
+def _transposed_tables(ts, ps, kernel, carried):
+    """Both parts of T and P, which begin at these numbers of their buffers, transposed."""
+    t1, t2 = ts.index(kernel).permute((1, 0)), ts.index(kernel + 1).permute((1, 0))
+    return (t1, t2), (ps.index(carried).permute((1, 0)), ps.index(carried + 1).permute((1, 0)))
+
+
+@gluon.jit
+def _cut_tables(c: gl.constexpr, ts, row, reach, CHUNK: gl.constexpr):
+    """Make copies of the c-th T for a chunk, if there is anything to cut. Where the one to take begins."""
+    cut = reach < CHUNK
+    if cut:
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // CHUNK, CHUNK // 8], [4, 1], [1, 0])
+        mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, layout)))
+        step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, layout))
+        first = _cut(ts.index(2 * c).load(layout), mark, step, False)
+        second = _cut(ts.index(2 * c + 1).load(layout), mark, step, False)
+        _barrier()  # all warps are done with the copies for an earlier chunk
+        ts.index(4 + 2 * c).store(first)
+        ts.index(5 + 2 * c).store(second)
+        fence_async_shared()
+        _barrier()
+    return gl.where(cut, 4 + 2 * c, 2 * c)
+
+
+@gluon.jit
 def _multiply_for_weight(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, SEGMENTED: gl.constexpr,
 ):  # fmt: skip
     """Order i + c of the program: mᵀ of each chunk, then into the gradient."""
-    buffers, barriers, partial, largest, i, first, first_out, share, begin, end, channels, out = given
+    buffers, barriers, partial, largest, marks, i, first, first_out, share, begin, end, channels, out = given
     us, ss, gs, ts, ps, backs = buffers
     full, empty, tables_full = barriers
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     rows: gl.constexpr = gl.SliceLayout(1, wide)
+    steps: gl.constexpr = gl.SliceLayout(1, narrow)
     sums = gl.zeros((WIDTH, OUT), gl.float32, wide)
     mbarrier.wait(tables_full, 0)
-    kernel, carried = _tables(ts, ps, 2 * c, 2 * c + 1, True, True)
+    kernel, carried = _transposed_tables(ts, ps, 2 * c, 2 * c)
     for turn in range(end - begin):
         stage = turn % STAGES
+        if SEGMENTED:
+            row = marks + (begin + turn).to(gl.int64) * (CHUNK + 1)
+            reach = gl.load(row + CHUNK)
+            kernel, carried = _transposed_tables(ts, ps, _cut_tables(c, ts, row, reach, CHUNK), 2 * c)
         mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
         u1, u2 = us.index(2 * stage).permute((1, 0)), us.index(2 * stage + 1).permute((1, 0))
         s1, s2 = ss.index(2 * stage).permute((1, 0)), ss.index(2 * stage + 1).permute((1, 0))
-        m = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
-        m = _product((s1, s2), carried, m, True)
-        m = _product((u1, u2), kernel, m, False)
-        m = warpgroup_mma_wait(0, deps=(m,))
+        nothing = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
+        m = _product((s1, s2), carried, nothing, True)
+        if SEGMENTED:
+            own = _product((u1, u2), kernel, nothing, True)
+            m, own = warpgroup_mma_wait(0, deps=(m, own))
+            reached = _reached(reach, CHUNK, False, gl.SliceLayout(0, narrow))
+            m = gl.where(reached[None, :], m * backs.index(2 * stage + 1).load(steps)[:, None], 0.0)
+            m += own * backs.index(2 * stage).load(steps)[:, None]
+        else:
+            m = _product((u1, u2), kernel, m, False)
+            m = warpgroup_mma_wait(0, deps=(m,))
         up, down = _powers_of_two(gl.max(gl.abs(m), 1))
         m1, m2 = _halves(m * up[:, None])
         m1, m2 = gl.convert_layout(m1, left), gl.convert_layout(m2, left)
         added = gl.zeros((WIDTH, OUT), gl.float32, wide)
         added = _product((m1, m2), (gs.index(2 * stage), gs.index(2 * stage + 1)), added, True)
-        down = gl.convert_layout(down, rows) * backs.index(stage).load(rows)
+        down = gl.convert_layout(down, rows)
+        if not SEGMENTED:
+            down *= backs.index(2 * stage).load(rows)
         added = warpgroup_mma_wait(0, deps=(added,))
         _barrier()
         mbarrier.arrive(empty.index(stage), count=1)
@@ -371,9 +445,9 @@ def _multiply_for_weight(
 
 @gluon.jit(do_not_specialize=COUNTS)
 def weight_gradient_in_parts(
-    toeplitz, powers, u, states, gradient, largest, partial, time, channels, out, chunks, total, share,
+    toeplitz, powers, u, states, gradient, largest, marks, partial, time, channels, out, chunks, total, share,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, SCALE: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
+    STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
 ):  # fmt: skip
     """Σ m gradientᵀ over `share` of the `total` chunks, for OUT outputs and WIDTH channels of two orders, into partial
     (shares, out, ORDER, channels)."""
@@ -386,9 +460,9 @@ def weight_gradient_in_parts(
     us = gl.allocate_shared_memory(part, [2 * STAGES, CHUNK, WIDTH], toeplitz.layout)
     ss = gl.allocate_shared_memory(part, [2 * STAGES, ROWS, WIDTH], toeplitz.layout)
     gs = gl.allocate_shared_memory(part, [2 * STAGES, CHUNK, OUT], toeplitz.layout)
-    ts = gl.allocate_shared_memory(part, [4, CHUNK, CHUNK], toeplitz.layout)
+    ts = gl.allocate_shared_memory(part, [8 if SEGMENTED else 4, CHUNK, CHUNK], toeplitz.layout)
     ps = gl.allocate_shared_memory(part, [4, CHUNK, ROWS], powers.layout)
-    backs = gl.allocate_shared_memory(gl.float32, [STAGES, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    backs = gl.allocate_shared_memory(gl.float32, [2 * STAGES, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     tables = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
@@ -402,13 +476,13 @@ def weight_gradient_in_parts(
     tensors = (toeplitz, powers, u, states, gradient, largest)
     dividing = (tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end, total)
     given = (
-        buffers, barriers, partial, largest, i, first, first_out, gl.program_id(2), begin, end, channels, out,
+        buffers, barriers, partial, largest, marks, i, first, first_out, gl.program_id(2), begin, end, channels, out,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES)),
-            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES)),
-            (_divide_for_weight, (dividing, ORDER, CHUNK, ROWS, WIDTH, OUT, STAGES, SCALE)),
+            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED)),
+            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED)),
+            (_divide_for_weight, (dividing, ORDER, CHUNK, ROWS, WIDTH, OUT, STAGES, SCALE, SEGMENTED)),
         ],
         [4, 4],
         [MULTIPLYING, DIVIDING],

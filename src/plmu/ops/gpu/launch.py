@@ -212,11 +212,14 @@ def _finish(
 def marks(u: Tensor, segments: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor] | None:
     """What the kernels for Hopper ask of segments, for time that runs forwards and backwards; None where there are none
     or other kernels run."""
-    if segments is None or not for_hopper(u, weight):
-        return None
+    return None if segments is None or not for_hopper(u, weight) else marks_of(segments)
+
+
+def marks_of(segments: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where such kernels run."""
     batch, time = segments.shape
     found = segments.new_empty(2, batch * tiles(time, CHUNK), CHUNK + 1)
-    _mark(u.device, batch, time)(segments, found)
+    _mark(segments.device, batch, time)(segments, found)
     return found[0], found[1]
 
 

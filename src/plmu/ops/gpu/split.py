@@ -85,8 +85,8 @@ def project(
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
     outputs, parts = channels if reversed else out, toeplitz.shape[-4]
-    if tile is None and segments is None and parts == 2 and split_hopper.fits(u, weight, groups):
-        return split_hopper.project(u, before, weight, toeplitz, past, MOST, reversed=reversed), ()
+    if tile is None and parts == 2 and split_hopper.fits(u, weight, groups):
+        return split_hopper.project(u, before, segments, weight, toeplitz, past, most=MOST, reversed=reversed), ()
     across = (inputs, outputs // groups) if reversed else (inputs // groups, outputs)
     tile = (tile or PROJECT).fitted(*across)
     o = u.new_empty(batch, time, outputs)
@@ -167,8 +167,8 @@ def weight_gradient(
     assert before is not None
     batch, time, channels = u.shape
     out, order, _ = weight.shape
-    if tile is None and segments is None and toeplitz.shape[-4] == 2 and split_hopper.fits(u, weight, groups):
-        return split_hopper.weight_gradient(u, before, of_o, weight, toeplitz, past)
+    if tile is None and toeplitz.shape[-4] == 2 and split_hopper.fits(u, weight, groups):
+        return split_hopper.weight_gradient(u, before, segments, of_o, weight, toeplitz, past)
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], groups, segments is not None)
     tile = (tile or WEIGHT_GRADIENT).fitted(channels // groups, out)
     run, shares = _weight_gradient(*sizes, toeplitz.shape[-4], tile)

@@ -29,7 +29,7 @@ WEIGHT_GRADIENT = Shares(176, 152, 3)
 
 
 def fits(u: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether these kernels take the place of Triton's, for sequences without resets."""
+    """Whether these kernels take the place of Triton's."""
     out, _, channels = weight.shape
     sizes = (u.shape[0], u.shape[1], channels, out)
     return groups == 1 and launch.why_not_hopper(u.device, torch.float16, *sizes) is None
@@ -44,15 +44,24 @@ def at_once(u: Tensor, o: Tensor, weight: Tensor, whole: int, most: int) -> int:
 
 
 def project(
-    u: Tensor, before: Tensor, weight: Tensor, toeplitz: Tensor, past: Tensor, most: int, *, reversed: bool = False
+    u: Tensor,
+    before: Tensor,
+    segments: Tensor | None,
+    weight: Tensor,
+    toeplitz: Tensor,
+    past: Tensor,
+    *,
+    most: int,
+    reversed: bool = False,
 ) -> Tensor:
-    """As `split.project`, of two parts."""
+    """As `split.project`, of two parts. `most`: as of `at_once`."""
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
     outputs = channels if reversed else out
     o = u.new_empty(batch, time, outputs)
     wide = _wide(outputs)
     largest = torch.linalg.vector_norm(weight, float("inf"), dim=(0, 1) if reversed else (1, 2))
+    marks = largest if segments is None else launch.marks_of(segments)[reversed]  # not read where there are none
     step = at_once(u, o, weight, wide, most)
     launch.enter(u.device)
     for first in range(0, outputs, step):
@@ -61,8 +70,8 @@ def project(
         parts = weight.new_empty(2, *of_some.shape, dtype=toeplitz.dtype)
         sizes = (u.device, order, some, inputs, reversed)
         _divide(*sizes, channels)(of_some, largest[first:], parts)
-        run = _project(*sizes, batch, time, past.shape[-1], outputs, wide, PROJECT)
-        run(parts, toeplitz, past, u, before, largest[first:], o[:, :, first:])
+        run = _project(*sizes, batch, time, past.shape[-1], outputs, wide, segments is not None, PROJECT)
+        run(parts, toeplitz, past, u, before, largest[first:], marks, o[:, :, first:])
         del parts
     return o
 
@@ -91,6 +100,7 @@ def _project(
     rows: int,
     length: int,
     wide: int,
+    segmented: bool,
     shares: Shares,
 ) -> Launch:
     """For `some` of the outputs, with rows of `length` of them in memory."""
@@ -109,7 +119,7 @@ def _project(
     if not reversed:
         of_weight = ((2, some, order * inputs), (1, wide, WIDTH))
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": wide}
-    constants |= {"STAGES": stages, "RESIDENT": resident, "REVERSED": reversed, "SCALE": SCALE}
+    constants |= {"STAGES": stages, "RESIDENT": resident, "REVERSED": reversed, "SCALE": SCALE, "SEGMENTED": segmented}
     constants |= {"MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
     numbers = (time, inputs, some, length, channels, chunks, total, work)
     grid = (min(work, launch.multiprocessors(device)),)
@@ -117,22 +127,39 @@ def _project(
     return Launch(_gluon, "project_in_parts", grid, numbers, constants, tiled=tiled, num_warps=4)
 
 
-def weight_gradient(u: Tensor, before: Tensor, of_o: Tensor, weight: Tensor, toeplitz: Tensor, past: Tensor) -> Tensor:
+def weight_gradient(
+    u: Tensor,
+    before: Tensor,
+    segments: Tensor | None,
+    of_o: Tensor,
+    weight: Tensor,
+    toeplitz: Tensor,
+    past: Tensor,
+) -> Tensor:
     """As `split.weight_gradient`, of two parts."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
-    sizes = (u.device, batch, time, channels, out, order, past.shape[-1], WEIGHT_GRADIENT)
-    run, shares = _weight_gradient(*sizes)
+    sizes = (u.device, batch, time, channels, out, order, past.shape[-1], segments is not None)
+    run, shares = _weight_gradient(*sizes, WEIGHT_GRADIENT)
     largest = torch.linalg.vector_norm(of_o, float("inf"), dim=(0, 1))
     partial = weight.new_empty(shares, *weight.shape)
     launch.enter(u.device)
-    run(toeplitz, past, u, before, of_o, largest, partial)
+    marks = largest if segments is None else launch.marks_of(segments)[0]
+    run(toeplitz, past, u, before, of_o, largest, marks, partial)
     return partial[0] if shares == 1 else partial.sum(0)
 
 
 @launch.prepared
 def _weight_gradient(
-    device: torch.device, batch: int, time: int, channels: int, out: int, order: int, rows: int, shares: Shares
+    device: torch.device,
+    batch: int,
+    time: int,
+    channels: int,
+    out: int,
+    order: int,
+    rows: int,
+    segmented: bool,
+    shares: Shares,
 ) -> tuple[Launch, int]:
     """And how many shares the sum over all chunks is cut into."""
     chunks, wide = tiles(time, CHUNK), _wide(out)
@@ -140,11 +167,12 @@ def _weight_gradient(
     share, cut = launch.shared_out(batch * chunks, columns * outputs, device)
 
     def shared(stages: int) -> int:
-        return 4 * (stages * ((CHUNK + rows) * WIDTH + CHUNK * wide) + 2 * CHUNK * (CHUNK + rows)) + 2048
+        tables = 2 * CHUNK * ((2 if segmented else 1) * CHUNK + rows)
+        return 4 * (stages * ((CHUNK + rows) * WIDTH + CHUNK * wide) + tables) + 2048
 
     stages = next(n for n in (shares.stages, 3, 2) if shared(n) <= launch.SHARED)
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": wide}
-    constants |= {"STAGES": stages, "SCALE": SCALE}
+    constants |= {"STAGES": stages, "SCALE": SCALE, "SEGMENTED": segmented}
     constants |= {"MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
     numbers, grid = (time, channels, out, chunks, batch * chunks, share), (columns, outputs, cut)
     tiled = _tables(order, rows)
