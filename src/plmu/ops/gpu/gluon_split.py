@@ -209,7 +209,7 @@ def _multiply_for_project(
             reached = _reached(gl.load(row + CHUNK), CHUNK, REVERSED, gl.SliceLayout(1, narrow))
             step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, table))
         sums = gl.zeros((CHUNK, OUT), gl.float32, wide)
-        for block in range(gl.cdiv(inputs, WIDTH)):
+        for _block in range(gl.cdiv(inputs, WIDTH)):
             mbarrier.wait(block_full.index(c), blocks & 1)
             blocks += 1
             for i in range(ORDER):
@@ -246,14 +246,14 @@ def _multiply_for_project(
                 added = _product((m1, m2), (w1, w2), added, True)
                 added = warpgroup_mma_wait(0, deps=(added,))
                 mbarrier.arrive(turn_empty.index(stage), count=1)
-                sums += added * gl.convert_layout(down, rows)[:, None]
+                sums += added * gl.convert_layout(down * 2.0**-14, rows)[:, None]  # as of a weight near 1
                 turn += 1
         moment = number % chunks * CHUNK + gl.arange(0, CHUNK, layout=rows)
         output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
         _up, back = _powers_of_two(gl.load(largest + output, mask=output < outputs, other=0.0))
         place = o + ((number // chunks).to(gl.int64) * time + moment[:, None]) * (length // 8 * 8) + output[None, :]
         inside = (moment[:, None] < time) & (output[None, :] < outputs // 8 * 8) & (number < total)
-        gl.store(place, sums * back[None, :], mask=inside)
+        gl.store(place, sums * (back * 2.0**14)[None, :], mask=inside)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -428,7 +428,7 @@ def _multiply_for_weight(
         m1, m2 = gl.convert_layout(m1, left), gl.convert_layout(m2, left)
         added = gl.zeros((WIDTH, OUT), gl.float32, wide)
         added = _product((m1, m2), (gs.index(2 * stage), gs.index(2 * stage + 1)), added, True)
-        down = gl.convert_layout(down, rows)
+        down = gl.convert_layout(down * 2.0**-14, rows)
         if not SEGMENTED:
             down *= backs.index(2 * stage).load(rows)
         added = warpgroup_mma_wait(0, deps=(added,))
@@ -440,14 +440,15 @@ def _multiply_for_weight(
     _up, back = _powers_of_two(gl.load(largest + output, mask=output < out, other=0.0))
     place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels) + (i + c) * channels + channel[:, None]
     inside = (output[None, :] < out) & (channel[:, None] < channels) & (i + c < ORDER)
-    gl.store(partial + place, sums * back[None, :], mask=inside)
+    gl.store(partial + place, sums * (back * 2.0**14)[None, :], mask=inside)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 def weight_gradient_in_parts(
     toeplitz, powers, u, states, gradient, largest, marks, partial, time, channels, out, chunks, total, share,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
+    STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
+    MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
 ):  # fmt: skip
     """Σ m gradientᵀ over `share` of the `total` chunks, for OUT outputs and WIDTH channels of two orders, into partial
     (shares, out, ORDER, channels)."""

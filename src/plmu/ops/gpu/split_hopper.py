@@ -31,8 +31,14 @@ WEIGHT_GRADIENT = Shares(176, 152, 3)
 def fits(u: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether these kernels take the place of Triton's."""
     out, _, channels = weight.shape
-    sizes = (u.shape[0], u.shape[1], channels, out)
-    return groups == 1 and launch.why_not_hopper(u.device, torch.float16, *sizes) is None
+    return why_not(u.device, u.shape[0], u.shape[1], channels, out, groups) is None
+
+
+def why_not(device: torch.device, batch: int, time: int, channels: int, out: int, groups: int) -> str | None:
+    """Why they do not, if they do not."""
+    if groups > 1:
+        return "the kernels for Hopper take float32 with one system for all channels alone"
+    return launch.why_not_hopper(device, torch.float16, batch, time, channels, out)
 
 
 def at_once(u: Tensor, o: Tensor, weight: Tensor, whole: int, most: int) -> int:
