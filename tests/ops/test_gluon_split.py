@@ -1,4 +1,4 @@
-"""The float32 kernels for Hopper GPUs, emulated on a CPU, against the float64 recurrence."""
+"""The float32 kernels for Hopper GPUs against the float64 recurrence: on such a GPU, or emulated on a CPU."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ import gluon_emulator
 import pytest
 import torch
 from operations import needs_kernels
-from test_split import check
+from test_split import DEVICE, check
 
 import plmu
 from plmu.ops.gpu import launch, split, split_hopper
 
-pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
+pytestmark = needs_kernels
 SHAPES = {
     # batch, time, channels, out, order, window, whether there is a first state
     "a chunk without a partner": (3, 70, 24, 16, 3, 4.0, False),
@@ -22,10 +22,13 @@ SHAPES = {
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     prepared = (split_hopper._project, split_hopper._weight_gradient)
-    monkeypatch.setattr(split_hopper, "Launch", gluon_emulator.Launch)
-    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(split_hopper, "Launch", gluon_emulator.Launch)
+        monkeypatch.setattr(launch, "has_hopper", lambda _: True)
+    elif not launch.has_hopper(torch.device(DEVICE)):
+        pytest.skip("needs a Hopper GPU")
     for name in ("_project", "_weight_gradient"):  # so that nothing else runs
         monkeypatch.delattr(split, name)
     for one in prepared:
@@ -35,7 +38,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         one.cache_clear()
 
 
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("programs", [3, 132], ids=["several tiles a program", "one tile a program"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_against_the_recurrence(name: str, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +50,7 @@ def test_against_the_recurrence(name: str, programs: int, monkeypatch: pytest.Mo
     check(plmu.DelayNetwork(order, window).discretize(), given, torch.randn(batch, time, out))
 
 
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("order", [2, 5], ids=["tables that stay", "tables that do not stay"])
 def test_resets_against_the_recurrence(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences without any, with some where chunks meet, with several in a chunk, and with some anywhere."""
@@ -60,11 +63,12 @@ def test_resets_against_the_recurrence(order: int, monkeypatch: pytest.MonkeyPat
     check(plmu.DelayNetwork(order, 90.0).discretize(), given, torch.randn(4, 150, 16), resets)
 
 
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.usefixtures("kernels")
 def test_nan_ends_at_a_reset() -> None:
-    """In the chunk that it is in no later, and in all others at once; forwards and backwards."""
+    """Forwards; and backwards, where it may spread within its chunk."""
     system = plmu.DelayNetwork(2, 6.0).discretize()
-    u, weight, resets = torch.randn(1, 200, 8), torch.randn(8, 2, 8), torch.zeros(1, 200, dtype=torch.bool)
+    u, weight = torch.randn(1, 200, 8, device=DEVICE), torch.randn(8, 2, 8, device=DEVICE)
+    resets = torch.zeros(1, 200, dtype=torch.bool, device=DEVICE)
     resets[:, [70, 135]] = True
     u[:, 20] = torch.nan
     o = plmu.project(u, system, weight, algorithm="fused", resets=resets)[0]
@@ -79,7 +83,7 @@ def test_nan_ends_at_a_reset() -> None:
     assert of_u[:, :128].isfinite().all()
 
 
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("size", [1e-25, 1e25])
 def test_numbers_of_any_size(size: float) -> None:
     """All small or large, and channels, outputs and moments that differ by a factor of 10⁴."""
@@ -89,13 +93,14 @@ def test_numbers_of_any_size(size: float) -> None:
     check(plmu.DelayNetwork(3, 6.0).discretize(), [u, weight / size], of_o)
 
 
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.usefixtures("kernels")
 def test_a_launch_for_some_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "MOST", 1 << 20)
     given = [torch.randn(1, 70, 264), torch.randn(200, 2, 264) / 16]
     check(plmu.DelayNetwork(2, 6.0).discretize(), given, torch.randn(1, 70, 200))
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="without a GPU anything may be said to be one")
 def test_what_it_leaves_to_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that the copy engine cannot read, of which answers are right too, and groups of channels."""
     monkeypatch.setattr(launch, "has_hopper", lambda _: True)
@@ -106,7 +111,8 @@ def test_what_it_leaves_to_other_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not split_hopper.fits(torch.zeros(1, 70, 16), torch.zeros(8, 2, 16), 2)
 
 
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.skipif(DEVICE == "cuda", reason="of the emulator")
 def test_a_broken_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator is no rubber stamp: parts that are left out and a lost arrival are seen."""
     kernels = gluon_emulator.kernels("gluon_split.py")
