@@ -4,8 +4,9 @@ They compute what `project` and `weight_gradient` of `triton_split` compute, wit
 work of a program among its warps as `gluon_chunked` does. One warp fetches by the copy engine what is in parts already:
 the weight and the constants. Four warps divide float32 inputs into parts, once for all that need them. Two groups of
 four warps multiply: each makes a tile of m, divides it in registers, and multiplies that into the other operand, while
-the other group keeps the matrix units busy. Tiles pass through buffers; a barrier says when one is full and another
-when it is empty again.
+the other group keeps the matrix units busy. If STAGGERED, the second makes a tile of m no sooner than the first has
+made its own, so that they do not divide at the same time. Tiles pass through buffers; a barrier says when one is full
+and another when it is empty again.
 
 Sums begin at zero for each tile of m and are added up in float32 outside the matrix units, which round toward zero.
 Powers of two bring operands into the range of float16: for u and the state one for each channel and chunk, for a tile
@@ -187,11 +188,12 @@ def _multiply_for_project(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr, SEGMENTED: gl.constexpr,
+    STAGGERED: gl.constexpr,
 ):  # fmt: skip
     """Chunk c of the two: its tiles of m, each of them into the weight."""
     buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total = given
     us, ss, ws, ts, ps, backs = buffers
-    turn_full, turn_empty, block_full, block_empty, tables_full = barriers
+    turn_full, turn_empty, block_full, block_empty, tables_full, ahead = barriers
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
@@ -219,6 +221,8 @@ def _multiply_for_project(
                 kernel, carried = (ts.index(first), ts.index(second)), (ps.index(first), ps.index(second))
                 if REVERSED:
                     kernel = (ts.index(first).permute((1, 0)), ts.index(second).permute((1, 0)))
+                if STAGGERED and c == 1:
+                    mbarrier.wait(ahead.index(stage), (turn // STAGES) & 1)
                 nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
                 m = _product(carried, (ss.index(2 * c), ss.index(2 * c + 1)), nothing, True)
                 if SEGMENTED:
@@ -232,6 +236,8 @@ def _multiply_for_project(
                     m = _product(kernel, (us.index(2 * c), us.index(2 * c + 1)), m, False)
                     m = warpgroup_mma_wait(0, deps=(m,))
                     m *= backs.index(c).load(columns)[None, :]
+                if STAGGERED and c == 0:
+                    mbarrier.arrive(ahead.index(stage), count=1)
                 if i == ORDER - 1:
                     _barrier()
                     mbarrier.arrive(block_empty.index(c), count=1)
@@ -262,7 +268,7 @@ def project_in_parts(
     time, inputs, outputs, length, stride, chunks, total, work,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr, SCALE: gl.constexpr,
-    SEGMENTED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
+    SEGMENTED: gl.constexpr, STAGGERED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
 ):  # fmt: skip
     """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
 
@@ -285,7 +291,9 @@ def project_in_parts(
     block_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     block_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     tables_full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    ahead = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for k in gl.static_range(STAGES):
+        mbarrier.init(ahead.index(k), count=1)
         mbarrier.init(turn_full.index(k), count=1)
         mbarrier.init(turn_empty.index(k), count=2)
     for k in gl.static_range(2):
@@ -295,7 +303,7 @@ def project_in_parts(
     fence_async_shared()
     pairs = gl.cdiv(total, 2)
     buffers = (us, ss, ws, ts, ps, backs)
-    barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0))
+    barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0), ahead)
     given = (buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total)
     dividing = (u, states, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total)
     fetching = (
@@ -304,9 +312,9 @@ def project_in_parts(
     gl.warp_specialize(
         [
             (_multiply_for_project, (
-                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED)),
+                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED, STAGGERED)),
             (_multiply_for_project, (
-                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED)),
+                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED, STAGGERED)),
             (_divide_for_project, (dividing, CHUNK, ROWS, WIDTH, SCALE, SEGMENTED)),
             (_fetch_for_project, (fetching, ORDER, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED)),
         ],
@@ -325,7 +333,7 @@ def _divide_for_weight(
     tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end, total = given
     toeplitz, powers, u, states, gradient, largest = tensors
     us, ss, gs, ts, ps, backs = buffers
-    full, empty, tables_full = barriers
+    full, empty, tables_full, _ahead = barriers
     mbarrier.expect(tables_full, 4 * (toeplitz.block_type.nbytes + powers.block_type.nbytes))
     for c in gl.static_range(2):
         for part in gl.static_range(2):
@@ -389,12 +397,12 @@ def _cut_tables(c: gl.constexpr, ts, row, reach, CHUNK: gl.constexpr):
 def _multiply_for_weight(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, SEGMENTED: gl.constexpr,
+    STAGES: gl.constexpr, SEGMENTED: gl.constexpr, STAGGERED: gl.constexpr,
 ):  # fmt: skip
     """Order i + c of the program: mᵀ of each chunk, then into the gradient."""
     buffers, barriers, partial, largest, marks, i, first, first_out, share, begin, end, channels, out = given
     us, ss, gs, ts, ps, backs = buffers
-    full, empty, tables_full = barriers
+    full, empty, tables_full, ahead = barriers
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
@@ -412,6 +420,8 @@ def _multiply_for_weight(
         mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
         u1, u2 = us.index(2 * stage).permute((1, 0)), us.index(2 * stage + 1).permute((1, 0))
         s1, s2 = ss.index(2 * stage).permute((1, 0)), ss.index(2 * stage + 1).permute((1, 0))
+        if STAGGERED and c == 1:
+            mbarrier.wait(ahead.index(stage), (turn // STAGES) & 1)
         nothing = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
         m = _product((s1, s2), carried, nothing, True)
         if SEGMENTED:
@@ -423,6 +433,8 @@ def _multiply_for_weight(
         else:
             m = _product((u1, u2), kernel, m, False)
             m = warpgroup_mma_wait(0, deps=(m,))
+        if STAGGERED and c == 0:
+            mbarrier.arrive(ahead.index(stage), count=1)
         up, down = _powers_of_two(gl.max(gl.abs(m), 1))
         m1, m2 = _halves(m * up[:, None])
         m1, m2 = gl.convert_layout(m1, left), gl.convert_layout(m2, left)
@@ -448,7 +460,7 @@ def weight_gradient_in_parts(
     toeplitz, powers, u, states, gradient, largest, marks, partial, time, channels, out, chunks, total, share,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
-    MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
+    STAGGERED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
 ):  # fmt: skip
     """Σ m gradientᵀ over `share` of the `total` chunks, for OUT outputs and WIDTH channels of two orders, into partial
     (shares, out, ORDER, channels)."""
@@ -467,13 +479,15 @@ def weight_gradient_in_parts(
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     tables = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    ahead = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for k in gl.static_range(STAGES):
+        mbarrier.init(ahead.index(k), count=1)
         mbarrier.init(full.index(k), count=1)
         mbarrier.init(empty.index(k), count=2)
     mbarrier.init(tables.index(0), count=1)
     fence_async_shared()
     buffers = (us, ss, gs, ts, ps, backs)
-    barriers = (full, empty, tables.index(0))
+    barriers = (full, empty, tables.index(0), ahead)
     tensors = (toeplitz, powers, u, states, gradient, largest)
     dividing = (tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end, total)
     given = (
@@ -481,8 +495,8 @@ def weight_gradient_in_parts(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED)),
-            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED)),
+            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
+            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
             (_divide_for_weight, (dividing, ORDER, CHUNK, ROWS, WIDTH, OUT, STAGES, SCALE, SEGMENTED)),
         ],
         [4, 4],

@@ -22,10 +22,11 @@ class Shares(NamedTuple):
     multiplying: int  # registers of each thread that multiplies
     dividing: int  # and of each that divides operands into parts
     stages: int  # tiles on their way, if there is room
+    staggered: bool  # whether the second group of multiplying warps stays behind the first
 
 
-PROJECT = Shares(184, 120, 3)
-WEIGHT_GRADIENT = Shares(176, 152, 3)
+PROJECT = Shares(184, 120, 3, True)
+WEIGHT_GRADIENT = Shares(176, 152, 3, True)
 
 
 def fits(u: Tensor, weight: Tensor, groups: int) -> bool:
@@ -126,7 +127,7 @@ def _project(
         of_weight = ((2, some, order * inputs), (1, wide, WIDTH))
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": wide}
     constants |= {"STAGES": stages, "RESIDENT": resident, "REVERSED": reversed, "SCALE": SCALE, "SEGMENTED": segmented}
-    constants |= {"MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
+    constants |= {"STAGGERED": shares.staggered, "MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
     numbers = (time, inputs, some, length, channels, chunks, total, work)
     grid = (min(work, launch.multiprocessors(device)),)
     tiled = (of_weight, *_tables(order, rows))
@@ -179,7 +180,7 @@ def _weight_gradient(
     stages = next(n for n in (shares.stages, 3, 2) if shared(n) <= launch.SHARED)
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": wide}
     constants |= {"STAGES": stages, "SCALE": SCALE, "SEGMENTED": segmented}
-    constants |= {"MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
+    constants |= {"STAGGERED": shares.staggered, "MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
     numbers, grid = (time, channels, out, chunks, batch * chunks, share), (columns, outputs, cut)
     tiled = _tables(order, rows)
     return Launch(_gluon, "weight_gradient_in_parts", grid, numbers, constants, tiled=tiled, num_warps=4), cut
