@@ -63,6 +63,9 @@ class Buffer:
     def permute(self, order: tuple[int, ...]) -> "Buffer":
         return Buffer(self.values.permute(order))
 
+    def slice(self, start: int, length: int, dim: int) -> "Buffer":
+        return Buffer(self.values.narrow(dim, start, length))
+
     def load(self, layout: Any) -> Tensor:
         return self.values.clone()
 

@@ -65,12 +65,13 @@ def _product(a, b, acc, FIRST: gl.constexpr):
 
 @gluon.jit
 def _inputs(
-    u, number, first, time, channels, chunks, total,
-    CHUNK: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr,
+    u, number, begin: gl.constexpr, first, time, channels, chunks, total,
+    CHUNK: gl.constexpr, STEPS: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """A tile of float32 inputs: a chunk, zero past its sequence's end, and WIDTH channels from `first` on."""
+    """A tile of float32 inputs: STEPS of a chunk from `begin` on, zero past its sequence's end, and WIDTH channels from
+    `first` on."""
     sequence, at = number // chunks, number % chunks
-    moment = at * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, layout))
+    moment = at * CHUNK + begin + gl.arange(0, STEPS, layout=gl.SliceLayout(1, layout))
     column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
     width = channels // 8 * 8  # which it is: for the compiler to see that 16 bytes come at once
     place = u + (sequence.to(gl.int64) * time + moment[:, None]) * width + column[None, :]
@@ -130,8 +131,9 @@ def _divide_for_project(
         number = 2 * (item % pairs)
         for block in range(gl.cdiv(inputs, WIDTH)):
             for c in gl.static_range(2):
-                taken = _inputs(u, number + c, block * WIDTH, time, inputs, chunks, total, CHUNK, WIDTH, layout)
-                past = _states(states, number + c, block * WIDTH, inputs, total, ROWS, WIDTH, layout)
+                first = block * WIDTH
+                taken = _inputs(u, number + c, 0, first, time, inputs, chunks, total, CHUNK, CHUNK, WIDTH, layout)
+                past = _states(states, number + c, first, inputs, total, ROWS, WIDTH, layout)
                 taken, past, back, past_back = _divided(taken, past, SEGMENTED)
                 mbarrier.wait(block_empty.index(c), (turn & 1) ^ 1)
                 for part in gl.static_range(2):
@@ -328,9 +330,9 @@ def _divide_for_weight(
     given, ORDER: gl.constexpr, CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
 ):  # fmt: skip
-    """The tables of two orders once; then for each chunk the parts of its inputs, its state and the gradient. The
-    inputs of the next chunk are on their way while the gradient is divided."""
-    tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end, total = given
+    """The tables of two orders once; then for each chunk the parts of its inputs, its state and the gradient. What
+    is divided next is on its way meanwhile."""
+    tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end = given
     toeplitz, powers, u, states, gradient, largest = tensors
     us, ss, gs, ts, ps, backs = buffers
     full, empty, tables_full, _ahead = barriers
@@ -344,11 +346,13 @@ def _divide_for_weight(
     flat: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, flat))
     raised, _back = _powers_of_two(gl.load(largest + output, mask=output < out, other=0.0))
-    taken = _inputs(u, begin, first, time, channels, chunks, total, CHUNK, WIDTH, layout)
-    past = _states(states, begin, first, channels, total, ROWS, WIDTH, layout)
+    half: gl.constexpr = CHUNK // 2
+    taken = _inputs(u, begin, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
+    past = _states(states, begin, first, channels, end, ROWS, WIDTH, layout)
+    early = _inputs(gradient, begin, 0, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
     for number in range(begin, end):
-        incoming = _inputs(gradient, number, first_out, time, out, chunks, total, CHUNK, OUT, flat)
         u_parts, s_parts, back, past_back = _divided(taken, past, SEGMENTED)
+        late = _inputs(gradient, number, half, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
         turn = number - begin
         stage = turn % STAGES
         mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
@@ -358,12 +362,16 @@ def _divide_for_weight(
         backs.index(2 * stage).store(back * (1 / SCALE))
         if SEGMENTED:
             backs.index(2 * stage + 1).store(past_back * (1 / SCALE))
-        taken = _inputs(u, number + 1, first, time, channels, chunks, end, CHUNK, WIDTH, layout)
+        taken = _inputs(u, number + 1, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
         past = _states(states, number + 1, first, channels, end, ROWS, WIDTH, layout)
-        g1, g2 = _halves(incoming * raised[None, :])
-        gs.index(2 * stage).store(g1)
-        gs.index(2 * stage + 1).store(g2)
+        g_parts = _halves(early * raised[None, :])
+        for part in gl.static_range(2):
+            gs.index(2 * stage + part).slice(0, half, 0).store(g_parts[part])
+        g_parts = _halves(late * raised[None, :])
+        for part in gl.static_range(2):
+            gs.index(2 * stage + part).slice(half, half, 0).store(g_parts[part])
         fence_async_shared()
+        early = _inputs(gradient, number + 1, 0, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
         _barrier()
         mbarrier.arrive(full.index(stage), count=1)
 
@@ -489,7 +497,7 @@ def weight_gradient_in_parts(
     buffers = (us, ss, gs, ts, ps, backs)
     barriers = (full, empty, tables.index(0), ahead)
     tensors = (toeplitz, powers, u, states, gradient, largest)
-    dividing = (tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end, total)
+    dividing = (tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end)
     given = (
         buffers, barriers, partial, largest, marks, i, first, first_out, gl.program_id(2), begin, end, channels, out,
     )  # fmt: skip
