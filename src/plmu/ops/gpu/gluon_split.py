@@ -384,12 +384,24 @@ def _transposed_tables(ts, ps, kernel, carried):
 
 
 @gluon.jit
-def _cut_tables(c: gl.constexpr, ts, row, reach, CHUNK: gl.constexpr):
+def _marks_of(marks, number, CHUNK: gl.constexpr):
+    """The marks of a chunk's steps, and how many of them its past reaches."""
+    row = marks + number.to(gl.int64) * (CHUNK + 1)
+    return gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(CHUNK)))), gl.load(row + CHUNK)
+
+
+@gluon.constexpr_function
+def _in_rows(CHUNK):
+    """A table of which each thread holds 16 bytes of some rows."""
+    return gl.BlockedLayout([1, 8], [256 // CHUNK, CHUNK // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def _cut_tables(c: gl.constexpr, ts, mark, reach, CHUNK: gl.constexpr):
     """Make copies of the c-th T for a chunk, if there is anything to cut. Where the one to take begins."""
     cut = reach < CHUNK
     if cut:
-        layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // CHUNK, CHUNK // 8], [4, 1], [1, 0])
-        mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, layout)))
+        layout: gl.constexpr = _in_rows(CHUNK)
         step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, layout))
         first = _cut(ts.index(2 * c).load(layout), mark, step, False)
         second = _cut(ts.index(2 * c + 1).load(layout), mark, step, False)
@@ -419,12 +431,14 @@ def _multiply_for_weight(
     sums = gl.zeros((WIDTH, OUT), gl.float32, wide)
     mbarrier.wait(tables_full, 0)
     kernel, carried = _transposed_tables(ts, ps, 2 * c, 2 * c)
+    if SEGMENTED:
+        mark, reach = _marks_of(marks, begin, CHUNK)
     for turn in range(end - begin):
         stage = turn % STAGES
         if SEGMENTED:
-            row = marks + (begin + turn).to(gl.int64) * (CHUNK + 1)
-            reach = gl.load(row + CHUNK)
-            kernel, carried = _transposed_tables(ts, ps, _cut_tables(c, ts, row, reach, CHUNK), 2 * c)
+            reached = _reached(reach, CHUNK, False, gl.SliceLayout(0, narrow))
+            kernel, carried = _transposed_tables(ts, ps, _cut_tables(c, ts, mark, reach, CHUNK), 2 * c)
+            mark, reach = _marks_of(marks, gl.minimum(begin + turn + 1, end - 1), CHUNK)
         mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
         u1, u2 = us.index(2 * stage).permute((1, 0)), us.index(2 * stage + 1).permute((1, 0))
         s1, s2 = ss.index(2 * stage).permute((1, 0)), ss.index(2 * stage + 1).permute((1, 0))
@@ -435,7 +449,6 @@ def _multiply_for_weight(
         if SEGMENTED:
             own = _product((u1, u2), kernel, nothing, True)
             m, own = warpgroup_mma_wait(0, deps=(m, own))
-            reached = _reached(reach, CHUNK, False, gl.SliceLayout(0, narrow))
             m = gl.where(reached[None, :], m * backs.index(2 * stage + 1).load(steps)[:, None], 0.0)
             m += own * backs.index(2 * stage).load(steps)[:, None]
         else:
