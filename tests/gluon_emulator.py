@@ -1,4 +1,5 @@
-"""Kernels of `plmu.ops.gpu.gluon_chunked` without a GPU: their Python code, run by threads on CPU tensors.
+"""Kernels of `plmu.ops.gpu.gluon_chunked` and `gluon_split` without a GPU: their Python code, run by threads on CPU
+tensors.
 
 Gluon has no interpreter. Here its functions are plain ones on torch tensors: a warp group is a thread, shared memory is
 a tensor, the copy engine copies at once, and barriers count arrivals and bytes as those of Hopper GPUs do. Layouts mean
@@ -6,6 +7,7 @@ nothing. Programs run one after the other. So index arithmetic and synchronisati
 """
 
 import math
+import re
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch import Tensor
 from plmu.ops.gpu import direct
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
+SOURCES = ("gluon_chunked.py", "gluon_split.py")
 PATIENCE = 60  # seconds after which a wait is a deadlock
 
 
@@ -60,6 +63,9 @@ class Buffer:
     def permute(self, order: tuple[int, ...]) -> "Buffer":
         return Buffer(self.values.permute(order))
 
+    def slice(self, start: int, length: int, dim: int) -> "Buffer":
+        return Buffer(self.values.narrow(dim, start, length))
+
     def load(self, layout: Any) -> Tensor:
         return self.values.clone()
 
@@ -91,7 +97,8 @@ class Descriptor:
 
 class Pointer:
     def __init__(self, tensor: Tensor, offset: Any = 0) -> None:
-        self.memory, self.offset = tensor.view(-1), offset
+        behind = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+        self.memory, self.offset = tensor.as_strided((behind,), (1,)), offset
         self.dtype = SimpleNamespace(element_ty=tensor.dtype)
 
     def __add__(self, offset: Any) -> "Pointer":
@@ -172,7 +179,7 @@ def _language() -> ModuleType:
     gl = ModuleType("gluon.language")
     nothing = lambda *_, **__: None  # noqa: E731
     for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout",
-                 "BlockedLayout", "barrier", "inline_asm_elementwise"):  # fmt: skip
+                 "BlockedLayout", "SwizzledSharedLayout", "barrier", "inline_asm_elementwise"):  # fmt: skip
         setattr(gl, name, nothing)
     functions = {
         "constexpr": None, "static_range": range, "minimum": min, "where": _where, "store": _store,
@@ -186,14 +193,15 @@ def _language() -> ModuleType:
         "atomic_xchg": lambda place, value, sem: place.memory.__setitem__(place.offset, value),
         "atomic_add": lambda place, value, sem: int(place.memory[place.offset]) + value,
         "allocate_shared_memory": _memory, "warp_specialize": _specialize,
-        "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,
+        "abs": torch.abs, "max": torch.amax,
+        "int32": torch.int32, "int64": torch.int64, "float16": torch.float16, "float32": torch.float32,
     }  # fmt: skip
     vars(gl).update(functions)
     return gl
 
 
-def kernels() -> dict[str, Any]:
-    """The functions of `gluon_chunked`, to be called on descriptors and pointers of this module."""
+def kernels(source: str = SOURCES[0]) -> dict[str, Any]:
+    """The functions of a file of Gluon kernels, to be called on descriptors and pointers of this module."""
     hopper = ModuleType("gluon.hopper")
     barriers = {
         "MBarrierLayout": lambda: None, "init": _init, "wait": _wait,
@@ -218,8 +226,9 @@ def kernels() -> dict[str, Any]:
     name = "triton.experimental"
     fakes = {name: experimental, f"{name}.gluon": gluon, f"{name}.gluon.language.nvidia.hopper": hopper}
     before = {one: sys.modules.get(one) for one in fakes}
-    path = Path(direct.__file__).with_name("gluon_chunked.py")
+    path = Path(direct.__file__).with_name(source)
     text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
+    text = re.sub(r"\.to\((gl\.\w+), bitcast=True\)", r".view(\1)", text)
     found: dict[str, Any] = {"__name__": "emulated"}
     try:
         sys.modules.update(fakes)
@@ -244,8 +253,9 @@ class Launch(direct.Launch):
         if not self._tiled:
             super().__call__(*tensors)
             return
-        if not self.emulated:
-            self.emulated.update(kernels())
+        if self._kernel not in self.emulated:
+            for source in SOURCES:
+                self.emulated.update(kernels(source))
         given = [Descriptor(*pair) for pair in zip(tensors, self._tiled, strict=False)]
         pointers = [None if one is None else Pointer(one) for one in tensors[len(self._tiled) :]]
         grid = (*self._grid, 1, 1)[:3]

@@ -212,11 +212,14 @@ def _finish(
 def marks(u: Tensor, segments: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor] | None:
     """What the kernels for Hopper ask of segments, for time that runs forwards and backwards; None where there are none
     or other kernels run."""
-    if segments is None or not for_hopper(u, weight):
-        return None
+    return None if segments is None or not for_hopper(u, weight) else marks_of(segments)
+
+
+def marks_of(segments: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where such kernels run."""
     batch, time = segments.shape
     found = segments.new_empty(2, batch * tiles(time, CHUNK), CHUNK + 1)
-    _mark(u.device, batch, time)(segments, found)
+    _mark(segments.device, batch, time)(segments, found)
     return found[0], found[1]
 
 
@@ -254,7 +257,7 @@ def project(
         sums = u.new_empty(values, dtype=torch.float32)
         done = torch.zeros(flags, dtype=torch.int32, device=u.device) if flags else sums
         rows = sums if marked is None else marked  # not read where there are none
-        _enter(u.device)
+        enter(u.device)
         tiled = (u, u if before is None else before, weight, toeplitz, past, x, input_weight)
         launch(*tiled, o, sums, done, rows, o if bias is None else bias)
         return o, (sums, done)
@@ -318,7 +321,7 @@ def weight_gradient(
     partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
     states = u if before is None else before
     if hopper:
-        _enter(u.device)
+        enter(u.device)
         launch(u, states, of_o, toeplitz, past, partial, partial if marked is None else marked)
     else:
         launch(u, of_o, toeplitz, past, states, u if segments is None else segments, partial)
@@ -377,7 +380,7 @@ def _through_output(
 ) -> tuple[Launch, int]:
     """And how many shares the steps are divided into."""
     columns = tiles(outputs, OUTPUTS)
-    wanted = tiles(PROGRAMS * _multiprocessors(device), columns)
+    wanted = tiles(PROGRAMS * multiprocessors(device), columns)
     share = tiles(tiles(total, wanted), STEPS) * STEPS
     shares = tiles(total, share)
     constants = {"ROWS": STEPS, "WIDTH": OUTPUTS, "RELU": relu, "BIAS": bias}
@@ -391,7 +394,7 @@ def unit(channels: int, groups: int) -> int:
 
 def shared_out(chunks: int, programs: int, device: torch.device) -> tuple[int, int]:
     """How many chunks a share has, and how many shares fill the GPU with so many programs each."""
-    wanted = max(1, min(chunks, _multiprocessors(device) // programs))
+    wanted = max(1, min(chunks, multiprocessors(device) // programs))
     share = tiles(chunks, wanted)
     return share, tiles(chunks, share)
 
@@ -423,7 +426,7 @@ def exact(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32x3"
 
 
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
     """How many programs run at the same time; where there is no GPU, that of the ones these kernels are made for."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
@@ -453,7 +456,7 @@ def _hopper_project(
 ) -> tuple[Launch, int, int]:
     """`project` by the kernel for Hopper, and how much memory of its own it has: sums, and flags that begin at 0. It
     holds that until what runs beside it is launched."""
-    chunks, programs = tiles(time, CHUNK), _multiprocessors(device)
+    chunks, programs = tiles(time, CHUNK), multiprocessors(device)
     blocks, across = (1, groups) if reversed else (groups, 1)  # groups of inputs and of outputs
     unit = math.gcd((outputs if reversed else inputs) // groups, 8)
     across_each = outputs // across + (8 - unit if across > 1 else 0)
@@ -544,7 +547,7 @@ def _hopper_weight_gradient(
     return Launch(_hopper, "weight_gradient", grid, numbers, constants, tiled=tiled, num_warps=4), shares
 
 
-def _enter(device: torch.device) -> None:
+def enter(device: torch.device) -> None:
     """Bring the GPU's context into this thread, where descriptors for the copy engine are made. A thread that has not
     called CUDA yet has none, as autograd's may when it finds all memory at hand; any kernel of torch brings it."""
     devices: set[torch.device] = _entered.__dict__.setdefault("devices", set())
