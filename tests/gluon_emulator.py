@@ -1,4 +1,4 @@
-"""Kernels of `plmu.ops.gpu.gluon_chunked` without a GPU: their Python code, run by threads on CPU tensors.
+"""The kernels for Hopper without a GPU: the Python code of two modules, run by threads on CPU tensors.
 
 Gluon has no interpreter. Here its functions are plain ones on torch tensors: a warp group is a thread, shared memory is
 a tensor, the copy engine copies at once, and barriers count arrivals and bytes as those of Hopper GPUs do. Layouts mean
@@ -193,7 +193,7 @@ def _language() -> ModuleType:
 
 
 def kernels() -> dict[str, Any]:
-    """The functions of `gluon_chunked`, to be called on descriptors and pointers of this module."""
+    """All of `gluon_chunked`, and the kernel of `gluon_weight`, to be called on descriptors and pointers of this module."""
     hopper = ModuleType("gluon.hopper")
     barriers = {
         "MBarrierLayout": lambda: None, "init": _init, "wait": _wait,
@@ -217,17 +217,21 @@ def kernels() -> dict[str, Any]:
     vars(experimental).update(gluon=gluon)
     name = "triton.experimental"
     fakes = {name: experimental, f"{name}.gluon": gluon, f"{name}.gluon.language.nvidia.hopper": hopper}
+    names = ("gluon_chunked", "gluon_weight")
+    fakes |= {f"plmu.ops.gpu.{one}": ModuleType(one) for one in names}
     before = {one: sys.modules.get(one) for one in fakes}
-    path = Path(direct.__file__).with_name("gluon_chunked.py")
-    text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
-    found: dict[str, Any] = {"__name__": "emulated"}
     try:
         sys.modules.update(fakes)
-        exec(compile(text, str(path), "exec"), found)
+        for one in names:
+            path = Path(direct.__file__).with_name(f"{one}.py")
+            text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
+            exec(compile(text, str(path), "exec"), vars(fakes[f"plmu.ops.gpu.{one}"]))
     finally:
         for one, module in before.items():
             sys.modules.pop(one) if module is None else sys.modules.__setitem__(one, module)
-    return found
+    projection, weight = (vars(fakes[f"plmu.ops.gpu.{one}"]) for one in names)
+    projection["weight_gradient"] = weight["weight_gradient"]
+    return projection
 
 
 class Launch(direct.Launch):

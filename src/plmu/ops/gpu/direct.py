@@ -84,7 +84,7 @@ class _Read:
 def _described(tensor: Tensor, tiled: Tiled, strides: list[int]) -> Any:
     """The tensor descriptor itself, which a kernel is compiled for."""
     shape, tile = tiled
-    _, descriptor, language = gluon()
+    descriptor, language = gluon()
     return descriptor(tensor, list(shape), strides, list(tile), _layout(language, tile, tensor.dtype))
 
 
@@ -99,11 +99,12 @@ def _layout(language: Any, tile: tuple[int, ...], dtype: torch.dtype) -> Any:
 
 
 @functools.cache
-def gluon() -> tuple[Any, Any, Any]:
-    """The kernels, the descriptor and the language; an ImportError or AttributeError where Triton is too old."""
-    kernels = importlib.import_module("plmu.ops.gpu.gluon_chunked")
+def gluon() -> tuple[Any, Any]:
+    """The descriptor and the language of the kernels for Hopper; an ImportError or AttributeError where Triton is too
+    old for them."""
+    importlib.import_module("plmu.ops.gpu.gluon_weight")  # and the projection
     descriptor = importlib.import_module("triton.experimental.gluon.nvidia.hopper").TensorDescriptor
-    return kernels, descriptor, importlib.import_module("triton.experimental.gluon.language")
+    return descriptor, importlib.import_module("triton.experimental.gluon.language")
 
 
 def _launchable(compiled: Any) -> bool:

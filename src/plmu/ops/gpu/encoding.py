@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 from plmu.modes import watched
 from plmu.ops.check import result_dtype
 from plmu.ops.gpu import launch
+from plmu.ops.gpu.devices import aligned, on
 from plmu.ops.gpu.output import PLAIN
 from plmu.ops.gpu.projection import plain
 
@@ -55,8 +56,8 @@ class _Encode(torch.autograd.Function):
         if need_weight:
             of_weight = rows.t() @ x.reshape(-1, x.shape[2])
         if need_bias and values:
-            rows = launch.aligned(rows.contiguous())
-            with launch.on(rows):
+            rows = aligned(rows.contiguous())
+            with on(rows):
                 of_bias = launch.through_output(rows, None, True)[1]
         elif need_bias:
             of_bias = of_u.sum((0, 1))

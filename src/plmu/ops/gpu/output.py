@@ -13,6 +13,7 @@ from torch import Tensor
 
 from plmu.modes import watched
 from plmu.ops.gpu import launch
+from plmu.ops.gpu.devices import aligned, on
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.projection import Constants, forward, plain, through
 
@@ -43,7 +44,7 @@ def output(
 
 def _laid_out(rest: Rest) -> Rest:
     """With tensors as kernels take them."""
-    x, weight, bias = (None if one is None else launch.aligned(one.contiguous()) for one in rest[:3])
+    x, weight, bias = (None if one is None else aligned(one.contiguous()) for one in rest[:3])
     return Rest(x, weight, bias, rest.relu)
 
 
@@ -98,6 +99,6 @@ class _Output(torch.autograd.Function):
 def _through_output(of_o: Tensor, o: Tensor | None, need_bias: bool) -> tuple[Tensor, Tensor | None]:
     if o is None and not need_bias:
         return of_o, None
-    of_o = launch.aligned(of_o.contiguous())
-    with launch.on(of_o):
+    of_o = aligned(of_o.contiguous())
+    with on(of_o):
         return launch.through_output(of_o, o, need_bias)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from plmu.modes import is_batched, watched
 from plmu.ops.gpu import launch, split
+from plmu.ops.gpu.devices import aligned, aligned_if, on
 from plmu.ops.gpu.tables import CHUNK, Tables, all_powers, grouping, history, segments_of, summed, tables, tiles
 from plmu.ops.groups import SystemGroups, each
 from plmu.ops.matrices import finite
@@ -90,11 +91,11 @@ def forward(
     rest: launch.Rest | None = None,
 ) -> tuple[Tensor, Tensor]:
     """o, and the final state in float32. `rest`: what of a layer the kernels for Hopper do beside it."""
-    u, weight = launch.aligned(u.contiguous()), launch.aligned(weight.contiguous())
-    first, segments = launch.aligned_if(first), launch.aligned_if(segments)
+    u, weight = aligned(u.contiguous()), aligned(weight.contiguous())
+    first, segments = aligned_if(first), aligned_if(segments)
     groups = given.groups
     toeplitz, past, _, taps, advance, leap, last_taps, last_advance = given.tables
-    with launch.on(u):
+    with on(u):
         before = last = None
         if not given.steps:
             before, last = launch.carry(u, first, segments, taps, advance, leap, given.run, groups=groups)
@@ -120,12 +121,12 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of u and of the weight from that of o; None where not needed. `rest`: what of a layer goes into
     that of u."""
-    of_o, u, weight = (launch.aligned(one.contiguous()) for one in (of_o, u, weight))
-    first, segments = launch.aligned_if(first), launch.aligned_if(segments)
+    of_o, u, weight = (aligned(one.contiguous()) for one in (of_o, u, weight))
+    first, segments = aligned_if(first), aligned_if(segments)
     groups = given.groups
     toeplitz, past, future, taps, advance, leap, _, _ = given.tables
     of_u = of_weight = None
-    with launch.on(u):
+    with on(u):
         passing = (segments, taps, advance, leap, given.run)
         forwards, backwards = launch.marks(u, segments, weight) or (None, None)
         if need_weight:
