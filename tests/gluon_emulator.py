@@ -193,7 +193,7 @@ def _language() -> ModuleType:
 
 
 def kernels() -> dict[str, Any]:
-    """All of `gluon_chunked`, and the kernel of `gluon_weight`, to be called on descriptors and pointers of this module."""
+    """All of `gluon_chunked`, and the kernel of `gluon_weight`, to be called on descriptors and pointers of ours."""
     hopper = ModuleType("gluon.hopper")
     barriers = {
         "MBarrierLayout": lambda: None, "init": _init, "wait": _wait,
