@@ -212,7 +212,7 @@ def test_gradients_of_a_layer_in_one_launch_in_other_ways(encoder: bool) -> None
 @pytest.mark.parametrize("encoder", [False, True])
 def test_a_layer_in_one_launch_is_called_again_under_autocast(encoder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its route, as on a GPU; in the precision of autocast, with gradients in that of the weights."""
-    monkeypatch.setattr(routes, "_on_gpu", lambda u: True)
+    monkeypatch.setattr(routes, "on_gpu", lambda u: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delattr(plmu.ParallelLMU, "_from_input")
     layer = small_layer(encoder=encoder)

@@ -166,7 +166,7 @@ def output(
     _check_weight(weight, problem)
     chosen = _plan("project", problem, algorithm, out=weight.shape[0])
     if key is not None and chosen is not None and chosen.algorithm == "fused":
-        routes.keep(key, u, system, state, problem.dtype)
+        routes.keep(key, u, system, weight, state, problem.dtype)
     with _no_autocast(u.device):
         if rest is not None and chosen is not None and chosen.kernel == "Hopper" and spoilt is None:
             whole = FUSED.output(problem, weight, rest)
@@ -218,7 +218,7 @@ def output_of_groups(
     if chosen is None:
         return None
     if key is not None:
-        routes.keep(key, u, systems, state, problem.dtype)
+        routes.keep(key, u, systems, weight, state, problem.dtype)
     problem, spoilt = isolated(problem)
     problem = replace(problem, groups=systems)
     with _no_autocast(u.device):

@@ -1,4 +1,4 @@
-"""The launches of the kernels for Hopper, `gluon_chunked` and `gluon_weight`: grids, tiles and constants."""
+"""The launches of the kernels for Hopper, `gluon_chunked` and `gluon_weight`: grids, tiles, constants and memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import math
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from plmu.ops.gpu import division
+from plmu.ops.gpu.devices import enter
 from plmu.ops.gpu.direct import Launch, Tiled
 from plmu.ops.gpu.division import Sizes, prepared, shared_out
 from plmu.ops.gpu.tables import CHUNK, tiles
@@ -17,10 +21,65 @@ WIDTH, OUT = 64, 256  # channels and outputs of a tile
 MOST_RESIDENT = 4  # orders whose tables stay in shared memory
 
 
+class Projection:
+    """`project` for given sizes. Besides o it gives the memory of its own, to be held until what runs beside it is
+    launched: sums, and flags that begin at 0."""
+
+    __slots__ = ("_device", "_flags", "_launch", "_none", "_shape", "_sums")
+
+    def __init__(self, launch: Launch, given: Sizes, sums: int, flags: int) -> None:
+        self._launch, self._device, self._sums, self._flags = launch, given.device, sums, flags
+        self._shape = (given.batch, given.time, given.outputs)
+        self._none = torch.empty(0, dtype=torch.float32, device=given.device)
+
+    def __call__(
+        self,
+        u: Tensor,
+        before: Tensor | None,
+        weight: Tensor,
+        toeplitz: Tensor,
+        past: Tensor,
+        marked: Tensor | None = None,
+        x: Tensor | None = None,
+        input_weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        o = u.new_empty(self._shape)
+        sums = done = self._none
+        if self._flags:
+            sums = u.new_empty(self._sums, dtype=torch.float32)
+            done = u.new_zeros(self._flags, dtype=torch.int32)
+        enter(self._device)
+        tiled = (u, u if before is None else before, weight, toeplitz, past, x, input_weight)
+        rows = sums if marked is None else marked  # not read where there are none
+        self._launch(*tiled, o, sums, done, rows, o if bias is None else bias)
+        return o, (sums, done)
+
+
+class WeightGradient:
+    """`weight_gradient` for given sizes. The sum over all chunks is cut into shares."""
+
+    __slots__ = ("_device", "_dtype", "_launch", "_shape", "_whole")
+
+    def __init__(self, launch: Launch, given: Sizes, shares: int) -> None:
+        self._launch, self._device, self._whole = launch, given.device, shares == 1
+        shape = (given.outputs, given.order, given.inputs)
+        self._shape: tuple[int, ...] = shape if shares == 1 else (shares, *shape)
+        self._dtype = given.dtype if shares == 1 else torch.float32
+
+    def __call__(
+        self, u: Tensor, before: Tensor | None, of_o: Tensor, toeplitz: Tensor, past: Tensor, marked: Tensor | None
+    ) -> Tensor:
+        partial = u.new_empty(self._shape, dtype=self._dtype)
+        enter(self._device)
+        rows = partial if marked is None else marked  # not read where there are none
+        self._launch(u, u if before is None else before, of_o, toeplitz, past, partial, rows)
+        return partial if self._whole else partial.sum(0).to(u.dtype)
+
+
 @prepared
-def project(given: Sizes, features: int = 0, bias: bool = False, relu: bool = False) -> tuple[Launch, int, int]:
-    """`project`, and how much memory of its own it has: sums, and flags that begin at 0. It holds that until what runs
-    beside it is launched."""
+def project(given: Sizes, features: int = 0, bias: bool = False, relu: bool = False) -> Projection:
+    """`features`: of x, which W_x multiplies; 0 without."""
     batch, inputs, outputs, order, rows, groups = given.batch, *given[4:9]
     total, programs = batch * given.chunks, division.multiprocessors(given.device)
     blocks, across = (1, groups) if given.reversed else (groups, 1)  # groups of inputs and of outputs
@@ -48,12 +107,11 @@ def project(given: Sizes, features: int = 0, bias: bool = False, relu: bool = Fa
     constants |= {"BIAS": bias, "DIRECT": bool(features), "RELU": relu}
     numbers = (given.time, inputs, outputs, tiles(features, WIDTH), channels, given.chunks, total, whole, work)
     launch = Launch(_projection, "project", (min(work, programs),), numbers, constants, tiled=tiled, num_warps=4)
-    return launch, halved * 2 * CHUNK * out, 2 * halved
+    return Projection(launch, given, halved * 2 * CHUNK * out, 2 * halved)
 
 
 @prepared
-def weight_gradient(given: Sizes) -> tuple[Launch, int]:
-    """`weight_gradient`, and how many shares the sum over all chunks is cut into."""
+def weight_gradient(given: Sizes) -> WeightGradient:
     channels, out, order, groups = given.inputs, given.outputs, given.order, given.groups
     total = given.batch * given.chunks
     columns, outputs = tiles(order, 2) * _covering(channels, groups, WIDTH), tiles(out, OUT)
@@ -67,7 +125,8 @@ def weight_gradient(given: Sizes) -> tuple[Launch, int]:
     constants = _constants(given) | {"OUT": OUT, "STAGES": 3 if given.rows > 32 else 4}
     constants |= {"UNIT": math.gcd(channels // groups, 8)}
     numbers, grid = (channels, out, given.chunks, total, share), (columns, outputs, shares)
-    return Launch(_weight, "weight_gradient", grid, numbers, constants, tiled=tiled, num_warps=4), shares
+    launch = Launch(_weight, "weight_gradient", grid, numbers, constants, tiled=tiled, num_warps=4)
+    return WeightGradient(launch, given, shares)
 
 
 def _constants(given: Sizes) -> dict[str, Any]:

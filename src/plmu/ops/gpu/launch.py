@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from plmu.ops.gpu import hopper_launch, triton_launch
-from plmu.ops.gpu.devices import enter
 from plmu.ops.gpu.direct import gluon
 from plmu.ops.gpu.division import Sizes
 from plmu.ops.gpu.division import prepared as prepared
@@ -149,31 +148,20 @@ def project(
     toeplitz: Tensor,
     past: Tensor,
     marked: Tensor | None = None,
-    rest: Rest | None = None,
     *,
     groups: int = 1,
     reversed: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o. And the
     memory to hold until `final_state` is launched early; empty where it may not be. `marked`: `marks` for that
-    direction. `rest` is for the kernels for Hopper alone."""
+    direction."""
     batch, time, inputs = u.shape
     order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
-    o = u.new_empty(batch, time, outputs)
     how = (past.shape[-1], groups, before is None, segments is not None, reversed)
     sizes = Sizes(u.device, u.dtype, batch, time, inputs, outputs, order, *how)
     if for_hopper(u, weight):
-        x, input_weight, bias, relu = rest or Rest()
-        x = None if input_weight is None else u if x is None else x
-        features = 0 if x is None else x.shape[2]
-        launch, values, flags = hopper_launch.project(sizes, features, bias is not None, relu)
-        sums = u.new_empty(values, dtype=torch.float32)
-        done = torch.zeros(flags, dtype=torch.int32, device=u.device) if flags else sums
-        rows = sums if marked is None else marked  # not read where there are none
-        enter(u.device)
-        tiled = (u, u if before is None else before, weight, toeplitz, past, x, input_weight)
-        launch(*tiled, o, sums, done, rows, o if bias is None else bias)
-        return o, (sums, done)
+        return hopper_launch.project(sizes)(u, before, weight, toeplitz, past, marked)
+    o = u.new_empty(batch, time, outputs)
     given = (u if before is None else before, u if segments is None else segments)
     triton_launch.project(sizes, precision(u.dtype))(u, weight, toeplitz, past, *given, o)
     return o, ()
@@ -195,30 +183,24 @@ def weight_gradient(
     out, order, channels = weight.shape
     how = (past.shape[-1], groups, before is None, segments is not None)
     sizes = Sizes(u.device, u.dtype, u.shape[0], u.shape[1], channels, out, order, *how)
-    hopper = for_hopper(u, weight)
-    launch, shares = (
-        hopper_launch.weight_gradient(sizes) if hopper else triton_launch.weight_gradient(sizes, precision(u.dtype))
-    )
+    if for_hopper(u, weight):
+        return hopper_launch.weight_gradient(sizes)(u, before, of_o, toeplitz, past, marked)
+    launch, shares = triton_launch.weight_gradient(sizes, precision(u.dtype))
     partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
-    states = u if before is None else before
-    if hopper:
-        enter(u.device)
-        launch(u, states, of_o, toeplitz, past, partial, partial if marked is None else marked)
-    else:
-        launch(u, of_o, toeplitz, past, states, u if segments is None else segments, partial)
+    launch(u, of_o, toeplitz, past, u if before is None else before, u if segments is None else segments, partial)
     return partial[0] if shares == 1 else partial.sum(0).to(weight.dtype)
 
 
 def through_output(of_o: Tensor, o: Tensor | None, need_bias: bool) -> tuple[Tensor, Tensor | None]:
     """The gradient before ReLU from that behind it, by the output o; without one they are the same. And, if needed, its
-    sum over all steps in float32, which repeats bit for bit."""
+    sum over all steps, which repeats bit for bit. It is rounded once."""
     outputs = of_o.shape[-1]
-    passed = of_o if o is None else torch.empty_like(of_o)
+    passed = of_o if o is None else of_o.new_empty(of_o.shape)
     sizes = (of_o.numel() // outputs, outputs)
     launch, shares = triton_launch.through_output(of_o.device, of_o.dtype, *sizes, o is not None, need_bias)
     sums = of_o.new_empty(shares, outputs, dtype=torch.float32) if need_bias else of_o
     launch(of_o, of_o if o is None else o, passed, sums)
-    return passed, sums.sum(0) if need_bias else None
+    return passed, sums.sum(0).to(of_o.dtype) if need_bias else None
 
 
 def no_second(ctx: Any, *gradients: Tensor) -> None:

@@ -28,15 +28,13 @@ class Constants:
     With `steps` that many inputs before a chunk stand for its state; else one program carries it over `run` chunks.
     """
 
-    __slots__ = ("groups", "powers", "run", "steps", "tables")
+    __slots__ = ("groups", "in_parts", "powers", "prepared", "run", "steps", "tables")
 
     def __init__(self, tables: Tables, powers: Tensor | None, steps: int, run: int, groups: int) -> None:
         self.tables, self.powers, self.steps, self.run, self.groups = tables, powers, steps, run, groups
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether the matrices that are multiplied with float32 are divided into parts in half precision."""
-        return self.tables.toeplitz.dim() == self.tables.advance.dim() + 2
+        #: Whether the matrices that are multiplied with float32 are divided into parts in half precision.
+        self.in_parts = tables.toeplitz.dim() == tables.advance.dim() + 2
+        self.prepared: dict[Any, Any] = {}  #: what else calls of the same shapes found out
 
 
 def constants(u: Tensor, system: LinearSystem | SystemGroups, state: Tensor | None) -> Constants:
@@ -88,9 +86,8 @@ def forward(
     first: Tensor | None,
     segments: Tensor | None,
     given: Constants,
-    rest: launch.Rest | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the final state in float32. `rest`: what of a layer the kernels for Hopper do beside it."""
+    """o, and the final state in float32."""
     u, weight = aligned(u.contiguous()), aligned(weight.contiguous())
     first, segments = aligned_if(first), aligned_if(segments)
     groups = given.groups
@@ -104,7 +101,7 @@ def forward(
             o, held = split.project(*operands, groups=groups)
         else:
             forwards, _ = launch.marks(u, segments, weight) or (None, None)
-            o, held = launch.project(*operands, forwards, rest, groups=groups)
+            o, held = launch.project(*operands, forwards, groups=groups)
         return o, launch.final_state(u, last, segments, last_taps, last_advance, groups=groups, early=bool(held))
 
 
@@ -117,10 +114,8 @@ def _gradients(
     given: Constants,
     need_u: bool,
     need_weight: bool,
-    rest: launch.Rest | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of u and of the weight from that of o; None where not needed. `rest`: what of a layer goes into
-    that of u."""
+    """The gradients of u and of the weight from that of o; None where not needed."""
     of_o, u, weight = (aligned(one.contiguous()) for one in (of_o, u, weight))
     first, segments = aligned_if(first), aligned_if(segments)
     groups = given.groups
@@ -143,7 +138,7 @@ def _gradients(
             if given.in_parts:
                 of_u, _ = split.project(*backward, groups=groups, reversed=True)
             else:
-                of_u, _ = launch.project(*backward, backwards, rest, groups=groups, reversed=True)
+                of_u, _ = launch.project(*backward, backwards, groups=groups, reversed=True)
     return of_u, of_weight
 
 
@@ -184,15 +179,13 @@ def through(
     needed: tuple[bool, bool, bool],
     of_o: Tensor | None,
     of_last: Tensor | None,
-    rest: launch.Rest | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of u, of the weight and of the first state from those of o and of the final state. `rest`: as of
-    `_gradients`, for a gradient that is `plain`."""
+    """The gradients of u, of the weight and of the first state from those of o and of the final state."""
     u, weight, first, segments = saved
     assert u is not None
     assert weight is not None
-    need_u, need_weight, need_first = needed
-    of_u = of_weight = of_first = None
+    need_u, need_weight, _ = needed
+    of_u = of_weight = None
     if of_o is not None:
         arguments = (of_o, u, weight, first, segments)
         if watched() or is_batched(of_o) or type(of_o) is not Tensor:
@@ -201,11 +194,28 @@ def through(
         elif torch.is_grad_enabled():
             of_u, of_weight = _ProjectBackward.apply(*arguments, given, need_u, need_weight)
         elif need_u or need_weight:
-            of_u, of_weight = _gradients(*arguments, given, need_u, need_weight, rest)
-        if need_first:  # which reaches the first segment alone
-            reached = of_o if segments is None else torch.where((segments == 0)[:, :, None], of_o, 0.0)
-            assert given.powers is not None
-            of_first = _of_first(reached, weight, given.powers, given.groups)
+            of_u, of_weight = _gradients(*arguments, given, need_u, need_weight)
+    of_u, of_first = through_states(u, weight, segments, given, needed, of_o, of_last, of_u)
+    return of_u if need_u else None, of_weight if need_weight else None, of_first
+
+
+def through_states(
+    u: Tensor,
+    weight: Tensor,
+    segments: Tensor | None,
+    given: Constants,
+    needed: tuple[bool, bool, bool],
+    of_o: Tensor | None,
+    of_last: Tensor | None,
+    of_u: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient of u with what the final state adds to it, and that of the first state."""
+    need_u, _, need_first = needed
+    of_first = None
+    if of_o is not None and need_first:  # which reaches the first segment alone
+        reached = of_o if segments is None else torch.where((segments == 0)[:, :, None], of_o, 0.0)
+        assert given.powers is not None
+        of_first = _of_first(reached, weight, given.powers, given.groups)
     if of_last is not None and (need_u or need_first):
         added, passed = _through_last(of_last, u.shape[1], given, need_u)
         if segments is not None:  # it reaches the last segment alone
@@ -216,7 +226,7 @@ def through(
             of_u = added.to(u.dtype) if of_u is None else of_u + added.to(u.dtype)
         if need_first and passed is not None:
             of_first = passed if of_first is None else of_first + passed
-    return of_u if need_u else None, of_weight if need_weight else None, of_first
+    return of_u, of_first
 
 
 def _of_first(of_o: Tensor, weight: Tensor, powers: Tensor, groups: int) -> Tensor:
