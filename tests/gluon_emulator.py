@@ -8,14 +8,16 @@ nothing. Programs run one after the other. So index arithmetic and synchronisati
 import math
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu import direct
+from plmu.ops.gpu import direct, hopper_launch, launch, triton_launch
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
 PATIENCE = 60  # seconds after which a wait is a deadlock
@@ -257,3 +259,17 @@ class Launch(direct.Launch):
             _here.grid = grid
             _here.program = (number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1])
             self.emulated[self._kernel](*given, *pointers, *self._numbers, **self._constants)
+
+
+def in_place(monkeypatch: pytest.MonkeyPatch, kind: type[direct.Launch] = Launch) -> Iterator[None]:
+    """A CPU counts as a Hopper GPU, and launches are of that kind; for a fixture to yield from."""
+    modules = (hopper_launch, triton_launch)
+    prepared = [one for module in modules for one in vars(module).values() if hasattr(one, "cache_clear")]
+    for module in modules:
+        monkeypatch.setattr(module, "Launch", kind)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
+    for one in prepared:
+        one.cache_clear()
+    yield
+    for one in prepared:
+        one.cache_clear()

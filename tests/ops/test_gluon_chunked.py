@@ -12,7 +12,7 @@ from torch import Tensor
 
 import plmu
 from plmu.ops import routes
-from plmu.ops.gpu import division, hopper_launch, launch, triton_launch
+from plmu.ops.gpu import division
 
 pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
 # As in test_fused.py: constants, states between chunks, each tile of m and the result are rounded once.
@@ -52,16 +52,7 @@ HALVED = ("bias and ReLU", "W_x of what enters the memory")  # layers that are a
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    launches = (hopper_launch, triton_launch)
-    prepared = [one for module in launches for one in vars(module).values() if hasattr(one, "cache_clear")]
-    for module in launches:
-        monkeypatch.setattr(module, "Launch", gluon_emulator.Launch)
-    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
-    for one in prepared:
-        one.cache_clear()
-    yield
-    for one in prepared:
-        one.cache_clear()
+    yield from gluon_emulator.in_place(monkeypatch)
 
 
 def error(value: Tensor, exact: Tensor) -> float:

@@ -84,7 +84,9 @@ class Launch:
             for i in range(tiled):
                 tensor = tensors[i]
                 given += known[i].get(tensor.data_ptr()) or described(i, tensor)
-            run(*grid, stream(device), function, metadata, None, None, None, *given, *tensors[tiled:], *rest)
+            for tensor in tensors[tiled:]:  # by address, which Triton need not ask the driver about
+                given.append(None if tensor is None else tensor.data_ptr())
+            run(*grid, stream(device), function, metadata, None, None, None, *given, *rest)
 
         return launch
 
