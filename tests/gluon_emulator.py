@@ -20,6 +20,7 @@ from torch import Tensor
 from plmu.ops.gpu import direct, hopper_launch, launch, triton_launch
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
+SOURCES = ("gluon_chunked.py", "gluon_weight.py")
 PATIENCE = 60  # seconds after which a wait is a deadlock
 
 
@@ -194,8 +195,8 @@ def _language() -> ModuleType:
     return gl
 
 
-def kernels() -> dict[str, Any]:
-    """All of `gluon_chunked`, and the kernel of `gluon_weight`, to be called on descriptors and pointers of ours."""
+def kernels(source: str = SOURCES[0]) -> dict[str, Any]:
+    """The functions of a file of Gluon kernels, to be called on descriptors and pointers of this module."""
     hopper = ModuleType("gluon.hopper")
     barriers = {
         "MBarrierLayout": lambda: None, "init": _init, "wait": _wait,
@@ -219,21 +220,23 @@ def kernels() -> dict[str, Any]:
     vars(experimental).update(gluon=gluon)
     name = "triton.experimental"
     fakes = {name: experimental, f"{name}.gluon": gluon, f"{name}.gluon.language.nvidia.hopper": hopper}
-    names = ("gluon_chunked", "gluon_weight")
-    fakes |= {f"plmu.ops.gpu.{one}": ModuleType(one) for one in names}
+    files = dict.fromkeys((SOURCES[0], source))  # the first has what others share
+    fakes |= {_module(one): ModuleType(one) for one in files}
     before = {one: sys.modules.get(one) for one in fakes}
     try:
         sys.modules.update(fakes)
-        for one in names:
-            path = Path(direct.__file__).with_name(f"{one}.py")
+        for one in files:
+            path = Path(direct.__file__).with_name(one)
             text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
-            exec(compile(text, str(path), "exec"), vars(fakes[f"plmu.ops.gpu.{one}"]))
+            exec(compile(text, str(path), "exec"), vars(fakes[_module(one)]))
     finally:
         for one, module in before.items():
             sys.modules.pop(one) if module is None else sys.modules.__setitem__(one, module)
-    projection, weight = (vars(fakes[f"plmu.ops.gpu.{one}"]) for one in names)
-    projection["weight_gradient"] = weight["weight_gradient"]
-    return projection
+    return vars(fakes[_module(source)])
+
+
+def _module(source: str) -> str:
+    return f"plmu.ops.gpu.{source.removesuffix('.py')}"
 
 
 class Launch(direct.Launch):
@@ -250,8 +253,9 @@ class Launch(direct.Launch):
         if not self._tiled:
             super().__call__(*tensors)
             return
-        if not self.emulated:
-            self.emulated.update(kernels())
+        if self._kernel not in self.emulated:
+            for source in SOURCES:
+                self.emulated.update(kernels(source))
         given = [Descriptor(*pair) for pair in zip(tensors, self._tiled, strict=False)]
         pointers = [None if one is None else Pointer(one) for one in tensors[len(self._tiled) :]]
         grid = (*self._grid, 1, 1)[:3]

@@ -12,14 +12,14 @@ from torch import Tensor
 from plmu.modes import autocasts, watched
 from plmu.ops.gpu import encoding, launch, output, projection
 from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.tables import segments_of
+from plmu.ops.gpu.tables import Constants, segments_of
 from plmu.ops.groups import SystemGroups
 from plmu.ops.nonfinite import isolates
 from plmu.ops.plan import ALGORITHMS, in_graphs
 from plmu.systems import LinearSystem
 
 PLAIN = (Tensor, torch.nn.Parameter)
-Route = tuple[torch.dtype, projection.Constants, bool]  # and whether the kernels for Hopper run
+Route = tuple[torch.dtype, Constants, bool]  # and whether the kernels for Hopper run
 Key = tuple[object, ...]
 
 

@@ -6,8 +6,8 @@ in `gpu/triton_chunked.py` (every GPU and precision), or `gpu/gluon_chunked.py` 
 ones, for Hopper in half precision). `gpu/triton_launch.py` and `gpu/hopper_launch.py` have their grids and tiles,
 `gpu/direct.py` launches what was compiled again.
 
-`gpu/output.py` is the output of a whole layer in one launch, with all that its calls have prepared. `gpu/encoding.py` is
-its encoder, and both as one node of autograd's graph.
+`gpu/output.py` is the output of a whole layer in one launch, with all that its calls have prepared. `gpu/encoding.py`
+is its encoder, and both as one node of autograd's graph. `gpu/ends.py` has gradients through first and final states.
 `gpu/split.py` and `gpu/triton_split.py` are the same products in float32 on tensor cores.
 
 `gpu/tables.py` makes the constant matrices that they read. `gpu/all_states.py` and `gpu/triton_states.py` have

@@ -19,7 +19,8 @@ from plmu.ops.gpu import launch
 from plmu.ops.gpu.devices import laid_out, on
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.output import PLAIN, Gradients, Prepared, gradients, prepared
-from plmu.ops.gpu.projection import Constants, plain
+from plmu.ops.gpu.projection import plain
+from plmu.ops.gpu.tables import Constants
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 from plmu.ops.gpu import hopper_launch, triton_launch
+from plmu.ops.gpu.devices import enter as enter
 from plmu.ops.gpu.direct import gluon
 from plmu.ops.gpu.division import Sizes
+from plmu.ops.gpu.division import multiprocessors as multiprocessors
 from plmu.ops.gpu.division import prepared as prepared
 from plmu.ops.gpu.division import shared_out as shared_out
 from plmu.ops.gpu.division import unit as unit
+from plmu.ops.gpu.hopper_launch import MOST_RESIDENT as MOST_RESIDENT
+from plmu.ops.gpu.hopper_launch import SHARED as SHARED
 from plmu.ops.gpu.tables import CHUNK, rows_of, tiles
 from plmu.ops.gpu.triton_launch import precision
 
@@ -132,11 +136,14 @@ def final_state(
 def marks(u: Tensor, segments: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor] | None:
     """What the kernels for Hopper ask of segments, for time that runs forwards and backwards; None where there are none
     or other kernels run."""
-    if segments is None or not for_hopper(u, weight):
-        return None
+    return None if segments is None or not for_hopper(u, weight) else marks_of(segments)
+
+
+def marks_of(segments: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where such kernels run."""
     batch, time = segments.shape
     found = segments.new_empty(2, batch * tiles(time, CHUNK), CHUNK + 1)
-    triton_launch.mark(u.device, batch, time)(segments, found)
+    triton_launch.mark(segments.device, batch, time)(segments, found)
     return found[0], found[1]
 
 

@@ -18,8 +18,10 @@ from plmu.modes import watched
 from plmu.ops.gpu import hopper_launch, launch, triton_launch
 from plmu.ops.gpu.devices import aligned_if, laid_out, laid_out_if, on
 from plmu.ops.gpu.division import Sizes
+from plmu.ops.gpu.ends import through_states
 from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.projection import Constants, plain, through, through_states
+from plmu.ops.gpu.projection import plain, through
+from plmu.ops.gpu.tables import Constants
 
 PLAIN = (Tensor, torch.nn.Parameter)
 NOTHING = Rest()
@@ -115,7 +117,7 @@ class Prepared:
         toeplitz, past, _, _, _, _, last_taps, last_advance = self._tables
         with on(u):
             before, carried = self._before(u, aligned_if(first), segments)
-            marked = None if segments is None else _marks(u, segments, weight)[0]
+            marked = None if segments is None else launch.marks_of(segments)[0]
             x = u if self.own else x
             o, held = self._project(u, before, weight, toeplitz, past, marked, x, input_weight, bias)
             last = last_advance.new_empty(self._last)
@@ -140,7 +142,7 @@ class Prepared:
         toeplitz, past, future, taps, advance, leap, _, _ = self._tables
         of_u = of_weight = None
         with on(u):
-            forwards, backwards = (None, None) if segments is None else _marks(u, segments, weight)
+            forwards, backwards = (None, None) if segments is None else launch.marks_of(segments)
             if need_weight:
                 before, _ = self._before(u, aligned_if(first), segments)
                 of_weight = self._weight_gradient(u, before, of_o, toeplitz, past, forwards)
@@ -252,12 +254,6 @@ def _by_operations(
     if ready.own and of_u is not None and of_o is not None and input_weight is not None:
         of_u = of_u + of_o @ input_weight
     return of_u, of_weight, of_first, of_x, of_input_weight, of_bias
-
-
-def _marks(u: Tensor, segments: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    found = launch.marks(u, segments, weight)
-    assert found is not None
-    return found
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
