@@ -1,4 +1,4 @@
-"""The kernels for Hopper without a GPU: the Python code of two modules, run by threads on CPU tensors.
+"""The kernels for Hopper without a GPU: the Python code of their modules, run by threads on CPU tensors.
 
 Gluon has no interpreter. Here its functions are plain ones on torch tensors: a warp group is a thread, shared memory is
 a tensor, the copy engine copies at once, and barriers count arrivals and bytes as those of Hopper GPUs do. Layouts mean
@@ -6,6 +6,7 @@ nothing. Programs run one after the other. So index arithmetic and synchronisati
 """
 
 import math
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from torch import Tensor
 from plmu.ops.gpu import direct, hopper_launch, launch, triton_launch
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
-SOURCES = ("gluon_chunked.py", "gluon_weight.py")
+SOURCES = ("gluon_chunked.py", "gluon_weight.py", "gluon_split.py")
 PATIENCE = 60  # seconds after which a wait is a deadlock
 
 
@@ -63,6 +64,9 @@ class Buffer:
     def permute(self, order: tuple[int, ...]) -> "Buffer":
         return Buffer(self.values.permute(order))
 
+    def slice(self, start: int, length: int, dim: int) -> "Buffer":
+        return Buffer(self.values.narrow(dim, start, length))
+
     def load(self, layout: Any) -> Tensor:
         return self.values.clone()
 
@@ -94,7 +98,8 @@ class Descriptor:
 
 class Pointer:
     def __init__(self, tensor: Tensor, offset: Any = 0) -> None:
-        self.memory, self.offset = tensor.view(-1), offset
+        behind = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+        self.memory, self.offset = tensor.as_strided((behind,), (1,)), offset
         self.dtype = SimpleNamespace(element_ty=tensor.dtype)
 
     def __add__(self, offset: Any) -> "Pointer":
@@ -175,7 +180,7 @@ def _language() -> ModuleType:
     gl = ModuleType("gluon.language")
     nothing = lambda *_, **__: None  # noqa: E731
     for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout",
-                 "BlockedLayout", "barrier", "inline_asm_elementwise"):  # fmt: skip
+                 "BlockedLayout", "SwizzledSharedLayout", "barrier", "inline_asm_elementwise"):  # fmt: skip
         setattr(gl, name, nothing)
     functions = {
         "constexpr": None, "static_range": range, "minimum": min, "where": _where, "store": _store,
@@ -189,7 +194,8 @@ def _language() -> ModuleType:
         "atomic_xchg": lambda place, value, sem: place.memory.__setitem__(place.offset, value),
         "atomic_add": lambda place, value, sem: int(place.memory[place.offset]) + value,
         "allocate_shared_memory": _memory, "warp_specialize": _specialize,
-        "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,
+        "abs": torch.abs, "max": torch.amax,
+        "int32": torch.int32, "int64": torch.int64, "float16": torch.float16, "float32": torch.float32,
     }  # fmt: skip
     vars(gl).update(functions)
     return gl
@@ -228,6 +234,7 @@ def kernels(source: str = SOURCES[0]) -> dict[str, Any]:
         for one in files:
             path = Path(direct.__file__).with_name(one)
             text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
+            text = re.sub(r"\.to\((gl\.\w+), bitcast=True\)", r".view(\1)", text)
             exec(compile(text, str(path), "exec"), vars(fakes[_module(one)]))
     finally:
         for one, module in before.items():

@@ -1,4 +1,6 @@
-"""Float32 on tensor cores: whether the kernels of `triton_split` run, their constants, and their launching."""
+"""Float32 on tensor cores: whether the kernels of `triton_split` run, their constants, and their launching.
+
+Those of `gluon_split` take their place where `split_hopper.fits`."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu import launch
+from plmu.ops.gpu import launch, split_hopper
 from plmu.ops.gpu.direct import Launch
 from plmu.ops.gpu.tables import CHUNK, SCALE, by_order, tiles
 from plmu.ops.groups import SystemGroups, each
@@ -83,11 +85,13 @@ def project(
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
     outputs, parts = channels if reversed else out, toeplitz.shape[-4]
+    if tile is None and parts == 2 and split_hopper.fits(u, weight, groups):
+        return split_hopper.project(u, before, segments, weight, toeplitz, past, most=MOST, reversed=reversed), ()
     across = (inputs, outputs // groups) if reversed else (inputs // groups, outputs)
     tile = (tile or PROJECT).fitted(*across)
     o = u.new_empty(batch, time, outputs)
     blocks = tiles(inputs, tile.width) if reversed else groups * tiles(inputs // groups, tile.width)
-    at_once = outputs if groups > 1 else _at_once(u.nbytes + o.nbytes, weight.nbytes, outputs, tile)
+    at_once = outputs if groups > 1 else split_hopper.at_once(u, o, weight, tile.out * tile.pieces, MOST)
     given = (toeplitz, past, before, u if segments is None else segments)
     for first in range(0, outputs, at_once):
         some = min(at_once, outputs - first)
@@ -100,13 +104,6 @@ def project(
         run(u, divided, scales, *given, o[:, :, first:])
         del divided, scales
     return o, ()
-
-
-def _at_once(held: int, weight: int, outputs: int, tile: Tile) -> int:
-    """How many outputs to make at a time, so that the weight's parts are small beside u and o; whole tiles of them."""
-    whole = tile.out * tile.pieces
-    share = max(1, int(outputs * held / MOST / max(1, weight)) // whole)
-    return min(outputs, share * whole)
 
 
 @launch.prepared
@@ -170,6 +167,8 @@ def weight_gradient(
     assert before is not None
     batch, time, channels = u.shape
     out, order, _ = weight.shape
+    if tile is None and toeplitz.shape[-4] == 2 and split_hopper.fits(u, weight, groups):
+        return split_hopper.weight_gradient(u, before, segments, of_o, weight, toeplitz, past)
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], groups, segments is not None)
     tile = (tile or WEIGHT_GRADIENT).fitted(channels // groups, out)
     run, shares = _weight_gradient(*sizes, toeplitz.shape[-4], tile)

@@ -178,6 +178,25 @@ def divide(
 
 
 @triton.jit
+def divide_by_output(
+    weight, largest, parts, out, channels, length,
+    ORDER: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, OF_CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The two parts of a weight as above, with one power of two for each output, by the `largest` of its numbers; or if
+    OF_CHANNELS for each channel."""
+    row = tl.program_id(0) * DOWN + tl.arange(0, DOWN)[:, None]
+    column, i = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)[None, :], tl.program_id(2)
+    mask = (row < out) & (column < channels)
+    value = tl.load(weight + (row.to(tl.int64) * ORDER + i) * length + column, mask=mask, other=0.0)
+    at, many = (column, channels) if OF_CHANNELS else (row, out)
+    up, _ = _powers_of_two(tl.load(largest + at, mask=at < many, other=0.0))
+    first, second, _ = _split(value * up, 2, parts.dtype.element_ty)
+    place = (row.to(tl.int64) * ORDER + i) * channels + column
+    tl.store(parts + place, first, mask=mask)
+    tl.store(parts + tl.cast(out, tl.int64) * ORDER * channels + place, second, mask=mask)
+
+
+@triton.jit
 def _weight(
     weight, step, i, row, columns, inputs, outputs, limit, end,
     ORDER: tl.constexpr, REVERSED: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
