@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import gluon_emulator
 import pytest
 import torch
+from closeness import within
 from operations import needs_kernels
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -21,6 +22,8 @@ from plmu.ops import routes
 from plmu.ops.gpu import direct
 
 pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
+# As in test_gluon_chunked.py: constants, states between chunks, each tile of m and the result are rounded once.
+ERROR = 4 * torch.finfo(torch.float16).eps / 2
 OPTIONS: dict[str, dict[str, Any]] = {
     "bias and ReLU": {"encoder": False, "input_to_output": False},
     "W_x": {"encoder": False},
@@ -98,17 +101,22 @@ def test_a_repeated_call_answers_as_the_first(name: str, given: str) -> None:
     leaves = [x, *layer.parameters(), *(one for one in more.values() if one.requires_grad)]
     gradients = (torch.randn(2, 70, 16).half(), torch.randn(2, 2, 24))
 
-    def results(of_last: bool) -> list[Tensor]:
+    def results(asked: slice) -> list[Tensor]:
         answer = layer(x, **more)
-        asked = answer if of_last else answer[:1]
-        found = torch.autograd.grad(asked, leaves, gradients[: len(asked)], allow_unused=True)
+        found = torch.autograd.grad(answer[asked], leaves, gradients[asked], allow_unused=True)
         return [*answer, *(torch.zeros(1) if one is None else one for one in found)]
 
-    first, last = results(False), results(True)
-    for again, right in ((results(False), first), (results(True), last)):
-        assert all(torch.equal(a, b) for a, b in zip(again, right, strict=True))
+    def without_routes(asked: slice) -> list[Tensor]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(routes, "on_gpu", lambda u: False)
+            return results(asked)
+
+    right = results(slice(0, 1))
+    for asked in (slice(0, 1), slice(0, 2), slice(1, 2)):  # gradients of the output, of both, and of the final state
+        for a, b in zip(results(asked), without_routes(asked), strict=True):
+            assert torch.equal(a, b)
     with torch.no_grad():
-        assert all(torch.equal(a, b) for a, b in zip(layer(x, **more), first[:2], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(layer(x, **more), right[:2], strict=True))
     if layer.f1 is None:
         assert nodes(layer(x, **more)[0]) == {"_OutputBackward", "torch::autograd::AccumulateGrad"}
 
@@ -135,6 +143,19 @@ def test_a_repeated_call_has_no_second_derivative(name: str) -> None:
     (of_x,) = torch.autograd.grad(layer(x)[0].float().sin().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(of_x.float().sum(), x)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("name", ["W_x", "encoder and W_x"])
+def test_many_gradients_at_once(name: str) -> None:
+    layer, x = layer_of(name), inputs()
+    layer(x)
+    leaves, many = (x, *layer.parameters()), torch.randn(2, 2, 70, 16).half()
+    found = torch.autograd.grad(layer(x)[0], leaves, many, is_grads_batched=True)
+    for i, of_out in enumerate(many):
+        right = torch.autograd.grad(layer(x)[0], leaves, of_out)
+        for value, exact in zip(found, right, strict=True):
+            within(float((value[i] - exact).double().norm() / exact.double().norm()), 2 * ERROR)
 
 
 @pytest.mark.usefixtures("launches")

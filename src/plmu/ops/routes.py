@@ -18,7 +18,6 @@ from plmu.ops.nonfinite import isolates
 from plmu.ops.plan import ALGORITHMS, in_graphs
 from plmu.systems import LinearSystem
 
-PLAIN = (Tensor, torch.nn.Parameter)
 Route = tuple[torch.dtype, Constants, bool]  # and whether the kernels for Hopper run
 Key = tuple[object, ...]
 
@@ -28,7 +27,7 @@ def key_of(
 ) -> Key | None:
     """All that a plain call depends on besides values; None where this is no such call. `channels`: of what an encoder
     makes of u."""
-    if torch.compiler.is_compiling() or not (type(u) is Tensor and type(weight) in PLAIN and on_gpu(u)):
+    if torch.compiler.is_compiling() or not (type(u) is Tensor and type(weight) in output.PLAIN and on_gpu(u)):
         return None
     if (state is not None and type(state) is not Tensor) or (resets is not None and type(resets) is not Tensor):
         return None
