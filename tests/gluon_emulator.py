@@ -1,5 +1,4 @@
-"""Kernels of `plmu.ops.gpu.gluon_chunked` and `gluon_split` without a GPU: their Python code, run by threads on CPU
-tensors.
+"""The kernels for Hopper without a GPU: the Python code of their modules, run by threads on CPU tensors.
 
 Gluon has no interpreter. Here its functions are plain ones on torch tensors: a warp group is a thread, shared memory is
 a tensor, the copy engine copies at once, and barriers count arrivals and bytes as those of Hopper GPUs do. Layouts mean
@@ -10,17 +9,19 @@ import math
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu import direct
+from plmu.ops.gpu import direct, hopper_launch, launch, triton_launch
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
-SOURCES = ("gluon_chunked.py", "gluon_split.py")
+SOURCES = ("gluon_chunked.py", "gluon_weight.py", "gluon_split.py")
 PATIENCE = 60  # seconds after which a wait is a deadlock
 
 
@@ -225,18 +226,24 @@ def kernels(source: str = SOURCES[0]) -> dict[str, Any]:
     vars(experimental).update(gluon=gluon)
     name = "triton.experimental"
     fakes = {name: experimental, f"{name}.gluon": gluon, f"{name}.gluon.language.nvidia.hopper": hopper}
+    files = dict.fromkeys((SOURCES[0], source))  # the first has what others share
+    fakes |= {_module(one): ModuleType(one) for one in files}
     before = {one: sys.modules.get(one) for one in fakes}
-    path = Path(direct.__file__).with_name(source)
-    text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
-    text = re.sub(r"\.to\((gl\.\w+), bitcast=True\)", r".view(\1)", text)
-    found: dict[str, Any] = {"__name__": "emulated"}
     try:
         sys.modules.update(fakes)
-        exec(compile(text, str(path), "exec"), found)
+        for one in files:
+            path = Path(direct.__file__).with_name(one)
+            text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
+            text = re.sub(r"\.to\((gl\.\w+), bitcast=True\)", r".view(\1)", text)
+            exec(compile(text, str(path), "exec"), vars(fakes[_module(one)]))
     finally:
         for one, module in before.items():
             sys.modules.pop(one) if module is None else sys.modules.__setitem__(one, module)
-    return found
+    return vars(fakes[_module(source)])
+
+
+def _module(source: str) -> str:
+    return f"plmu.ops.gpu.{source.removesuffix('.py')}"
 
 
 class Launch(direct.Launch):
@@ -263,3 +270,17 @@ class Launch(direct.Launch):
             _here.grid = grid
             _here.program = (number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1])
             self.emulated[self._kernel](*given, *pointers, *self._numbers, **self._constants)
+
+
+def in_place(monkeypatch: pytest.MonkeyPatch, kind: type[direct.Launch] = Launch) -> Iterator[None]:
+    """A CPU counts as a Hopper GPU, and launches are of that kind; for a fixture to yield from."""
+    modules = (hopper_launch, triton_launch)
+    prepared = [one for module in modules for one in vars(module).values() if hasattr(one, "cache_clear")]
+    for module in modules:
+        monkeypatch.setattr(module, "Launch", kind)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
+    for one in prepared:
+        one.cache_clear()
+    yield
+    for one in prepared:
+        one.cache_clear()

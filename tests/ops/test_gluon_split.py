@@ -9,7 +9,7 @@ from operations import needs_kernels
 from test_split import DEVICE, check
 
 import plmu
-from plmu.ops.gpu import launch, split, split_hopper
+from plmu.ops.gpu import division, launch, split, split_hopper
 
 pytestmark = needs_kernels
 SHAPES = {
@@ -42,7 +42,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("programs", [3, 132], ids=["several tiles a program", "one tile a program"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_against_the_recurrence(name: str, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "multiprocessors", lambda _: programs)
+    monkeypatch.setattr(division, "multiprocessors", lambda _: programs)
     batch, time, channels, out, order, window, started = SHAPES[name]
     given = [torch.randn(batch, time, channels), torch.randn(out, order, channels) / (order * channels) ** 0.5]
     if started:
@@ -54,7 +54,7 @@ def test_against_the_recurrence(name: str, programs: int, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("order", [2, 5], ids=["tables that stay", "tables that do not stay"])
 def test_resets_against_the_recurrence(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences without any, with some where chunks meet, with several in a chunk, and with some anywhere."""
-    monkeypatch.setattr(launch, "multiprocessors", lambda _: 3)
+    monkeypatch.setattr(division, "multiprocessors", lambda _: 3)
     resets = torch.zeros(4, 150, dtype=torch.bool)
     resets[1, [0, 63, 64, 128]] = True
     resets[2, [5, 6, 40, 62, 149]] = True
@@ -127,6 +127,6 @@ def test_a_broken_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         check(system, given, of_o)
     monkeypatch.setitem(kernels, "_halves", real)
     kernels["mbarrier"].arrive = lambda barrier, count: None
-    monkeypatch.setattr(launch, "multiprocessors", lambda _: 1)  # so that buffers are used again
+    monkeypatch.setattr(division, "multiprocessors", lambda _: 1)  # so that buffers are used again
     with pytest.raises(RuntimeError, match="deadlock"):
         check(system, given, of_o)

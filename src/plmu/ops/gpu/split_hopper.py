@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu import launch
+from plmu.ops.gpu import division, launch
 from plmu.ops.gpu.direct import Launch, Tiled
 from plmu.ops.gpu.tables import CHUNK, SCALE, tiles
 
@@ -129,7 +129,7 @@ def _project(
     constants |= {"STAGES": stages, "RESIDENT": resident, "REVERSED": reversed, "SCALE": SCALE, "SEGMENTED": segmented}
     constants |= {"STAGGERED": shares.staggered, "MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
     numbers = (time, inputs, some, length, channels, chunks, total, work)
-    grid = (min(work, launch.multiprocessors(device)),)
+    grid = (min(work, division.multiprocessors(device)),)
     tiled = (of_weight, *_tables(order, rows))
     return Launch(_gluon, "project_in_parts", grid, numbers, constants, tiled=tiled, num_warps=4)
 
