@@ -298,3 +298,14 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         plmu.project(
             torch.randn(2, 9, 3), plmu.DelayNetwork(4, 6.0).discretize(), torch.randn(5, 4, 3), algorithm="fused"
         )
+
+
+@pytest.mark.parametrize("shares", [2, 5, 64, 65, 200])
+def test_shares_are_added_up(shares: int) -> None:
+    partial = torch.randn(shares, 3, 5, 41, device=DEVICE)
+    added = triton_launch.added_up(partial, torch.float32)
+    exact = partial.double().sum(0)
+    rounding = torch.finfo(torch.float32).eps / 2 * shares * partial.double().abs().sum(0)
+    assert ((added.double() - exact).abs() <= rounding).all()
+    assert torch.equal(triton_launch.added_up(partial, torch.float16), added.half()), "rounded once"
+    assert torch.equal(added, triton_launch.added_up(partial, torch.float32))

@@ -15,6 +15,7 @@ from plmu.ops.gpu.devices import enter
 from plmu.ops.gpu.direct import Launch, Tiled
 from plmu.ops.gpu.division import Sizes, prepared, shared_out
 from plmu.ops.gpu.tables import CHUNK, tiles
+from plmu.ops.gpu.triton_launch import added_up
 
 SHARED = 227 * 1024  # bytes of shared memory that a program may have
 WIDTH, OUT = 64, 256  # channels and outputs of a tile
@@ -74,7 +75,7 @@ class WeightGradient:
         enter(self._device)
         rows = partial if marked is None else marked  # not read where there are none
         self._launch(u, u if before is None else before, of_o, toeplitz, past, partial, rows)
-        return partial if self._whole else partial.sum(0).to(u.dtype)
+        return partial if self._whole else added_up(partial, u.dtype)
 
 
 @prepared

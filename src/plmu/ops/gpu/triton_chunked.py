@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 # Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
-COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share", "total")
+COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share", "shares", "total")
 
 
 @triton.jit
@@ -386,3 +386,20 @@ def through_output(
     if BIAS:
         output = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
         tl.store(sums + tl.program_id(0) * outputs + output, tl.sum(added, 0), mask=output < outputs)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def add_up(partial, result, shares, total, ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
+    """The sum of partial (shares, total) in float32, rounded once: ROWS shares at a time, in a fixed order.
+
+    UNIT: a number that `total` is a multiple of, for the compiler to see that 16 bytes go at once.
+    """
+    total = total // UNIT * UNIT
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    added = tl.zeros((ROWS, WIDTH), tl.float32)
+    for start in range(0, shares, ROWS):
+        place = partial + (start + row).to(tl.int64) * total + column
+        added += tl.load(place, mask=(start + row < shares) & (column < total), other=0.0)
+    place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    tl.store(result + place, tl.sum(added, 0).to(result.dtype.element_ty), mask=place < total)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from plmu.ops.gpu import division
 from plmu.ops.gpu.direct import Launch
@@ -17,6 +19,8 @@ from plmu.ops.gpu.tables import CHANNELS, CHUNK, rows_of, tiles
 # Of `through_output`.
 STEPS, OUTPUTS = 16, 256  # of a tile
 PROGRAMS = 8  # that a multiprocessor runs at the same time
+# Of `add_up`.
+FEW, FEW_SHARES, MANY_SHARES = 64, (4, 512), (64, 16)  # shares; and then shares and numbers of a tile
 
 
 @prepared
@@ -109,6 +113,21 @@ def through_output(
     shares = tiles(total, share)
     constants = {"ROWS": STEPS, "WIDTH": OUTPUTS, "RELU": relu, "BIAS": bias}
     return Launch(_kernels, "through_output", (shares, columns), (total, outputs, share), constants), shares
+
+
+def added_up(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of partial (shares, ...) over its shares, which are float32."""
+    shares, *shape = partial.shape
+    result = partial.new_empty(shape, dtype=dtype)
+    add_up(partial.device, dtype, shares, result.numel())(partial, result)
+    return result
+
+
+@prepared
+def add_up(device: torch.device, dtype: torch.dtype, shares: int, total: int) -> Launch:
+    rows, width = MANY_SHARES if shares > FEW else FEW_SHARES
+    constants = {"ROWS": rows, "WIDTH": width, "UNIT": math.gcd(total, 8)}
+    return Launch(_kernels, "add_up", (tiles(total, width),), (shares, total), constants)
 
 
 def constants_of(order: int) -> dict[str, int]:
