@@ -79,6 +79,37 @@ def test_numbers_of_any_size(parts: int, size: float, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("parts", EITHER)
+@pytest.mark.parametrize("options", ["state", "resets"])
+def test_channels_and_outputs_in_units_of_their_own(parts: int, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ by a factor of 10¹⁰, and the weight makes up for that."""
+    monkeypatch.setattr(split, "PARTS", parts)
+    of_channel, of_output = 10 ** torch.linspace(-5, 5, 12), 10 ** torch.linspace(5, -5, 9)
+    given = [torch.randn(1, 100, 12) * of_channel, torch.randn(9, 3, 12) / of_channel / of_output[:, None, None]]
+    resets = torch.rand(1, 100) < 0.03 if options == "resets" else None
+    if options == "state":
+        given.append(torch.randn(1, 3, 12) * of_channel)
+    check(plmu.DelayNetwork(3, 6.0).discretize(), given, torch.randn(1, 100, 9) * of_output, resets)
+
+
+@pytest.mark.parametrize("parts", EITHER)
+def test_a_channel_that_is_zero_but_for_its_first_state(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "PARTS", parts)
+    given = [torch.zeros(1, 70, 3), torch.randn(3, 2, 3), 1e4 * torch.randn(1, 2, 3)]
+    check(plmu.DelayNetwork(2, 300.0).discretize(), given, torch.randn(1, 70, 3))
+
+
+@pytest.mark.parametrize("parts", EITHER)
+@pytest.mark.parametrize("sizes", [(1e-36, 1e36, 1.0), (1e36, 1e-36, 1.0), (1e-36, 1.0, 1e36), (1e17, 1e17, 1e-17)])
+def test_products_of_small_and_large_numbers(
+    sizes: tuple[float, float, float], parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of u, the weight and the gradient of o: no product overflows on its way to a result that does not."""
+    monkeypatch.setattr(split, "PARTS", parts)
+    u, weight, of_o = torch.randn(1, 70, 3) * sizes[0], torch.randn(3, 2, 3) * sizes[1], torch.randn(1, 70, 3)
+    check(plmu.DelayNetwork(2, 6.0).discretize(), [u, weight], of_o * sizes[2])
+
+
+@pytest.mark.parametrize("parts", EITHER)
 def test_groups_of_channels(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "PARTS", parts)
     layers = [

@@ -88,18 +88,30 @@ def project(
     o = u.new_empty(batch, time, outputs)
     blocks = tiles(inputs, tile.width) if reversed else groups * tiles(inputs // groups, tile.width)
     at_once = outputs if groups > 1 else _at_once(u.nbytes + o.nbytes, weight.nbytes, outputs, tile)
-    given = (toeplitz, past, before, u if segments is None else segments)
+    sizes_of_u = _sizes(u, None if reversed else before[:, 0]) if parts == 2 else u  # not read of three parts
+    given = (sizes_of_u, toeplitz, past, before, u if segments is None else segments)
     for first in range(0, outputs, at_once):
         some = min(at_once, outputs - first)
         of_some = weight[:, :, first : first + some] if reversed else weight[first : first + some]
         divided = weight.new_empty(parts, *of_some.shape, dtype=toeplitz.dtype)
         scales = weight.new_empty(blocks, order, some) if parts == 2 else divided
         sizes = (u.device, order, *of_some.shape[::-2], groups, reversed, parts, tile)
-        _divide(*sizes, channels, blocks)(of_some, divided, scales)
+        _divide(*sizes, channels, blocks)(of_some, divided, scales, sizes_of_u)
         run = _project(batch, time, past.shape[-1], segments is not None, *sizes, outputs)
         run(u, divided, scales, *given, o[:, :, first:])
         del divided, scales
     return o, ()
+
+
+def _sizes(u: Tensor, first: Tensor | None) -> Tensor:
+    """The mean size of each channel of u, or of the first state if that is larger: (channels,). It is 1 where that is
+    zero or not finite. The largest number would be that of one outlier, and far from all the others."""
+    found = _mean_size(u) if first is None else torch.maximum(_mean_size(u), _mean_size(first))
+    return torch.where((found > 0) & (found < torch.inf), found, 1.0)
+
+
+def _mean_size(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, 1, dim=(0, 1)) / (values.shape[0] * values.shape[1])
 
 
 def _at_once(held: int, weight: int, outputs: int, tile: Tile) -> int:
