@@ -111,7 +111,8 @@ def _sizes(u: Tensor, first: Tensor | None) -> Tensor:
 
 
 def _mean_size(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values, 1, dim=(0, 1)) / (values.shape[0] * values.shape[1])
+    total: Tensor = torch.linalg.vector_norm(values, 1, dim=(0, 1))
+    return total / (values.shape[0] * values.shape[1])
 
 
 def _at_once(held: int, weight: int, outputs: int, tile: Tile) -> int:

@@ -176,7 +176,11 @@ def divide(
     mask = (row < out) & (column < limit)
     value = tl.load(weight + (row.to(tl.int64) * ORDER + i) * length + column, mask=mask, other=0.0)
     if PARTS == 2:
-        value *= _size_of(sizes, column, column < limit)[0] if AXIS == 1 else _size_of(sizes, row, row < out)[0]
+        if AXIS == 1:
+            size, _ = _size_of(sizes, column, column < limit)
+        else:
+            size, _ = _size_of(sizes, row, row < out)
+        value *= size
     place = (row.to(tl.int64) * ORDER + i) * channels + column
     up, down = _scale(value, PARTS, AXIS)
     first, second, third = _split(value * up, PARTS, parts.dtype.element_ty)
