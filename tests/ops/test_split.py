@@ -7,7 +7,7 @@ from operations import needs_kernels
 from torch import Tensor
 
 import plmu
-from plmu.ops.gpu import launch, split, tables
+from plmu.ops.gpu import launch, projection, split, tables
 from plmu.ops.plan import known_plan
 
 pytestmark = needs_kernels
@@ -123,6 +123,29 @@ def test_groups_of_channels(parts: int, monkeypatch: pytest.MonkeyPatch) -> None
         found.append([o, *torch.autograd.grad(o, (given, *layer.parameters()), of_o.to(o))])
     for value, right in zip(*found, strict=True):
         within((value.double() - right).norm() / right.norm(), 10 * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:(invalid value|All-NaN slice) encountered")
+def test_a_bad_number_stays_in_its_sequence(bad: float) -> None:
+    """And in its chunk before it. Its channel keeps its bits in other sequences."""
+    system = plmu.DelayNetwork(2, 6.0).discretize()
+    u, weight = torch.randn(2, 140, 3, device=DEVICE), torch.randn(3, 2, 3, device=DEVICE)
+    right = plmu.project(u.double(), system, weight.double(), algorithm="recurrent")[0]
+    u[0, 70, 1] = bad
+    o, _ = projection.project(u, system, weight, None)
+    assert o[0, 70:].isnan().all()
+    for value, exact in ((o[0, :64], right[0, :64]), (o[1], right[1])):
+        within((value.double() - exact).norm() / exact.norm(), ROUNDED)
+    u, of_o = u.nan_to_num(0, 0, 0).requires_grad_(), torch.ones_like(o)
+    of_o[0, 70, 1] = bad
+    o, _ = projection.project(u, system, weight.requires_grad_(), None)
+    of_u, of_weight = torch.autograd.grad(o, (u, weight), of_o)
+    assert of_u[0, 64:71].isnan().all()
+    assert of_u[0, 128:].isfinite().all()
+    assert of_u[1].isfinite().all()
+    assert of_weight[1].isnan().all()
+    assert of_weight[[0, 2]].isfinite().all()
 
 
 def test_one_channel_and_one_output() -> None:

@@ -66,6 +66,18 @@ def largest(system: LinearSystem, chunk: int) -> Tensor:
     return torch.stack([by_order(system, chunk).abs().max(), system.powers(chunk).abs().max()]).max()[None]
 
 
+def _sizes(u: Tensor, first: Tensor | None) -> Tensor:
+    """The mean size of each channel of u, or of the first state if that is larger: (channels,). It is 1 where that is
+    zero or not finite. The largest number would be that of one outlier, and far from all the others."""
+    found = _mean_size(u) if first is None else torch.maximum(_mean_size(u), _mean_size(first))
+    return torch.where((found > 0) & (found < torch.inf), found, 1.0)
+
+
+def _mean_size(values: Tensor) -> Tensor:
+    total: Tensor = torch.linalg.vector_norm(values, 1, dim=(0, 1))
+    return total / (values.shape[0] * values.shape[1])
+
+
 def project(
     u: Tensor,
     before: Tensor | None,
@@ -83,12 +95,12 @@ def project(
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
     outputs, parts = channels if reversed else out, toeplitz.shape[-4]
+    sizes_of_u = _sizes(u, None if reversed else before[:, 0]) if parts == 2 else u  # not read of three parts
     across = (inputs, outputs // groups) if reversed else (inputs // groups, outputs)
     tile = (tile or PROJECT).fitted(*across)
     o = u.new_empty(batch, time, outputs)
     blocks = tiles(inputs, tile.width) if reversed else groups * tiles(inputs // groups, tile.width)
     at_once = outputs if groups > 1 else _at_once(u.nbytes + o.nbytes, weight.nbytes, outputs, tile)
-    sizes_of_u = _sizes(u, None if reversed else before[:, 0]) if parts == 2 else u  # not read of three parts
     given = (sizes_of_u, toeplitz, past, before, u if segments is None else segments)
     for first in range(0, outputs, at_once):
         some = min(at_once, outputs - first)
@@ -101,18 +113,6 @@ def project(
         run(u, divided, scales, *given, o[:, :, first:])
         del divided, scales
     return o, ()
-
-
-def _sizes(u: Tensor, first: Tensor | None) -> Tensor:
-    """The mean size of each channel of u, or of the first state if that is larger: (channels,). It is 1 where that is
-    zero or not finite. The largest number would be that of one outlier, and far from all the others."""
-    found = _mean_size(u) if first is None else torch.maximum(_mean_size(u), _mean_size(first))
-    return torch.where((found > 0) & (found < torch.inf), found, 1.0)
-
-
-def _mean_size(values: Tensor) -> Tensor:
-    total: Tensor = torch.linalg.vector_norm(values, 1, dim=(0, 1))
-    return total / (values.shape[0] * values.shape[1])
 
 
 def _at_once(held: int, weight: int, outputs: int, tile: Tile) -> int:
