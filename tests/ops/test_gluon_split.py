@@ -94,6 +94,25 @@ def test_numbers_of_any_size(size: float) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("options", ["state", "resets"])
+def test_channels_and_outputs_in_units_of_their_own(options: str) -> None:
+    """They differ by a factor of 10¹⁰, and the weight makes up for that."""
+    of_channel, of_output = 10 ** torch.linspace(-5, 5, 16), 10 ** torch.linspace(5, -5, 8)
+    given = [torch.randn(1, 100, 16) * of_channel, torch.randn(8, 3, 16) / of_channel / of_output[:, None, None]]
+    resets = torch.rand(1, 100) < 0.03 if options == "resets" else None
+    if options == "state":
+        given.append(torch.randn(1, 3, 16) * of_channel)
+    check(plmu.DelayNetwork(3, 6.0).discretize(), given, torch.randn(1, 100, 8) * of_output, resets)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("sizes", [(1e-36, 1e36, 1.0), (1e36, 1e-36, 1.0), (1e-36, 1.0, 1e36), (1e17, 1e17, 1e-17)])
+def test_products_of_small_and_large_numbers(sizes: tuple[float, float, float]) -> None:
+    u, weight, of_o = torch.randn(1, 70, 8) * sizes[0], torch.randn(8, 2, 8) * sizes[1], torch.randn(1, 70, 8)
+    check(plmu.DelayNetwork(2, 6.0).discretize(), [u, weight], of_o * sizes[2])
+
+
+@pytest.mark.usefixtures("kernels")
 def test_a_launch_for_some_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "MOST", 1 << 20)
     given = [torch.randn(1, 70, 264), torch.randn(200, 2, 264) / 16]

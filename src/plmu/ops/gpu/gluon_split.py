@@ -11,7 +11,9 @@ and another when it is empty again.
 Sums begin at zero for each tile of m and are added up in float32 outside the matrix units, which round toward zero.
 Powers of two bring operands into the range of float16: for u and the state one for each channel and chunk, for a tile
 of m one for each of its rows, for the weight one for each output and for the gradient of o too. `largest` has the
-largest of these outputs' numbers; what they are multiplied by is taken back at the end.
+largest of these outputs' numbers; what they are multiplied by is taken back at the end. Channels may differ in size by
+more than float16 holds, so a tile of m is multiplied by `over_size`, one over the sizes of its channels, and the weight
+by these sizes.
 
 Channels and outputs are multiples of 8, and all channels have one system.
 
@@ -124,14 +126,16 @@ def _divide_for_project(
 ):  # fmt: skip
     """For each block of inputs the parts of both chunks and of their states. They are read before there is room for
     them."""
-    u, states, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total = given
+    u, states, over_size, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total = given
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 4], [1, 0])  # a warp has all steps of its channels
     turn = 0
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
         number = 2 * (item % pairs)
         for block in range(gl.cdiv(inputs, WIDTH)):
+            first = block * WIDTH
+            column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+            smaller = gl.load(over_size + column, mask=column < inputs, other=0.0) * (1 / SCALE)
             for c in gl.static_range(2):
-                first = block * WIDTH
                 taken = _inputs(u, number + c, 0, first, time, inputs, chunks, total, CHUNK, CHUNK, WIDTH, layout)
                 past = _states(states, number + c, first, inputs, total, ROWS, WIDTH, layout)
                 taken, past, back, past_back = _divided(taken, past, SEGMENTED)
@@ -139,9 +143,9 @@ def _divide_for_project(
                 for part in gl.static_range(2):
                     us.index(2 * c + part).store(taken[part])
                     ss.index(2 * c + part).store(past[part])
-                backs.index(c).store(back * (1 / SCALE))
+                backs.index(c).store(back * smaller)
                 if SEGMENTED:
-                    backs.index(2 + c).store(past_back * (1 / SCALE))
+                    backs.index(2 + c).store(past_back * smaller)
                 fence_async_shared()
                 _barrier()
                 mbarrier.arrive(block_full.index(c), count=1)
@@ -266,7 +270,7 @@ def _multiply_for_project(
 
 @gluon.jit(do_not_specialize=COUNTS)
 def project_in_parts(
-    weight, toeplitz, powers, u, states, largest, marks, o,
+    weight, toeplitz, powers, u, states, over_size, largest, marks, o,
     time, inputs, outputs, length, stride, chunks, total, work,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr, SCALE: gl.constexpr,
@@ -307,7 +311,9 @@ def project_in_parts(
     buffers = (us, ss, ws, ts, ps, backs)
     barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0), ahead)
     given = (buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total)
-    dividing = (u, states, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total)
+    dividing = (
+        u, states, over_size, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total,
+    )  # fmt: skip
     fetching = (
         weight, toeplitz, powers, ws, ts, ps, turn_full, turn_empty, tables_full.index(0), inputs, stride, pairs, work,
     )  # fmt: skip
@@ -333,7 +339,7 @@ def _divide_for_weight(
     """The tables of two orders once; then for each chunk the parts of its inputs, its state and the gradient. What
     is divided next is on its way meanwhile."""
     tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end = given
-    toeplitz, powers, u, states, gradient, largest = tensors
+    toeplitz, powers, u, states, over_size, gradient, largest = tensors
     us, ss, gs, ts, ps, backs = buffers
     full, empty, tables_full, _ahead = barriers
     mbarrier.expect(tables_full, 4 * (toeplitz.block_type.nbytes + powers.block_type.nbytes))
@@ -347,6 +353,8 @@ def _divide_for_weight(
     output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, flat))
     raised, _back = _powers_of_two(gl.load(largest + output, mask=output < out, other=0.0))
     half: gl.constexpr = CHUNK // 2
+    column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    smaller = gl.load(over_size + column, mask=column < channels, other=0.0) * (1 / SCALE)
     taken = _inputs(u, begin, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
     past = _states(states, begin, first, channels, end, ROWS, WIDTH, layout)
     early = _inputs(gradient, begin, 0, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
@@ -359,9 +367,9 @@ def _divide_for_weight(
         for part in gl.static_range(2):
             us.index(2 * stage + part).store(u_parts[part])
             ss.index(2 * stage + part).store(s_parts[part])
-        backs.index(2 * stage).store(back * (1 / SCALE))
+        backs.index(2 * stage).store(back * smaller)
         if SEGMENTED:
-            backs.index(2 * stage + 1).store(past_back * (1 / SCALE))
+            backs.index(2 * stage + 1).store(past_back * smaller)
         taken = _inputs(u, number + 1, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
         past = _states(states, number + 1, first, channels, end, ROWS, WIDTH, layout)
         g_parts = _halves(early * raised[None, :])
@@ -478,13 +486,14 @@ def _multiply_for_weight(
 
 @gluon.jit(do_not_specialize=COUNTS)
 def weight_gradient_in_parts(
-    toeplitz, powers, u, states, gradient, largest, marks, partial, time, channels, out, chunks, total, share,
+    toeplitz, powers, u, states, over_size, gradient, largest, marks, partial,
+    time, channels, out, chunks, total, share,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
     STAGGERED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
 ):  # fmt: skip
-    """Σ m gradientᵀ over `share` of the `total` chunks, for OUT outputs and WIDTH channels of two orders, into partial
-    (shares, out, ORDER, channels)."""
+    """Σ m gradientᵀ over `share` of the `total` chunks, divided by the sizes of the channels: for OUT outputs and WIDTH
+    channels of two orders, into partial (shares, out, ORDER, channels)."""
     orders: gl.constexpr = (ORDER + 1) // 2
     i = 2 * (gl.program_id(0) % orders)
     first, first_out = gl.program_id(0) // orders * WIDTH, gl.program_id(1) * OUT
@@ -509,7 +518,7 @@ def weight_gradient_in_parts(
     fence_async_shared()
     buffers = (us, ss, gs, ts, ps, backs)
     barriers = (full, empty, tables.index(0), ahead)
-    tensors = (toeplitz, powers, u, states, gradient, largest)
+    tensors = (toeplitz, powers, u, states, over_size, gradient, largest)
     dividing = (tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end)
     given = (
         buffers, barriers, partial, largest, marks, i, first, first_out, gl.program_id(2), begin, end, channels, out,

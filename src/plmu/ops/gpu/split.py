@@ -68,6 +68,18 @@ def largest(system: LinearSystem, chunk: int) -> Tensor:
     return torch.stack([by_order(system, chunk).abs().max(), system.powers(chunk).abs().max()]).max()[None]
 
 
+def _sizes(u: Tensor, first: Tensor | None) -> Tensor:
+    """The mean size of each channel of u, or of the first state if that is larger: (channels,). It is 1 where that is
+    zero or not finite. The largest number would be that of one outlier, and far from all the others."""
+    found = _mean_size(u) if first is None else torch.maximum(_mean_size(u), _mean_size(first))
+    return torch.where((found > 0) & (found < torch.inf), found, 1.0)
+
+
+def _mean_size(values: Tensor) -> Tensor:
+    total: Tensor = torch.linalg.vector_norm(values, 1, dim=(0, 1))
+    return total / (values.shape[0] * values.shape[1])
+
+
 def project(
     u: Tensor,
     before: Tensor | None,
@@ -85,21 +97,23 @@ def project(
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
     outputs, parts = channels if reversed else out, toeplitz.shape[-4]
+    sizes_of_u = _sizes(u, None if reversed else before[:, 0]) if parts == 2 else u  # not read of three parts
     if tile is None and parts == 2 and split_hopper.fits(u, weight, groups):
-        return split_hopper.project(u, before, segments, weight, toeplitz, past, most=MOST, reversed=reversed), ()
+        operands = (u, before, segments, weight, toeplitz, past, sizes_of_u)
+        return split_hopper.project(*operands, most=MOST, reversed=reversed), ()
     across = (inputs, outputs // groups) if reversed else (inputs // groups, outputs)
     tile = (tile or PROJECT).fitted(*across)
     o = u.new_empty(batch, time, outputs)
     blocks = tiles(inputs, tile.width) if reversed else groups * tiles(inputs // groups, tile.width)
     at_once = outputs if groups > 1 else split_hopper.at_once(u, o, weight, tile.out * tile.pieces, MOST)
-    given = (toeplitz, past, before, u if segments is None else segments)
+    given = (sizes_of_u, toeplitz, past, before, u if segments is None else segments)
     for first in range(0, outputs, at_once):
         some = min(at_once, outputs - first)
         of_some = weight[:, :, first : first + some] if reversed else weight[first : first + some]
         divided = weight.new_empty(parts, *of_some.shape, dtype=toeplitz.dtype)
         scales = weight.new_empty(blocks, order, some) if parts == 2 else divided
         sizes = (u.device, order, *of_some.shape[::-2], groups, reversed, parts, tile)
-        _divide(*sizes, channels, blocks)(of_some, divided, scales)
+        _divide(*sizes, channels, blocks)(of_some, divided, scales, sizes_of_u)
         run = _project(batch, time, past.shape[-1], segments is not None, *sizes, outputs)
         run(u, divided, scales, *given, o[:, :, first:])
         del divided, scales
@@ -168,7 +182,8 @@ def weight_gradient(
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     if tile is None and toeplitz.shape[-4] == 2 and split_hopper.fits(u, weight, groups):
-        return split_hopper.weight_gradient(u, before, segments, of_o, weight, toeplitz, past)
+        sizes_of_u = _sizes(u, before[:, 0])
+        return split_hopper.weight_gradient(u, before, segments, of_o, weight, toeplitz, past, sizes_of_u)
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], groups, segments is not None)
     tile = (tile or WEIGHT_GRADIENT).fitted(channels // groups, out)
     run, shares = _weight_gradient(*sizes, toeplitz.shape[-4], tile)

@@ -57,17 +57,20 @@ def project(
     weight: Tensor,
     toeplitz: Tensor,
     past: Tensor,
+    sizes_of_u: Tensor,
     *,
     most: int,
     reversed: bool = False,
 ) -> Tensor:
-    """As `split.project`, of two parts. `most`: as of `at_once`."""
+    """As `split.project`, of two parts. `sizes_of_u`: of its channels. `most`: as of `at_once`."""
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
     outputs = channels if reversed else out
     o = u.new_empty(batch, time, outputs)
     wide = _wide(outputs)
-    largest = torch.linalg.vector_norm(weight, float("inf"), dim=(0, 1) if reversed else (1, 2))
+    size, over_size = _powers_of_two(sizes_of_u)
+    largest = torch.linalg.vector_norm(weight, float("inf"), dim=1)  # (out, channels)
+    largest = (largest * size[:, None]).amax(0) if reversed else (largest * size).amax(1)
     marks = largest if segments is None else launch.marks_of(segments)[reversed]  # not read where there are none
     step = at_once(u, o, weight, wide, most)
     launch.enter(u.device)
@@ -76,11 +79,17 @@ def project(
         of_some = weight[:, :, first : first + some] if reversed else weight[first : first + some]
         parts = weight.new_empty(2, *of_some.shape, dtype=toeplitz.dtype)
         sizes = (u.device, order, some, inputs, reversed)
-        _divide(*sizes, channels)(of_some, largest[first:], parts)
+        _divide(*sizes, channels)(of_some, size, largest[first:], parts)
         run = _project(*sizes, batch, time, past.shape[-1], outputs, wide, segments is not None, PROJECT)
-        run(parts, toeplitz, past, u, before, largest[first:], marks, o[:, :, first:])
+        run(parts, toeplitz, past, u, before, over_size, largest[first:], marks, o[:, :, first:])
         del parts
     return o
+
+
+def _powers_of_two(sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Those below positive numbers, and one over them."""
+    bits = (sizes.view(torch.int32) & 0x7F800000).clamp(1 << 23, 253 << 23)
+    return bits.view(torch.float32), ((254 << 23) - bits).view(torch.float32)
 
 
 def _wide(outputs: int) -> int:
@@ -142,18 +151,21 @@ def weight_gradient(
     weight: Tensor,
     toeplitz: Tensor,
     past: Tensor,
+    sizes_of_u: Tensor,
 ) -> Tensor:
-    """As `split.weight_gradient`, of two parts."""
+    """As `split.weight_gradient`, of two parts. `sizes_of_u`: of its channels."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], segments is not None)
     run, shares = _weight_gradient(*sizes, WEIGHT_GRADIENT)
+    size, over_size = _powers_of_two(sizes_of_u)
     largest = torch.linalg.vector_norm(of_o, float("inf"), dim=(0, 1))
     partial = weight.new_empty(shares, *weight.shape)
     launch.enter(u.device)
     marks = largest if segments is None else launch.marks_of(segments)[0]
-    run(toeplitz, past, u, before, of_o, largest, marks, partial)
-    return partial[0] if shares == 1 else partial.sum(0)
+    run(toeplitz, past, u, before, over_size, of_o, largest, marks, partial)
+    total: Tensor = partial[0] if shares == 1 else partial.sum(0)
+    return total.mul_(size)
 
 
 @launch.prepared
