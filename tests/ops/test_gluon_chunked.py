@@ -256,6 +256,22 @@ def test_an_encoder_with_gradients_of_some_tensors(trained: str) -> None:
 
 
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("watching", ["its own hook", "a hook of all modules"])
+def test_an_encoder_that_is_watched_is_called(watching: str) -> None:
+    layer, seen = small_layer(encoder=True).half(), []
+
+    def hook(module: torch.nn.Module, *_: object) -> None:
+        seen.append(module)
+
+    kind = torch.nn.modules.module
+    watch = layer.encoder.register_forward_hook if watching == "its own hook" else kind.register_module_forward_hook
+    handle = watch(hook)
+    layer(torch.randn(1, 10, 8).half())
+    handle.remove()
+    assert layer.encoder in seen
+
+
+@pytest.mark.usefixtures("emulated")
 def test_nan_passes_through_a_layer_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does through torch's ReLU, forwards and backwards."""
     monkeypatch.delattr(plmu.ParallelLMU, "_from_input")

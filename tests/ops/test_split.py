@@ -148,6 +148,16 @@ def test_a_bad_number_stays_in_its_sequence(bad: float) -> None:
     assert of_weight[[0, 2]].isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
+def test_an_output_that_overflows_stays_in_its_sequence() -> None:
+    system = plmu.DelayNetwork(2, 6.0).discretize()
+    u, weight = torch.randn(2, 70, 3, device=DEVICE), 1e8 * torch.randn(3, 2, 3, device=DEVICE)
+    u[0, 0, 1] = 1e37
+    o, _ = plmu.project(u, system, weight, algorithm="fused")
+    assert not o[0, :9].isfinite().any()
+    assert o[1].isfinite().all()
+
+
 def test_one_channel_and_one_output() -> None:
     """Sizes of 1 are constants to the compiler."""
     for channels, out in ((1, 3), (3, 1)):

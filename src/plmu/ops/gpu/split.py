@@ -21,6 +21,7 @@ from plmu.systems import LinearSystem
 PARTS = 2  # 2 in float16, 3 in bfloat16, 0: products in plain float32
 MOST = 7  # times smaller than u and o that the parts of a weight should be
 LARGEST = 127.0  # constant that float16 holds then
+LARGEST_SIZE = 2.0**60  # of a channel that the weight makes up for, and one over the smallest
 OLDEST = (8, 0)  # compute capability of GPUs that it was made for
 
 
@@ -70,9 +71,10 @@ def largest(system: LinearSystem, chunk: int) -> Tensor:
 
 def _sizes(u: Tensor, first: Tensor | None) -> Tensor:
     """The mean size of each channel of u, or of the first state if that is larger: (channels,). It is 1 where that is
-    zero or not finite. The largest number would be that of one outlier, and far from all the others."""
+    zero or not finite. The largest number would be that of one outlier, and far from all the others. And a weight that
+    is multiplied by it must not overflow for such a number's sake, which would spoil all sequences."""
     found = _mean_size(u) if first is None else torch.maximum(_mean_size(u), _mean_size(first))
-    return torch.where((found > 0) & (found < torch.inf), found, 1.0)
+    return torch.where((found > 0) & (found < torch.inf), found, 1.0).clamp(1 / LARGEST_SIZE, LARGEST_SIZE)
 
 
 def _mean_size(values: Tensor) -> Tensor:

@@ -62,9 +62,8 @@ def _scales(taken, past, PARTS: tl.constexpr, SEGMENTED: tl.constexpr):
 
 @triton.jit
 def _size_of(sizes, at, mask):
-    """The size of a channel as a power of two, and one over it."""
+    """The size of a channel, brought to a power of two, and one over it."""
     bits = tl.load(sizes + at, mask=mask, other=1.0).to(tl.int32, bitcast=True) & 0x7F800000
-    bits = tl.minimum(tl.maximum(bits, 1 << 23), 253 << 23)
     return bits.to(tl.float32, bitcast=True), ((254 << 23) - bits).to(tl.float32, bitcast=True)
 
 
