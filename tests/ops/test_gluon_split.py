@@ -119,6 +119,17 @@ def test_a_launch_for_some_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     check(plmu.DelayNetwork(2, 6.0).discretize(), given, torch.randn(1, 70, 200))
 
 
+@pytest.mark.parametrize("steps", [1, 63, 64, 128, 150])
+@pytest.mark.parametrize("order", [1, torch.inf])
+def test_norms_over_steps(steps: int, order: float) -> None:
+    values = torch.randn(2, steps, 3)
+    torch.testing.assert_close(
+        split_hopper.norm_over_steps(values, order), torch.linalg.vector_norm(values, order, (0, 1))
+    )
+    values[1, steps // 2, 1] = torch.nan
+    assert split_hopper.norm_over_steps(values, order).isnan().tolist() == [False, True, False]
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="without a GPU anything may be said to be one")
 def test_what_it_leaves_to_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that the copy engine cannot read, of which answers are right too, and groups of channels."""

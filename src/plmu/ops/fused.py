@@ -42,8 +42,8 @@ class Fused(Algorithm):
     TILE = 64  # channels; outputs are tiled by 64, 128 or 256
     PAST = 32  # rows of a chunk's past that are multiplied beside its steps
     RESETS_SLOWER = 1.22  # times, in half precision
-    IN_PARTS = 5.0  # times the arithmetic of half precision that float32 takes in parts
-    RESETS_SLOWER_IN_PARTS = 2.5  # times
+    IN_PARTS = 3.2  # times the arithmetic of half precision that float32 takes in parts
+    RESETS_SLOWER_IN_PARTS = 1.27  # times
     WIDE_IN_PARTS = 128  # outputs of a tile there
     TRAFFIC = 3  # passes over u and o
     LAUNCHES = 12

@@ -78,8 +78,7 @@ def _sizes(u: Tensor, first: Tensor | None) -> Tensor:
 
 
 def _mean_size(values: Tensor) -> Tensor:
-    total: Tensor = torch.linalg.vector_norm(values, 1, dim=(0, 1))
-    return total / (values.shape[0] * values.shape[1])
+    return split_hopper.norm_over_steps(values, 1) / (values.shape[0] * values.shape[1])
 
 
 def project(

@@ -69,7 +69,7 @@ def project(
     o = u.new_empty(batch, time, outputs)
     wide = _wide(outputs)
     size, over_size = _powers_of_two(sizes_of_u)
-    largest = torch.linalg.vector_norm(weight, float("inf"), dim=1)  # (out, channels)
+    largest = torch.linalg.vector_norm(weight, torch.inf, dim=1)  # (out, channels)
     largest = (largest * size[:, None]).amax(0) if reversed else (largest * size).amax(1)
     marks = largest if segments is None else launch.marks_of(segments)[reversed]  # not read where there are none
     step = at_once(u, o, weight, wide, most)
@@ -84,6 +84,16 @@ def project(
         run(parts, toeplitz, past, u, before, over_size, largest[first:], marks, o[:, :, first:])
         del parts
     return o
+
+
+def norm_over_steps(values: Tensor, order: float) -> Tensor:
+    """The norm of each channel over all sequences and steps: (channels,). In two passes: for few channels and many
+    steps torch sums in a buffer that may be as large as the values."""
+    rows = values.reshape(-1, values.shape[-1])
+    whole = len(rows) // CHUNK * CHUNK
+    of_chunks = torch.linalg.vector_norm(rows[:whole].unflatten(0, (-1, CHUNK)), order, dim=1)
+    found: Tensor = torch.linalg.vector_norm(torch.cat([of_chunks, rows[whole:]]), order, dim=0)
+    return found
 
 
 def _powers_of_two(sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,7 +169,7 @@ def weight_gradient(
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], segments is not None)
     run, shares = _weight_gradient(*sizes, WEIGHT_GRADIENT)
     size, over_size = _powers_of_two(sizes_of_u)
-    largest = torch.linalg.vector_norm(of_o, float("inf"), dim=(0, 1))
+    largest = norm_over_steps(of_o, torch.inf)
     partial = weight.new_empty(shares, *weight.shape)
     launch.enter(u.device)
     marks = largest if segments is None else launch.marks_of(segments)[0]
