@@ -1,4 +1,4 @@
-"""Kernels of `plmu.ops.gpu.gluon_chunked` without a GPU: their Python code, run by threads on CPU tensors.
+"""The kernels for Hopper without a GPU: the Python code of their modules, run by threads on CPU tensors.
 
 Gluon has no interpreter. Here its functions are plain ones on torch tensors: a warp group is a thread, shared memory is
 a tensor, the copy engine copies at once, and barriers count arrivals and bytes as those of Hopper GPUs do. Layouts mean
@@ -6,18 +6,22 @@ nothing. Programs run one after the other. So index arithmetic and synchronisati
 """
 
 import math
+import re
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu import direct
+from plmu.ops.gpu import direct, hopper_launch, launch, triton_launch
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
+SOURCES = ("gluon_chunked.py", "gluon_weight.py", "gluon_split.py")
 PATIENCE = 60  # seconds after which a wait is a deadlock
 
 
@@ -60,6 +64,9 @@ class Buffer:
     def permute(self, order: tuple[int, ...]) -> "Buffer":
         return Buffer(self.values.permute(order))
 
+    def slice(self, start: int, length: int, dim: int) -> "Buffer":
+        return Buffer(self.values.narrow(dim, start, length))
+
     def load(self, layout: Any) -> Tensor:
         return self.values.clone()
 
@@ -91,7 +98,8 @@ class Descriptor:
 
 class Pointer:
     def __init__(self, tensor: Tensor, offset: Any = 0) -> None:
-        self.memory, self.offset = tensor.view(-1), offset
+        behind = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+        self.memory, self.offset = tensor.as_strided((behind,), (1,)), offset
         self.dtype = SimpleNamespace(element_ty=tensor.dtype)
 
     def __add__(self, offset: Any) -> "Pointer":
@@ -172,7 +180,7 @@ def _language() -> ModuleType:
     gl = ModuleType("gluon.language")
     nothing = lambda *_, **__: None  # noqa: E731
     for name in ("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout", "DistributedLinearLayout",
-                 "BlockedLayout", "barrier", "inline_asm_elementwise"):  # fmt: skip
+                 "BlockedLayout", "SwizzledSharedLayout", "barrier", "inline_asm_elementwise"):  # fmt: skip
         setattr(gl, name, nothing)
     functions = {
         "constexpr": None, "static_range": range, "minimum": min, "where": _where, "store": _store,
@@ -186,14 +194,15 @@ def _language() -> ModuleType:
         "atomic_xchg": lambda place, value, sem: place.memory.__setitem__(place.offset, value),
         "atomic_add": lambda place, value, sem: int(place.memory[place.offset]) + value,
         "allocate_shared_memory": _memory, "warp_specialize": _specialize,
-        "int32": torch.int32, "int64": torch.int64, "float32": torch.float32,
+        "abs": torch.abs, "max": torch.amax,
+        "int32": torch.int32, "int64": torch.int64, "float16": torch.float16, "float32": torch.float32,
     }  # fmt: skip
     vars(gl).update(functions)
     return gl
 
 
-def kernels() -> dict[str, Any]:
-    """The functions of `gluon_chunked`, to be called on descriptors and pointers of this module."""
+def kernels(source: str = SOURCES[0]) -> dict[str, Any]:
+    """The functions of a file of Gluon kernels, to be called on descriptors and pointers of this module."""
     hopper = ModuleType("gluon.hopper")
     barriers = {
         "MBarrierLayout": lambda: None, "init": _init, "wait": _wait,
@@ -217,17 +226,24 @@ def kernels() -> dict[str, Any]:
     vars(experimental).update(gluon=gluon)
     name = "triton.experimental"
     fakes = {name: experimental, f"{name}.gluon": gluon, f"{name}.gluon.language.nvidia.hopper": hopper}
+    files = dict.fromkeys((SOURCES[0], source))  # the first has what others share
+    fakes |= {_module(one): ModuleType(one) for one in files}
     before = {one: sys.modules.get(one) for one in fakes}
-    path = Path(direct.__file__).with_name("gluon_chunked.py")
-    text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
-    found: dict[str, Any] = {"__name__": "emulated"}
     try:
         sys.modules.update(fakes)
-        exec(compile(text, str(path), "exec"), found)
+        for one in files:
+            path = Path(direct.__file__).with_name(one)
+            text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
+            text = re.sub(r"\.to\((gl\.\w+), bitcast=True\)", r".view(\1)", text)
+            exec(compile(text, str(path), "exec"), vars(fakes[_module(one)]))
     finally:
         for one, module in before.items():
             sys.modules.pop(one) if module is None else sys.modules.__setitem__(one, module)
-    return found
+    return vars(fakes[_module(source)])
+
+
+def _module(source: str) -> str:
+    return f"plmu.ops.gpu.{source.removesuffix('.py')}"
 
 
 class Launch(direct.Launch):
@@ -244,8 +260,9 @@ class Launch(direct.Launch):
         if not self._tiled:
             super().__call__(*tensors)
             return
-        if not self.emulated:
-            self.emulated.update(kernels())
+        if self._kernel not in self.emulated:
+            for source in SOURCES:
+                self.emulated.update(kernels(source))
         given = [Descriptor(*pair) for pair in zip(tensors, self._tiled, strict=False)]
         pointers = [None if one is None else Pointer(one) for one in tensors[len(self._tiled) :]]
         grid = (*self._grid, 1, 1)[:3]
@@ -253,3 +270,17 @@ class Launch(direct.Launch):
             _here.grid = grid
             _here.program = (number % grid[0], number // grid[0] % grid[1], number // grid[0] // grid[1])
             self.emulated[self._kernel](*given, *pointers, *self._numbers, **self._constants)
+
+
+def in_place(monkeypatch: pytest.MonkeyPatch, kind: type[direct.Launch] = Launch) -> Iterator[None]:
+    """A CPU counts as a Hopper GPU, and launches are of that kind; for a fixture to yield from."""
+    modules = (hopper_launch, triton_launch)
+    prepared = [one for module in modules for one in vars(module).values() if hasattr(one, "cache_clear")]
+    for module in modules:
+        monkeypatch.setattr(module, "Launch", kind)
+    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
+    for one in prepared:
+        one.cache_clear()
+    yield
+    for one in prepared:
+        one.cache_clear()

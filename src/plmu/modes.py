@@ -44,7 +44,9 @@ def watched() -> bool:
     """Whether the single operations of a call are looked at: also by torch.compile, tracing and dispatch modes."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return True
-    return transformed() or torch._C._len_torch_dispatch_stack() > 0
+    if torch.autograd.forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_batched(gradient: Tensor) -> bool:

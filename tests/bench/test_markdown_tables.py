@@ -208,3 +208,15 @@ def test_language_models() -> None:
     assert header[-2:] == ["million tokens a second", "of the bfloat16 peak"]
     assert rows[0] == ["text8 plmu", "2.97", "128 × 180", "2.53", "9.12", "16%"]
     assert rows[1][-1] == ""
+
+
+def test_float32() -> None:
+    row = {"shape": "small", "ms": {"GEMM both": 4.08, "both": 2.35}}
+    row |= {
+        "over the GEMM": {"forward": 0.492, "both": 0.573},
+        "with resets over without": 1.27,
+        "error over plain": [0.249, 0.507, 0.411],
+    }
+    header, found = cells("float32", {"rows": [row]})
+    assert header[-1] == "largest error / plain float32's"
+    assert found == ["small", "4.08", "2.35", "0.492", "0.573", "1.27", "0.51"]

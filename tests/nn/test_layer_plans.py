@@ -14,7 +14,7 @@ import plmu
 from plmu import LMU, DelayLayer, ParallelLMU
 from plmu.nn import coupled, original
 from plmu.ops import chunked, fft, fused, recurrent, toeplitz, transforms
-from plmu.ops.gpu import all_states, launch, projection, split
+from plmu.ops.gpu import all_states, launch, projection, split, split_hopper
 from plmu.ops.plan import known_plan, known_plan_of_groups
 from plmu.ops.rates import DEVICES
 
@@ -72,7 +72,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     monkeypatch.setattr(launch, "project", lambda u, before, segments, weight, *_, **options: _launched(
         found, u, weight, weight.shape[2 if options.get("reversed") else 0]))  # fmt: skip
     monkeypatch.setattr(split, "project", lambda u, before, segments, weight, *_, **options: _launched(
-        found, u, weight, weight.shape[2 if options.get("reversed") else 0]))  # fmt: skip
+        found, u, weight, weight.shape[2 if options.get("reversed") else 0],
+        split_hopper.fits(u, weight, options["groups"])))  # fmt: skip
     monkeypatch.setattr(launch, "marks", lambda *_: None)
     monkeypatch.setattr(launch, "carry", lambda u, first, segments, taps, *_, **__: (
         u.new_zeros(1), u.new_zeros(u.shape[0], taps.shape[1], u.shape[2], dtype=torch.float32)))  # fmt: skip
@@ -88,8 +89,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         cached.cache_clear()
 
 
-def _launched(calls: Calls, u: Tensor, weight: Tensor, out: int) -> tuple[Tensor, tuple]:
-    calls.kernels.add("Hopper" if launch.for_hopper(u, weight) else "Triton")
+def _launched(calls: Calls, u: Tensor, weight: Tensor, out: int, hopper: bool = False) -> tuple[Tensor, tuple]:
+    calls.kernels.add("Hopper" if hopper or launch.for_hopper(u, weight) else "Triton")
     return u.new_zeros(*u.shape[:2], out), ()
 
 

@@ -1,5 +1,6 @@
 """A kernel is launched directly from the second time on, with what Triton would pass; by Triton where that is new."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from plmu.ops.gpu import direct
 
 pytestmark = needs_kernels
 Log = list[tuple[str, tuple[Any, ...]]]
+A, B, C, D = (SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48, 64))  # in place of tensors
 
 
 class CudaLauncher:
@@ -54,10 +56,11 @@ def launch_of(kernel: Kernel, **options: Any) -> direct.Launch:
 
 def test_again_it_is_launched_directly(log: Log) -> None:
     launch = launch_of(Kernel(log, CudaLauncher(log)), num_warps=4)
-    for tensors in (("a", "b"), ("c", "d")):
+    for tensors in ((A, B), (C, D), (None, A)):
         launch(*tensors)
-    by_triton = ((4, 2), "a", "b", 7, {"FIRST": 1, "SECOND": 2, "num_warps": 4})
-    directly = (4, 2, 1, "stream of 3", "function", "metadata", None, None, None, "c", "d", 7, 1, 2)
+    by_triton = ((4, 2), A, B, 7, {"FIRST": 1, "SECOND": 2, "num_warps": 4})
+    directly = (4, 2, 1, "stream of 3", "function", "metadata", None, None, None, 48, 64, 7, 1, 2)
+    assert log.pop()[1][9:] == (None, 16, 7, 1, 2)
     assert log == [("by Triton", by_triton), ("direct", directly)]
 
 
@@ -67,23 +70,23 @@ def test_a_launcher_that_is_not_known_stays_with_triton(log: Log, monkeypatch: p
     interpreted.compiled = None
     monkeypatch.setattr("triton.__version__", "3.6.0")
     for launch in (other, launch_of(interpreted)):
-        launch("a", "b")
-        launch("a", "b")
+        launch(A, B)
+        launch(A, B)
     monkeypatch.setattr("triton.__version__", "4.0.0")
     newer = launch_of(Kernel(log, CudaLauncher(log)))
-    newer("a", "b")
-    newer("a", "b")
+    newer(A, B)
+    newer(A, B)
     assert [way for way, _ in log] == ["by Triton"] * 6
 
 
 def test_a_hook_is_told_of_each_launch(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = launch_of(Kernel(log, CudaLauncher(log)))
-    launch("a", "b")
+    launch(A, B)
     chain = SimpleNamespace(calls=["a profiler's"])
     monkeypatch.setattr(direct, "_knobs", lambda: SimpleNamespace(launch_enter_hook=chain, launch_exit_hook=chain))
-    launch("a", "b")
+    launch(A, B)
     monkeypatch.undo()
-    launch("a", "b")
+    launch(A, B)
     assert [way for way, _ in log] == ["by Triton", "by Triton", "direct"]
 
 
@@ -91,10 +94,42 @@ def test_tiled_tensors_are_described(log: Log, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(direct, "_described", lambda tensor, tiled, strides: (tensor, tiled, strides))
     launch = launch_of(Kernel(log, CudaLauncher(log)), tiled=(((5, 3, 2), (1, 2, 2)),))
     tensor = torch.zeros(30)
-    launch(tensor, "b")
-    launch(tensor, "b")
+    launch(tensor, B)
+    launch(tensor, B)
     assert log[0][1][1] == (tensor, ((5, 3, 2), (1, 2, 2)), [6, 2, 1])
     read = log[1][1][9]
     assert read.base is tensor
     assert (read.shape, read.strides, read.padding, read.round_f32_to_tf32) == ((5, 3, 2), [6, 2, 1], "zero", False)
-    assert log[1][1][10:] == ("b", 7, 1, 2)
+    assert log[1][1][10:] == (32, 7, 1, 2)
+
+
+def test_descriptors_are_made_once_for_each_place_in_memory(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton makes them: by a function around the launcher, which is left out then."""
+    made: list[Any] = []
+
+    def make_tensordesc_arg(read: Any, meta: str) -> list[Any]:
+        made.append((read.base, read.shape, meta))
+        return [f"descriptor {len(made)}", *read.shape]
+
+    class Around(CudaLauncher):
+        def __init__(self, log: Log, launcher: Any, tensordesc_meta: list[str]) -> None:
+            super().__init__(log)
+            self.launch = lambda *given: launcher("around", tensordesc_meta, *given)
+
+        def __call__(self, *given: Any) -> None:
+            self.launch(*given)
+
+    Around.__name__ = "CudaLauncher"
+    monkeypatch.setattr(sys.modules[__name__], "make_tensordesc_arg", make_tensordesc_arg, raising=False)
+    monkeypatch.setattr(direct, "_described", lambda tensor, tiled, strides: tensor)
+    monkeypatch.setattr(direct, "MOST_DESCRIPTORS", 2)
+    launcher = Around(log, lambda *given: log.append(("C", given)), ["of a"])
+    launch = launch_of(Kernel(log, launcher), tiled=(((2, 2), (1, 2)),))
+    memory = torch.zeros(3, 4)
+    launch(memory[0], B)  # compiles
+    for i in (0, 1, 0, 1, 2, 0):
+        launch(memory[i], B)
+    used = [given[9:] for way, given in log if way == "C"]
+    assert used == [(f"descriptor {i}", 2, 2, 32, 7, 1, 2) for i in (1, 2, 1, 2, 3, 4)]
+    assert [base.data_ptr() for base, _, _ in made] == [memory[i].data_ptr() for i in (0, 1, 2, 0)]
+    assert {meta for _, _, meta in made} == {"of a"}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import plmu
 from plmu.ops import Option, fused
-from plmu.ops.gpu import all_states, launch, projection, tables
+from plmu.ops.gpu import all_states, launch, projection, tables, triton_launch
 from plmu.ops.plan import known_plan
 
 pytestmark = needs_kernels
@@ -172,14 +172,14 @@ def test_a_growing_system_has_finite_gradients() -> None:
 @pytest.mark.parametrize(("time", "launches"), [(64, 1), (400, 2)])
 def test_states_are_carried_in_one_launch_or_two(time: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SECOND_LAUNCH", -99)
-    real, grids = launch.kernels(), []
+    real, grids = triton_launch.kernels(), []
 
     class Counted:
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             grids.append(grid)
             return real.carry[grid]
 
-    monkeypatch.setattr(launch, "kernels", lambda: SimpleNamespace(**vars(real) | {"carry": Counted()}))
+    monkeypatch.setattr(triton_launch, "kernels", lambda: SimpleNamespace(**vars(real) | {"carry": Counted()}))
     u = torch.randn(2, time, 3, device=DEVICE)
     plmu.project(u, plmu.DelayNetwork(4, 500.0).discretize(), torch.randn(2, 4, 3, device=DEVICE), algorithm="fused")
     assert len(grids) == launches
@@ -298,3 +298,14 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         plmu.project(
             torch.randn(2, 9, 3), plmu.DelayNetwork(4, 6.0).discretize(), torch.randn(5, 4, 3), algorithm="fused"
         )
+
+
+@pytest.mark.parametrize("shares", [2, 5, 64, 65, 200])
+def test_shares_are_added_up(shares: int) -> None:
+    partial = torch.randn(shares, 3, 5, 41, device=DEVICE)
+    added = triton_launch.added_up(partial, torch.float32)
+    exact = partial.double().sum(0)
+    rounding = torch.finfo(torch.float32).eps / 2 * shares * partial.double().abs().sum(0)
+    assert ((added.double() - exact).abs() <= rounding).all()
+    assert torch.equal(triton_launch.added_up(partial, torch.float16), added.half()), "rounded once"
+    assert torch.equal(added, triton_launch.added_up(partial, torch.float32))

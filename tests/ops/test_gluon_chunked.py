@@ -12,7 +12,7 @@ from torch import Tensor
 
 import plmu
 from plmu.ops import routes
-from plmu.ops.gpu import launch
+from plmu.ops.gpu import division
 
 pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
 # As in test_fused.py: constants, states between chunks, each tile of m and the result are rounded once.
@@ -52,14 +52,7 @@ HALVED = ("bias and ReLU", "W_x of what enters the memory")  # layers that are a
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    prepared = (launch._hopper_project, launch._hopper_weight_gradient, launch._finish, launch._through_output)
-    monkeypatch.setattr(launch, "Launch", gluon_emulator.Launch)
-    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
-    for one in prepared:
-        one.cache_clear()
-    yield
-    for one in prepared:
-        one.cache_clear()
+    yield from gluon_emulator.in_place(monkeypatch)
 
 
 def error(value: Tensor, exact: Tensor) -> float:
@@ -70,7 +63,7 @@ def error(value: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("programs", [2, 132], ids=["several tiles a program", "one tile, or half of one"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_against_the_recurrence(name: str, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_multiprocessors", lambda _: programs)
+    monkeypatch.setattr(division, "multiprocessors", lambda _: programs)
     batch, time, channels, out, order, windows = SHAPES[name]
     compare(torch.randn(batch, time, channels), out, order, windows, None, None)
 
@@ -106,7 +99,7 @@ def compare(x: Tensor, out: int, order: int, windows: list[float], state: Tensor
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("name", SEGMENTED)
 def test_resets_against_the_recurrence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_multiprocessors", lambda _: 3)
+    monkeypatch.setattr(division, "multiprocessors", lambda _: 3)
     batch, time, channels, out, order, windows, started = SEGMENTED[name]
     resets = torch.zeros(batch, time, dtype=torch.bool)
     resets[1, [step for step in (0, 63, 64, 128) if step < time]] = True
@@ -144,7 +137,7 @@ def test_a_state_that_overflows_ends_at_a_reset(at: int) -> None:
 def test_layers_in_one_launch(name: str, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results and gradients beside those of the recurrence. These have their zeros where ours do: near zero, which side
     of it a sum falls on is a matter of rounding."""
-    monkeypatch.setattr(launch, "_multiprocessors", lambda _: programs)
+    monkeypatch.setattr(division, "multiprocessors", lambda _: programs)
     features, channels, out, order, windows, stopped, options = LAYERS[name]
     sizes: dict[str, Any] = {"order": order, "theta": windows if len(windows) > 1 else windows[0]}
     layer = plmu.ParallelLMU(features, out, memory_size=channels, **sizes, **options, algorithm="fused")
@@ -210,7 +203,7 @@ def test_gradients_of_a_layer_in_one_launch_in_other_ways(encoder: bool) -> None
 @pytest.mark.parametrize("encoder", [False, True])
 def test_a_layer_in_one_launch_is_called_again_under_autocast(encoder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its route, as on a GPU; in the precision of autocast, with gradients in that of the weights."""
-    monkeypatch.setattr(routes, "_on_gpu", lambda u: True)
+    monkeypatch.setattr(routes, "on_gpu", lambda u: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delattr(plmu.ParallelLMU, "_from_input")
     layer = small_layer(encoder=encoder)
@@ -263,6 +256,22 @@ def test_an_encoder_with_gradients_of_some_tensors(trained: str) -> None:
 
 
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("watching", ["its own hook", "a hook of all modules"])
+def test_an_encoder_that_is_watched_is_called(watching: str) -> None:
+    layer, seen = small_layer(encoder=True).half(), []
+
+    def hook(module: torch.nn.Module, *_: object) -> None:
+        seen.append(module)
+
+    kind = torch.nn.modules.module
+    watch = layer.encoder.register_forward_hook if watching == "its own hook" else kind.register_module_forward_hook
+    handle = watch(hook)
+    layer(torch.randn(1, 10, 8).half())
+    handle.remove()
+    assert layer.encoder in seen
+
+
+@pytest.mark.usefixtures("emulated")
 def test_nan_passes_through_a_layer_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does through torch's ReLU, forwards and backwards."""
     monkeypatch.delattr(plmu.ParallelLMU, "_from_input")
@@ -285,11 +294,11 @@ def test_a_broken_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = plmu.project(u, system, weight, algorithm="fused")[0]
     exact = plmu.project(u.double(), system, weight.double(), algorithm="recurrent")[0]
     within(error(right, exact), ERROR + 1e-6)
-    real = kernels["_past_of"]
-    monkeypatch.setitem(kernels, "_past_of", lambda *given: (real(*given)[0], real(*given)[1] + 1))
+    real = kernels["past_of"]
+    monkeypatch.setitem(kernels, "past_of", lambda *given: (real(*given)[0], real(*given)[1] + 1))
     assert error(plmu.project(u, system, weight, algorithm="fused")[0], exact) > 10 * ERROR
-    monkeypatch.setitem(kernels, "_past_of", real)
+    monkeypatch.setitem(kernels, "past_of", real)
     kernels["mbarrier"].arrive = lambda barrier, count: None
-    monkeypatch.setattr(launch, "_multiprocessors", lambda _: 1)  # so that buffers are used again
+    monkeypatch.setattr(division, "multiprocessors", lambda _: 1)  # so that buffers are used again
     with pytest.raises(RuntimeError, match="deadlock"):
         plmu.project(torch.randn(8, 300, 8).half(), system, weight, algorithm="fused")

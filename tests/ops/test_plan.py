@@ -316,6 +316,9 @@ def test_the_choice_is_the_fastest_that_was_measured(measured: str, monkeypatch:
     """At every shape of the benchmark on a GPU: as graphs within 3 %, eager within a tenth."""
     title = "with resets, as graphs" if measured == "resets" else f"auto against every algorithm{measured}"
     rows = json.loads((ROOT / "results/bench-layers-cuda.json").read_text(encoding="utf-8"))[title]
+    if not measured:  # small shapes were measured again, since eager calls of `fused` became faster
+        again = json.loads((ROOT / "results/bench-calls-cuda.json").read_text(encoding="utf-8"))["small, eager"]
+        rows = [row for row in rows if row["shape"] not in {row["shape"] for row in again}] + again
     shapes = {str(shape): shape for shape in GPU_CHOICES}
     monkeypatch.setattr(launch, "has_hopper", lambda _: True)
     monkeypatch.setattr(fused, "AVAILABLE", True)

@@ -7,7 +7,7 @@ from operations import needs_kernels
 from torch import Tensor
 
 import plmu
-from plmu.ops.gpu import launch, split, tables
+from plmu.ops.gpu import launch, projection, split, tables
 from plmu.ops.plan import known_plan
 
 pytestmark = needs_kernels
@@ -79,6 +79,33 @@ def test_numbers_of_any_size(parts: int, size: float, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("parts", EITHER)
+@pytest.mark.parametrize("options", ["state", "resets"])
+def test_channels_and_outputs_in_units_of_their_own(parts: int, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ by a factor of 10¹⁰, and the weight makes up for that."""
+    monkeypatch.setattr(split, "PARTS", parts)
+    of_channel, of_output = 10 ** torch.linspace(-5, 5, 12), 10 ** torch.linspace(5, -5, 9)
+    given = [torch.randn(1, 100, 12) * of_channel, torch.randn(9, 3, 12) / of_channel / of_output[:, None, None]]
+    resets = torch.rand(1, 100) < 0.03 if options == "resets" else None
+    if options == "state":
+        given.append(torch.randn(1, 3, 12) * of_channel)
+    check(plmu.DelayNetwork(3, 6.0).discretize(), given, torch.randn(1, 100, 9) * of_output, resets)
+
+
+@pytest.mark.parametrize("parts", EITHER)
+def test_a_channel_that_is_zero_but_for_its_first_state(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split, "PARTS", parts)
+    given = [torch.zeros(1, 70, 3), torch.randn(3, 2, 3), 1e4 * torch.randn(1, 2, 3)]
+    check(plmu.DelayNetwork(2, 300.0).discretize(), given, torch.randn(1, 70, 3))
+
+
+@pytest.mark.parametrize("sizes", [(1e-36, 1e36, 1.0), (1e36, 1e-36, 1.0), (1e-36, 1.0, 1e36), (1e17, 1e17, 1e-17)])
+def test_products_of_small_and_large_numbers(sizes: tuple[float, float, float]) -> None:
+    """Of u, the weight and the gradient of o: no product overflows on its way to a result that does not."""
+    u, weight, of_o = torch.randn(1, 70, 3) * sizes[0], torch.randn(3, 2, 3) * sizes[1], torch.randn(1, 70, 3)
+    check(plmu.DelayNetwork(2, 6.0).discretize(), [u, weight], of_o * sizes[2])
+
+
+@pytest.mark.parametrize("parts", EITHER)
 def test_groups_of_channels(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "PARTS", parts)
     layers = [
@@ -96,6 +123,39 @@ def test_groups_of_channels(parts: int, monkeypatch: pytest.MonkeyPatch) -> None
         found.append([o, *torch.autograd.grad(o, (given, *layer.parameters()), of_o.to(o))])
     for value, right in zip(*found, strict=True):
         within((value.double() - right).norm() / right.norm(), 10 * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:(invalid value|All-NaN slice) encountered")
+def test_a_bad_number_stays_in_its_sequence(bad: float) -> None:
+    """And in its chunk before it. Its channel keeps its bits in other sequences."""
+    system = plmu.DelayNetwork(2, 6.0).discretize()
+    u, weight = torch.randn(2, 140, 3, device=DEVICE), torch.randn(3, 2, 3, device=DEVICE)
+    right = plmu.project(u.double(), system, weight.double(), algorithm="recurrent")[0]
+    u[0, 70, 1] = bad
+    o, _ = projection.project(u, system, weight, None)
+    assert o[0, 70:].isnan().all()
+    for value, exact in ((o[0, :64], right[0, :64]), (o[1], right[1])):
+        within((value.double() - exact).norm() / exact.norm(), ROUNDED)
+    u, of_o = u.nan_to_num(0, 0, 0).requires_grad_(), torch.ones_like(o)
+    of_o[0, 70, 1] = bad
+    o, _ = projection.project(u, system, weight.requires_grad_(), None)
+    of_u, of_weight = torch.autograd.grad(o, (u, weight), of_o)
+    assert of_u[0, 64:71].isnan().all()
+    assert of_u[0, 128:].isfinite().all()
+    assert of_u[1].isfinite().all()
+    assert of_weight[1].isnan().all()
+    assert of_weight[[0, 2]].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
+def test_an_output_that_overflows_stays_in_its_sequence() -> None:
+    system = plmu.DelayNetwork(2, 6.0).discretize()
+    u, weight = torch.randn(2, 70, 3, device=DEVICE), 1e8 * torch.randn(3, 2, 3, device=DEVICE)
+    u[0, 0, 1] = 1e37
+    o, _ = plmu.project(u, system, weight, algorithm="fused")
+    assert not o[0, :9].isfinite().any()
+    assert o[1].isfinite().all()
 
 
 def test_one_channel_and_one_output() -> None:

@@ -1,6 +1,8 @@
 """Muon against the same algorithm in float64 and against torch's; groups of parameters with rates of their own."""
 
+import copy
 import dataclasses
+import pickle
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -94,6 +96,63 @@ def test_compiled_steps_of_muon_are_the_same() -> None:
     assert_same(compiled, [p.double() for p in plain], terms=TERMS)
     moments = [[one.state[p]["momentum"] for p in given] for one, given in zip(made, (compiled, plain), strict=True)]
     assert_same(moments[0], [one.double() for one in moments[1]], terms=TERMS)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("few_launches", [False, True])
+def test_a_copy_of_muon_goes_on(
+    copied: Callable[..., Muon], few_launches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does one that takes over its state, as from a checkpoint."""
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    start = [torch.randn(3, 4), torch.randn(3, 5)]
+    first = Muon([nn.Parameter(one.clone()) for one in start], few_launches=few_launches)
+    step(first, 0)
+    second = copied(first)
+    assert second.few_launches == few_launches
+    third = Muon([nn.Parameter(p.detach().clone()) for p in first.param_groups[0]["params"]], few_launches=few_launches)
+    third.load_state_dict(copy.deepcopy(first.state_dict()))
+    for optimizer in (first, second, third):
+        step(optimizer, 1)
+    found = [one.param_groups[0]["params"] for one in (first, second, third)]
+    for expected, *others in zip(*found, strict=True):
+        assert all(torch.equal(expected, other) for other in others)
+
+
+def step(optimizer: Muon, seed: int) -> None:
+    """With gradients that are the same for all optimisers."""
+    torch.manual_seed(seed)
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+
+
+def test_what_muon_compiles_serves_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **options: real(call, backend=backend, **options))
+    optimizer = Muon([nn.Parameter(torch.randn(3, 4))], few_launches=True)
+    for number in range(4):
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + number)
+        step(optimizer, number)
+    assert len(compiled) == 2, "what is before the iterations, and what is after them"
+
+
+def test_muon_in_several_precisions() -> None:
+    """Each parameter is updated as if it were alone."""
+    kinds = (torch.float16, torch.float32, torch.float64)
+    together, alone = ([nn.Parameter(torch.ones(3, 4, dtype=kind)) for kind in kinds] for _ in range(2))
+    step(Muon(together), 0)
+    torch.manual_seed(0)
+    for p, other in zip(together, alone, strict=True):
+        other.grad = p.grad.clone()
+        Muon([other]).step()
+        assert torch.equal(p, other)
 
 
 def test_matrices_with_equal_shorter_sides_are_one_batch() -> None:

@@ -258,6 +258,22 @@ def language(found: Found) -> str:
     return _table([*header, "of the bfloat16 peak"], lines)
 
 
+def float32(found: Found) -> str:
+    """Float32 beside the plain float32 GEMM of an m in memory."""
+    lines = [
+        [
+            row["shape"],
+            *(_number(row["ms"][way]) for way in ("GEMM both", "both")),
+            *(_number(row["over the GEMM"][way]) for way in ("forward", "both")),
+            _number(row["with resets over without"]),
+            _number(max(row["error over plain"]), 2),
+        ]
+        for row in found["rows"]
+    ]
+    header = ["shape", "GEMM, ms both", "ours, ms both", "ours / GEMM, forward", "ours / GEMM, both"]
+    return _table([*header, "with resets / without", "largest error / plain float32's"], lines)
+
+
 def cpu(found: Found) -> str:
     lines = [
         [row["name"], row["ours"], _number(row["milliseconds"]), _number(row["ratio"]), row["bar"]]
@@ -299,6 +315,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
     "choices-eager": (*_LAYERS, choices("auto against every algorithm")),
     "choices-resets": (*_LAYERS, choices("with resets, as graphs")),
     "length": (*_LAYERS, length),
+    "float32": (
+        "bench-float32-cuda.json",
+        "python -m benchmarks.float32 --json results/bench-float32-cuda.json",
+        float32,
+    ),
     "language": (
         "bench-language-cuda.json",
         "python -m benchmarks.language --device cuda --json results/bench-language-cuda.json",

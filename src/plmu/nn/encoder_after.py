@@ -27,11 +27,12 @@ def applies(layer: ParallelLMU, time: int, dtype: torch.dtype, device: torch.dev
     The memory must be fixed and the same for all channels, and it must begin at zero, for all sequences at once.
     """
     encoder, memory = layer.encoder, layer.memory
-    linear = encoder is not None and is_plain(encoder, nn.Linear) and not watched_backward(encoder)
+    if encoder is None or dtype not in (torch.float32, torch.float64) or autocasts(device) or is_open(time):
+        return False
+    linear = is_plain(encoder, nn.Linear) and not watched_backward(encoder)
     same = memory.trainable == "none" and memory.groups == 1 and memory.systems()[0].inputs is None
     fewer = layer.input_size == 1 or layer.input_size < layer.memory_size
-    full = dtype in (torch.float32, torch.float64) and not autocasts(device) and not is_open(time)
-    chosen = linear and layer.f1 is None and layer.gate is None and same and fewer and full
+    chosen = linear and layer.f1 is None and layer.gate is None and same and fewer
     return chosen and memory.algorithm == "auto"
 
 

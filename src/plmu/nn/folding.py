@@ -129,7 +129,7 @@ def fold_linear(module: nn.Linear) -> Affine:
 
 def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     """Whether a module is of one of these classes, no subclass, and calling it does nothing else, such as hooks."""
-    if type(module) not in kinds:
+    if type(module) not in kinds or nn.modules.module._has_any_global_hook():
         return False
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 

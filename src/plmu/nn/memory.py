@@ -15,6 +15,7 @@ from plmu import ops
 from plmu.folded import Delay
 from plmu.modes import among_fakes, autocasts, values_unknown
 from plmu.nn.steppable import Factory
+from plmu.ops import routes
 from plmu.ops.check import Lengths, check_state, result_dtype
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.groups import SystemGroups, together
@@ -175,6 +176,23 @@ class Memory(nn.Module):
         for o in outputs[1:]:
             total = total + o
         return total, _joined(ends, 2), False
+
+    def encoded_output(
+        self,
+        x: Tensor,
+        encoder: nn.Linear,
+        weight: Tensor,
+        state: Tensor | None,
+        resets: Tensor | None,
+        rest: Rest | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """`output` with the rest of the layer in it, for what a linear encoder makes of x; None unless such a call is
+        known on this GPU."""
+        system = self._together if self.groups > 1 else self._fixed[0]
+        if self.trainable != "none" or system is None:
+            return None
+        given = (system, weight, state, resets, self.algorithm, rest)
+        return routes.run_encoded(x, (encoder.weight, encoder.bias), *given)
 
     def plan(
         self,

@@ -29,7 +29,7 @@ from plmu.nn.steppable import (
     positive,
     share,
 )
-from plmu.ops import Plan
+from plmu.ops import Plan, routes
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.gpu import encoding
 from plmu.ops.gpu.launch import Rest
@@ -198,6 +198,10 @@ class ParallelLMU(Filling):
         check_features(x, 3, self.input_size, self.memory_weight)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         x = keep_valid(x, known)
+        if known is None and self.encoder is not None and self.returns_sequences:
+            found = self._encoded_output(x, state, resets)
+            if found is not None:
+                return found
         fresh = state is None and resets is None
         after = fresh and encoder_after.applies(self, x.shape[1], x.dtype, x.device)
         u, x = (x, x) if after else self._encoded(x)
@@ -216,6 +220,20 @@ class ParallelLMU(Filling):
         if after:
             last = encoder_after.encoded_state(self, last, x.shape[1], known)
         return keep_valid(out, known), last
+
+    def _encoded_output(self, x: Tensor, state: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """All of `_forward` for calls that repeat on a GPU, where the encoder is linear; None elsewhere."""
+        encoder = self.encoder
+        if encoder is None or self.f1 is not None or self.gate is not None or self._measures or self._disturbs:
+            return None
+        if not routes.on_gpu(x) or not is_plain(encoder, nn.Linear) or watched_backward(encoder):
+            return None
+        weight, bias = self.readout()
+        rest = self._rest(x, bias)
+        found = self.memory.encoded_output(x, encoder, weight, state, resets, rest)
+        if found is None:
+            return None
+        return (found[0] if rest is not None and rest.relu else self._output(found[0])), found[1]
 
     def _projected(
         self, u: Tensor, x: Tensor, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None, after: bool

@@ -7,7 +7,8 @@ sequences padded on the right; `resets` (batch, time) marks steps before which t
 The path of a call: `project` here checks its arguments (`check.py`), asks the plan (`plan.py`), and calls `project` of
 the algorithm that was chosen. Each algorithm is one file: `recurrent.py`, `toeplitz.py`, `fft.py` (its blocks are in
 `transforms.py`), `chunked.py` and `fused.py`. Kernels of our own are three files further: `fused.py` calls
-`gpu/projection.py`, that `gpu/launch.py`, and this launches those of `gpu/triton_chunked.py` or `gpu/gluon_chunked.py`.
+`gpu/projection.py`, that `gpu/launch.py`, and this launches those of `gpu/triton_chunked.py` or, for Hopper GPUs,
+`gpu/gluon_chunked.py`.
 On a GPU a call with the shapes of an earlier one goes there directly (`routes.py`). A layer calls `output` instead of
 `project`: where one launch makes W_m m and the rest of the layer's output, `gpu/output.py` does.
 `docs/adding-an-algorithm.md` shows how to add an algorithm.
@@ -165,7 +166,7 @@ def output(
     _check_weight(weight, problem)
     chosen = _plan("project", problem, algorithm, out=weight.shape[0])
     if key is not None and chosen is not None and chosen.algorithm == "fused":
-        routes.keep(key, u, system, state, problem.dtype)
+        routes.keep(key, u, system, weight, state, problem.dtype)
     with _no_autocast(u.device):
         if rest is not None and chosen is not None and chosen.kernel == "Hopper" and spoilt is None:
             whole = FUSED.output(problem, weight, rest)
@@ -217,7 +218,7 @@ def output_of_groups(
     if chosen is None:
         return None
     if key is not None:
-        routes.keep(key, u, systems, state, problem.dtype)
+        routes.keep(key, u, systems, weight, state, problem.dtype)
     problem, spoilt = isolated(problem)
     problem = replace(problem, groups=systems)
     with _no_autocast(u.device):

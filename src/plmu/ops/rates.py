@@ -39,7 +39,7 @@ class Rates:
 
 DEVICES = {
     "cpu": Rates(1.1e11, 1.1e11, 4e9, 1.3e-5, 0.0, gpu=False, overlaps=False, stored=1 << 20),
-    "cuda": Rates(4e13, 5e14, 3e12, 3.5e-5, 1.4e-4, gpu=True, overlaps=True, stored=1 << 24),
+    "cuda": Rates(4e13, 5e14, 3e12, 3.5e-5, 5e-5, gpu=True, overlaps=True, stored=1 << 24),
 }
 GRAPH_LATENCY = 2e-6  # of a kernel in a CUDA graph
 

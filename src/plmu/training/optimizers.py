@@ -76,11 +76,24 @@ class Muon(torch.optim.Optimizer):
             equal are one batch, filled up with zeros, and all before and after the iterations is compiled.
     """
 
+    few_launches = False
+
     def __init__(self, params: Any, momentum: float = 0.95, iterations: int = 5, *, few_launches: bool = False) -> None:
         super().__init__(params, {"lr": 1e-3, "weight_decay": 0.0, "momentum": momentum, "iterations": iterations})
         self.few_launches = few_launches
-        self._ahead = torch.compile(_ahead, dynamic=False) if few_launches else _ahead
-        self._apply = torch.compile(_apply, dynamic=False) if few_launches else _apply
+        self._prepare()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With what torch's optimisers leave out of a copy."""
+        return {**super().__getstate__(), "few_launches": self.few_launches}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._ahead = torch.compile(_ahead, dynamic=False) if self.few_launches else _ahead
+        self._apply = torch.compile(_apply, dynamic=False) if self.few_launches else _apply
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -99,8 +112,14 @@ class Muon(torch.optim.Optimizer):
                 gradients = [p.grad.reshape(p.shape[0], -1) for p in alike]  # type: ignore[union-attr]
                 ahead = self._ahead(gradients, [self._moment(p) for p in alike], group["momentum"])
                 update = orthogonal(ahead, group["iterations"])
-                self._apply(alike, update, group["lr"], group["weight_decay"])
+                self._apply(alike, update, self._rate(group["lr"], update), group["weight_decay"])
         return loss
+
+    def _rate(self, rate: Tensor | float, update: Tensor) -> Tensor | float:
+        """The learning rate as a tensor for what is compiled, which would be compiled again for each number."""
+        if isinstance(rate, Tensor) or not self.few_launches:
+            return rate
+        return torch.full((), rate, dtype=torch.float32, device=update.device)
 
     def _moment(self, p: Tensor) -> Tensor:
         state = self.state[p]
@@ -111,12 +130,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def _batches(params: list[Tensor], padded: bool) -> list[list[Tensor]]:
-    """Parameters whose matrices go through the iterations together: those of one shape; or, if `padded`, with equal
-    shorter sides, unless far more than half of the batch would be zeros."""
+    """Parameters whose matrices go through the iterations together: those of one shape and precision; or, if `padded`,
+    with equal shorter sides, unless far more than half of the batch would be zeros."""
     found: dict[Any, list[Tensor]] = defaultdict(list)
     for p in params:
         short, long = sorted((p.shape[0], p[0].numel()))
-        found[short if padded else (p.shape[0], long, short)].append(p)
+        found[p.device, p.dtype, short if padded else (p.shape[0], long)].append(p)
     batches = []
     for alike in found.values():
         whole = len(alike) * max(p.numel() for p in alike)

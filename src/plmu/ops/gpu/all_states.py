@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plmu.ops.gpu import launch
+from plmu.ops.gpu.devices import aligned, aligned_if, on
 from plmu.ops.gpu.tables import CHUNK, grouping, segments_of, summed, tables, tiles
+from plmu.ops.gpu.triton_launch import constants_of, exact, precision
 from plmu.ops.matrices import finite
 from plmu.systems import LinearSystem
 
@@ -41,14 +45,14 @@ def _states(
     """m, and the final state in float32."""
     batch, time, channels = u.shape
     order = taps.shape[1]
-    u, first, segments = launch.aligned(u), launch.aligned_if(first), launch.aligned_if(segments)
+    u, first, segments = aligned(u), aligned_if(first), aligned_if(segments)
     m = u.new_empty(batch, time, order, channels)
     chunks = tiles(time, CHUNK)
-    with launch.on(u):
+    with on(u):
         before, last = launch.carry(u, first, segments, taps, advance, leap, run)
-        launch.kernels().all_states[batch * chunks, tiles(channels, 64), order](
+        _kernels().all_states[batch * chunks, tiles(channels, 64), order](
             u, toeplitz, past, before, u if segments is None else segments, m, time, channels, chunks,
-            **launch.sizes(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=launch.precision(u.dtype),
+            **constants_of(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=precision(u.dtype),
             num_warps=4,
         )  # fmt: skip
         if segments is not None:  # found by other products
@@ -73,12 +77,12 @@ def _states_backward(
     chunks = tiles(time, CHUNK)
     of_u = of_m.new_empty(batch, time, channels)
     of_states = advance.new_empty(batch, chunks, order, channels)
-    kernels, options = launch.kernels(), {**launch.sizes(order), "WIDTH": 64, "SEGMENTED": segments is not None}
+    kernels, options = _kernels(), {**constants_of(order), "WIDTH": 64, "SEGMENTED": segments is not None}
     marks = of_m if segments is None else segments  # not read where there are none
-    with launch.on(of_m):
+    with on(of_m):
         kernels.states_gradient[batch * chunks, tiles(channels, 64)](
             of_m, toeplitz, past, marks, of_u, of_states, time, channels, chunks,
-            **options, PRECISION=launch.precision(of_m.dtype), num_warps=4,
+            **options, PRECISION=precision(of_m.dtype), num_warps=4,
         )  # fmt: skip
     if of_last is not None and segments is None:
         of_states[:, -1] += last_advance.mT @ of_last
@@ -92,7 +96,7 @@ def _states_backward(
         of_states[:, :-reach] += passed
         back, reach = finite(back @ back), 2 * reach
     if chunks > 1:
-        with launch.on(of_m):
+        with on(of_m):
             kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
                 of_u,
                 summed(taps),
@@ -102,7 +106,7 @@ def _states_backward(
                 channels,
                 chunks,
                 **options,
-                PRECISION=launch.exact(of_u.dtype),
+                PRECISION=exact(of_u.dtype),
             )
     return of_u, of_states[:, 0].clone()
 
@@ -138,3 +142,7 @@ def _backward_states(ctx: Any, of_m: Tensor | None, of_last: Tensor | None) -> t
 
 _states.register_autograd(_backward_states, setup_context=_setup_states)
 _states_backward.register_autograd(launch.no_second)
+
+
+def _kernels() -> ModuleType:
+    return importlib.import_module("plmu.ops.gpu.triton_states")

@@ -1,7 +1,8 @@
 """u = U x + b before the memory of a layer, for training in half precision on Hopper GPUs.
 
 Where x is also multiplied by W_x, the product that makes one gradient of x adds the other to it. The gradient of b is
-summed in one pass, in a fixed order.
+summed in one pass, in a fixed order. In a call that repeats, the encoder and the output of the layer are one node of
+autograd's graph (`output`); else the encoder is one of its own (`encoded`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from torch.nn.functional import linear
 from plmu.modes import watched
 from plmu.ops.check import result_dtype
 from plmu.ops.gpu import launch
-from plmu.ops.gpu.output import PLAIN
+from plmu.ops.gpu.devices import laid_out, on
+from plmu.ops.gpu.launch import Rest
+from plmu.ops.gpu.output import PLAIN, Gradients, Prepared, gradients, prepared
 from plmu.ops.gpu.projection import plain
+from plmu.ops.gpu.tables import Constants
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -36,6 +40,67 @@ def encoded(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Ten
     return u, same if x.requires_grad else x
 
 
+def output(
+    x: Tensor,
+    encoder: tuple[Tensor, Tensor | None],
+    weight: Tensor,
+    first: Tensor | None,
+    segments: Tensor | None,
+    given: Constants,
+    rest: Rest,
+) -> tuple[Tensor, Tensor] | None:
+    """The output of a layer for u = U x + b, and the final state; None unless all tensors are plain ones of x's
+    precision and device. `rest.x` is x, or None."""
+    if rest.weight is not None and rest.weight.shape[1] % 8:
+        return None
+    for one in (*encoder, weight, rest.weight, rest.bias):
+        if one is not None and (one.dtype != x.dtype or one.device != x.device or type(one) not in PLAIN):
+            return None
+    ready = prepared(x.shape, weight, rest, segments, given)
+    if not torch.is_grad_enabled():
+        taken = None if rest.weight is None else x
+        return ready.forward(linear(x, *encoder), weight, first, taken, rest.weight, rest.bias, segments)
+    o: Tensor
+    last: Tensor
+    o, last = _Output.apply(x, *encoder, weight, first, rest.weight, rest.bias, segments, given, ready)
+    return o, last
+
+
+class _Output(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        encoder: Tensor,
+        encoder_bias: Tensor | None,
+        weight: Tensor,
+        first: Tensor | None,
+        input_weight: Tensor | None,
+        bias: Tensor | None,
+        segments: Tensor | None,
+        given: Constants,
+        ready: Prepared,
+    ) -> tuple[Tensor, Tensor]:
+        u = linear(x, encoder, encoder_bias)
+        taken = None if input_weight is None else x
+        o, last = ready.forward(u, weight, first, taken, input_weight, bias, segments)
+        ctx.save_for_backward(x, encoder, u, weight, first, segments, taken, input_weight, o if ready.relu else None)
+        ctx.given, ctx.ready = given, ready
+        ctx.set_materialize_grads(False)
+        return o, last
+
+    @staticmethod
+    def backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> Gradients:
+        x, encoder, *saved = ctx.saved_tensors
+        need_x, *of_encoder, need_weight, need_first, need_input_weight, need_bias = ctx.needs_input_grad[:7]
+        direct = need_x and saved[4] is not None  # by W_x
+        needed = (need_x or any(of_encoder), need_weight, need_first, direct, need_input_weight, need_bias)
+        found = gradients(ctx.given, ctx.ready, tuple(saved), needed, of_o, of_last)
+        of_u, of_weight, of_first, of_x, of_input_weight, of_bias = found
+        before = _through(x, encoder, (need_x, *of_encoder), of_u, of_x)
+        return *before, of_weight, of_first, of_input_weight, of_bias, None, None, None
+
+
 class _Encode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -44,25 +109,32 @@ class _Encode(torch.autograd.Function):
         return linear(x, weight, bias), x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, of_u: Tensor | None, of_x: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, of_u: Tensor | None, of_x: Tensor | None) -> Gradients:
         x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias = ctx.needs_input_grad
-        if of_u is None:
-            return of_x, None, None
-        of_weight = of_bias = None
-        values = plain(of_u)
-        rows = of_u.reshape(-1, of_u.shape[2])
-        if need_weight:
-            of_weight = rows.t() @ x.reshape(-1, x.shape[2])
-        if need_bias and values:
-            rows = launch.aligned(rows.contiguous())
-            with launch.on(rows):
-                of_bias = launch.through_output(rows, None, True)[1]
-        elif need_bias:
-            of_bias = of_u.sum((0, 1))
-        if need_x and of_x is not None and values and of_x.is_contiguous():
-            of_x.view(-1, of_x.shape[2]).addmm_(rows, weight)  # which nothing else has: it was made for this x alone
-        elif need_x:
-            added = of_u @ weight
-            of_x = added if of_x is None else of_x + added
-        return of_x if need_x else None, of_weight, None if of_bias is None else of_bias.to(of_u.dtype)
+        return _through(x, weight, ctx.needs_input_grad, of_u, of_x)
+
+
+def _through(
+    x: Tensor, weight: Tensor, needed: tuple[bool, ...], of_u: Tensor | None, of_x: Tensor | None
+) -> Gradients:
+    """The gradients of x, U and b from that of u, and from what else of x there is."""
+    need_x, need_weight, need_bias = needed
+    if of_u is None:
+        return of_x if need_x else None, None, None
+    of_weight = of_bias = None
+    values = plain(of_u)
+    rows = of_u.reshape(-1, of_u.shape[2])
+    if need_weight:
+        of_weight = torch.mm(rows.t(), x.reshape(-1, x.shape[2]))
+    if need_bias and values:
+        rows = laid_out(rows)
+        with on(rows):
+            of_bias = launch.through_output(rows, None, True)[1]
+    elif need_bias:
+        of_bias = of_u.sum((0, 1))
+    if need_x and of_x is not None and values and of_x.is_contiguous():
+        of_x.view(-1, of_x.shape[2]).addmm_(rows, weight)  # which nothing else has: it was made for this x alone
+    elif need_x:
+        added = of_u @ weight
+        of_x = added if of_x is None else of_x + added
+    return of_x if need_x else None, of_weight, of_bias

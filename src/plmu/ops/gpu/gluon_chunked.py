@@ -1,4 +1,4 @@
-"""The two heavy kernels of `plmu.ops.fused` for Hopper GPUs: the projection and the gradient of its weight.
+"""The projection of `plmu.ops.fused` for Hopper GPUs, and what the gradient of its weight, `gluon_weight`, shares.
 
 They compute what `project` and `weight_gradient` of `triton_chunked` compute, on the same operands, but divide the
 work of a program among its warps. One warp fetches tiles by the copy engine. Groups of four warps multiply: each
@@ -13,8 +13,7 @@ UNIT: the largest common divisor of 8 and the channels of a group.
 SEGMENTED: the state is reset inside sequences. `marks` has a row for each chunk, made by `mark` of `triton_chunked`.
 It has the first step of the segment of each of its steps (the last one, if time runs backwards), counted from the
 chunk's begin; and then how many steps of the chunk its past reaches. What a table would carry from one segment to
-another is cut out of it. `project` does that in registers, where a first operand may be. `weight_gradient` does it in a
-copy in shared memory, for chunks where there is anything to cut.
+another is cut out of it. `project` does that in registers, where a first operand may be.
 
 The rest of a layer goes into the same sums of `project`: with BIAS they begin at that, DIRECT adds W_x x, and RELU is
 applied before they are stored.
@@ -34,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 # Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
 COUNTS = ("time", "chunks", "total", "whole", "work", "share")
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
 
 
 @gluon.constexpr_function
@@ -49,7 +48,7 @@ def _for_stores(CHUNK, OUT, within, among):
 
 
 @gluon.jit
-def _past_of(
+def past_of(
     number, chunks, before, CHUNK: gl.constexpr, ROWS: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr
 ):
     """Where the copy engine finds what a chunk knows of its past: the inputs before it (after it, if time runs
@@ -71,7 +70,7 @@ def _tiles(channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constex
 
 
 @gluon.jit
-def _tile(number, channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
+def tile_of(number, channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
     """The group of a tile of channels, its first channel, and where the group begins and ends."""
     width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
     tiles = _tiles(channels, GROUPS, WIDTH, UNIT)
@@ -117,9 +116,9 @@ def _fetch_for_project(
     block, turn = 0, 0  # counted over all work of the program
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
         number, tile, begin, end, _halved = _work(item, whole, pairs, BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT))
-        own, first_out, _begin, _end = _tile(tile, outputs, TILES, OUT, UNIT)
+        own, first_out, _begin, _end = tile_of(tile, outputs, TILES, OUT, UNIT)
         for at_block in range(begin, end):
-            group, first, _begin, _end = _tile(at_block, inputs, BLOCKS, WIDTH, UNIT)
+            group, first, _begin, _end = tile_of(at_block, inputs, BLOCKS, WIDTH, UNIT)
             half = block % 2
             mbarrier.wait(block_empty.index(half), ((block // 2) & 1) ^ 1)
             full = block_full.index(half)
@@ -127,7 +126,7 @@ def _fetch_for_project(
             for c in gl.static_range(2):
                 sequence, at = (number + c) // chunks, (number + c) % chunks
                 tma.async_copy_global_to_shared(u, [sequence, at * CHUNK, first], full, us.index(2 * half + c))
-                sequence, row = _past_of(number + c, chunks, own * total, CHUNK, ROWS, HISTORY, REVERSED)
+                sequence, row = past_of(number + c, chunks, own * total, CHUNK, ROWS, HISTORY, REVERSED)
                 tma.async_copy_global_to_shared(past, [sequence, row, first], full, ss.index(2 * half + c))
             block += 1
             for i in range(ORDER):
@@ -173,7 +172,7 @@ def _direct_blocks(end, inputs, x_blocks, BLOCKS: gl.constexpr, WIDTH: gl.conste
 
 
 @gluon.jit
-def _cut(table, mark, step, REVERSED: gl.constexpr):
+def cut_table(table, mark, step, REVERSED: gl.constexpr):
     """A table without what its rows must not reach: `step`s before the mark of the row, or behind it if time runs
     backwards."""
     reached = step[None, :] <= mark[:, None] if REVERSED else step[None, :] >= mark[:, None]
@@ -239,7 +238,7 @@ def _segmented_turn(
     )
     if HISTORY:
         before = (CHUNK if REVERSED else -ROWS) + gl.arange(0, ROWS, layout=gl.SliceLayout(0, left))
-        carried = _cut(carried.load(left), mark, before, REVERSED)
+        carried = cut_table(carried.load(left), mark, before, REVERSED)
     token = warpgroup_mma(carried, past, nothing, use_acc=False, is_async=True)
     if not TOGETHER:
         if not FIRST:
@@ -249,7 +248,7 @@ def _segmented_turn(
         step = gl.arange(0, CHUNK, layout=gl.SliceLayout(1, narrow))
         reached = step >= CHUNK - reach if REVERSED else step < reach
         token = gl.where(reached[:, None], token, 0.0)
-    kernel = _cut(kernel.load(left), mark, gl.arange(0, CHUNK, layout=gl.SliceLayout(0, left)), REVERSED)
+    kernel = cut_table(kernel.load(left), mark, gl.arange(0, CHUNK, layout=gl.SliceLayout(0, left)), REVERSED)
     token = warpgroup_mma(kernel, inputs, token, is_async=True)
     if FIRST:
         return warpgroup_mma_wait(0, deps=(token,)), acc, half
@@ -261,7 +260,7 @@ def _segmented_turn(
 def _within(m, block, inputs, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr):
     """m of a block of inputs, without those of other groups."""
     if MASKED:
-        _group, first, begin, end = _tile(block, inputs, BLOCKS, WIDTH, UNIT)
+        _group, first, begin, end = tile_of(block, inputs, BLOCKS, WIDTH, UNIT)
         narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
         column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, narrow))
         m = gl.where(((column >= begin) & (column < end))[None, :], m, 0.0)
@@ -296,7 +295,7 @@ def _multiply_for_project(
     base, blocks_before = 0, 0  # turns and blocks of earlier work
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
         number, tile, begin, end, halved = _work(item, whole, pairs, BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT))
-        _own, first_out, own_begin, own_end = _tile(tile, outputs, TILES, OUT, UNIT)
+        _own, first_out, own_begin, own_end = tile_of(tile, outputs, TILES, OUT, UNIT)
         turns = ORDER * (end - begin)
         acc = gl.zeros((CHUNK, OUT), gl.float32, wide)
         if BIAS:
@@ -368,13 +367,13 @@ def _multiply_for_project(
         shared = sums_of_halves + ((2 * halved + c) * CHUNK + row[:, None]) * OUT + column[None, :]
         if (item >= whole) & ((item - whole) % 2 == 0):
             gl.store(shared, acc)
-            _barrier()
+            barrier()
             gl.atomic_xchg(flags + 2 * halved + c, 1, sem="release")
         else:
             if item >= whole:
                 while gl.atomic_add(flags + 2 * halved + c, 0, sem="acquire") == 0:
                     pass
-                _barrier()
+                barrier()
                 acc += gl.load(shared, cache_modifier=".cg")
             sequence, at = (number + c) // chunks, (number + c) % chunks
             moment = at * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, in_rows))
@@ -456,173 +455,3 @@ def project(
         [4, 1],
         [232, 40],
     )  # fmt: skip
-
-
-@gluon.jit
-def _fetch_for_weight(given, ROWS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, HISTORY: gl.constexpr):
-    """The tables of two orders once; then for each chunk its inputs, its past and the gradient."""
-    tensors, buffers, barriers, table, column, first_out, begin, end, chunks = given
-    u, past, gradient, toeplitz, powers = tensors
-    us, ss, gs, ts, ps = buffers
-    full, empty, tables_full = barriers
-    mbarrier.expect(tables_full, 2 * (toeplitz.block_type.nbytes + powers.block_type.nbytes))
-    for c in gl.static_range(2):
-        tma.async_copy_global_to_shared(toeplitz, [(table + c) * CHUNK, 0], tables_full, ts.index(c))
-        tma.async_copy_global_to_shared(powers, [(table + c) * CHUNK, 0], tables_full, ps.index(c))
-    for number in range(begin, end):
-        turn = number - begin
-        stage = turn % STAGES
-        mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
-        bar = full.index(stage)
-        mbarrier.expect(bar, u.block_type.nbytes + past.block_type.nbytes + gradient.block_type.nbytes)
-        sequence, at = number // chunks, number % chunks
-        tma.async_copy_global_to_shared(u, [sequence, at * CHUNK, column], bar, us.index(stage))
-        tma.async_copy_global_to_shared(gradient, [sequence, at * CHUNK, first_out], bar, gs.index(stage))
-        sequence, row = _past_of(number, chunks, 0, CHUNK, ROWS, HISTORY, False)
-        tma.async_copy_global_to_shared(past, [sequence, row, column], bar, ss.index(stage))
-
-
-@gluon.jit
-def _transposed_tile(
-    c, buffers, barriers, turn,
-    ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Start mᵀ by the c-th tables for a turn."""
-    us, ss, _, ts, ps = buffers
-    full, _, _ = barriers
-    stage = turn % STAGES
-    mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
-    inputs, past = us.index(stage).reshape([CHUNK, WIDTH]), ss.index(stage).reshape([ROWS, WIDTH])
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
-    nothing = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
-    kernel, carried = ts.index(c).permute((1, 0)), ps.index(c).permute((1, 0))
-    token = warpgroup_mma(inputs.permute((1, 0)), kernel, nothing, use_acc=False, is_async=True)
-    return warpgroup_mma(past.permute((1, 0)), carried, token, is_async=True)
-
-
-@gluon.constexpr_function
-def _in_rows(COLUMNS):
-    """A table of which each thread holds 16 bytes of some rows."""
-    return gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
-
-
-@gluon.jit
-def _marks_of(marks, number, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
-    """The marks of a chunk's steps, for either table, and whether there is anything to cut."""
-    row = marks + number.to(gl.int64) * (CHUNK + 1)
-    mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(CHUNK))))
-    past_mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(ROWS))))
-    cut = gl.load(row + (CHUNK - 1)) > -ROWS if HISTORY else gl.load(row + CHUNK) < CHUNK
-    return mark, past_mark, cut
-
-
-@gluon.jit
-def _cut_tables(c: gl.constexpr, buffers, marked, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
-    """Make copies of the c-th tables for a chunk, if there is anything to cut. Which ones to take."""
-    _, _, _, ts, ps = buffers
-    mark, past_mark, cut = marked
-    if cut:
-        steps: gl.constexpr = _in_rows(CHUNK)
-        rows: gl.constexpr = _in_rows(ROWS)
-        step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, steps))
-        row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, rows))
-        before = row - ROWS if HISTORY else row * 0 - 1  # the state is that of the step before
-        kernel = _cut(ts.index(c).load(steps), mark, step, False)
-        carried = _cut(ps.index(c).load(rows), past_mark, before, False)
-        _barrier()  # all warps are done with the copies for an earlier chunk
-        ts.index(2 + c).store(kernel)
-        ps.index(2 + c).store(carried)
-        fence_async_shared()
-        _barrier()
-    return gl.where(cut, 2 + c, c)
-
-
-@gluon.jit
-def _multiply_for_weight(
-    c: gl.constexpr, given,
-    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, HISTORY: gl.constexpr, SEGMENTED: gl.constexpr,
-):  # fmt: skip
-    """Order i + c of the program: mᵀ of the next chunk, then into the gradient; as above."""
-    buffers, barriers, partial, marks, i, column, own, first_out, share, begin, end, channels, out = given
-    own_begin, own_end = own
-    us, _, gs, _, _ = buffers
-    _, empty, tables_full = barriers
-    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
-    operand: gl.constexpr = us.dtype
-    turns = end - begin
-    acc = gl.zeros((WIDTH, OUT), gl.float32, wide)
-    mbarrier.wait(tables_full, 0)
-    if SEGMENTED:
-        table = _cut_tables(c, buffers, _marks_of(marks, begin, ROWS, CHUNK, HISTORY), ROWS, CHUNK, HISTORY)
-        token = _transposed_tile(table, buffers, barriers, 0, ROWS, CHUNK, WIDTH, STAGES)
-        marked = _marks_of(marks, gl.minimum(begin + 1, end - 1), ROWS, CHUNK, HISTORY)
-    else:
-        token = _transposed_tile(c, buffers, barriers, 0, ROWS, CHUNK, WIDTH, STAGES)
-    m = gl.convert_layout(warpgroup_mma_wait(0, deps=(token,)).to(operand), left)
-    for turn in range(turns - 1):
-        if SEGMENTED:  # tables are cut while the matrix units are busy
-            sums = warpgroup_mma(m, gs.index(turn % STAGES).reshape([CHUNK, OUT]), acc, is_async=True)
-            table = _cut_tables(c, buffers, marked, ROWS, CHUNK, HISTORY)
-            token = _transposed_tile(table, buffers, barriers, turn + 1, ROWS, CHUNK, WIDTH, STAGES)
-            marked = _marks_of(marks, gl.minimum(begin + turn + 2, end - 1), ROWS, CHUNK, HISTORY)
-        else:
-            token = _transposed_tile(c, buffers, barriers, turn + 1, ROWS, CHUNK, WIDTH, STAGES)
-            sums = warpgroup_mma(m, gs.index(turn % STAGES).reshape([CHUNK, OUT]), acc, is_async=True)
-        found, acc = warpgroup_mma_wait(0, deps=(token, sums))
-        mbarrier.arrive(empty.index(turn % STAGES), count=1)
-        m = gl.convert_layout(found.to(operand), left)
-    acc = warpgroup_mma(m, gs.index((turns - 1) % STAGES).reshape([CHUNK, OUT]), acc)
-    channel = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, wide))
-    output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
-    place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels) + (i + c) * channels + channel[:, None]
-    inside = (output[None, :] < out) & (channel[:, None] >= own_begin) & (channel[:, None] < own_end) & (i + c < ORDER)
-    gl.store(partial + place, acc.to(partial.dtype.element_ty), mask=inside)
-
-
-@gluon.jit(do_not_specialize=COUNTS)
-def weight_gradient(
-    u, past, gradient, toeplitz, powers, partial, marks, channels, out, chunks, total, share,
-    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, HISTORY: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr, SEGMENTED: gl.constexpr,
-):  # fmt: skip
-    """Σ m gradientᵀ over `share` of the `total` chunks, for OUT outputs and WIDTH channels of two orders, into partial
-    (shares, out, ORDER, channels)."""
-    orders: gl.constexpr = (ORDER + 1) // 2
-    i = 2 * (gl.program_id(0) % orders)
-    group, column, own_begin, own_end = _tile(gl.program_id(0) // orders, channels, GROUPS, WIDTH, UNIT)
-    first_out = gl.program_id(1) * OUT
-    begin = gl.program_id(2) * share
-    end = gl.minimum(begin + share, total)
-    operand: gl.constexpr = u.dtype
-    us = gl.allocate_shared_memory(operand, [STAGES, 1, CHUNK, WIDTH], u.layout)
-    ss = gl.allocate_shared_memory(operand, [STAGES, 1, ROWS, WIDTH], past.layout)
-    gs = gl.allocate_shared_memory(operand, [STAGES, 1, CHUNK, OUT], gradient.layout)
-    ts = gl.allocate_shared_memory(operand, [4 if SEGMENTED else 2, CHUNK, CHUNK], toeplitz.layout)
-    ps = gl.allocate_shared_memory(operand, [4 if SEGMENTED else 2, CHUNK, ROWS], powers.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    tables = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    for k in gl.static_range(STAGES):
-        mbarrier.init(full.index(k), count=1)
-        mbarrier.init(empty.index(k), count=2)
-    mbarrier.init(tables.index(0), count=1)
-    fence_async_shared()
-    tensors = (u, past, gradient, toeplitz, powers)
-    buffers = (us, ss, gs, ts, ps)
-    barriers = (full, empty, tables.index(0))
-    fetching = (tensors, buffers, barriers, group * ORDER + i, column, first_out, begin, end, chunks)
-    given = (
-        buffers, barriers, partial, marks, i, column, (own_begin, own_end), first_out, gl.program_id(2), begin, end,
-        channels, out,
-    )  # fmt: skip
-    gl.warp_specialize(
-        [
-            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, HISTORY, SEGMENTED)),
-            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, HISTORY, SEGMENTED)),
-            (_fetch_for_weight, (fetching, ROWS, CHUNK, STAGES, HISTORY)),
-        ],
-        [4, 1],
-        [232, 40],
-    )

@@ -2,6 +2,9 @@
 
 The sum is rounded once, and neither W_m m nor W_x x reaches memory. Backward: one pass over the gradient takes it
 through ReLU and sums it up for the bias. Where x itself enters the memory, W_x adds to its gradient as to the output.
+
+Called eagerly, a layer spends most of its time on the host. So what depends on shapes alone is found out once: a
+`Prepared` allocates and launches, forwards and backwards.
 """
 
 from __future__ import annotations
@@ -12,39 +15,155 @@ import torch
 from torch import Tensor
 
 from plmu.modes import watched
-from plmu.ops.gpu import launch
+from plmu.ops.gpu import hopper_launch, launch, triton_launch
+from plmu.ops.gpu.devices import aligned_if, laid_out, laid_out_if, on
+from plmu.ops.gpu.division import Sizes
+from plmu.ops.gpu.ends import through_states
 from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.projection import Constants, forward, plain, through
+from plmu.ops.gpu.projection import plain, through
+from plmu.ops.gpu.tables import Constants
 
 PLAIN = (Tensor, torch.nn.Parameter)
+NOTHING = Rest()
+Gradients = tuple[Tensor | None, ...]
 
 
 def fits(u: Tensor, weight: Tensor, rest: Rest) -> bool:
     """Whether the kernels for Hopper take the rest of a layer with W_m m, of operands that they take."""
-    tensors = [one for one in (u, weight, *rest[:3]) if one is not None]
-    if watched() or not all(type(one) in PLAIN and one.device == u.device for one in tensors):
+    if watched() or type(u) not in PLAIN or type(weight) not in PLAIN or weight.device != u.device:
         return False
-    return (rest.weight is None or rest.weight.shape[1] % 8 == 0) and launch.for_hopper(u, weight)
+    return rest_fits(u.device, rest) and launch.for_hopper(u, weight)
+
+
+def rest_fits(device: torch.device, rest: Rest) -> bool:
+    """Whether they take the tensors of that rest."""
+    for one in rest[:3]:
+        if one is not None and not (type(one) in PLAIN and one.device == device):
+            return False
+    return rest.weight is None or rest.weight.shape[1] % 8 == 0
 
 
 def output(
     u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants, rest: Rest
 ) -> tuple[Tensor, Tensor]:
     """o and the final state, where it `fits`. All tensors of `rest` are cast to the precision of u."""
-    x, input_weight, bias = (None if one is None else one.to(u.dtype) for one in rest[:3])
+    x, input_weight, bias = (None if one is None else _as(one, u.dtype) for one in rest[:3])
     x = None if input_weight is None else x
+    ready = prepared(u.shape, weight, Rest(x, input_weight, bias, rest.relu), segments, given)
+    operands = (u, weight, first, x, input_weight, bias, segments)
     if not torch.is_grad_enabled():
-        return forward(u, weight, first, segments, given, _laid_out(Rest(x, input_weight, bias, rest.relu)))
+        return ready.forward(*operands)
     o: Tensor
     last: Tensor
-    o, last = _Output.apply(u, weight, first, x, input_weight, bias, segments, given, rest.relu)
+    o, last = _Output.apply(*operands, given, ready)
     return o, last
 
 
-def _laid_out(rest: Rest) -> Rest:
-    """With tensors as kernels take them."""
-    x, weight, bias = (None if one is None else launch.aligned(one.contiguous()) for one in rest[:3])
-    return Rest(x, weight, bias, rest.relu)
+def prepared(shape: torch.Size, weight: Tensor, rest: Rest, segments: Tensor | None, given: Constants) -> Prepared:
+    """What such a call found out earlier. Of `shape` the batch and the time count; these and the sizes of the weight
+    are always the same for the same `given`."""
+    features = 0 if rest.weight is None else rest.weight.shape[1]
+    key = (features, rest.x is None, rest.bias is None, rest.relu, segments is None)
+    found: Prepared | None = given.prepared.get(key)
+    if found is None:
+        own = rest.x is None and features > 0
+        how = (features, own, rest.bias is not None, rest.relu, segments is not None)
+        found = given.prepared[key] = Prepared(shape[0], shape[1], weight, given, *how)
+    return found
+
+
+class Prepared:
+    """A call for given shapes: its launches, and the memory for results."""
+
+    def __init__(
+        self,
+        batch: int,
+        time: int,
+        weight: Tensor,
+        given: Constants,
+        features: int,
+        own: bool,
+        bias: bool,
+        relu: bool,
+        segmented: bool,
+    ) -> None:
+        out, order, channels = weight.shape
+        device, dtype, taps, groups = weight.device, weight.dtype, given.tables.last_taps, given.groups
+        self._tables, self._steps, self._run, self._groups = given.tables, given.steps, given.run, groups
+        self.relu, self.own = relu, own  # own: W_x multiplies u itself
+        how = (order, given.tables.past.shape[-1], groups, given.steps > 0, segmented)
+        forwards = Sizes(device, dtype, batch, time, channels, out, *how)
+        backwards = Sizes(device, dtype, batch, time, out, channels, *how, True)
+        self._project = hopper_launch.project(forwards, features, bias, relu)
+        self._weight_gradient = hopper_launch.weight_gradient(forwards)
+        self._project_back = hopper_launch.project(backwards, out if own else 0)
+        self._last = (batch, order, channels)
+        sizes = (device, dtype, batch, time, channels, order, taps.shape[-1], groups, taps.shape[-3])
+        self._finish = triton_launch.finish(*sizes, not given.steps, True, segmented)
+
+    def forward(
+        self,
+        u: Tensor,
+        weight: Tensor,
+        first: Tensor | None,
+        x: Tensor | None,
+        input_weight: Tensor | None,
+        bias: Tensor | None,
+        segments: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """o, and the final state in float32."""
+        u, weight, x, input_weight = laid_out(u), laid_out(weight), laid_out_if(x), laid_out_if(input_weight)
+        bias, segments = laid_out_if(bias), aligned_if(segments)
+        toeplitz, past, _, _, _, _, last_taps, last_advance = self._tables
+        with on(u):
+            before, carried = self._before(u, aligned_if(first), segments)
+            marked = None if segments is None else launch.marks_of(segments)[0]
+            x = u if self.own else x
+            o, held = self._project(u, before, weight, toeplitz, past, marked, x, input_weight, bias)
+            last = last_advance.new_empty(self._last)
+            given = (last if carried is None else carried, last if segments is None else segments)
+            self._finish(u, last_taps, last_advance, *given, last)
+            del held  # what runs beside the projection is launched
+            return o, last
+
+    def gradients(
+        self,
+        of_o: Tensor,
+        u: Tensor,
+        weight: Tensor,
+        first: Tensor | None,
+        segments: Tensor | None,
+        input_weight: Tensor | None,
+        need_u: bool,
+        need_weight: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Those of u and of the weight from that of o before ReLU; None where not needed."""
+        u, weight, of_o, segments = laid_out(u), laid_out(weight), laid_out(of_o), aligned_if(segments)
+        toeplitz, past, future, taps, advance, leap, _, _ = self._tables
+        of_u = of_weight = None
+        with on(u):
+            forwards, backwards = (None, None) if segments is None else launch.marks_of(segments)
+            if need_weight:
+                before, _ = self._before(u, aligned_if(first), segments)
+                of_weight = self._weight_gradient(u, before, of_o, toeplitz, past, forwards)
+                del before
+            if need_u:
+                after = None
+                if not self._steps:
+                    how = (segments, taps, advance, leap, self._run)
+                    after, _ = launch.carry(of_o, None, *how, groups=self._groups, reversed=True)
+                rest = (of_o, laid_out_if(input_weight)) if self.own else ()
+                of_u, _ = self._project_back(of_o, after, weight, toeplitz, future, backwards, *rest)
+        return of_u, of_weight
+
+    def _before(
+        self, u: Tensor, first: Tensor | None, segments: Tensor | None
+    ) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """The states before chunks, and the one before the last, where inputs do not stand for them."""
+        if self._steps:
+            return None, None
+        _, _, _, taps, advance, leap, _, _ = self._tables
+        return launch.carry(u, first, segments, taps, advance, leap, self._run, groups=self._groups)
 
 
 class _Output(torch.autograd.Function):
@@ -59,45 +178,83 @@ class _Output(torch.autograd.Function):
         bias: Tensor | None,
         segments: Tensor | None,
         given: Constants,
-        relu: bool,
+        ready: Prepared,
     ) -> tuple[Tensor, Tensor]:
-        rest = _laid_out(Rest(x, input_weight, bias, relu))
-        o, last = forward(u, weight, first, segments, given, rest)
-        ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if relu else None)
-        ctx.given = given
+        o, last = ready.forward(u, weight, first, x, input_weight, bias, segments)
+        ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if ready.relu else None)
+        ctx.given, ctx.ready = given, ready
         ctx.set_materialize_grads(False)
         return o, last
 
     @staticmethod
-    def backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        *saved, x, input_weight, o = ctx.saved_tensors
-        need_u, need_weight, need_first, need_x, need_input_weight, need_bias = ctx.needs_input_grad[:6]
-        needed = (need_u, need_weight, need_first)
-        of_x = of_input_weight = of_bias = None
-        own = x is None and input_weight is not None  # u itself is multiplied by W_x
-        fused = of_o is not None and plain(of_o)
-        if of_o is not None:
-            if fused:
-                of_o, of_bias = _through_output(of_o, o, need_bias)
-            else:
-                of_o = of_o if o is None else torch.where(o <= 0, 0.0, of_o)
-                of_bias = of_o.sum((0, 1)) if need_bias else None
-            if need_x:
-                of_x = of_o @ input_weight
-            if need_input_weight:
-                taken = saved[0] if x is None else x
-                of_input_weight = of_o.reshape(-1, of_o.shape[2]).t() @ taken.reshape(-1, taken.shape[2])
-        rest = _laid_out(Rest(weight=input_weight)) if own and fused else None
-        of_u, of_weight, of_first = through(tuple(saved), ctx.given, needed, of_o, of_last, rest)
-        if own and need_u and of_o is not None and not fused:
-            of_u = of_u + of_o @ input_weight
-        of_bias = None if of_bias is None else of_bias.to(saved[0].dtype)
-        return of_u, of_weight, of_first, of_x, of_input_weight, of_bias, None, None, None
+    def backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> Gradients:
+        found = gradients(ctx.given, ctx.ready, ctx.saved_tensors, ctx.needs_input_grad[:6], of_o, of_last)
+        return *found, None, None, None
 
 
-def _through_output(of_o: Tensor, o: Tensor | None, need_bias: bool) -> tuple[Tensor, Tensor | None]:
-    if o is None and not need_bias:
-        return of_o, None
-    of_o = launch.aligned(of_o.contiguous())
-    with launch.on(of_o):
-        return launch.through_output(of_o, o, need_bias)
+def gradients(
+    given: Constants,
+    ready: Prepared,
+    saved: tuple[Tensor | None, ...],
+    needed: tuple[bool, ...],
+    of_o: Tensor | None,
+    of_last: Tensor | None,
+) -> Gradients:
+    """Those of u, the weight, the first state, x, W_x and the bias, in the order of `needed`."""
+    u, weight, first, segments, x, input_weight, o = saved
+    assert u is not None
+    assert weight is not None
+    need_u, need_weight, need_first, need_x, need_input_weight, need_bias = needed
+    if of_o is None or not plain(of_o):
+        return _by_operations(given, ready, saved, needed, of_o, of_last)
+    of_bias = of_x = of_input_weight = None
+    if o is not None or need_bias:
+        of_o = laid_out(of_o)
+        with on(of_o):
+            of_o, of_bias = launch.through_output(of_o, o, need_bias)
+    if need_x or need_input_weight:
+        assert input_weight is not None
+        rows = of_o.reshape(-1, of_o.shape[2])
+        taken = u if x is None else x
+        if need_x:
+            of_x = torch.mm(rows, input_weight).view(taken.shape)
+        if need_input_weight:
+            of_input_weight = torch.mm(rows.t(), taken.reshape(-1, taken.shape[2]))
+    of_u = of_weight = of_first = None
+    if need_u or need_weight:
+        of_u, of_weight = ready.gradients(of_o, u, weight, first, segments, input_weight, need_u, need_weight)
+    if need_first or of_last is not None:
+        how = (given, (need_u, need_weight, need_first))
+        of_u, of_first = through_states(u, weight, segments, *how, of_o, of_last, of_u)
+    return of_u, of_weight, of_first, of_x, of_input_weight, of_bias
+
+
+def _by_operations(
+    given: Constants,
+    ready: Prepared,
+    saved: tuple[Tensor | None, ...],
+    needed: tuple[bool, ...],
+    of_o: Tensor | None,
+    of_last: Tensor | None,
+) -> Gradients:
+    """The same by single operations of torch, where it looks at them."""
+    u, _, _, _, x, input_weight, o = saved
+    need_u, need_weight, need_first, need_x, need_input_weight, need_bias = needed
+    of_x = of_input_weight = of_bias = None
+    if of_o is not None:
+        of_o = of_o if o is None else torch.where(o <= 0, 0.0, of_o)
+        of_bias = of_o.sum((0, 1)) if need_bias else None
+        if need_x and input_weight is not None:
+            of_x = of_o @ input_weight
+        if need_input_weight:
+            taken = u if x is None else x
+            assert taken is not None
+            of_input_weight = of_o.reshape(-1, of_o.shape[2]).t() @ taken.reshape(-1, taken.shape[2])
+    of_u, of_weight, of_first = through(saved[:4], given, (need_u, need_weight, need_first), of_o, of_last)
+    if ready.own and of_u is not None and of_o is not None and input_weight is not None:
+        of_u = of_u + of_o @ input_weight
+    return of_u, of_weight, of_first, of_x, of_input_weight, of_bias
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)

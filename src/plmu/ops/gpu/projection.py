@@ -13,29 +13,13 @@ from torch import Tensor
 
 from plmu.modes import is_batched, watched
 from plmu.ops.gpu import launch, split
-from plmu.ops.gpu.tables import CHUNK, Tables, all_powers, grouping, history, segments_of, summed, tables, tiles
+from plmu.ops.gpu.devices import aligned, aligned_if, on
+from plmu.ops.gpu.ends import through_states
+from plmu.ops.gpu.tables import Constants, Tables, all_powers, grouping, history, segments_of, tables
 from plmu.ops.groups import SystemGroups, each
-from plmu.ops.matrices import finite
 from plmu.systems import LinearSystem
 
 SEGMENT = 1024  # steps at a time in the gradient of the first state
-
-
-class Constants:
-    """What a projection needs beside tensors with a batch: tables, and how the past of a chunk is known.
-
-    With `steps` that many inputs before a chunk stand for its state; else one program carries it over `run` chunks.
-    """
-
-    __slots__ = ("groups", "powers", "run", "steps", "tables")
-
-    def __init__(self, tables: Tables, powers: Tensor | None, steps: int, run: int, groups: int) -> None:
-        self.tables, self.powers, self.steps, self.run, self.groups = tables, powers, steps, run, groups
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether the matrices that are multiplied with float32 are divided into parts in half precision."""
-        return self.tables.toeplitz.dim() == self.tables.advance.dim() + 2
 
 
 def constants(u: Tensor, system: LinearSystem | SystemGroups, state: Tensor | None) -> Constants:
@@ -87,14 +71,13 @@ def forward(
     first: Tensor | None,
     segments: Tensor | None,
     given: Constants,
-    rest: launch.Rest | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the final state in float32. `rest`: what of a layer the kernels for Hopper do beside it."""
-    u, weight = launch.aligned(u.contiguous()), launch.aligned(weight.contiguous())
-    first, segments = launch.aligned_if(first), launch.aligned_if(segments)
+    """o, and the final state in float32."""
+    u, weight = aligned(u.contiguous()), aligned(weight.contiguous())
+    first, segments = aligned_if(first), aligned_if(segments)
     groups = given.groups
     toeplitz, past, _, taps, advance, leap, last_taps, last_advance = given.tables
-    with launch.on(u):
+    with on(u):
         before = last = None
         if not given.steps:
             before, last = launch.carry(u, first, segments, taps, advance, leap, given.run, groups=groups)
@@ -103,7 +86,7 @@ def forward(
             o, held = split.project(*operands, groups=groups)
         else:
             forwards, _ = launch.marks(u, segments, weight) or (None, None)
-            o, held = launch.project(*operands, forwards, rest, groups=groups)
+            o, held = launch.project(*operands, forwards, groups=groups)
         return o, launch.final_state(u, last, segments, last_taps, last_advance, groups=groups, early=bool(held))
 
 
@@ -116,16 +99,14 @@ def _gradients(
     given: Constants,
     need_u: bool,
     need_weight: bool,
-    rest: launch.Rest | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of u and of the weight from that of o; None where not needed. `rest`: what of a layer goes into
-    that of u."""
-    of_o, u, weight = (launch.aligned(one.contiguous()) for one in (of_o, u, weight))
-    first, segments = launch.aligned_if(first), launch.aligned_if(segments)
+    """The gradients of u and of the weight from that of o; None where not needed."""
+    of_o, u, weight = (aligned(one.contiguous()) for one in (of_o, u, weight))
+    first, segments = aligned_if(first), aligned_if(segments)
     groups = given.groups
     toeplitz, past, future, taps, advance, leap, _, _ = given.tables
     of_u = of_weight = None
-    with launch.on(u):
+    with on(u):
         passing = (segments, taps, advance, leap, given.run)
         forwards, backwards = launch.marks(u, segments, weight) or (None, None)
         if need_weight:
@@ -142,7 +123,7 @@ def _gradients(
             if given.in_parts:
                 of_u, _ = split.project(*backward, groups=groups, reversed=True)
             else:
-                of_u, _ = launch.project(*backward, backwards, rest, groups=groups, reversed=True)
+                of_u, _ = launch.project(*backward, backwards, groups=groups, reversed=True)
     return of_u, of_weight
 
 
@@ -183,15 +164,13 @@ def through(
     needed: tuple[bool, bool, bool],
     of_o: Tensor | None,
     of_last: Tensor | None,
-    rest: launch.Rest | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of u, of the weight and of the first state from those of o and of the final state. `rest`: as of
-    `_gradients`, for a gradient that is `plain`."""
+    """The gradients of u, of the weight and of the first state from those of o and of the final state."""
     u, weight, first, segments = saved
     assert u is not None
     assert weight is not None
-    need_u, need_weight, need_first = needed
-    of_u = of_weight = of_first = None
+    need_u, need_weight, _ = needed
+    of_u = of_weight = None
     if of_o is not None:
         arguments = (of_o, u, weight, first, segments)
         if watched() or is_batched(of_o) or type(of_o) is not Tensor:
@@ -200,65 +179,9 @@ def through(
         elif torch.is_grad_enabled():
             of_u, of_weight = _ProjectBackward.apply(*arguments, given, need_u, need_weight)
         elif need_u or need_weight:
-            of_u, of_weight = _gradients(*arguments, given, need_u, need_weight, rest)
-        if need_first:  # which reaches the first segment alone
-            reached = of_o if segments is None else torch.where((segments == 0)[:, :, None], of_o, 0.0)
-            assert given.powers is not None
-            of_first = _of_first(reached, weight, given.powers, given.groups)
-    if of_last is not None and (need_u or need_first):
-        added, passed = _through_last(of_last, u.shape[1], given, need_u)
-        if segments is not None:  # it reaches the last segment alone
-            end = segments[:, -1:]
-            added = None if added is None else torch.where((segments == end)[:, :, None], added, 0.0)
-            passed = None if passed is None else torch.where((end == 0)[:, :, None], passed, 0.0)
-        if added is not None:
-            of_u = added.to(u.dtype) if of_u is None else of_u + added.to(u.dtype)
-        if need_first and passed is not None:
-            of_first = passed if of_first is None else of_first + passed
+            of_u, of_weight = _gradients(*arguments, given, need_u, need_weight)
+    of_u, of_first = through_states(u, weight, segments, given, needed, of_o, of_last, of_u)
     return of_u if need_u else None, of_weight if need_weight else None, of_first
-
-
-def _of_first(of_o: Tensor, weight: Tensor, powers: Tensor, groups: int) -> Tensor:
-    """The gradient of the first state from that of o: Σ_t (Ā^{t+1})ᵀ W_mᵀ of_o[t], segment by segment from the last."""
-    if groups > 1:
-        parts = zip(weight.chunk(groups, dim=2), powers.unbind(), strict=True)
-        return torch.cat([_of_first(of_o, part, own, 1) for part, own in parts], dim=2)
-    total: Tensor | None = None
-    for part in reversed(of_o.split(powers.shape[0], dim=1)):
-        now = torch.einsum("tij,bto->bijo", powers[: part.shape[1]], part.to(powers.dtype))
-        total = now if total is None else now + torch.einsum("biko,kj->bijo", total, powers[-1])
-    assert total is not None
-    return torch.einsum("bijo,oic->bjc", total, weight.to(powers.dtype))
-
-
-def _through_last(of_last: Tensor, time: int, given: Constants, need_u: bool) -> tuple[Tensor | None, Tensor | None]:
-    """What the gradient of the final state says to all inputs (batch, time, channels), if needed, and to the first
-    state, where states are passed: (batch, order, channels)."""
-    if given.groups > 1:
-        ends = enumerate(of_last.chunk(given.groups, dim=2))
-        alone = [(end, Constants(given.tables.of_group(i), None, given.steps, given.run, 1)) for i, end in ends]
-        found = [_through_last(end, time, own, need_u) for end, own in alone]
-        inputs, states = ([one for one in some if one is not None] for some in zip(*found, strict=True))
-        return torch.cat(inputs, dim=2) if inputs else None, torch.cat(states, dim=2) if states else None
-    _, _, _, taps, advance, _, last_taps, last_advance = given.tables
-    passed = added = None
-    if not given.steps:
-        passed = _before_chunks(of_last, tiles(time, CHUNK), advance, last_advance)
-    if need_u:  # to the last inputs, and through earlier states to the others
-        added = summed(last_taps).mT @ of_last
-        if passed is not None:
-            added = torch.cat([(summed(taps).mT @ passed[:, 1:]).flatten(1, 2), added], dim=1)
-        added = torch.nn.functional.pad(added, (0, 0, time - added.shape[1], 0))
-    return added, None if passed is None else passed[:, 0]
-
-
-def _before_chunks(of_last: Tensor, chunks: int, advance: Tensor, last_advance: Tensor) -> Tensor:
-    """The gradients of the states before all chunks from that of the final one: (batch, chunks, order, channels)."""
-    passed, back = (last_advance.mT @ of_last)[:, None], advance.mT
-    while passed.shape[1] < chunks:
-        passed = torch.cat([back @ passed, passed], dim=1)[:, -chunks:]
-        back = finite(back @ back)
-    return passed
 
 
 @torch.library.custom_op("plmu::project", mutates_args=())

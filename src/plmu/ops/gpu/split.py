@@ -1,4 +1,6 @@
-"""Float32 on tensor cores: whether the kernels of `triton_split` run, their constants, and their launching."""
+"""Float32 on tensor cores: whether the kernels of `triton_split` run, their constants, and their launching.
+
+Those of `gluon_split` take their place where `split_hopper.fits`."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu import launch
+from plmu.ops.gpu import launch, split_hopper
 from plmu.ops.gpu.direct import Launch
 from plmu.ops.gpu.tables import CHUNK, SCALE, by_order, tiles
 from plmu.ops.groups import SystemGroups, each
@@ -19,6 +21,7 @@ from plmu.systems import LinearSystem
 PARTS = 2  # 2 in float16, 3 in bfloat16, 0: products in plain float32
 MOST = 7  # times smaller than u and o that the parts of a weight should be
 LARGEST = 127.0  # constant that float16 holds then
+LARGEST_SIZE = 2.0**60  # of a channel that the weight makes up for, and one over the smallest
 OLDEST = (8, 0)  # compute capability of GPUs that it was made for
 
 
@@ -66,6 +69,18 @@ def largest(system: LinearSystem, chunk: int) -> Tensor:
     return torch.stack([by_order(system, chunk).abs().max(), system.powers(chunk).abs().max()]).max()[None]
 
 
+def _sizes(u: Tensor, first: Tensor | None) -> Tensor:
+    """The mean size of each channel of u, or of the first state if that is larger: (channels,). It is 1 where that is
+    zero or not finite. The largest number would be that of one outlier, and far from all the others. And a weight that
+    is multiplied by it must not overflow for such a number's sake, which would spoil all sequences."""
+    found = _mean_size(u) if first is None else torch.maximum(_mean_size(u), _mean_size(first))
+    return torch.where((found > 0) & (found < torch.inf), found, 1.0).clamp(1 / LARGEST_SIZE, LARGEST_SIZE)
+
+
+def _mean_size(values: Tensor) -> Tensor:
+    return split_hopper.norm_over_steps(values, 1) / (values.shape[0] * values.shape[1])
+
+
 def project(
     u: Tensor,
     before: Tensor | None,
@@ -83,30 +98,27 @@ def project(
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
     outputs, parts = channels if reversed else out, toeplitz.shape[-4]
+    sizes_of_u = _sizes(u, None if reversed else before[:, 0]) if parts == 2 else u  # not read of three parts
+    if tile is None and parts == 2 and split_hopper.fits(u, weight, groups):
+        operands = (u, before, segments, weight, toeplitz, past, sizes_of_u)
+        return split_hopper.project(*operands, most=MOST, reversed=reversed), ()
     across = (inputs, outputs // groups) if reversed else (inputs // groups, outputs)
     tile = (tile or PROJECT).fitted(*across)
     o = u.new_empty(batch, time, outputs)
     blocks = tiles(inputs, tile.width) if reversed else groups * tiles(inputs // groups, tile.width)
-    at_once = outputs if groups > 1 else _at_once(u.nbytes + o.nbytes, weight.nbytes, outputs, tile)
-    given = (toeplitz, past, before, u if segments is None else segments)
+    at_once = outputs if groups > 1 else split_hopper.at_once(u, o, weight, tile.out * tile.pieces, MOST)
+    given = (sizes_of_u, toeplitz, past, before, u if segments is None else segments)
     for first in range(0, outputs, at_once):
         some = min(at_once, outputs - first)
         of_some = weight[:, :, first : first + some] if reversed else weight[first : first + some]
         divided = weight.new_empty(parts, *of_some.shape, dtype=toeplitz.dtype)
         scales = weight.new_empty(blocks, order, some) if parts == 2 else divided
         sizes = (u.device, order, *of_some.shape[::-2], groups, reversed, parts, tile)
-        _divide(*sizes, channels, blocks)(of_some, divided, scales)
+        _divide(*sizes, channels, blocks)(of_some, divided, scales, sizes_of_u)
         run = _project(batch, time, past.shape[-1], segments is not None, *sizes, outputs)
         run(u, divided, scales, *given, o[:, :, first:])
         del divided, scales
     return o, ()
-
-
-def _at_once(held: int, weight: int, outputs: int, tile: Tile) -> int:
-    """How many outputs to make at a time, so that the weight's parts are small beside u and o; whole tiles of them."""
-    whole = tile.out * tile.pieces
-    share = max(1, int(outputs * held / MOST / max(1, weight)) // whole)
-    return min(outputs, share * whole)
 
 
 @launch.prepared
@@ -170,6 +182,9 @@ def weight_gradient(
     assert before is not None
     batch, time, channels = u.shape
     out, order, _ = weight.shape
+    if tile is None and toeplitz.shape[-4] == 2 and split_hopper.fits(u, weight, groups):
+        sizes_of_u = _sizes(u, before[:, 0])
+        return split_hopper.weight_gradient(u, before, segments, of_o, weight, toeplitz, past, sizes_of_u)
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], groups, segments is not None)
     tile = (tile or WEIGHT_GRADIENT).fitted(channels // groups, out)
     run, shares = _weight_gradient(*sizes, toeplitz.shape[-4], tile)

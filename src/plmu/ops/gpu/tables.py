@@ -65,6 +65,21 @@ class Tables(NamedTuple):
         return Tables._make(table[group] for table in self)
 
 
+class Constants:
+    """What a projection needs beside tensors with a batch: tables, and how the past of a chunk is known.
+
+    With `steps` that many inputs before a chunk stand for its state; else one program carries it over `run` chunks.
+    """
+
+    __slots__ = ("groups", "in_parts", "powers", "prepared", "run", "steps", "tables")
+
+    def __init__(self, tables: Tables, powers: Tensor | None, steps: int, run: int, groups: int) -> None:
+        self.tables, self.powers, self.steps, self.run, self.groups = tables, powers, steps, run, groups
+        #: Whether the matrices that are multiplied with float32 are divided into parts in half precision.
+        self.in_parts = tables.toeplitz.dim() == tables.advance.dim() + 2
+        self.prepared: dict[Any, Any] = {}  #: what else calls of the same shapes found out
+
+
 def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int, parts: int = 0) -> Tables:
     """The constant matrices for `steps` inputs before a chunk, or for states that one program carries over `run`
     chunks. With `parts` the first three are divided into so many: (parts, ...)."""

@@ -1,4 +1,4 @@
-"""The kernels of `plmu.ops.fused`: boundary states, the projection, and its two gradients.
+"""The kernels of `project` of `plmu.ops.fused`: boundary states, the projection, and its two gradients.
 
 A chunk is C steps of one sequence. With the state s before it, order i of its states is m_i = T_i u + P_i s, where T_i
 (C, C) is the Toeplitz matrix of the impulse response and P_i (C, order) holds row i of Ā¹ … Ā^C. Where the response
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 # Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
-COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share", "total")
+COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share", "shares", "total")
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _taps(taps, part, row, lag, length, ORDER: tl.constexpr):
 
 
 @triton.jit
-def _segment(segments, sequence, moment, time):
+def segment_of(segments, sequence, moment, time):
     """The segment of a moment: 0 before the sequence begins, −1 past its end."""
     place = segments + sequence.to(tl.int64) * time + moment
     found = tl.load(place, mask=(moment >= 0) & (moment < time), other=0)
@@ -90,7 +90,7 @@ def carry(
                 begin, end = earlier * run_size * CHUNK - 1, (earlier + 1) * run_size * CHUNK - 1
                 if REVERSED:
                     begin, end = (chunks - earlier * run_size) * CHUNK, (chunks - (earlier + 1) * run_size) * CHUNK
-                through = _segment(segments, sequence, begin, time) == _segment(segments, sequence, end, time)
+                through = segment_of(segments, sequence, begin, time) == segment_of(segments, sequence, end, time)
                 state = tl.where(through, state, 0.0)
             place = ((kept * runs + earlier).to(tl.int64) * ORDER + row) * channels + column
             state = tl.dot(matrix, state, tl.load(ends + place, mask=inside, other=0.0), input_precision=PRECISION)
@@ -107,9 +107,9 @@ def carry(
                 tl.store(last + (kept.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
         inputs = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
         if SEGMENTED:  # of the state and the inputs, what reaches the next chunk
-            since = _segment(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
-            until = _segment(segments, sequence, at * CHUNK if REVERSED else at * CHUNK + CHUNK - 1, time)
-            own = _segment(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
+            since = segment_of(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
+            until = segment_of(segments, sequence, at * CHUNK if REVERSED else at * CHUNK + CHUNK - 1, time)
+            own = segment_of(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
             inputs = tl.where(own == until, inputs, 0.0).to(inputs.dtype)
             state = tl.where(since == until, state, 0.0)
         inputs = inputs.to(response.dtype)
@@ -133,10 +133,10 @@ def mark(segments, marks, time, chunks, CHUNK: tl.constexpr):
     number = tl.program_id(0)
     sequence, start = number // chunks, (number % chunks) * CHUNK
     step, around = tl.arange(0, CHUNK), tl.arange(0, 2 * CHUNK)[None, :]
-    own = _segment(segments, sequence, tl.minimum(start + step, time - 1), time)
-    theirs = _segment(segments, sequence, tl.minimum(start - CHUNK + around, time - 1), time)
+    own = segment_of(segments, sequence, tl.minimum(start + step, time - 1), time)
+    theirs = segment_of(segments, sequence, tl.minimum(start - CHUNK + around, time - 1), time)
     first = tl.sum((theirs < own[:, None]).to(tl.int32), 1) - CHUNK
-    theirs = _segment(segments, sequence, tl.minimum(start + around, time - 1), time)
+    theirs = segment_of(segments, sequence, tl.minimum(start + around, time - 1), time)
     last = tl.sum((theirs <= own[:, None]).to(tl.int32), 1) - 1
     place = marks + number.to(tl.int64) * (CHUNK + 1)
     tl.store(place + step, first)
@@ -169,11 +169,11 @@ def finish(
     place = (sequence.to(tl.int64) * ORDER + row) * channels + column
     state = tl.zeros((ROWS, WIDTH), tl.float32)
     if SEGMENTED:
-        until = _segment(segments, sequence, time - 1, time)
+        until = segment_of(segments, sequence, time - 1, time)
     for start in range(0, length, CHUNK):
         inputs = inputs_at(u, sequence, time - length + start, time, channels, column, limit, CHUNK)
         if SEGMENTED:
-            own = _segment(segments, sequence, time - length + start + tl.arange(0, CHUNK)[:, None], time)
+            own = segment_of(segments, sequence, time - length + start + tl.arange(0, CHUNK)[:, None], time)
             inputs = tl.where(own == until, inputs, 0.0).to(inputs.dtype)
         for part in tl.static_range(PARTS):
             response = _taps(taps, part, row, start + step, length, ORDER)
@@ -182,7 +182,7 @@ def finish(
         matrix = tl.load(advance + row * ORDER + inner, mask=(row < ORDER) & (inner < ORDER), other=0.0)
         start = tl.load(before + place, mask=inside, other=0.0)
         if SEGMENTED:
-            start = tl.where(_segment(segments, sequence, time - length - 1, time) == until, start, 0.0)
+            start = tl.where(segment_of(segments, sequence, time - length - 1, time) == until, start, 0.0)
         state = tl.dot(matrix, start, state, input_precision=PRECISION)
     tl.store(last + place, state, mask=inside)
     if EARLY and (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
@@ -218,8 +218,8 @@ def past_of(
 def cut_table(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
     """T_i of a chunk without what would pass from one segment to another."""
     moment = at * CHUNK + tl.arange(0, CHUNK)
-    own = _segment(segments, sequence, moment[:, None], time)
-    return tl.where(own == _segment(segments, sequence, moment[None, :], time), kernel, 0.0).to(kernel.dtype)
+    own = segment_of(segments, sequence, moment[:, None], time)
+    return tl.where(own == segment_of(segments, sequence, moment[None, :], time), kernel, 0.0).to(kernel.dtype)
 
 
 @triton.jit
@@ -228,17 +228,17 @@ def reached_steps(
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
 ):  # fmt: skip
     """Which steps of a chunk the state before it still reaches (C, 1), or each of the inputs before it (C, ROWS)."""
-    own = _segment(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
+    own = segment_of(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
     if HISTORY:
         start = (at + 1) * CHUNK if REVERSED else at * CHUNK - ROWS
-        theirs = _segment(segments, sequence, start + tl.arange(0, ROWS)[None, :], time)
+        theirs = segment_of(segments, sequence, start + tl.arange(0, ROWS)[None, :], time)
     else:
-        theirs = _segment(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
+        theirs = segment_of(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
     return own == theirs
 
 
 @triton.jit
-def _memory(
+def memory_of(
     u, kernel, carried, states, segments, sequence, at, time, channels, chunks, column, limit,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -260,7 +260,7 @@ def _memory(
 
 
 @triton.jit
-def _tables(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERSED: tl.constexpr):
+def tables_of(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERSED: tl.constexpr):
     """T_i (C, C), or T_iᵀ for time that runs backwards, and P_i (C, ROWS)."""
     step, other = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     if REVERSED:
@@ -268,55 +268,6 @@ def _tables(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERS
     else:
         kernel = tl.load(toeplitz + (i * CHUNK + step) * CHUNK + other)
     return kernel, tl.load(powers + (i * CHUNK + step) * ROWS + tl.arange(0, ROWS)[None, :])
-
-
-@triton.jit(do_not_specialize=COUNTS)
-def all_states(
-    u, toeplitz, powers, states, segments, m, time, channels, chunks,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One order of all states of a chunk, written once: m (batch, time, order, channels)."""
-    at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    i = tl.program_id(2)
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
-    value = _memory(
-        u, kernel, carried, states, segments, sequence, at, time, channels, chunks, column, channels,
-        ROWS, CHUNK, False, False, SEGMENTED, PRECISION,
-    )  # fmt: skip
-    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
-    place = m + ((sequence.to(tl.int64) * time + moment) * ORDER + i) * channels + column
-    tl.store(place, value, mask=(moment < time) & (column < channels))
-
-
-@triton.jit(do_not_specialize=COUNTS)
-def states_gradient(
-    gradient, toeplitz, powers, segments, of_u, of_states, time, channels, chunks,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """What all states of a chunk say to its inputs, Σ_i T_iᵀ g_i, and to the state before it, Σ_i P_iᵀ g_i."""
-    at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
-    for_inputs = tl.zeros((CHUNK, WIDTH), tl.float32)
-    for_state = tl.zeros((ROWS, WIDTH), tl.float32)
-    for i in range(ORDER):
-        place = gradient + ((sequence.to(tl.int64) * time + moment) * ORDER + i) * channels + column
-        of_m = tl.load(place, mask=(moment < time) & (column < channels), other=0.0)
-        kernel, carried = _tables(toeplitz, powers, i, ROWS, CHUNK, False)
-        if SEGMENTED:
-            kernel = cut_table(kernel, segments, sequence, at, time, CHUNK)
-            reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, False, False)
-            carried = tl.where(reached, carried, 0.0).to(carried.dtype)
-        for_inputs = tl.dot(tl.trans(kernel), of_m, for_inputs, input_precision=PRECISION)
-        for_state = tl.dot(tl.trans(carried), of_m, for_state, input_precision=PRECISION)
-    place = of_u + (sequence.to(tl.int64) * time + moment) * channels + column
-    tl.store(place, for_inputs.to(of_u.dtype.element_ty), mask=(moment < time) & (column < channels))
-    row = tl.arange(0, ROWS)[:, None]
-    place = of_states + ((sequence * chunks + at).to(tl.int64) * ORDER + row) * channels + column
-    tl.store(place, for_state, mask=(row < ORDER) & (column < channels))
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -342,9 +293,9 @@ def project(
     if TILES > 1 and not HISTORY:  # each system's states of all inputs
         states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
     total = tl.zeros((CHUNK, OUT), tl.float32)
-    kernel, carried = _tables(toeplitz, powers, own * ORDER, ROWS, CHUNK, REVERSED)
+    kernel, carried = tables_of(toeplitz, powers, own * ORDER, ROWS, CHUNK, REVERSED)
     column = tl.arange(0, WIDTH)[None, :]
-    m = _memory(
+    m = memory_of(
         u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column, inputs // BLOCKS,
         ROWS, CHUNK, HISTORY, REVERSED, SEGMENTED, PRECISION,
     )  # fmt: skip
@@ -358,9 +309,9 @@ def project(
         part = tl.load(weight + place, mask=(columns < end) & (row < limit), other=0.0)
         ahead = turn + 1  # beyond the last turn all inputs are masked
         group, next_start, next_limit = tile_of(ahead // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
-        kernel, carried = _tables(toeplitz, powers, (own + group) * ORDER + ahead % ORDER, ROWS, CHUNK, REVERSED)
+        kernel, carried = tables_of(toeplitz, powers, (own + group) * ORDER + ahead % ORDER, ROWS, CHUNK, REVERSED)
         column = next_start + tl.arange(0, WIDTH)[None, :]
-        next_m = _memory(
+        next_m = memory_of(
             u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column, next_limit,
             ROWS, CHUNK, HISTORY, REVERSED, SEGMENTED, PRECISION,
         )  # fmt: skip
@@ -386,11 +337,11 @@ def weight_gradient(
     column = start + tl.arange(0, WIDTH)[None, :]
     outputs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     step = tl.arange(0, CHUNK)
-    kernel, carried = _tables(toeplitz, powers, group * ORDER + i, ROWS, CHUNK, False)
+    kernel, carried = tables_of(toeplitz, powers, group * ORDER + i, ROWS, CHUNK, False)
     total = tl.zeros((OUT, WIDTH), tl.float32)
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, batch * chunks)
-    m = _memory(
+    m = memory_of(
         u, kernel, carried, states, segments, begin // chunks, begin % chunks, time, channels, chunks, column, limit,
         ROWS, CHUNK, HISTORY, False, SEGMENTED, PRECISION,
     )  # fmt: skip
@@ -402,7 +353,7 @@ def weight_gradient(
             mask=(moment < time) & (outputs[:, None] < out), other=0.0,
         )  # fmt: skip
         ahead = tl.minimum(number + 1, end - 1)
-        next_m = _memory(
+        next_m = memory_of(
             u, kernel, carried, states, segments, ahead // chunks, ahead % chunks, time, channels, chunks, column,
             limit, ROWS, CHUNK, HISTORY, False, SEGMENTED, PRECISION,
         )  # fmt: skip
@@ -438,23 +389,17 @@ def through_output(
 
 
 @triton.jit(do_not_specialize=COUNTS)
-def add_through_ends(
-    of_u, taps, of_states, segments, time, channels, chunks,
-    ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """of_u += Rᵀ λ_{k+1} for each chunk but the last: what later chunks say to the inputs of this one."""
-    at, sequence = tl.program_id(0) % (chunks - 1), tl.program_id(0) // (chunks - 1)
-    row = tl.arange(0, ROWS)
-    step = tl.arange(0, CHUNK)
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    response = tl.load(taps + row[None, :] * CHUNK + step[:, None], mask=row[None, :] < ORDER, other=0.0)
-    place = ((sequence * chunks + at + 1).to(tl.int64) * ORDER + row[:, None]) * channels + column
-    of_end = tl.load(of_states + place, mask=(row[:, None] < ORDER) & (column < channels), other=0.0)
-    place = of_u + (sequence.to(tl.int64) * time + at * CHUNK + step[:, None]) * channels + column
-    added = tl.dot(response, of_end, input_precision=PRECISION)
-    if SEGMENTED:
-        own = _segment(segments, sequence, at * CHUNK + step[:, None], time)
-        added = tl.where(own == _segment(segments, sequence, at * CHUNK + CHUNK - 1, time), added, 0.0)
-    total = tl.load(place, mask=column < channels, other=0.0).to(tl.float32) + added
-    tl.store(place, total.to(of_u.dtype.element_ty), mask=column < channels)
+def add_up(partial, result, shares, total, ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
+    """The sum of partial (shares, total) in float32, rounded once: ROWS shares at a time, in a fixed order.
+
+    UNIT: a number that `total` is a multiple of, for the compiler to see that 16 bytes go at once.
+    """
+    total = total // UNIT * UNIT
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    added = tl.zeros((ROWS, WIDTH), tl.float32)
+    for start in range(0, shares, ROWS):
+        place = partial + (start + row).to(tl.int64) * total + column
+        added += tl.load(place, mask=(start + row < shares) & (column < total), other=0.0)
+    place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    tl.store(result + place, tl.sum(added, 0).to(result.dtype.element_ty), mask=place < total)

@@ -6,7 +6,9 @@ float32 would notice:
 
 - Two parts in float16, three products. The parts hold 22 bits, close to the 24 of float32. The range of float16 is
   small: rows or columns of a tile are brought to about 2¹⁴ by powers of two, and their products back. A number that is
-  2¹⁸ times smaller than the largest of the 64 in its row or column begins to lose bits.
+  2¹⁸ times smaller than the largest of the 64 in its row or column begins to lose bits. Channels may differ by far more
+  than that, as features in units of their own do. So m is divided by the size of its channel, `sizes`, and the weight
+  is multiplied by it.
 - Three parts in bfloat16, six products. The parts hold all bits, in the range of float32, at twice the arithmetic.
 
 Tensor cores round sums toward zero, and over a long sum that adds up. So they sum within one tile, small products
@@ -23,6 +25,8 @@ import triton
 import triton.language as tl
 
 from plmu.ops.gpu.triton_chunked import COUNTS, cut_table, inputs_at, past_of, reached_steps, tile_of
+
+RAISED = tl.constexpr(2.0**14)  # what `_powers_of_two` brings numbers to
 
 
 @triton.jit
@@ -54,6 +58,13 @@ def _scales(taken, past, PARTS: tl.constexpr, SEGMENTED: tl.constexpr):
         up, back = _powers_of_two(largest)
         past_up, past_back = up, back
     return up, back, past_up, past_back
+
+
+@triton.jit
+def _size_of(sizes, at, mask):
+    """The size of a channel, brought to a power of two, and one over it."""
+    bits = tl.load(sizes + at, mask=mask, other=1.0).to(tl.int32, bitcast=True) & 0x7F800000
+    return bits.to(tl.float32, bitcast=True), ((254 << 23) - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -146,13 +157,13 @@ def _memory(
 
 @triton.jit
 def divide(
-    weight, parts, scales, out, channels, length,
+    weight, parts, scales, sizes, out, channels, length,
     ORDER: tl.constexpr, TILE: tl.constexpr, ACROSS: tl.constexpr, AXIS: tl.constexpr,
     GROUPS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The parts of a weight (out, order, channels), whose rows have `length` channels in memory, and what takes tiles
     of them back: (tiles, order, out), with tiles of TILE channels of one group, or if AXIS is 0 (tiles, order,
-    channels), with tiles of TILE outputs."""
+    channels), with tiles of TILE outputs. `sizes` are of what it is multiplied by: of channels, or of outputs."""
     i = tl.program_id(2)
     if AXIS == 1:
         row = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[:, None]
@@ -163,6 +174,12 @@ def divide(
         column, limit = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :], channels
     mask = (row < out) & (column < limit)
     value = tl.load(weight + (row.to(tl.int64) * ORDER + i) * length + column, mask=mask, other=0.0)
+    if PARTS == 2:
+        if AXIS == 1:
+            size, _ = _size_of(sizes, column, column < limit)
+        else:
+            size, _ = _size_of(sizes, row, row < out)
+        value *= size
     place = (row.to(tl.int64) * ORDER + i) * channels + column
     up, down = _scale(value, PARTS, AXIS)
     first, second, third = _split(value * up, PARTS, parts.dtype.element_ty)
@@ -175,6 +192,26 @@ def divide(
         many = out if AXIS == 1 else channels
         at = row if AXIS == 1 else column
         tl.store(scales + (tl.program_id(1) * ORDER + i).to(tl.int64) * many + at, down, mask=at < many)
+
+
+@triton.jit
+def divide_by_output(
+    weight, sizes, largest, parts, out, channels, length,
+    ORDER: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, OF_CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The two parts of a weight times the `sizes` of its channels, with one power of two for each output, by the
+    `largest` of its numbers; or if OF_CHANNELS the same with outputs and channels exchanged."""
+    row = tl.program_id(0) * DOWN + tl.arange(0, DOWN)[:, None]
+    column, i = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)[None, :], tl.program_id(2)
+    mask = (row < out) & (column < channels)
+    value = tl.load(weight + (row.to(tl.int64) * ORDER + i) * length + column, mask=mask, other=0.0)
+    value *= tl.load(sizes + row, mask=row < out) if OF_CHANNELS else tl.load(sizes + column, mask=column < channels)
+    at, many = (column, channels) if OF_CHANNELS else (row, out)
+    up, _ = _powers_of_two(tl.load(largest + at, mask=at < many, other=0.0))
+    first, second, _ = _split(value * up, 2, parts.dtype.element_ty)
+    place = (row.to(tl.int64) * ORDER + i) * channels + column
+    tl.store(parts + place, first, mask=mask)
+    tl.store(parts + tl.cast(out, tl.int64) * ORDER * channels + place, second, mask=mask)
 
 
 @triton.jit
@@ -199,7 +236,8 @@ def _add(
     added = _product(m, part, tl.zeros((CHUNK, OUT), tl.float32), PARTS)
     if PARTS == 2:
         place = scales + turn.to(tl.int64) * outputs + columns
-        added *= tl.load(place, mask=columns < end, other=0.0)
+        added *= tl.load(place, mask=columns < end, other=0.0) * (1 / RAISED)  # so that nothing overflows meanwhile
+        m_back *= RAISED
     return tl.fma(added, m_back, total)
 
 
@@ -212,13 +250,13 @@ def _write(o, total, sequence, at, time, length, columns, end, CHUNK: tl.constex
 
 @triton.jit(do_not_specialize=COUNTS)
 def project(
-    u, weight, scales, toeplitz, powers, states, segments, o, time, inputs, outputs, length, chunks,
+    u, weight, scales, sizes, toeplitz, powers, states, segments, o, time, inputs, outputs, length, chunks,
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     PIECES: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """o = W m for one chunk and PIECES times OUT outputs, of the weight in parts; REVERSED as in `triton_chunked`.
-    Rows of o have `length` numbers in memory."""
+    Rows of o have `length` numbers in memory. `sizes` are of the inputs' channels."""
     BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
@@ -238,6 +276,9 @@ def project(
         up, back, past_up, past_back = _scales(taken, past, PARTS, SEGMENTED)
         taken, past = _split(taken * up, PARTS, PART), _split(past * past_up, PARTS, PART)
         back, past_back = back * (1 / SCALE), past_back * (1 / SCALE)
+        if PARTS == 2:
+            _, smaller = _size_of(sizes, column, column < limit)
+            back, past_back = back * smaller, past_back * smaller
         for i in range(ORDER):
             part = _weight(weight, step, i, row, columns, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART)
             kernel, carried = _tables(toeplitz, powers, own + group, i, ORDER, ROWS, CHUNK, REVERSED, PARTS, PART)
@@ -300,7 +341,8 @@ def weight_gradient(
         incoming = _split(incoming * up, PARTS, PART)
         added = _product(_split(m * m_up, PARTS, PART), incoming, tl.zeros((WIDTH, OUT), tl.float32), PARTS)
         if PARTS == 2:
-            added *= back
+            added *= back * (1 / RAISED)
+            m_back *= RAISED
         total = tl.fma(added, m_back, total)
     row = start + tl.arange(0, WIDTH)[:, None]
     place = partial + (tl.program_id(2) * out + outputs).to(tl.int64) * (ORDER * channels) + i * channels + row

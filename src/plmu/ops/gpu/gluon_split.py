@@ -1,0 +1,534 @@
+"""The heavy kernels of `plmu.ops.fused` in float32 for Hopper GPUs: the projection and the gradient of its weight.
+
+They compute what `project` and `weight_gradient` of `triton_split` compute, with two parts in float16, and divide the
+work of a program among its warps as `gluon_chunked` does. One warp fetches by the copy engine what is in parts already:
+the weight and the constants. Four warps divide float32 inputs into parts, once for all that need them. Two groups of
+four warps multiply: each makes a tile of m, divides it in registers, and multiplies that into the other operand, while
+the other group keeps the matrix units busy. If STAGGERED, the second makes a tile of m no sooner than the first has
+made its own, so that they do not divide at the same time. Tiles pass through buffers; a barrier says when one is full
+and another when it is empty again.
+
+Sums begin at zero for each tile of m and are added up in float32 outside the matrix units, which round toward zero.
+Powers of two bring operands into the range of float16: for u and the state one for each channel and chunk, for a tile
+of m one for each of its rows, for the weight one for each output and for the gradient of o too. `largest` has the
+largest of these outputs' numbers; what they are multiplied by is taken back at the end. Channels may differ in size by
+more than float16 holds, so a tile of m is multiplied by `over_size`, one over the sizes of its channels, and the weight
+by these sizes.
+
+Channels and outputs are multiples of 8, and all channels have one system.
+
+SEGMENTED: the state is reset inside sequences. `marks` and what is cut out of tables are as in `gluon_chunked`. The
+state may belong to another segment than the inputs, so both have powers of two of their own; its share of m is selected
+rather than multiplied by zero, which would keep its NaN.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
+COUNTS = ("time", "chunks", "total", "work", "share")
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
+
+
+@gluon.jit
+def _powers_of_two(largest):
+    """What brings numbers to 2¹⁴ … 2¹⁵, and what takes them back."""
+    exponent = largest.to(gl.int32, bitcast=True) & 0x7F800000
+    exponent = gl.where(exponent < 15 << 23, 15 << 23, exponent)
+    up = (141 << 23) - exponent + (127 << 23)
+    return up.to(gl.float32, bitcast=True), (exponent - (14 << 23)).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _halves(value):
+    """The two parts of a float32, each in float16."""
+    first = value.to(gl.float16)
+    return first, (value - first.to(gl.float32)).to(gl.float16)
+
+
+@gluon.jit
+def _product(a, b, acc, FIRST: gl.constexpr):
+    """Start acc + a b, or a b if FIRST, of operands in parts, the small products first."""
+    a1, a2 = a
+    b1, b2 = b
+    acc = warpgroup_mma(a2, b1, acc, use_acc=not FIRST, is_async=True)
+    acc = warpgroup_mma(a1, b2, acc, is_async=True)
+    return warpgroup_mma(a1, b1, acc, is_async=True)
+
+
+@gluon.jit
+def _inputs(
+    u, number, begin: gl.constexpr, first, time, channels, chunks, total,
+    CHUNK: gl.constexpr, STEPS: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """A tile of float32 inputs: STEPS of a chunk from `begin` on, zero past its sequence's end, and WIDTH channels from
+    `first` on."""
+    sequence, at = number // chunks, number % chunks
+    moment = at * CHUNK + begin + gl.arange(0, STEPS, layout=gl.SliceLayout(1, layout))
+    column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    width = channels // 8 * 8  # which it is: for the compiler to see that 16 bytes come at once
+    place = u + (sequence.to(gl.int64) * time + moment[:, None]) * width + column[None, :]
+    return gl.load(place, mask=(moment[:, None] < time) & (column[None, :] < width) & (number < total), other=0.0)
+
+
+@gluon.jit
+def _states(states, number, first, channels, total, ROWS: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
+    """The state before a chunk, for the same channels."""
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    width = channels // 8 * 8
+    place = states + (number.to(gl.int64) * ROWS + row[:, None]) * width + column[None, :]
+    inside = (row[:, None] >= 0) & (column[None, :] < width) & (number < total)
+    return gl.load(place, mask=inside, other=0.0)
+
+
+@gluon.jit
+def _divided(taken, past, SEGMENTED: gl.constexpr):
+    """The parts of inputs and of the state before them, and what takes either back."""
+    largest, before = gl.max(gl.abs(taken), 0), gl.max(gl.abs(past), 0)
+    if SEGMENTED:
+        up, back = _powers_of_two(largest)
+        past_up, past_back = _powers_of_two(before)
+    else:
+        up, back = _powers_of_two(gl.where(before > largest, before, largest))
+        past_up, past_back = up, back
+    return _halves(taken * up[None, :]), _halves(past * past_up[None, :]), back, past_back
+
+
+@gluon.jit
+def _cut(table, mark, step, REVERSED: gl.constexpr):
+    """A table without what its rows must not reach: `step`s before the mark of the row, or behind it if time runs
+    backwards."""
+    reached = step[None, :] <= mark[:, None] if REVERSED else step[None, :] >= mark[:, None]
+    return gl.where(reached, table, 0.0).to(table.dtype)
+
+
+@gluon.jit
+def _reached(reach, CHUNK: gl.constexpr, REVERSED: gl.constexpr, layout: gl.constexpr):
+    """Which steps of a chunk its past reaches, if it reaches so many."""
+    step = gl.arange(0, CHUNK, layout=layout)
+    return step >= CHUNK - reach if REVERSED else step < reach
+
+
+@gluon.jit
+def _divide_for_project(
+    given,
+    CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
+):  # fmt: skip
+    """For each block of inputs the parts of both chunks and of their states. They are read before there is room for
+    them."""
+    u, states, over_size, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total = given
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 4], [1, 0])  # a warp has all steps of its channels
+    turn = 0
+    for item in range(gl.program_id(0), work, gl.num_programs(0)):
+        number = 2 * (item % pairs)
+        for block in range(gl.cdiv(inputs, WIDTH)):
+            first = block * WIDTH
+            column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+            smaller = gl.load(over_size + column, mask=column < inputs, other=0.0) * (1 / SCALE)
+            for c in gl.static_range(2):
+                taken = _inputs(u, number + c, 0, first, time, inputs, chunks, total, CHUNK, CHUNK, WIDTH, layout)
+                past = _states(states, number + c, first, inputs, total, ROWS, WIDTH, layout)
+                taken, past, back, past_back = _divided(taken, past, SEGMENTED)
+                mbarrier.wait(block_empty.index(c), (turn & 1) ^ 1)
+                for part in gl.static_range(2):
+                    us.index(2 * c + part).store(taken[part])
+                    ss.index(2 * c + part).store(past[part])
+                backs.index(c).store(back * smaller)
+                if SEGMENTED:
+                    backs.index(2 + c).store(past_back * smaller)
+                fence_async_shared()
+                _barrier()
+                mbarrier.arrive(block_full.index(c), count=1)
+            turn += 1
+
+
+@gluon.jit
+def _fetch_for_project(
+    given,
+    ORDER: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr, STAGES: gl.constexpr,
+    RESIDENT: gl.constexpr, REVERSED: gl.constexpr,
+):  # fmt: skip
+    """For each turn a tile of the weight and, unless all of them stay, the tables of one order; both parts."""
+    weight, toeplitz, powers, ws, ts, ps, turn_full, turn_empty, tables_full, inputs, stride, pairs, work = given
+    tables: gl.constexpr = 2 * (toeplitz.block_type.nbytes + powers.block_type.nbytes)
+    if RESIDENT:
+        mbarrier.expect(tables_full, ORDER * tables)
+        for k in gl.static_range(2 * ORDER):
+            tma.async_copy_global_to_shared(toeplitz, [k * CHUNK, 0], tables_full, ts.index(k))
+            tma.async_copy_global_to_shared(powers, [k * CHUNK, 0], tables_full, ps.index(k))
+    turn = 0
+    for item in range(gl.program_id(0), work, gl.num_programs(0)):
+        first_out = item // pairs * OUT
+        for block in range(gl.cdiv(inputs, WIDTH)):
+            for i in range(ORDER):
+                stage = turn % STAGES
+                mbarrier.wait(turn_empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+                full = turn_full.index(stage)
+                mbarrier.expect(full, 2 * weight.block_type.nbytes + (0 if RESIDENT else tables))
+                for part in gl.static_range(2):
+                    to = ws.index(2 * stage + part)
+                    if REVERSED:
+                        place = [part, block * WIDTH, i * stride + first_out]
+                    else:
+                        place = [part, first_out, i * stride + block * WIDTH]
+                    tma.async_copy_global_to_shared(weight, place, full, to)
+                    if not RESIDENT:
+                        row, to = (part * ORDER + i) * CHUNK, 2 * stage + part
+                        tma.async_copy_global_to_shared(toeplitz, [row, 0], full, ts.index(to))
+                        tma.async_copy_global_to_shared(powers, [row, 0], full, ps.index(to))
+                turn += 1
+
+
+@gluon.jit
+def _multiply_for_project(
+    c: gl.constexpr, given,
+    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
+    STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr, SEGMENTED: gl.constexpr,
+    STAGGERED: gl.constexpr,
+):  # fmt: skip
+    """Chunk c of the two: its tiles of m, each of them into the weight."""
+    buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total = given
+    us, ss, ws, ts, ps, backs = buffers
+    turn_full, turn_empty, block_full, block_empty, tables_full, ahead = barriers
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    table: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
+    rows: gl.constexpr = gl.SliceLayout(1, wide)
+    columns: gl.constexpr = gl.SliceLayout(0, narrow)
+    if RESIDENT:
+        mbarrier.wait(tables_full, 0)
+    turn, blocks = 0, 0  # counted over all work of the program
+    for item in range(gl.program_id(0), work, gl.num_programs(0)):
+        number, first_out = 2 * (item % pairs) + c, item // pairs * OUT
+        if SEGMENTED:
+            row = marks + gl.minimum(number, total - 1).to(gl.int64) * (CHUNK + 1)
+            mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, table)))
+            reached = _reached(gl.load(row + CHUNK), CHUNK, REVERSED, gl.SliceLayout(1, narrow))
+            step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, table))
+        sums = gl.zeros((CHUNK, OUT), gl.float32, wide)
+        for _block in range(gl.cdiv(inputs, WIDTH)):
+            mbarrier.wait(block_full.index(c), blocks & 1)
+            blocks += 1
+            for i in range(ORDER):
+                stage = turn % STAGES
+                mbarrier.wait(turn_full.index(stage), (turn // STAGES) & 1)
+                first, second = (i, ORDER + i) if RESIDENT else (2 * stage, 2 * stage + 1)
+                kernel, carried = (ts.index(first), ts.index(second)), (ps.index(first), ps.index(second))
+                if REVERSED:
+                    kernel = (ts.index(first).permute((1, 0)), ts.index(second).permute((1, 0)))
+                if STAGGERED and c == 1:
+                    mbarrier.wait(ahead.index(stage), (turn // STAGES) & 1)
+                nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
+                m = _product(carried, (ss.index(2 * c), ss.index(2 * c + 1)), nothing, True)
+                if SEGMENTED:
+                    k1, k2 = kernel
+                    k1, k2 = _cut(k1.load(table), mark, step, REVERSED), _cut(k2.load(table), mark, step, REVERSED)
+                    own = _product((k1, k2), (us.index(2 * c), us.index(2 * c + 1)), nothing, True)
+                    m, own = warpgroup_mma_wait(0, deps=(m, own))
+                    m = gl.where(reached[:, None], m * backs.index(2 + c).load(columns)[None, :], 0.0)
+                    m += own * backs.index(c).load(columns)[None, :]
+                else:
+                    m = _product(kernel, (us.index(2 * c), us.index(2 * c + 1)), m, False)
+                    m = warpgroup_mma_wait(0, deps=(m,))
+                    m *= backs.index(c).load(columns)[None, :]
+                if STAGGERED and c == 0:
+                    mbarrier.arrive(ahead.index(stage), count=1)
+                if i == ORDER - 1:
+                    _barrier()
+                    mbarrier.arrive(block_empty.index(c), count=1)
+                up, down = _powers_of_two(gl.max(gl.abs(m), 1))
+                m1, m2 = _halves(m * up[:, None])
+                m1, m2 = gl.convert_layout(m1, left), gl.convert_layout(m2, left)
+                w1 = ws.index(2 * stage).reshape([WIDTH, OUT] if REVERSED else [OUT, WIDTH])
+                w2 = ws.index(2 * stage + 1).reshape([WIDTH, OUT] if REVERSED else [OUT, WIDTH])
+                if not REVERSED:
+                    w1, w2 = w1.permute((1, 0)), w2.permute((1, 0))
+                added = gl.zeros((CHUNK, OUT), gl.float32, wide)
+                added = _product((m1, m2), (w1, w2), added, True)
+                added = warpgroup_mma_wait(0, deps=(added,))
+                mbarrier.arrive(turn_empty.index(stage), count=1)
+                sums += added * gl.convert_layout(down * 2.0**-14, rows)[:, None]  # as of a weight near 1
+                turn += 1
+        moment = number % chunks * CHUNK + gl.arange(0, CHUNK, layout=rows)
+        output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
+        _up, back = _powers_of_two(gl.load(largest + output, mask=output < outputs, other=0.0))
+        place = o + ((number // chunks).to(gl.int64) * time + moment[:, None]) * (length // 8 * 8) + output[None, :]
+        inside = (moment[:, None] < time) & (output[None, :] < outputs // 8 * 8) & (number < total)
+        gl.store(place, sums * (back * 2.0**14)[None, :], mask=inside)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def project_in_parts(
+    weight, toeplitz, powers, u, states, over_size, largest, marks, o,
+    time, inputs, outputs, length, stride, chunks, total, work,
+    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
+    STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr, SCALE: gl.constexpr,
+    SEGMENTED: gl.constexpr, STAGGERED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
+):  # fmt: skip
+    """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
+
+    `weight` is (2, outputs, ORDER · stride), or (2, inputs, ORDER · stride) if REVERSED. Rows of o have `length`
+    numbers in memory. RESIDENT: the tables of all orders stay in fast memory. MULTIPLYING, DIVIDING: registers of
+    each thread that does.
+    """
+    part: gl.constexpr = weight.dtype
+    tables: gl.constexpr = 2 * (ORDER if RESIDENT else STAGES)
+    us = gl.allocate_shared_memory(part, [4, CHUNK, WIDTH], toeplitz.layout)
+    ss = gl.allocate_shared_memory(part, [4, ROWS, WIDTH], toeplitz.layout)
+    ws = gl.allocate_shared_memory(
+        part, [2 * STAGES, 1, weight.block_type.shape[1], weight.block_type.shape[2]], weight.layout
+    )
+    ts = gl.allocate_shared_memory(part, [tables, CHUNK, CHUNK], toeplitz.layout)
+    ps = gl.allocate_shared_memory(part, [tables, CHUNK, ROWS], powers.layout)
+    backs = gl.allocate_shared_memory(gl.float32, [4, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    turn_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    block_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    block_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    tables_full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    ahead = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for k in gl.static_range(STAGES):
+        mbarrier.init(ahead.index(k), count=1)
+        mbarrier.init(turn_full.index(k), count=1)
+        mbarrier.init(turn_empty.index(k), count=2)
+    for k in gl.static_range(2):
+        mbarrier.init(block_full.index(k), count=1)
+        mbarrier.init(block_empty.index(k), count=1)
+    mbarrier.init(tables_full.index(0), count=1)
+    fence_async_shared()
+    pairs = gl.cdiv(total, 2)
+    buffers = (us, ss, ws, ts, ps, backs)
+    barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0), ahead)
+    given = (buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total)
+    dividing = (
+        u, states, over_size, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total,
+    )  # fmt: skip
+    fetching = (
+        weight, toeplitz, powers, ws, ts, ps, turn_full, turn_empty, tables_full.index(0), inputs, stride, pairs, work,
+    )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_multiply_for_project, (
+                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED, STAGGERED)),
+            (_multiply_for_project, (
+                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED, STAGGERED)),
+            (_divide_for_project, (dividing, CHUNK, ROWS, WIDTH, SCALE, SEGMENTED)),
+            (_fetch_for_project, (fetching, ORDER, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED)),
+        ],
+        [4, 4, 1],
+        [MULTIPLYING, DIVIDING, 24],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _divide_for_weight(
+    given, ORDER: gl.constexpr, CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
+    STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
+):  # fmt: skip
+    """The tables of two orders once; then for each chunk the parts of its inputs, its state and the gradient. What
+    is divided next is on its way meanwhile."""
+    tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end = given
+    toeplitz, powers, u, states, over_size, gradient, largest = tensors
+    us, ss, gs, ts, ps, backs = buffers
+    full, empty, tables_full, _ahead = barriers
+    mbarrier.expect(tables_full, 4 * (toeplitz.block_type.nbytes + powers.block_type.nbytes))
+    for c in gl.static_range(2):
+        for part in gl.static_range(2):
+            row = (part * ORDER + i + c) * CHUNK
+            tma.async_copy_global_to_shared(toeplitz, [row, 0], tables_full, ts.index(2 * c + part))
+            tma.async_copy_global_to_shared(powers, [row, 0], tables_full, ps.index(2 * c + part))
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 4], [1, 0])  # a warp has all steps of its channels
+    flat: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+    output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, flat))
+    raised, _back = _powers_of_two(gl.load(largest + output, mask=output < out, other=0.0))
+    half: gl.constexpr = CHUNK // 2
+    column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    smaller = gl.load(over_size + column, mask=column < channels, other=0.0) * (1 / SCALE)
+    taken = _inputs(u, begin, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
+    past = _states(states, begin, first, channels, end, ROWS, WIDTH, layout)
+    early = _inputs(gradient, begin, 0, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
+    for number in range(begin, end):
+        u_parts, s_parts, back, past_back = _divided(taken, past, SEGMENTED)
+        late = _inputs(gradient, number, half, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
+        turn = number - begin
+        stage = turn % STAGES
+        mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+        for part in gl.static_range(2):
+            us.index(2 * stage + part).store(u_parts[part])
+            ss.index(2 * stage + part).store(s_parts[part])
+        backs.index(2 * stage).store(back * smaller)
+        if SEGMENTED:
+            backs.index(2 * stage + 1).store(past_back * smaller)
+        taken = _inputs(u, number + 1, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
+        past = _states(states, number + 1, first, channels, end, ROWS, WIDTH, layout)
+        g_parts = _halves(early * raised[None, :])
+        for part in gl.static_range(2):
+            gs.index(2 * stage + part).slice(0, half, 0).store(g_parts[part])
+        g_parts = _halves(late * raised[None, :])
+        for part in gl.static_range(2):
+            gs.index(2 * stage + part).slice(half, half, 0).store(g_parts[part])
+        fence_async_shared()
+        early = _inputs(gradient, number + 1, 0, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
+        _barrier()
+        mbarrier.arrive(full.index(stage), count=1)
+
+
+@gluon.jit
+def _transposed_tables(ts, ps, kernel, carried):
+    """Both parts of T and P, which begin at these numbers of their buffers, transposed."""
+    t1, t2 = ts.index(kernel).permute((1, 0)), ts.index(kernel + 1).permute((1, 0))
+    return (t1, t2), (ps.index(carried).permute((1, 0)), ps.index(carried + 1).permute((1, 0)))
+
+
+@gluon.jit
+def _marks_of(marks, number, CHUNK: gl.constexpr):
+    """The marks of a chunk's steps, and how many of them its past reaches."""
+    row = marks + number.to(gl.int64) * (CHUNK + 1)
+    return gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(CHUNK)))), gl.load(row + CHUNK)
+
+
+@gluon.constexpr_function
+def _in_rows(CHUNK):
+    """A table of which each thread holds 16 bytes of some rows."""
+    return gl.BlockedLayout([1, 8], [256 // CHUNK, CHUNK // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def _cut_tables(c: gl.constexpr, ts, mark, reach, CHUNK: gl.constexpr):
+    """Make copies of the c-th T for a chunk, if there is anything to cut. Where the one to take begins."""
+    cut = reach < CHUNK
+    if cut:
+        layout: gl.constexpr = _in_rows(CHUNK)
+        step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, layout))
+        first = _cut(ts.index(2 * c).load(layout), mark, step, False)
+        second = _cut(ts.index(2 * c + 1).load(layout), mark, step, False)
+        _barrier()  # all warps are done with the copies for an earlier chunk
+        ts.index(4 + 2 * c).store(first)
+        ts.index(5 + 2 * c).store(second)
+        fence_async_shared()
+        _barrier()
+    return gl.where(cut, 4 + 2 * c, 2 * c)
+
+
+@gluon.jit
+def _multiply_for_weight(
+    c: gl.constexpr, given,
+    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
+    STAGES: gl.constexpr, SEGMENTED: gl.constexpr, STAGGERED: gl.constexpr,
+):  # fmt: skip
+    """Order i + c of the program: mᵀ of each chunk, then into the gradient."""
+    buffers, barriers, partial, largest, marks, i, first, first_out, share, begin, end, channels, out = given
+    us, ss, gs, ts, ps, backs = buffers
+    full, empty, tables_full, ahead = barriers
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
+    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
+    rows: gl.constexpr = gl.SliceLayout(1, wide)
+    steps: gl.constexpr = gl.SliceLayout(1, narrow)
+    sums = gl.zeros((WIDTH, OUT), gl.float32, wide)
+    mbarrier.wait(tables_full, 0)
+    kernel, carried = _transposed_tables(ts, ps, 2 * c, 2 * c)
+    if SEGMENTED:
+        mark, reach = _marks_of(marks, begin, CHUNK)
+    for turn in range(end - begin):
+        stage = turn % STAGES
+        if SEGMENTED:
+            reached = _reached(reach, CHUNK, False, gl.SliceLayout(0, narrow))
+            kernel, carried = _transposed_tables(ts, ps, _cut_tables(c, ts, mark, reach, CHUNK), 2 * c)
+            mark, reach = _marks_of(marks, gl.minimum(begin + turn + 1, end - 1), CHUNK)
+        mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+        u1, u2 = us.index(2 * stage).permute((1, 0)), us.index(2 * stage + 1).permute((1, 0))
+        s1, s2 = ss.index(2 * stage).permute((1, 0)), ss.index(2 * stage + 1).permute((1, 0))
+        if STAGGERED and c == 1:
+            mbarrier.wait(ahead.index(stage), (turn // STAGES) & 1)
+        nothing = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
+        m = _product((s1, s2), carried, nothing, True)
+        if SEGMENTED:
+            own = _product((u1, u2), kernel, nothing, True)
+            m, own = warpgroup_mma_wait(0, deps=(m, own))
+            m = gl.where(reached[None, :], m * backs.index(2 * stage + 1).load(steps)[:, None], 0.0)
+            m += own * backs.index(2 * stage).load(steps)[:, None]
+        else:
+            m = _product((u1, u2), kernel, m, False)
+            m = warpgroup_mma_wait(0, deps=(m,))
+        if STAGGERED and c == 0:
+            mbarrier.arrive(ahead.index(stage), count=1)
+        up, down = _powers_of_two(gl.max(gl.abs(m), 1))
+        m1, m2 = _halves(m * up[:, None])
+        m1, m2 = gl.convert_layout(m1, left), gl.convert_layout(m2, left)
+        added = gl.zeros((WIDTH, OUT), gl.float32, wide)
+        added = _product((m1, m2), (gs.index(2 * stage), gs.index(2 * stage + 1)), added, True)
+        down = gl.convert_layout(down * 2.0**-14, rows)
+        if not SEGMENTED:
+            down *= backs.index(2 * stage).load(rows)
+        added = warpgroup_mma_wait(0, deps=(added,))
+        _barrier()
+        mbarrier.arrive(empty.index(stage), count=1)
+        sums += added * down[:, None]
+    channel = first + gl.arange(0, WIDTH, layout=rows)
+    output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
+    _up, back = _powers_of_two(gl.load(largest + output, mask=output < out, other=0.0))
+    place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels) + (i + c) * channels + channel[:, None]
+    inside = (output[None, :] < out) & (channel[:, None] < channels) & (i + c < ORDER)
+    gl.store(partial + place, sums * (back * 2.0**14)[None, :], mask=inside)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def weight_gradient_in_parts(
+    toeplitz, powers, u, states, over_size, gradient, largest, marks, partial,
+    time, channels, out, chunks, total, share,
+    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
+    STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
+    STAGGERED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
+):  # fmt: skip
+    """Σ m gradientᵀ over `share` of the `total` chunks, divided by the sizes of the channels: for OUT outputs and WIDTH
+    channels of two orders, into partial (shares, out, ORDER, channels)."""
+    orders: gl.constexpr = (ORDER + 1) // 2
+    i = 2 * (gl.program_id(0) % orders)
+    first, first_out = gl.program_id(0) // orders * WIDTH, gl.program_id(1) * OUT
+    begin = gl.program_id(2) * share
+    end = gl.minimum(begin + share, total)
+    part: gl.constexpr = toeplitz.dtype
+    us = gl.allocate_shared_memory(part, [2 * STAGES, CHUNK, WIDTH], toeplitz.layout)
+    ss = gl.allocate_shared_memory(part, [2 * STAGES, ROWS, WIDTH], toeplitz.layout)
+    gs = gl.allocate_shared_memory(part, [2 * STAGES, CHUNK, OUT], toeplitz.layout)
+    ts = gl.allocate_shared_memory(part, [8 if SEGMENTED else 4, CHUNK, CHUNK], toeplitz.layout)
+    ps = gl.allocate_shared_memory(part, [4, CHUNK, ROWS], powers.layout)
+    backs = gl.allocate_shared_memory(gl.float32, [2 * STAGES, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    tables = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    ahead = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for k in gl.static_range(STAGES):
+        mbarrier.init(ahead.index(k), count=1)
+        mbarrier.init(full.index(k), count=1)
+        mbarrier.init(empty.index(k), count=2)
+    mbarrier.init(tables.index(0), count=1)
+    fence_async_shared()
+    buffers = (us, ss, gs, ts, ps, backs)
+    barriers = (full, empty, tables.index(0), ahead)
+    tensors = (toeplitz, powers, u, states, over_size, gradient, largest)
+    dividing = (tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end)
+    given = (
+        buffers, barriers, partial, largest, marks, i, first, first_out, gl.program_id(2), begin, end, channels, out,
+    )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
+            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
+            (_divide_for_weight, (dividing, ORDER, CHUNK, ROWS, WIDTH, OUT, STAGES, SCALE, SEGMENTED)),
+        ],
+        [4, 4],
+        [MULTIPLYING, DIVIDING],
+    )

@@ -1,0 +1,176 @@
+"""The launches of the kernels for Hopper, `gluon_chunked` and `gluon_weight`: grids, tiles, constants and memory."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.ops.gpu import division
+from plmu.ops.gpu.devices import enter
+from plmu.ops.gpu.direct import Launch, Tiled
+from plmu.ops.gpu.division import Sizes, prepared, shared_out
+from plmu.ops.gpu.tables import CHUNK, tiles
+from plmu.ops.gpu.triton_launch import added_up
+
+SHARED = 227 * 1024  # bytes of shared memory that a program may have
+WIDTH, OUT = 64, 256  # channels and outputs of a tile
+MOST_RESIDENT = 4  # orders whose tables stay in shared memory
+
+
+class Projection:
+    """`project` for given sizes. Besides o it gives the memory of its own, to be held until what runs beside it is
+    launched: sums, and flags that begin at 0."""
+
+    __slots__ = ("_device", "_flags", "_launch", "_none", "_shape", "_sums")
+
+    def __init__(self, launch: Launch, given: Sizes, sums: int, flags: int) -> None:
+        self._launch, self._device, self._sums, self._flags = launch, given.device, sums, flags
+        self._shape = (given.batch, given.time, given.outputs)
+        self._none = torch.empty(0, dtype=torch.float32, device=given.device)
+
+    def __call__(
+        self,
+        u: Tensor,
+        before: Tensor | None,
+        weight: Tensor,
+        toeplitz: Tensor,
+        past: Tensor,
+        marked: Tensor | None = None,
+        x: Tensor | None = None,
+        input_weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        o = u.new_empty(self._shape)
+        sums = done = self._none
+        if self._flags:
+            sums = u.new_empty(self._sums, dtype=torch.float32)
+            done = u.new_zeros(self._flags, dtype=torch.int32)
+        enter(self._device)
+        tiled = (u, u if before is None else before, weight, toeplitz, past, x, input_weight)
+        rows = sums if marked is None else marked  # not read where there are none
+        self._launch(*tiled, o, sums, done, rows, o if bias is None else bias)
+        return o, (sums, done)
+
+
+class WeightGradient:
+    """`weight_gradient` for given sizes. The sum over all chunks is cut into shares."""
+
+    __slots__ = ("_device", "_dtype", "_launch", "_shape", "_whole")
+
+    def __init__(self, launch: Launch, given: Sizes, shares: int) -> None:
+        self._launch, self._device, self._whole = launch, given.device, shares == 1
+        shape = (given.outputs, given.order, given.inputs)
+        self._shape: tuple[int, ...] = shape if shares == 1 else (shares, *shape)
+        self._dtype = given.dtype if shares == 1 else torch.float32
+
+    def __call__(
+        self, u: Tensor, before: Tensor | None, of_o: Tensor, toeplitz: Tensor, past: Tensor, marked: Tensor | None
+    ) -> Tensor:
+        partial = u.new_empty(self._shape, dtype=self._dtype)
+        enter(self._device)
+        rows = partial if marked is None else marked  # not read where there are none
+        self._launch(u, u if before is None else before, of_o, toeplitz, past, partial, rows)
+        return partial if self._whole else added_up(partial, u.dtype)
+
+
+@prepared
+def project(given: Sizes, features: int = 0, bias: bool = False, relu: bool = False) -> Projection:
+    """`features`: of x, which W_x multiplies; 0 without."""
+    batch, inputs, outputs, order, rows, groups = given.batch, *given[4:9]
+    total, programs = batch * given.chunks, division.multiprocessors(given.device)
+    blocks, across = (1, groups) if given.reversed else (groups, 1)  # groups of inputs and of outputs
+    channels = outputs if given.reversed else inputs
+    unit = math.gcd(channels // groups, 8)
+    across_each = outputs // across + (8 - unit if across > 1 else 0)
+    out = OUT if across_each > 128 else 128 if across_each > 64 else 64
+    resident = order <= MOST_RESIDENT and groups == 1
+    stages = next(n for n in (4, 3, 2) if _shared(rows, out, n, order if resident else n) <= SHARED)
+    columns, depth = _covering(outputs, across, out), _covering(inputs, blocks, WIDTH)
+    whole, halved = _division(tiles(total, 2) * columns, depth, programs)
+    work = whole + 2 * halved
+    of_weight = (WIDTH, out) if given.reversed else (out, WIDTH)
+    tiled: tuple[Tiled, ...] = (
+        ((batch, given.time, inputs), (1, CHUNK, WIDTH)),
+        _past(given, across),
+        ((inputs if given.reversed else outputs, order * channels), of_weight),
+        *_tables(given),
+    )
+    if features:
+        direct = (features, outputs) if given.reversed else (outputs, features)
+        tiled += (((batch, given.time, features), (1, CHUNK, WIDTH)), (direct, of_weight))
+    constants = _constants(given) | {"OUT": out, "STAGES": stages, "UNIT": unit, "RESIDENT": resident}
+    constants |= {"REVERSED": given.reversed, "MASKED": bool(blocks > 1 and inputs // blocks % WIDTH)}
+    constants |= {"BIAS": bias, "DIRECT": bool(features), "RELU": relu}
+    numbers = (given.time, inputs, outputs, tiles(features, WIDTH), channels, given.chunks, total, whole, work)
+    launch = Launch(_projection, "project", (min(work, programs),), numbers, constants, tiled=tiled, num_warps=4)
+    return Projection(launch, given, halved * 2 * CHUNK * out, 2 * halved)
+
+
+@prepared
+def weight_gradient(given: Sizes) -> WeightGradient:
+    channels, out, order, groups = given.inputs, given.outputs, given.order, given.groups
+    total = given.batch * given.chunks
+    columns, outputs = tiles(order, 2) * _covering(channels, groups, WIDTH), tiles(out, OUT)
+    share, shares = shared_out(total, columns * outputs, given.device)
+    tiled = (
+        ((given.batch, given.time, channels), (1, CHUNK, WIDTH)),
+        _past(given),
+        ((given.batch, given.time, out), (1, CHUNK, OUT)),
+        *_tables(given),
+    )
+    constants = _constants(given) | {"OUT": OUT, "STAGES": 3 if given.rows > 32 else 4}
+    constants |= {"UNIT": math.gcd(channels // groups, 8)}
+    numbers, grid = (channels, out, given.chunks, total, share), (columns, outputs, shares)
+    launch = Launch(_weight, "weight_gradient", grid, numbers, constants, tiled=tiled, num_warps=4)
+    return WeightGradient(launch, given, shares)
+
+
+def _constants(given: Sizes) -> dict[str, Any]:
+    found: dict[str, Any] = {"ORDER": given.order, "ROWS": given.rows, "CHUNK": CHUNK, "WIDTH": WIDTH}
+    return found | {"HISTORY": given.history, "GROUPS": given.groups, "SEGMENTED": given.segmented}
+
+
+def _covering(channels: int, groups: int, width: int) -> int:
+    """How many tiles of so many channels cover all groups. Like the copy engine they begin at multiples of 8 channels,
+    so a tile may have up to 7 before those of its group."""
+    each = channels // groups
+    return groups * tiles(each + (8 - math.gcd(each, 8) if groups > 1 else 0), width)
+
+
+def _division(tiles: int, blocks: int, programs: int) -> tuple[int, int]:
+    """How many tiles are made whole, and how many of the last round in two halves: where that round has work for no
+    more than half of the programs. All halves then run at the same time, which their handing over relies on."""
+    left = tiles % programs
+    halved = left if blocks >= 2 and left <= programs // 2 else 0
+    return tiles - halved, halved
+
+
+def _shared(rows: int, out: int, stages: int, tables: int) -> int:
+    """Bytes of shared memory that `project` takes."""
+    return 2 * (4 * (CHUNK + rows) * WIDTH + stages * out * WIDTH + tables * CHUNK * (CHUNK + rows)) + 1024
+
+
+def _past(given: Sizes, systems: int = 1) -> Tiled:
+    """How the inputs before chunks are read, or the states: both as (sequences, steps, channels)."""
+    if given.history:
+        return (given.batch, given.time, given.inputs), (1, given.rows, WIDTH)
+    return (1, systems * given.batch * given.chunks * given.rows, given.inputs), (1, given.rows, WIDTH)
+
+
+def _tables(given: Sizes) -> tuple[Tiled, Tiled]:
+    """How the tables of all orders are read."""
+    steps = given.groups * given.order * CHUNK
+    return ((steps, CHUNK), (CHUNK, CHUNK)), ((steps, given.rows), (CHUNK, given.rows))
+
+
+def _projection() -> ModuleType:
+    return importlib.import_module("plmu.ops.gpu.gluon_chunked")
+
+
+def _weight() -> ModuleType:
+    return importlib.import_module("plmu.ops.gpu.gluon_weight")
