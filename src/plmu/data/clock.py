@@ -125,6 +125,14 @@ class Clock:
         return stamps
 
     @property
+    def calendar(self) -> str:
+        """What a step is: "day", "weekday" or "week", else "none"."""
+        if self.kind == "weekdays":
+            return "weekday"
+        days = self.step / DAY if self.kind == "time" else 0.0
+        return {1.0: "day", 7.0: "week"}.get(days, "none")
+
+    @property
     def told(self) -> str:
         """One step in words."""
         if self.kind == "weekdays":

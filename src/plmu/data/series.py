@@ -88,6 +88,7 @@ class SeriesData:
     pieces: list[Piece]
     notes: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # of rows that were changed
+    other: bool = False  # than the data that the clock is of
 
     @property
     def rows(self) -> int:
@@ -134,12 +135,12 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
         if columns.time is not None and clock.kind != "rows":
             told = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
             clock = replace(clock, day_first=told, zone=zone)
-    data = SeriesData(columns, clock, [], notes)
+    data = SeriesData(columns, clock, [], notes, other=known is not None)
     for one in raw:
         data.pieces += _pieces(one, config, data)
     if clock.kind != "rows":
         _note_clock(data, times, config)
-    data.notes += _counted(data.counts, data.rows, config)
+    data.notes += _counted(data.counts, data.rows, config, scored=known is None)
     if not data.pieces:
         raise DataError(f"{config.file} has no row with a value in {', '.join(map(repr, columns.values))}")
     if len({one.name for one in raw}) > 1:
@@ -181,7 +182,8 @@ def _pieces(one: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piec
     if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
         raise DataError(
             f"the times are {data.clock.told} apart at the median, yet {len(breaks):,} of {len(steps):,} are more than"
-            f" {longest} such steps apart: give --data.step, --data.longest-gap or --data.irregular rows"
+            f" {longest} such steps apart: give --data.longest-gap"
+            + ("" if data.other else ", --data.step or --data.irregular rows")
         )
     found = []
     for rows in np.split(np.arange(len(steps)), breaks) if len(breaks) else [slice(None)]:
@@ -284,7 +286,7 @@ def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesC
         if config.irregular == "raise" and off > 0.001:
             raise DataError(
                 f"{config.file}: {100 * off:.1f} % of the times are not on a grid of {clock.told}: choose"
-                " --data.irregular grid or rows, or give --data.step"
+                f" --data.irregular grid{'' if data.other else ' or rows, or give --data.step'}"
             )
         data.notes.append(f"times: {max(100 * off, 0.1):.1f} % are off the grid and moved to the nearest step")
     if data.pieces:
@@ -294,14 +296,14 @@ def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesC
         data.notes.append(f"time: column {data.columns.time!r}, every {clock.told} from {ends[0]} to {ends[1]}")
 
 
-def _counted(counts: Counter[str], rows: int, config: SeriesConfig) -> list[str]:
+def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool) -> list[str]:
     """What was done with gaps and duplicates, in words."""
     how = "joined linearly" if config.missing == "linear" else "filled with the last value"
     merged = "averaged" if config.duplicates == "mean" else f"the {config.duplicates} is taken"
     longest = 0 if config.missing == "split" else config.longest_gap
     words = {
         "merged": "times: {} rows fall on the step of another; " + merged,
-        "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}, and not scored",
+        "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}" + (", and not scored" if scored else ""),
         "covariates": f"gaps: {{}} steps lack a covariate; {how}",
         "gaps": "gaps: {} steps lack a value; the series are split there",
         "split": f"gaps: {{}} of more than {longest} steps; the series are split there",

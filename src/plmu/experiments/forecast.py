@@ -63,9 +63,8 @@ class Forecast(Experiment):
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         assert isinstance(task, ForecastTask)
         assert isinstance(config, ForecastConfig)
-        _, _, _, settings = task.known
         if isinstance(config.model, LSTMModel):
-            return lstm_of(settings, config.model)
+            return lstm_of(task, config.model)
         task.forecaster = fitted(task, config.model)
         return task.forecaster.model
 
@@ -82,6 +81,8 @@ class Forecast(Experiment):
         intervals = task.tested_intervals
         folds = backtest(task, config) if config.backtest else []
         lines = forecast_report.write(folder, task, network, intervals, folds)
+        if task.forecaster is not None:
+            lines += forecast_report.season_told(task.forecaster.validation_)
         if task.known[3].covariates and task.forecaster is not None:
             lines.append(forecast_report.covariates_told(task.known[3].covariates, task.forecaster.validation_))
         if isinstance(network, LookbackForecast):

@@ -64,6 +64,17 @@ def covariates_told(names: tuple[str, ...], found: dict[str, Any]) -> str:
     return f"covariates {few}: used, with {found['lags']} step{'s' * (found['lags'] > 1)} of each ({errors})"
 
 
+def season_told(found: dict[str, Any]) -> list[str]:
+    """Which season was best on the validation rows, if any was tried."""
+    if not found["tried"]:
+        return []
+    if found["calendar"]:
+        return ["season: the course over the calendar is used"]
+    return [
+        f"season: {found['season']} steps are used" if found["season"] else "season: not used, since it did not help"
+    ]
+
+
 def text_table(header: list[str], rows: list[list[str]]) -> list[str]:
     widths = [max(len(row[place]) for row in [header, *rows]) for place in range(len(header))]
     return [
