@@ -128,7 +128,7 @@ def _id(table: Table, time: str | None, taken: set[str | None], config: SeriesCo
     """The column that tells apart rows of the same time, if there are many such rows."""
     if time is None:
         return None
-    times = table.times(time, config.day_first)
+    times = table.times(time, config.day_first, config.bad)
     rows = len(times)
     if bool((times[1:] > times[:-1]).all()):
         return None

@@ -42,7 +42,7 @@ def raw_series(
         raise DataError(f"{table.place(int(large[0]), columns.read[place])}: {fault}")
     times = None
     if columns.time is not None:
-        times = table.times(columns.time, config.day_first)
+        times = table.times(columns.time, config.day_first, config.bad)
         if zone and table.zone(columns.time) is not None:
             times = times + np.timedelta64(zone, "m")
     name = table.path.stem if several else ""

@@ -151,7 +151,7 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
 
 def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesConfig) -> None:
     """A file without the column that tells series apart may have one series."""
-    times = None if time is None else np.sort(table.times(time, config.day_first))
+    times = None if time is None else np.sort(table.times(time, config.day_first, config.bad))
     if times is not None and (times[1:] == times[:-1]).any():
         raise DataError(f"{table.path} has no column {id!r}, which tells series apart, and times that repeat")
 

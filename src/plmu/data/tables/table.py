@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float64]
 Kind = Literal["number", "time", "text"]
+Bad = Literal["raise", "missing"]
 _FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 _HEAD = 200  # cells that tell what a column of text is
 
@@ -82,7 +84,7 @@ class Table:
             self._kinds[name] = kind
         return self._kinds[name]
 
-    def numbers(self, name: str, bad: Literal["raise", "missing"] = "raise", flags: bool = False) -> Numbers:
+    def numbers(self, name: str, bad: Bad = "raise", flags: bool = False) -> Numbers:
         """A column as float64, NaN where a number is missing or infinite.
 
         Args:
@@ -110,11 +112,7 @@ class Table:
                         f"{self.place(row, name)}: {_short(column[row])} is not a number. Mend it, or give --data.bad"
                         " missing to take such cells as missing"
                     )
-                count = int(wrong.sum())
-                self._note(
-                    f"column {name!r}: {count:,} cell{'s' * (count > 1)} of text taken as missing, the first"
-                    f" {_short(column[row])} in {self.place(row, name).split(', ')[1]}"
-                )
+                self._note_bad(name, row, int(wrong.sum()), "of text")
             column = made
         values: Numbers = np.array(column.to_numpy(), dtype=np.float64)
         infinite = np.isinf(values)
@@ -124,7 +122,7 @@ class Table:
             self._note(f"column {name!r}: {count:,} infinite number{'s' * (count > 1)} taken as missing")
         return values
 
-    def times(self, name: str, day_first: bool | None = None) -> NDArray[Any]:
+    def times(self, name: str, day_first: bool | None = None, bad: Bad = "raise") -> NDArray[Any]:
         """A column of times: datetime64[us] of dates, with NaT where one is missing; or float64 of numbers.
 
         Numbers such as 20240131 are dates if all are.
@@ -132,17 +130,18 @@ class Table:
         Args:
             name: of the column.
             day_first: whether 2/1/2024 is the second of January; by default found out.
+            bad: whether a cell that is no time raises DataError, or counts as missing.
         """
         import polars as pl
 
         column = self._column(name)
         if column.dtype == pl.Float64:
-            values = self.numbers(name)
+            values = self.numbers(name, bad)
             days = dates.from_digits(values)
             return values if days is None else days
         if column.dtype == pl.String:
             if self.kind(name) == "number":
-                return self.numbers(name)
+                return self.numbers(name, bad)
             if (name, day_first) in self._times:
                 return self._times[name, day_first]
             try:
@@ -154,7 +153,12 @@ class Table:
                 ) from None
             if len(wrong):
                 row = int(wrong[0])
-                raise DataError(f"{self.place(row, name)}: {_short(column[row])} is not a date or time")
+                if bad == "raise":
+                    raise DataError(
+                        f"{self.place(row, name)}: {_short(column[row])} is not a date or time. Mend it, or give"
+                        " --data.bad missing to leave such rows out"
+                    )
+                self._note_bad(name, row, len(wrong), "that is no date" if len(wrong) == 1 else "that are no dates")
             for note in notes:
                 self._note(f"column {name!r}: {note}")
             column = made
@@ -219,6 +223,10 @@ class Table:
             raise DataError(f"{self.path} has no column {name!r}: it has {few}{suggestion(name, self.names)}")
         return self._columns[name]
 
+    def _note_bad(self, name: str, row: int, count: int, kind: str) -> None:
+        first = f"{_short(self._column(name)[row])} in {self.place(row, name).split(', ')[1]}"
+        self._note(f"column {name!r}: {count:,} cell{'s' * (count > 1)} {kind} taken as missing, the first {first}")
+
     def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
@@ -226,9 +234,40 @@ class Table:
 
 def as_numbers(column: pl.Series) -> tuple[pl.Series, pl.Series, str]:
     """Numbers of a column of text, which cells are neither numbers nor missing, and how the numbers are written."""
+    cells = filled(column)
+    made, wrong, note = _plain_numbers(cells)
+    if wrong.any() and (unit := _unit(cells)):
+        without = _without(cells, unit)
+        made, left, note = _plain_numbers(without)
+        told = f"the unit {unit} is left out"
+        return made, left, f"{note}, and {told}" if note else told
+    return made, wrong, note
+
+
+def _unit(cells: pl.Series) -> str | None:
+    """What stands behind most numbers, or a currency before them; None where there is no such thing."""
+    head = cells.drop_nulls().head(_HEAD)
+    parts = head.str.extract_groups(_WITH_UNIT).struct.unnest()
+    found = (parts["before"].fill_null("") + parts["after"].fill_null("")).drop_nulls()
+    counts = found.filter(found != "").value_counts(sort=True)
+    if not len(counts) or 2 * int(counts["count"][0]) <= len(head):
+        return None
+    unit = str(counts.to_series(0)[0])
+    # 1a, 2a, 3a are names: letters are a unit behind a space, or behind decimals.
+    plain = not unit[0].isalpha() or bool(head.str.contains(r"\d\s+[^\d\s]|\d[.,]\d").any())
+    return unit if plain else None
+
+
+def _without(cells: pl.Series, unit: str) -> pl.Series:
+    """Cells without this unit; null where nothing is left."""
+    found = cells.str.strip_prefix(unit).str.strip_suffix(unit).str.replace(f"^([+-]){re.escape(unit)}", "$1")
+    return found.str.strip_chars()
+
+
+def _plain_numbers(cells: pl.Series) -> tuple[pl.Series, pl.Series, str]:
+    """The same of cells without units."""
     import polars as pl
 
-    cells = filled(column)
     best: tuple[pl.Series, pl.Series, str] | None = None
     for note, change in _WAYS.items():
         changed = change(cells).cast(pl.Float64, strict=False)
@@ -239,6 +278,9 @@ def as_numbers(column: pl.Series) -> tuple[pl.Series, pl.Series, str]:
             break
     assert best is not None
     return best
+
+
+_WITH_UNIT = r"^[+-]?(?P<before>[$€£¥])?\s*[+-]?[\d.,'\s\u{a0}\u{202f}]*\d\s*(?P<after>[^\d\s.,'+-][^\d]{0,11})?$"
 
 
 def _thousands(cells: pl.Series) -> pl.Series:
