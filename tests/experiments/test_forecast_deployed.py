@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forecasts import COUNT, HORIZON, table, written
+from forecasts import COUNT, HORIZON, RUN, table, written
 from starlette.testclient import TestClient
 
 from plmu.cli import main
@@ -52,6 +52,27 @@ def test_a_stream_speaks_the_units_of_the_file_and_agrees_with_predict(
 def test_a_wrong_line_of_a_stream_is_named(load_run: Path, lines: list[str], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         show(load_run, lines, Options(), io.StringIO())
+
+
+def test_a_stream_reads_times_in_several_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = written(120).replace("time,", "date,time,", 1).replace(" ", ",").splitlines(keepends=True)
+    Path("load.csv").write_text("".join(lines))
+    main(["train", "forecast", "--data.file", "load.csv", "--horizon", "3", "--quiet"])
+    capsys.readouterr()
+    main(["predict", str(RUN), "--data.file", "load.csv", "--quiet"])
+    expected = table(capsys.readouterr().out)
+    assert expected[0]["date time"] == "2024-01-11 00:00"
+    fields = [dict(zip(lines[0].strip().split(","), line.strip().split(","), strict=True)) for line in lines[1:]]
+    objects = [json.dumps({**one, "load": float(one["load"]), "temp": float(one["temp"])}) + "\n" for one in fields]
+    for given in (lines[:1] + lines[-100:], objects[-100:]):
+        out = io.StringIO()
+        show(RUN, given, Options(json=True), out)
+        last = json.loads(out.getvalue().splitlines()[-1])
+        assert last["time"] == "2024-01-10 22:00"
+        np.testing.assert_allclose(last["forecast"]["load"], [float(row["load"]) for row in expected], rtol=1e-4)
 
 
 def test_a_stream_continues_the_rows_of_training(load_run: Path) -> None:

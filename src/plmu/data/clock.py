@@ -141,7 +141,7 @@ class Clock:
             known = {1: "month", 3: "quarter", 12: "year"}
             return known.get(int(self.step), f"{int(self.step)} months")
         if self.kind != "time":
-            return "row" if self.kind == "rows" else f"{self.step:g}"
+            return "row" if self.kind == "rows" else f"{self.step:.10g}"
         for unit, size in reversed(MICROSECONDS.items()):
             if self.step >= size and abs(self.step / size - round(self.step / size)) < 1e-9:
                 return f"{round(self.step / size)} {unit}"
@@ -171,7 +171,7 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
         return Clock("time", origin, float(DAY)) if dates else Clock("numbers", origin, 1.0)
     median = float(np.median(apart))
     if not dates:
-        return Clock("numbers", origin, median)
+        return Clock("numbers", origin, _refined(max(groups, key=len), median))
     if median < DAY:
         return Clock("time", origin, _rounded(median, apart))
     every = np.unique(np.concatenate([one.astype("datetime64[D]") for one in groups]))
@@ -182,6 +182,15 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
     if median == DAY and len(every) >= 10 and np.is_busday(every).all():
         return Clock("weekdays", origin, 1.0)
     return Clock("time", origin, _rounded(median, apart))
+
+
+def _refined(times: NDArray[Any], median: float) -> float:
+    """The mean distance of times that are on a grid, where the median one is rounded, as in 0.041667 for 1/24."""
+    place = (times - times[0]) / median
+    steps = np.rint(place[-1])
+    mean = median * float(place[-1] / steps) if steps else median
+    drift = np.abs((times - times[0]) / mean - np.rint((times - times[0]) / mean)).max()
+    return mean if abs(place[-1] - steps) > 1e-6 * steps and drift < _NEAR else median
 
 
 def _rounded(median: float, apart: NDArray[np.float64]) -> float:

@@ -9,6 +9,9 @@ import numpy as np
 
 from plmu.data.files import DataError
 from plmu.data.tables import Table
+from plmu.data.tables.dates import looks_like_date
+from plmu.data.tables.joined import joined_name
+from plmu.plotting import shortened
 
 if TYPE_CHECKING:
     from plmu.data.series import SeriesConfig
@@ -39,6 +42,12 @@ class Columns:
 def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     """The columns that are named, or else found in the first table."""
     table, notes = tables[0], []
+    dated = [name for name in table.names if looks_like_date(name)]
+    if 2 * len(dated) > len(table.names) and not config.values:
+        raise DataError(
+            f"{table.path} has a column for each time ({', '.join(map(repr, dated[:2]))} …): write a row for each time,"
+            " and a column for each series"
+        )
     given, covariates = _listed(config.values, table), _listed(config.covariates, table)
     for name in (config.time, config.id, *given, *covariates):
         if name is not None:
@@ -54,13 +63,20 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
                     f"--data.covariates and --data.{option} both name the column {name!r}: it is one of them"
                 )
     chosen = {*given, *covariates}
-    time = config.time if config.time is not None else _time(table, config, chosen)
-    several = config.id if config.id is not None else _id(table, time, {time, *chosen}, config)
+    parts = table.join_times() if config.time is None else ()
+    if chosen & set(parts):
+        parts = ()
+    for other in tables[1:] if parts else ():
+        other.join_times()
+    if parts:
+        notes.append(f"time: columns {', '.join(map(repr, parts))} are a time together")
+    time = joined_name(parts) if parts else config.time or _time(table, config, chosen)
+    several = config.id if config.id is not None else _id(table, time, {time, *chosen, *parts}, config)
     if several is not None and config.id is None:
         notes.append(f"series: named by column {several!r}, since times repeat (--data.id changes it)")
     values = given
     if not values:
-        free = [name for name in table.names if name not in (time, several, *covariates)]
+        free = [name for name in table.names if name not in (time, several, *covariates, *parts)]
         numbers = [name for name in free if table.kind(name) == "number"]
         text = [name for name in free if name not in numbers]
         arrays = {name: table.numbers(name, config.bad) for name in numbers}
@@ -92,7 +108,7 @@ def _listed(names: tuple[str, ...], table: Table) -> tuple[str, ...]:
 
 
 def _few(names: Any) -> str:
-    return ", ".join(list(names)[:8]) + (f" … ({len(names)})" if len(names) > 8 else "")
+    return ", ".join(map(shortened, list(names)[:8])) + (f" … ({len(names)})" if len(names) > 8 else "")
 
 
 def _time(table: Table, config: SeriesConfig, chosen: set[str]) -> str | None:

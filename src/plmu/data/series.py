@@ -110,6 +110,9 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
         raise DataError("give your data as --data.file: a CSV, Parquet or NumPy file, or a folder of them")
     tables = read_tables(config.file, config.header)
     columns = known[0] if known is not None else find_columns(tables, config)
+    for table in tables:
+        if known is not None and columns.time is not None and columns.time not in table.names:
+            table.join_times()
     if known is not None and columns.id is not None and not any(columns.id in table.names for table in tables):
         columns = replace(columns, id=None, notes=(*columns.notes, f"series: one, since there is no {columns.id!r}"))
         for table in tables:
