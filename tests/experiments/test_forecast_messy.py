@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from forecasts import table, written
 from program import refused
 
 from plmu.cli import main
+
+# Shops that open when another closes: all are split at the same times.
+SHOPS = "\n".join(
+    ["day,shop,sold"]
+    + [f"{np.datetime64('2023-01-01') + i},a,{i % 7}" for i in range(50)]
+    + [f"{np.datetime64('2023-01-01') + i},{shop},{i % 5}" for shop in "bc" for i in range(20, 120)]
+)
 
 
 def test_a_messy_file_is_forecast_and_says_what_was_done(
@@ -64,6 +72,7 @@ def test_a_messy_file_is_forecast_and_says_what_was_done(
         (written(100), ["--data.values", "laod"], "no column 'laod'"),
         (written(100), ["--horizon", "0"], "horizon must be at least 1"),
         (written(100), ["--horizon", "90"], "too few to forecast 90 steps ahead"),
+        (SHOPS, ["--horizon", "60"], "give more, of which 64 come before the validation rows (now 63), or a smaller"),
         (written(100), ["--horizon", "15"], "the valid rows, 10 % of 100, hold no window"),
         (written(100), ["--model.lookback", "99"], "--model.lookback must be at most"),
         (written(100), ["--intervals", "80"], "intervals must lie between 0 and 1"),

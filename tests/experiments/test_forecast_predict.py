@@ -91,6 +91,13 @@ def test_predict_takes_options_for_the_faults_of_another_file(
     words[3] = str(tmp_path / "far.csv")
     fault = refused(words, capsys)
     assert fault.endswith("are more than 48 such steps apart: give --data.longest-gap")
+    Path(words[3]).write_text("time,load,temp\n" + "".join(f"{3600 * i},1,2\n" for i in range(9)))
+    assert "column 'time' of" in (fault := refused(words, capsys))
+    assert fault.endswith("has numbers, and the model was trained on dates")
+    Path(words[3]).write_text(written(20).partition("\n")[2])
+    assert "has no column 'load': it has 'column 1', 'column 2', 'column 3'; its first line names no columns" in (
+        refused(words, capsys)
+    )
 
 
 def test_predict_needs_a_finished_run_that_predicts(

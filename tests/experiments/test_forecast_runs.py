@@ -97,6 +97,9 @@ def test_models_that_are_trained(
     found = result(run)["test"]
     assert found["mse"] > 0
     assert (run / "model.plmu").is_file() == (model == "gradient")
+    if model == "lstm":
+        told = refused(["predict", str(run), "--data.file", "load.csv"], capsys)
+        assert "is a baseline, whose model is not saved: train --model closed or gradient" in told
     if model == "gradient":  # it starts from the closed form
         main(["train", "forecast", *words[4:8], "--quiet"])
         assert found["mse"] == pytest.approx(result(RUN)["test"]["mse"], rel=0.2)

@@ -176,7 +176,10 @@ def _pieces(one: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piec
         steps: Steps = np.arange(end)
     else:
         if one.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
-            raise DataError(f"the times of {config.file} are not written as those that the model was trained on")
+            kinds = ("numbers", "dates") if one.times.dtype.kind == "f" else ("dates", "numbers")
+            raise DataError(
+                f"column {data.columns.time!r} of {config.file} has {kinds[0]}, and the model was trained on {kinds[1]}"
+            )
         offset = data.clock.offset(one.times[:last])
         steps = data.clock.steps(one.times[:end], offset)
         steps, values = _merged(steps, values, config, data)

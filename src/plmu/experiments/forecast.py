@@ -29,6 +29,7 @@ from plmu.experiments.forecast_scores import last_value, model_method, score
 from plmu.experiments.forecast_task import METRIC, ForecastConfig, ForecastTask, fitted, lstm_of, prepare, rolling
 from plmu.nn import LookbackForecast
 from plmu.training.config import TrainingConfig
+from plmu.training.errors import RunError
 from plmu.training.task import Task
 
 
@@ -96,6 +97,8 @@ class Forecast(Experiment):
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         assert isinstance(config.data, SeriesConfig)
+        if isinstance(config.model, LSTMModel):
+            raise RunError(f"{folder} is a baseline, whose model is not saved: train --model closed or gradient")
         return predict(folder, config.data, file, future)
 
 

@@ -205,9 +205,12 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
     if room < 4:
         needed = math.ceil((horizon + 4) / (1 - config.data.valid - config.data.test))
         fewer = " or a smaller --horizon" if horizon > 1 else ""
+        more = f"at least {needed:,}"
+        if needed <= longest:  # of several series this one may begin or end when others do not
+            more = f"more, of which {horizon + 4:,} come before the validation rows (now {room + horizon:,}),"
         raise DataError(
             f"{config.data.file} has {longest:,} consecutive row{'s' * (longest > 1)}, too few to forecast {horizon}"
-            f" step{'s' * (horizon > 1)} ahead: give at least {needed:,}{fewer}{_done(data)}"
+            f" step{'s' * (horizon > 1)} ahead: give {more}{fewer}{_done(data)}"
         )
     series_rows: dict[str, list[Any]] = {}
     for one, rows in zip(data.pieces, past, strict=True):

@@ -231,7 +231,8 @@ class Table:
     def _column(self, name: str) -> pl.Series:
         if name not in self._columns:
             few = ", ".join(map(repr, self.names[:12])) + (", …" if len(self.names) > 12 else "")
-            raise DataError(f"{self.path} has no column {name!r}: it has {few}{suggestion(name, self.names)}")
+            header = "; its first line names no columns" * any(note.startswith("no header") for note in self.notes)
+            raise DataError(f"{self.path} has no column {name!r}: it has {few}{header}{suggestion(name, self.names)}")
         return self._columns[name]
 
     def _note_bad(self, name: str, row: int, count: int, kind: str) -> None:
