@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,22 +227,24 @@ def _fault(path: Path, layout: Layout, error: Exception) -> DataError:
     return DataError(f"{path} cannot be read: {str(error).splitlines()[0]}")
 
 
-def _rows(path: Path, layout: Layout) -> Any:
+def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
     """Line and fields of each row of data."""
-    csv.field_size_limit(2**31 - 1)
-    with open(path, encoding=layout.encoding, errors="replace", newline="") as file:
-        for _ in range(layout.skipped):
-            file.readline()
-        if layout.separator == " ":
-            yield from ((layout.skipped + row + 1, line.split()) for row, line in enumerate(file))
-            return
-        reader, before = csv.reader(file, delimiter=layout.separator), 0
-        try:
+    usual = csv.field_size_limit(2**31 - 1)
+    try:
+        with open(path, encoding=layout.encoding, errors="replace", newline="") as file:
+            for _ in range(layout.skipped):
+                file.readline()
+            if layout.separator == " ":
+                yield from ((layout.skipped + row + 1, line.split()) for row, line in enumerate(file))
+                return
+            reader, before = csv.reader(file, delimiter=layout.separator), 0
             for fields in reader:
                 yield layout.skipped + before + 1, fields
                 before = reader.line_num
-        except csv.Error:
-            return
+    except csv.Error:
+        return
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _line(path: Path, layout: Layout, row: int) -> int:
