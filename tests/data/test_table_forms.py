@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,47 @@ def test_times_that_are_rounded_numbers_do_not_drift() -> None:
     assert clock.step == pytest.approx(1 / 24, rel=1e-9)
     np.testing.assert_array_equal(clock.steps(times), np.arange(1000))
     assert find_clock([np.array([1.0, 2.0, 3.0, 5.0, 9.0])]).step == 1.5  # no grid
+
+
+def test_several_columns_may_name_series_together(tmp_path: Path) -> None:
+    """As in sales by shop and item."""
+    rows = [
+        f"{np.datetime64('2024-01-01') + day},{shop},{item},{100 * shop + 10 * 'xyz'.index(item) + day % 7}"
+        for day in range(40) for shop in (1, 2) for item in "xyz"
+    ]  # fmt: skip
+    path = tmp_path / "my.csv"
+    path.write_text("\n".join(["day,shop,item,sold", *rows, ""]))
+    found = load(SeriesConfig(file=path))
+    assert "series: named by columns 'item', 'shop', since times repeat (--data.id changes it)" in found.notes
+    assert (found.columns.id, found.columns.values) == ("item / shop", ("sold",))
+    assert {one.name: one.values[0, 0] for one in found.pieces} == {
+        f"{item} / {shop}": 100 * shop + 10 * place for place, item in enumerate("xyz") for shop in (1, 2)
+    }
+    again = load(SeriesConfig(file=path), (found.columns, found.clock))  # as `plmu predict` reads
+    assert [one.name for one in again.pieces] == [one.name for one in found.pieces]
+    given = load(SeriesConfig(file=path, id="shop,item"))
+    assert given.columns.id == "shop / item"
+    assert len({one.name for one in given.pieces}) == 6
+    alone = load(SeriesConfig(file=path, id="shop"))  # if you say so
+    assert {one.name for one in alone.pieces} == {"1", "2"}
+
+
+def test_midnight_signs_and_errors_of_spreadsheets(table: Any) -> None:
+    rows = ("2024-02-28 23:00,\u22121.5", "2024-02-28 24:00,#DIV/0!", "2024-02-29T24:00:00,2")
+    found = table("\n".join(["time,load", *rows, ""]))
+    assert found.times("time").astype(str).tolist() == [
+        f"{one}.000000" for one in ("2024-02-28T23:00:00", "2024-02-29T00:00:00", "2024-03-01T00:00:00")
+    ]
+    np.testing.assert_array_equal(found.numbers("load"), [-1.5, np.nan, 2])
+
+
+def test_a_compressed_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "my.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n"))
+    with pytest.raises(DataError, match=r"my\.csv\.gz is compressed: unpack it first"):
+        read_table(tmp_path / "my.csv.gz")
+
+
+def test_times_that_jitter_much_have_the_step_that_is_meant() -> None:
+    hours = 3600 * np.arange(400) + np.random.default_rng(0).integers(-900, 900, 400)
+    clock = find_clock([np.datetime64("2024-01-01T00:00:00", "us") + hours * np.timedelta64(10**6, "us")])
+    assert clock.told == "1 h"

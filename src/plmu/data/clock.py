@@ -18,6 +18,7 @@ MICROSECONDS["w"] = 7 * MICROSECONDS["d"]
 MONTHS = {"mo": 1, "q": 3, "y": 12}
 DAY = MICROSECONDS["d"]
 _NEAR = 0.01  # of a step: a time that is so close to the grid is on it
+_JITTER = 0.05  # of a step: by which the median distance of jittering times may be off at most
 _SAMPLE = 10_000  # times that tell the offset of a series
 _TOGETHER = 0.9  # length of the mean direction of times on the circle of a step, above which they are regular
 
@@ -141,7 +142,7 @@ class Clock:
             known = {1: "month", 3: "quarter", 12: "year"}
             return known.get(int(self.step), f"{int(self.step)} months")
         if self.kind != "time":
-            return "row" if self.kind == "rows" else f"{self.step:.10g}"
+            return "row" if self.kind == "rows" else f"{self.step:.15g}" if self.step % 1 == 0 else f"{self.step:.10g}"
         for unit, size in reversed(MICROSECONDS.items()):
             if self.step >= size and abs(self.step / size - round(self.step / size)) < 1e-9:
                 return f"{round(self.step / size)} {unit}"
@@ -196,7 +197,7 @@ def _refined(times: NDArray[Any], median: float) -> float:
 def _rounded(median: float, apart: NDArray[np.float64]) -> float:
     """The roundest length of time that the median distance of jittering times cannot be told from."""
     jitter = float(np.median(np.abs(apart - median)))  # the error of the median is 1.9 of it by the root of the count
-    tolerance = min(6 * jitter / len(apart) ** 0.5, _NEAR * median)
+    tolerance = min(6 * jitter / len(apart) ** 0.5, _JITTER * median)
     for size in reversed(MICROSECONDS.values()):
         if (near := round(median / size) * size) and abs(near - median) <= tolerance:
             return float(near)

@@ -83,8 +83,7 @@ def read_future(path: Path, columns: Columns, config: SeriesConfig, zone: int | 
     """Covariates ahead, by series; "" is for all of them where the file does not name series."""
     tables = read_tables(path, config.header)
     for table in tables:
-        if columns.time is not None and columns.time not in table.names:
-            table.join_times()
+        table.join_again(columns.time, columns.id)
     alone = len(tables) == 1 and columns.id not in tables[0].names
     plain = replace(columns, values=(), id=None if alone else columns.id)
     rows = [one for table in tables for one in raw_series(table, plain, config, len(tables) > 1, zone)]

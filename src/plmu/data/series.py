@@ -34,7 +34,8 @@ class SeriesConfig(DataConfig):
     covariates: tuple[str, ...] = ()
     """Columns that are known ahead, such as holidays or planned prices: they help to forecast, and are not forecast."""
     id: str | None = None
-    """Column that names the series of a row, where a file holds several. Default: found where times repeat."""
+    """Column that names the series of a row, where a file holds several; or columns, with commas. Default: found where
+    times repeat."""
     step: str | None = None
     """Time between rows, such as 15min, 1h, 1d or 1mo; rows of one step are averaged. Default: found."""
     missing: Literal["hold", "linear", "split", "raise"] = "hold"
@@ -111,8 +112,7 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
     tables = read_tables(config.file, config.header)
     columns = known[0] if known is not None else find_columns(tables, config)
     for table in tables:
-        if known is not None and columns.time is not None and columns.time not in table.names:
-            table.join_times()
+        table.join_again(columns.time, columns.id)
     if known is not None and columns.id is not None and not any(columns.id in table.names for table in tables):
         columns = replace(columns, id=None, notes=(*columns.notes, f"series: one, since there is no {columns.id!r}"))
         for table in tables:

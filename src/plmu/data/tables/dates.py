@@ -42,6 +42,7 @@ _DATE = re.compile(
 _NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # which a number may be too
 _COMPARED, _HEAD = 10_000, 64  # cells that are looked at
 _ZONE = r"\d:\d{2}[\d.,:]*\s*(Z|UTC|[+-]\d{2}(?::?\d{2})?)\s*$"  # databases write +02
+_MIDNIGHT = r"(\d[T\s]\s*)24:00(?::00)?"
 _PARTS = r"^\s*(\d{1,2})[/-](\d{1,2})[/-]\d{2,4}"
 
 
@@ -67,6 +68,10 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
     """
     import polars as pl
 
+    midnight = column.str.contains(_MIDNIGHT).fill_null(False)
+    if midnight.any():  # the end of a day is the beginning of the next
+        made, wrong, told = parse(column.str.replace(_MIDNIGHT, "${1}00:00"), day_first)
+        return made.zip_with(~midnight, made.dt.offset_by("1d")), wrong, told
     formats = [f"{date}{time}" for date, time in product(_YEAR_FIRST + _POINTS, _TIMES)]
     usual = _most(column, formats)  # most files have one format, which leaves nothing to ask
     none = pl.Series(column.name, [None], dtype=pl.Datetime("us")).new_from_index(0, len(column))

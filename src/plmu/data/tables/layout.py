@@ -18,6 +18,7 @@ SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 LINES = 200  # lines that are looked at
 SAMPLE = 2**20  # bytes, and more where fewer than two lines are in them
 LONGEST = 2**28  # bytes of two lines, at most
+_PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, zip, bzip2, xz, Zstandard
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
@@ -45,6 +46,8 @@ def is_number(cell: str, decimal_comma: bool = False) -> bool:
 def find_layout(path: Path, header: bool | None = None) -> Layout:
     """The layout of a CSV file. `header` says whether its first line has names; None finds out."""
     start, whole = _start(path)
+    if start.startswith(_PACKED):
+        raise DataError(f"{path} is compressed: unpack it first")
     encoding, notes = _encoding(path, start)
     text = start.decode(encoding, errors="replace").removeprefix("\ufeff")
     if "\0" in text:

@@ -16,7 +16,7 @@ _HEAD = 200  # cells that tell the unit
 
 def as_numbers(column: pl.Series) -> tuple[pl.Series, pl.Series, str]:
     """Numbers of a column of text, which cells are neither numbers nor missing, and how the numbers are written."""
-    cells = filled(column)
+    cells = filled(column).str.replace("^\u2212", "-")  # a minus sign that is no hyphen
     made, wrong, note = _plain_numbers(cells)
     if wrong.any() and (unit := _unit(cells)):
         without = _without(cells, unit)

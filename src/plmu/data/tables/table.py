@@ -24,6 +24,7 @@ Kind = Literal["number", "time", "text"]
 Bad = Literal["raise", "missing"]
 _FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 _HEAD = 200  # cells that tell what a column of text is
+_BETWEEN = " / "  # names that are joined
 
 
 class Table:
@@ -176,6 +177,28 @@ class Table:
             self._columns[name] = joined([self._columns[part] for part in parts]).alias(name)
             self._kinds[name] = "time"
         return parts
+
+    def join_names(self, names: Sequence[str]) -> str:
+        """Add a column of text with the cells of several columns, such as "shop / item". Returns its name."""
+        name = _BETWEEN.join(names)
+        if name not in self._columns:
+            import polars as pl
+
+            texts = [pl.Series(self.text(one).tolist(), dtype=pl.String) for one in names]
+            found = texts[0]
+            for one in texts[1:]:
+                found = found + _BETWEEN + one
+            self._columns[name] = found.alias(name)
+            self._kinds[name] = "text"
+        return name
+
+    def join_again(self, time: str | None, id: str | None) -> None:
+        """Add the columns of times and names that were joined of others in another table."""
+        if time is not None and time not in self._columns:
+            self.join_times()
+        parts = () if id is None or id in self._columns else id.split(_BETWEEN)
+        if len(parts) > 1 and all(part in self._columns for part in parts):
+            self.join_names(parts)
 
     def zone(self, name: str) -> int | None:
         """The time zone of a column of times, in minutes east of Greenwich: 0 where it has several, None where it has
