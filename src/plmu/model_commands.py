@@ -87,7 +87,16 @@ def translate(words: list[str]) -> None:
             return
 
 
-READING = ("bad", "missing", "longest_gap", "irregular", "duplicates", "day_first", "header")  # of a file to predict
+READING = (
+    "bad",
+    "absent",
+    "missing",
+    "longest_gap",
+    "irregular",
+    "duplicates",
+    "day_first",
+    "header",
+)  # of a file to predict
 
 
 def predict_parser() -> Parser:
@@ -118,6 +127,13 @@ def predict_parser() -> Parser:
         ("duplicates", ("mean", "first", "last", "raise"), "rows with the same time: mean, first, last or raise"),
     ):
         parser.add_argument(f"--data.{name}", dest=name, type=OneOf(*choices), help=f"{text} (as in training)")
+    parser.add_argument(
+        "--data.absent",
+        dest="absent",
+        type=float,
+        nargs="+",
+        help="numbers that stand for a missing value (as in training)",
+    )
     parser.add_argument(
         "--data.longest-gap",
         dest="longest_gap",

@@ -197,3 +197,20 @@ def test_times_that_jitter_much_have_the_step_that_is_meant() -> None:
     hours = 3600 * np.arange(400) + np.random.default_rng(0).integers(-900, 900, 400)
     clock = find_clock([np.datetime64("2024-01-01T00:00:00", "us") + hours * np.timedelta64(10**6, "us")])
     assert clock.told == "1 h"
+
+
+def test_numbers_that_stand_for_a_missing_value(tmp_path: Path) -> None:
+    path = tmp_path / "my.csv"
+    rows = [f"2024-01-{i:02},{-999 if i % 9 == 0 else i},{i if i % 9 else 99}" for i in range(1, 31)]
+    path.write_text("\n".join(["day,a,b", *rows, ""]))
+    plain = load(SeriesConfig(file=path))
+    hints = [note for note in plain.notes if "--data.absent" in note]
+    assert hints == [
+        "column 'a': -999 comes 3 times and is far from all others: if it stands for a missing value, give"
+        " --data.absent -999"
+    ]
+    found = load(SeriesConfig(file=path, absent=(-999.0,)))
+    assert found.pieces[0].values[:, 0].min() == 1
+    assert (~found.pieces[0].measured[:, 0]).sum() == 3
+    assert "3 values taken as missing: -999" in found.notes
+    assert not any("--data.absent" in note for note in found.notes)

@@ -91,6 +91,11 @@ def test_predict_takes_options_for_the_faults_of_another_file(
     words[3] = str(tmp_path / "far.csv")
     fault = refused(words, capsys)
     assert fault.endswith("are more than 48 such steps apart: give --data.longest-gap")
+    Path(words[3]).write_text(written().replace(lines[9].split(",")[1], "-999").replace(lines[8].split(",")[1], "-999"))
+    main(words)
+    assert "give --data.absent -999" in capsys.readouterr().err
+    main([*words, "--data.absent", "-999"])
+    assert "2 values taken as missing: -999" in capsys.readouterr().err
     Path(words[3]).write_text("time,load,temp\n" + "".join(f"{3600 * i},1,2\n" for i in range(9)))
     assert "column 'time' of" in (fault := refused(words, capsys))
     assert fault.endswith("has numbers, and the model was trained on dates")

@@ -47,7 +47,9 @@ class SeriesConfig(DataConfig):
     duplicates: Literal["mean", "first", "last", "raise"] = "mean"
     """Rows with the same time: their mean, the first, the last, or raise."""
     bad: Literal["raise", "missing"] = "raise"
-    """Text in a column of numbers: raise, or take it as missing."""
+    """Text in a column of numbers, or a time that is none: raise, or take it as missing."""
+    absent: tuple[float, ...] = ()
+    """Numbers that stand for a missing value, such as -999."""
     day_first: bool | None = None
     """Whether 2/1/2024 is the second of January. Default: found."""
     header: bool | None = None
