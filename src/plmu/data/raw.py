@@ -78,8 +78,8 @@ def _marks(name: str, values: Numbers) -> list[str]:
         low, high = (others.min(), others.max()) if len(others) else (mark, mark)
         if max(low - mark, mark - high) > high - low > 0:
             found.append(
-                f"column {name!r}: {mark:g} comes {int(same.sum()):,} times and is far from all others: if it stands for"
-                f" a missing value, give --data.absent {mark:g}"
+                f"column {name!r}: {mark:g} comes {int(same.sum()):,} times and is far from all others: if it stands"
+                f" for a missing value, give --data.absent {mark:g}"
             )
     return found
 
