@@ -68,10 +68,6 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
     """
     import polars as pl
 
-    midnight = column.str.contains(_MIDNIGHT).fill_null(False)
-    if midnight.any():  # the end of a day is the beginning of the next
-        made, wrong, told = parse(column.str.replace(_MIDNIGHT, "${1}00:00"), day_first)
-        return made.zip_with(~midnight, made.dt.offset_by("1d")), wrong, told
     formats = [f"{date}{time}" for date, time in product(_YEAR_FIRST + _POINTS, _TIMES)]
     usual = _most(column, formats)  # most files have one format, which leaves nothing to ask
     none = pl.Series(column.name, [None], dtype=pl.Datetime("us")).new_from_index(0, len(column))
@@ -81,6 +77,10 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
     notes: list[str] = []
     if len(left):
         cells = filled(column.gather(left))
+        if cells.str.contains(_MIDNIGHT).any():  # the end of a day is the beginning of the next
+            midnight = column.str.contains(_MIDNIGHT).fill_null(False)
+            made, wrong, told = parse(column.str.replace(_MIDNIGHT, "${1}00:00"), day_first)
+            return made.zip_with(~midnight, made.dt.offset_by("1d")), wrong, told
         if day_first is None:
             try:
                 day_first, notes = _order(cells)
