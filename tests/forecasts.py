@@ -1,10 +1,15 @@
-"""A table of measurements for tests of forecasts."""
+"""A table of measurements for tests of forecasts, and what they read of its run."""
 
+import csv
+import io
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-COUNT = 360
+COUNT, HORIZON = 360, 6
+RUN = Path("runs/forecast-load-seed0")
 
 
 def values(count: int = COUNT) -> Any:
@@ -18,3 +23,12 @@ def written(count: int = COUNT, first: int = 0) -> str:
     times = np.datetime64("2024-01-01T00:00") + 120 * np.arange(first, count)
     rows = zip(times, values(count)[first:].tolist(), strict=True)
     return "\n".join(["time,load,temp", *(f"{str(t).replace('T', ' ')},{a},{b}" for t, (a, b) in rows), ""])
+
+
+def result(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return found
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))

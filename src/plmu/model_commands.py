@@ -87,6 +87,18 @@ def translate(words: list[str]) -> None:
             return
 
 
+READING = (
+    "bad",
+    "absent",
+    "missing",
+    "longest_gap",
+    "irregular",
+    "duplicates",
+    "day_first",
+    "header",
+)  # of a file to predict
+
+
 def predict_parser() -> Parser:
     parser = Parser(
         prog="plmu predict",
@@ -108,6 +120,33 @@ def predict_parser() -> Parser:
         type=Path,
         help="file with the covariates after the last row (rows at the end of --data.file without values)",
     )
+    for name, choices, text in (
+        ("bad", ("raise", "missing"), "text in a column of numbers: raise, or take it as missing"),
+        ("missing", ("hold", "linear", "split", "raise"), "gaps: hold, linear, split or raise"),
+        ("irregular", ("grid", "raise"), "times off the grid: grid or raise"),
+        ("duplicates", ("mean", "first", "last", "raise"), "rows with the same time: mean, first, last or raise"),
+    ):
+        parser.add_argument(f"--data.{name}", dest=name, type=OneOf(*choices), help=f"{text} (as in training)")
+    parser.add_argument(
+        "--data.absent",
+        dest="absent",
+        type=float,
+        nargs="+",
+        help="numbers that stand for a missing value (as in training)",
+    )
+    parser.add_argument(
+        "--data.longest-gap",
+        dest="longest_gap",
+        type=int,
+        help="steps; at longer gaps a series is split (as in training)",
+    )
+    for name, text in (
+        ("day-first", "whether 2/1/2024 is the second of January (as in training)"),
+        ("header", "whether the first line of a CSV file names the columns (found)"),
+    ):
+        place = name.replace("-", "_")
+        parser.add_argument(f"--data.{name}", dest=place, action="store_true", default=None, help=text)
+        parser.add_argument(f"--data.no-{name}", dest=place, action="store_false", default=None, help="or not")
     parser.add_argument("--out", type=Path, help="CSV file to write (standard output)")
     parser.add_argument("--quiet", action="store_true", help="do not say what was found")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
@@ -119,7 +158,8 @@ def predict(words: list[str]) -> None:
     with _threads(given.threads):
         from plmu.experiments.predict import predict as run_model
 
-        run_model(given.run, given.file, given.out, given.quiet, given.future)
+        reading = {name: getattr(given, name) for name in READING if getattr(given, name) is not None}
+        run_model(given.run, given.file, given.out, given.quiet, given.future, reading)
 
 
 def stream_parser() -> Parser:

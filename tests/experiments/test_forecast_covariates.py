@@ -18,6 +18,7 @@ import plmu
 from plmu.cli import main
 from plmu.data.series import SeriesConfig
 from plmu.experiments import EXPERIMENTS, deployed
+from plmu.experiments.forecast_models import WindowLSTM
 from plmu.experiments.forecast_run import Settings
 from plmu.experiments.forecast_scores import model_method
 from plmu.experiments.forecast_task import prepare
@@ -198,10 +199,26 @@ def test_missing_covariates_are_counted_and_named(
     assert "is not there" in refused([*words, "--data.future", str(tmp_path / "none.csv")], capsys)
 
 
+def test_an_lstm_takes_covariates(run: Path) -> None:
+    sizes = ["--model.lookback", "14", "--model.hidden", "8", "--training.epochs", "4", "--training.batch-size", "8"]
+    main([*WORDS, "--model", "lstm", *sizes, "--training.learning-rate", "0.03", "--quiet"])
+    found = json.loads(Path("runs/forecast-sales-lstm-seed0/result.json").read_text())["test"]
+    assert found["mse"] < 0.7 * found["linear_mse"]  # which has no covariates
+    main(["evaluate", "runs/forecast-sales-lstm-seed0"])
+    network = WindowLSTM(3, HORIZON, 14, torch.tensor([2.0, 1.0]))
+    torch.nn.init.ones_(network.effect)
+    windows, covariates = torch.randn(4, 1, 20), torch.randn(4, 2, 20 + HORIZON)
+    out = network(windows, covariates)
+    torch.testing.assert_close(network(windows, covariates + 3), out)  # a level has no effect
+    moved = covariates.clone()
+    moved[:, 0, -1] += 2.0  # by its scale, at the last step ahead
+    spread = (windows[..., -14:] - windows[..., -1:]).square().mean(-1).sqrt()
+    torch.testing.assert_close((network(windows, moved) - out)[..., -1], spread)
+
+
 def test_where_covariates_have_no_place(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "data.covariates is for --model closed or gradient" in refused([*WORDS, "--model", "lstm"], capsys)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sales.csv").write_text(written(end=200))
     main([*WORDS[:4], "--data.values", "sales", "--horizon", "5", "--quiet"])

@@ -18,6 +18,7 @@ MICROSECONDS["w"] = 7 * MICROSECONDS["d"]
 MONTHS = {"mo": 1, "q": 3, "y": 12}
 DAY = MICROSECONDS["d"]
 _NEAR = 0.01  # of a step: a time that is so close to the grid is on it
+_JITTER = 0.05  # of a step: by which the median distance of jittering times may be off at most
 _SAMPLE = 10_000  # times that tell the offset of a series
 _TOGETHER = 0.9  # length of the mean direction of times on the circle of a step, above which they are regular
 
@@ -125,6 +126,14 @@ class Clock:
         return stamps
 
     @property
+    def calendar(self) -> str:
+        """What a step is: "day", "weekday" or "week", else "none"."""
+        if self.kind == "weekdays":
+            return "weekday"
+        days = self.step / DAY if self.kind == "time" else 0.0
+        return {1.0: "day", 7.0: "week"}.get(days, "none")
+
+    @property
     def told(self) -> str:
         """One step in words."""
         if self.kind == "weekdays":
@@ -133,7 +142,7 @@ class Clock:
             known = {1: "month", 3: "quarter", 12: "year"}
             return known.get(int(self.step), f"{int(self.step)} months")
         if self.kind != "time":
-            return "row" if self.kind == "rows" else f"{self.step:g}"
+            return "row" if self.kind == "rows" else f"{self.step:.15g}" if self.step % 1 == 0 else f"{self.step:.10g}"
         for unit, size in reversed(MICROSECONDS.items()):
             if self.step >= size and abs(self.step / size - round(self.step / size)) < 1e-9:
                 return f"{round(self.step / size)} {unit}"
@@ -163,7 +172,7 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
         return Clock("time", origin, float(DAY)) if dates else Clock("numbers", origin, 1.0)
     median = float(np.median(apart))
     if not dates:
-        return Clock("numbers", origin, median)
+        return Clock("numbers", origin, _refined(max(groups, key=len), median))
     if median < DAY:
         return Clock("time", origin, _rounded(median, apart))
     every = np.unique(np.concatenate([one.astype("datetime64[D]") for one in groups]))
@@ -176,10 +185,19 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
     return Clock("time", origin, _rounded(median, apart))
 
 
+def _refined(times: NDArray[Any], median: float) -> float:
+    """The mean distance of times that are on a grid, where the median one is rounded, as in 0.041667 for 1/24."""
+    place = (times - times[0]) / median
+    steps = np.rint(place[-1])
+    mean = median * float(place[-1] / steps) if steps else median
+    drift = np.abs((times - times[0]) / mean - np.rint((times - times[0]) / mean)).max()
+    return mean if abs(place[-1] - steps) > 1e-6 * steps and drift < _NEAR else median
+
+
 def _rounded(median: float, apart: NDArray[np.float64]) -> float:
     """The roundest length of time that the median distance of jittering times cannot be told from."""
     jitter = float(np.median(np.abs(apart - median)))  # the error of the median is 1.9 of it by the root of the count
-    tolerance = min(6 * jitter / len(apart) ** 0.5, _NEAR * median)
+    tolerance = min(6 * jitter / len(apart) ** 0.5, _JITTER * median)
     for size in reversed(MICROSECONDS.values()):
         if (near := round(median / size) * size) and abs(near - median) <= tolerance:
             return float(near)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from plmu.data.files import DataError
 from plmu.data.tables import Table
+from plmu.data.tables.dates import looks_like_date
+from plmu.data.tables.joined import joined_name
+from plmu.plotting import shortened
 
 if TYPE_CHECKING:
     from plmu.data.series import SeriesConfig
@@ -18,6 +23,7 @@ TIME_NAMES = frozenset(
 )
 _HEAD = 1000  # values
 _FEW = 0.02  # share of rows that may still have the same time and name
+_ROWS, _TRIED = 10, 8  # rows of a series that is named by several columns, and columns that may be among them
 
 
 @dataclass(frozen=True)
@@ -39,28 +45,43 @@ class Columns:
 def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     """The columns that are named, or else found in the first table."""
     table, notes = tables[0], []
+    dated = [name for name in table.names if looks_like_date(name)]
+    if 2 * len(dated) > len(table.names) and not config.values:
+        raise DataError(
+            f"{table.path} has a column for each time ({', '.join(map(repr, dated[:2]))} …): write a row for each time,"
+            " and a column for each series"
+        )
     given, covariates = _listed(config.values, table), _listed(config.covariates, table)
-    for name in (config.time, config.id, *given, *covariates):
+    ids = _listed(() if config.id is None else (config.id,), table)
+    for name in (config.time, *ids, *given, *covariates):
         if name is not None:
             table.kind(name)  # raises unless there is such a column
     if len(set(given)) < len(given):
         raise DataError(f"--data.values names a column twice: {', '.join(given)}")
     if len(set(covariates)) < len(covariates):
         raise DataError(f"--data.covariates names a column twice: {', '.join(covariates)}")
-    for option, others in (("values", given), ("time", (config.time,)), ("id", (config.id,))):
+    for option, others in (("values", given), ("time", (config.time,)), ("id", ids)):
         for name in covariates:
             if name in others:
                 raise DataError(
                     f"--data.covariates and --data.{option} both name the column {name!r}: it is one of them"
                 )
     chosen = {*given, *covariates}
-    time = config.time if config.time is not None else _time(table, config, chosen)
-    several = config.id if config.id is not None else _id(table, time, {time, *chosen}, config)
-    if several is not None and config.id is None:
-        notes.append(f"series: named by column {several!r}, since times repeat (--data.id changes it)")
+    parts = table.join_times() if config.time is None else ()
+    if chosen & set(parts):
+        parts = ()
+    if parts:
+        notes.append(f"time: columns {', '.join(map(repr, parts))} are a time together")
+    time = joined_name(parts) if parts else config.time or _time(table, config, chosen)
+    if config.id is None:
+        ids = _ids(table, time, {time, *chosen, *parts}, config)
+        if ids:
+            of = f"column{'s' * (len(ids) > 1)} {', '.join(map(repr, ids))}"
+            notes.append(f"series: named by {of}, since times repeat (--data.id changes it)")
+    several = (ids[0] if len(ids) == 1 else table.join_names(ids)) if ids else None
     values = given
     if not values:
-        free = [name for name in table.names if name not in (time, several, *covariates)]
+        free = [name for name in table.names if name not in (time, several, *ids, *covariates, *parts)]
         numbers = [name for name in free if table.kind(name) == "number"]
         text = [name for name in free if name not in numbers]
         arrays = {name: table.numbers(name, config.bad) for name in numbers}
@@ -92,12 +113,12 @@ def _listed(names: tuple[str, ...], table: Table) -> tuple[str, ...]:
 
 
 def _few(names: Any) -> str:
-    return ", ".join(list(names)[:8]) + (f" … ({len(names)})" if len(names) > 8 else "")
+    return ", ".join(map(shortened, list(names)[:8])) + (f" … ({len(names)})" if len(names) > 8 else "")
 
 
 def _time(table: Table, config: SeriesConfig, chosen: set[str]) -> str | None:
     """The first column of dates; else a rising column of numbers with a name of times, or that counts."""
-    free = [name for name in table.names if name != config.id and name not in chosen]
+    free = [name for name in table.names if name not in _listed((config.id or "",), table) and name not in chosen]
     dates = [name for name in free if table.kind(name) == "time"]
     if dates:
         named = [name for name in dates if name.strip().lower() in TIME_NAMES]
@@ -124,20 +145,41 @@ def _same(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
     return True
 
 
-def _id(table: Table, time: str | None, taken: set[str | None], config: SeriesConfig) -> str | None:
-    """The column that tells apart rows of the same time, if there are many such rows."""
+def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesConfig) -> tuple[str, ...]:
+    """The columns that tell apart rows of the same time, if there are many such rows: one, or else two or three."""
     if time is None:
-        return None
-    times = table.times(time, config.day_first)
+        return ()
+    times = table.times(time, config.day_first, config.bad)
     rows = len(times)
     if bool((times[1:] > times[:-1]).all()):
-        return None
+        return ()
     _, place = np.unique(times, return_inverse=True)
     if rows - (int(place.max()) + 1) <= max(_FEW * rows, 1):
-        return None
+        return ()
     free = [name for name in table.names if name not in taken and table.kind(name) != "time"]
-    for name in sorted(free, key=lambda name: table.kind(name) != "text"):  # names rather than numbers
-        codes, labels = table.codes(name)
-        if 1 < len(labels) <= rows / 2 and rows - len(np.unique(place * len(labels) + codes)) <= _FEW * rows:
-            return name
-    return None
+    for names in _candidates(table, free, rows):
+        joined = np.zeros(rows, dtype=np.int64)
+        for name in names:
+            codes, labels = table.codes(name)
+            joined = joined * len(labels) + codes
+        series, joined = np.unique(joined, return_inverse=True)
+        most = rows / (2 if len(names) == 1 else _ROWS)
+        if 1 < len(series) <= most and rows - len(np.unique(place * len(series) + joined)) <= _FEW * rows:
+            return names
+    return ()
+
+
+def _candidates(table: Table, free: list[str], rows: int) -> Iterator[tuple[str, ...]]:
+    """Columns that may name series: first of text, then of few whole numbers, then several together, then all, since a
+    column of numbers is rather a measurement."""
+    text = [name for name in free if table.kind(name) == "text"]
+    yield from ((name,) for name in text)
+    whole = [name for name in free if name not in text and _whole(table.numbers(name, "missing"))]
+    few = [name for name in (*text, *whole) if 1 < len(table.codes(name)[1]) <= rows / _ROWS][:_TRIED]
+    for count in (1, 2, 3):
+        yield from combinations(few, count)
+    yield from ((name,) for name in free)
+
+
+def _whole(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+    return bool((values == np.floor(values))[~np.isnan(values)].all())

@@ -172,7 +172,7 @@ def _table(table: Table, config: LabelledConfig, known: Format | None, classes: 
         codes, names = table.codes(form.id)
         order = np.argsort(codes, kind="stable")
         if form.time is not None:
-            times = table.times(form.time)
+            times = table.times(form.time, bad=config.bad)
             order = np.lexsort((times, codes))
             order = _timed(order, times, form.time, data.notes)
         ends = np.searchsorted(codes[order], np.arange(1, len(names) + 1))
@@ -236,7 +236,7 @@ def _folder(path: Path, config: LabelledConfig, known: Format | None) -> Labelle
             raise DataError(f"{file} has no columns of measurements: it has {', '.join(table.names[:8])}")
         rows = np.stack([table.numbers(name, config.bad) for name in values], axis=1)
         if time is not None:
-            times = table.times(time)
+            times = table.times(time, bad=config.bad)
             rows = rows[_timed(np.argsort(times, kind="stable"), times, time, table.notes)]
         if not data.form.values:
             data.form = Format("files", time=time, values=values)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from plmu.data.series import SeriesConfig
 
 Numbers = NDArray[np.float64]
+_MARKS = (-99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0, 999999.0, -99.9, -999.9, -9999.9)
 _LARGEST = 1e15  # values of which sums of squares are still numbers in float32
 
 
@@ -35,6 +36,14 @@ def raw_series(
     """The series of one file. Times that have a time zone are given in `zone`, in minutes east of Greenwich."""
     known = {name: table.numbers(name, config.bad, name in columns.covariates) for name in columns.read}
     values = np.stack(list(known.values()), axis=1)
+    if config.absent:
+        marked = np.isin(values, config.absent)
+        values[marked] = np.nan
+        table.notes.append(
+            f"{int(marked.sum()):,} values taken as missing: {', '.join(f'{x:g}' for x in config.absent)}"
+        )
+    for name, column in zip(known, values.T, strict=True):
+        table.notes += _marks(name, column)
     if np.fmax.reduce(values, axis=None) > _LARGEST or np.fmin.reduce(values, axis=None) < -_LARGEST:
         large = np.flatnonzero((np.abs(values) > _LARGEST).any(axis=1))
         place = int((np.abs(values[large[0]]) > _LARGEST).argmax())
@@ -42,7 +51,7 @@ def raw_series(
         raise DataError(f"{table.place(int(large[0]), columns.read[place])}: {fault}")
     times = None
     if columns.time is not None:
-        times = table.times(columns.time, config.day_first)
+        times = table.times(columns.time, config.day_first, config.bad)
         if zone and table.zone(columns.time) is not None:
             times = times + np.timedelta64(zone, "m")
     name = table.path.stem if several else ""
@@ -55,6 +64,23 @@ def raw_series(
     for label, rows in zip(labels, np.split(order, ends[:-1]), strict=True):
         own = f"{name}/{label}" if name else label
         found.append(_sorted(table, own, None if times is None else times[rows], values[rows]))
+    return found
+
+
+def _marks(name: str, values: Numbers) -> list[str]:
+    """What to say of numbers that may stand for missing values: they repeat, and are far from all others."""
+    found = []
+    for mark in _MARKS:
+        same = values == mark
+        if np.count_nonzero(same) < 2:
+            continue
+        others = values[~same & ~np.isnan(values)]
+        low, high = (others.min(), others.max()) if len(others) else (mark, mark)
+        if max(low - mark, mark - high) > high - low > 0:
+            found.append(
+                f"column {name!r}: {mark:g} comes {int(same.sum()):,} times and is far from all others: if it stands"
+                f" for a missing value, give --data.absent {mark:g}"
+            )
     return found
 
 
@@ -82,6 +108,8 @@ def rows_of(values: Numbers) -> int:
 def read_future(path: Path, columns: Columns, config: SeriesConfig, zone: int | None) -> dict[str, RawSeries]:
     """Covariates ahead, by series; "" is for all of them where the file does not name series."""
     tables = read_tables(path, config.header)
+    for table in tables:
+        table.join_again(columns.time, columns.id)
     alone = len(tables) == 1 and columns.id not in tables[0].names
     plain = replace(columns, values=(), id=None if alone else columns.id)
     rows = [one for table in tables for one in raw_series(table, plain, config, len(tables) > 1, zone)]

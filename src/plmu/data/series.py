@@ -34,7 +34,8 @@ class SeriesConfig(DataConfig):
     covariates: tuple[str, ...] = ()
     """Columns that are known ahead, such as holidays or planned prices: they help to forecast, and are not forecast."""
     id: str | None = None
-    """Column that names the series of a row, where a file holds several. Default: found where times repeat."""
+    """Column that names the series of a row, where a file holds several; or columns, with commas. Default: found where
+    times repeat."""
     step: str | None = None
     """Time between rows, such as 15min, 1h, 1d or 1mo; rows of one step are averaged. Default: found."""
     missing: Literal["hold", "linear", "split", "raise"] = "hold"
@@ -46,7 +47,9 @@ class SeriesConfig(DataConfig):
     duplicates: Literal["mean", "first", "last", "raise"] = "mean"
     """Rows with the same time: their mean, the first, the last, or raise."""
     bad: Literal["raise", "missing"] = "raise"
-    """Text in a column of numbers: raise, or take it as missing."""
+    """Text in a column of numbers, or a time that is none: raise, or take it as missing."""
+    absent: tuple[float, ...] = ()
+    """Numbers that stand for a missing value, such as -999."""
     day_first: bool | None = None
     """Whether 2/1/2024 is the second of January. Default: found."""
     header: bool | None = None
@@ -88,6 +91,7 @@ class SeriesData:
     pieces: list[Piece]
     notes: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # of rows that were changed
+    other: bool = False  # than the data that the clock is of
 
     @property
     def rows(self) -> int:
@@ -109,6 +113,8 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
         raise DataError("give your data as --data.file: a CSV, Parquet or NumPy file, or a folder of them")
     tables = read_tables(config.file, config.header)
     columns = known[0] if known is not None else find_columns(tables, config)
+    for table in tables:
+        table.join_again(columns.time, columns.id)
     if known is not None and columns.id is not None and not any(columns.id in table.names for table in tables):
         columns = replace(columns, id=None, notes=(*columns.notes, f"series: one, since there is no {columns.id!r}"))
         for table in tables:
@@ -134,12 +140,12 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
         if columns.time is not None and clock.kind != "rows":
             told = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
             clock = replace(clock, day_first=told, zone=zone)
-    data = SeriesData(columns, clock, [], notes)
+    data = SeriesData(columns, clock, [], notes, other=known is not None)
     for one in raw:
         data.pieces += _pieces(one, config, data)
     if clock.kind != "rows":
         _note_clock(data, times, config)
-    data.notes += _counted(data.counts, data.rows, config)
+    data.notes += _counted(data.counts, data.rows, config, scored=known is None)
     if not data.pieces:
         raise DataError(f"{config.file} has no row with a value in {', '.join(map(repr, columns.values))}")
     if len({one.name for one in raw}) > 1:
@@ -150,7 +156,7 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
 
 def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesConfig) -> None:
     """A file without the column that tells series apart may have one series."""
-    times = None if time is None else np.sort(table.times(time, config.day_first))
+    times = None if time is None else np.sort(table.times(time, config.day_first, config.bad))
     if times is not None and (times[1:] == times[:-1]).any():
         raise DataError(f"{table.path} has no column {id!r}, which tells series apart, and times that repeat")
 
@@ -172,7 +178,10 @@ def _pieces(one: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piec
         steps: Steps = np.arange(end)
     else:
         if one.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
-            raise DataError(f"the times of {config.file} are not written as those that the model was trained on")
+            kinds = ("numbers", "dates") if one.times.dtype.kind == "f" else ("dates", "numbers")
+            raise DataError(
+                f"column {data.columns.time!r} of {config.file} has {kinds[0]}, and the model was trained on {kinds[1]}"
+            )
         offset = data.clock.offset(one.times[:last])
         steps = data.clock.steps(one.times[:end], offset)
         steps, values = _merged(steps, values, config, data)
@@ -181,7 +190,8 @@ def _pieces(one: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piec
     if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
         raise DataError(
             f"the times are {data.clock.told} apart at the median, yet {len(breaks):,} of {len(steps):,} are more than"
-            f" {longest} such steps apart: give --data.step, --data.longest-gap or --data.irregular rows"
+            f" {longest} such steps apart: give --data.longest-gap"
+            + ("" if data.other else ", --data.step or --data.irregular rows")
         )
     found = []
     for rows in np.split(np.arange(len(steps)), breaks) if len(breaks) else [slice(None)]:
@@ -284,7 +294,7 @@ def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesC
         if config.irregular == "raise" and off > 0.001:
             raise DataError(
                 f"{config.file}: {100 * off:.1f} % of the times are not on a grid of {clock.told}: choose"
-                " --data.irregular grid or rows, or give --data.step"
+                f" --data.irregular grid{'' if data.other else ' or rows, or give --data.step'}"
             )
         data.notes.append(f"times: {max(100 * off, 0.1):.1f} % are off the grid and moved to the nearest step")
     if data.pieces:
@@ -294,14 +304,14 @@ def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesC
         data.notes.append(f"time: column {data.columns.time!r}, every {clock.told} from {ends[0]} to {ends[1]}")
 
 
-def _counted(counts: Counter[str], rows: int, config: SeriesConfig) -> list[str]:
+def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool) -> list[str]:
     """What was done with gaps and duplicates, in words."""
     how = "joined linearly" if config.missing == "linear" else "filled with the last value"
     merged = "averaged" if config.duplicates == "mean" else f"the {config.duplicates} is taken"
     longest = 0 if config.missing == "split" else config.longest_gap
     words = {
         "merged": "times: {} rows fall on the step of another; " + merged,
-        "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}, and not scored",
+        "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}" + (", and not scored" if scored else ""),
         "covariates": f"gaps: {{}} steps lack a covariate; {how}",
         "gaps": "gaps: {} steps lack a value; the series are split there",
         "split": f"gaps: {{}} of more than {longest} steps; the series are split there",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plmu.estimators.effects import Effect, best_effect, effects_of
-from plmu.estimators.season import pattern, period
+from plmu.estimators.season import calendar_patterns, pattern, period
 from plmu.estimators.series import Array
 from plmu.estimators.windows import PULLS, STRENGTHS, ScaledSeries, best_ridge
 from plmu.nn.covariates import CovariateForecast
@@ -49,6 +50,7 @@ class Choice:
     strength: float | None
     refit: bool
     lags: int | None
+    calendar: str | None  # what a row is, if that is known
     longest: int
     unit: Array  # (channels,)
 
@@ -57,21 +59,22 @@ class Choice:
         lookback = self._lookback(data.horizon)
         steps = period(data.past()) if self.season is None else self.season
         shape = pattern(data.past(), steps, data.starts) if steps else torch.zeros(0, data.channels)
-        usable = steps and bool((shape.square().sum(0) > 0).any())
+        courses: list[Tensor] = []
+        shapes = [shape] if steps and bool((shape.square().sum(0) > 0).any()) else []
         pulls: Sequence[float] = PULLS if self.individual is None else (PULLS[1:] if self.individual else PULLS[:1])
         strengths = STRENGTHS if self.strength is None else (self.strength,)
         tried: list[dict[str, Any]] = []
-        amplitudes: Sequence[float | None] = (None,)
-        if usable and not data.relative:
-            amplitudes = (None, *_AMPLITUDES)
-        elif usable and lookback >= steps:  # a whole season shows how large it is
-            amplitudes = (None, _FREE)
-        if len(amplitudes) > 1 and data.has_validation(lookback):
-            for amplitude in amplitudes:
+        if self.calendar is not None and data.has_validation(lookback) and not data.relative:
+            courses = calendar_patterns(data.past(), self.calendar, data.starts)
+        amplitudes = _AMPLITUDES if not data.relative else (_FREE,) if lookback >= steps else ()
+        options: list[tuple[float | None, Tensor]] = [(None, shape), *product(amplitudes, shapes + courses)]
+        if len(options) > 1 and data.has_validation(lookback):
+            for amplitude, shape in options:
                 train, valid = data.sums(self._layer(data, lookback, amplitude, shape), _TRIED)
-                tried.append({"amplitude": amplitude, "mse": best_ridge(train, valid, strengths, pulls).error})
-            amplitudes = [min(tried, key=lambda one: one["mse"])["amplitude"]]
-        amplitude = amplitudes[-1]
+                error = best_ridge(train, valid, strengths, pulls).error
+                tried.append({"amplitude": amplitude, "season": 0 if amplitude is None else len(shape), "mse": error})
+            options = [options[min(range(len(tried)), key=lambda place: tried[place]["mse"])]]
+        amplitude, shape = options[-1]
         layer = self._layer(data, lookback, amplitude, shape)
         train, valid = data.sums(layer, _FITTED)
         found = best_ridge(train, valid, strengths, pulls)
@@ -83,6 +86,7 @@ class Choice:
             "lookback": lookback,
             "season": layer.season,
             "amplitude": amplitude,
+            "calendar": amplitude is not None and any(shape is one for one in courses),
             "strength": found.strength,
             "pull": found.pull,
             "tried": tried,

@@ -14,13 +14,14 @@ from torch import Tensor
 from plmu.estimators.base import Estimator
 from plmu.estimators.choosing import CHOICES, Choice, standard_deviation
 from plmu.estimators.effects import padded
-from plmu.estimators.season import aligned
+from plmu.estimators.season import CALENDARS, aligned
 from plmu.estimators.series import (
     Array,
     Clock,
     Series,
     as_list,
     as_series,
+    calendar_of,
     check_ahead,
     is_list_of_series,
     with_future,
@@ -66,6 +67,8 @@ class Forecaster(Estimator):
         refit: whether to fit once more on all rows with what was chosen.
         covariates: columns that are known ahead: names in a data frame, or numbers of columns in an array.
         lags: how many steps of a covariate its effect depends on, the present one included; by default 1, 4 or 48.
+        calendar: what a row is, "day", "weekday" or "week": where one series has two years of them, a course over the
+            week and the year is tried, too. "none" tries none. By default the time stamps of a data frame tell.
     """
 
     model_: LookbackForecast
@@ -84,6 +87,7 @@ class Forecaster(Estimator):
         refit: bool = False,
         covariates: Sequence[str | int] = (),
         lags: int | None = None,
+        calendar: str | None = None,
     ) -> None:
         self.horizon = horizon
         self.lookback = lookback
@@ -96,6 +100,7 @@ class Forecaster(Estimator):
         self.refit = refit
         self.covariates = covariates
         self.lags = lags
+        self.calendar = calendar
 
     @property
     def _covariates(self) -> list[str | int]:
@@ -182,7 +187,9 @@ class Forecaster(Estimator):
             for one, mean, scale in zip(series, means, scales, strict=True)
         ]
         data = ScaledSeries(scaled, kept, begun, channels, self.horizon, relative=self._mixed)
-        choice = Choice(**{name: getattr(self, name) for name in CHOICES}, longest=longest, unit=self._unit)
+        calendar = calendar_of(series[0]) if self.calendar is None else self.calendar
+        options = {name: getattr(self, name) for name in CHOICES}
+        choice = Choice(**options, calendar=calendar, longest=longest, unit=self._unit)
         if len(self._covariates):
             given = [one.covariates[: len(one.values)] for one in series if one.covariates is not None]
             known = np.concatenate([rows[: len(rows) - more] for rows, more in zip(given, kept, strict=True)])
@@ -380,6 +387,8 @@ class Forecaster(Estimator):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
+        if self.calendar not in (None, "none", *CALENDARS):
+            raise ValueError(f"calendar must be 'day', 'weekday', 'week' or 'none', got {self.calendar!r}")
         if not (math.isfinite(self.validation) and self.validation >= 0):
             raise ValueError(f"validation must be a share or a number of rows, at least 0, got {self.validation!r}")
 

@@ -13,6 +13,10 @@ _CANDIDATES = 8  # lengths that are compared, of the changes over each of these 
 _STEPS = (1, 8)
 _CLEAR = 0.05  # share of the changes that a season must explain
 _REPEATS = 4  # that a series must have
+CALENDARS = {"day": (7, 365.2425), "weekday": (5, 260.8875), "week": (1, 52.1775)}  # rows of a week and of a year
+_HARMONICS = 3  # of the course over a year
+_YEARS = 2  # of rows that it takes
+_DRIFT = 2e-3  # of a year: by which the rows of a pattern may differ from whole years
 
 
 def period(series: Sequence[Tensor]) -> int:
@@ -83,15 +87,61 @@ def pattern(series: Sequence[Tensor], steps: int, starts: Sequence[int] | None =
     return torch.where(seen[:, None], mean - mean[seen].mean(0), 0.0).float()
 
 
+def has_years(rows: int, calendar: str) -> bool:
+    """Whether so many rows tell a course over the year."""
+    return calendar in CALENDARS and rows >= _YEARS * CALENDARS[calendar][1]
+
+
+def calendar_patterns(series: Sequence[Tensor], calendar: str, starts: Sequence[int]) -> list[Tensor]:
+    """The course (steps, channels) of series (channels, time) over the week, plus a smooth one over the year; nothing
+    where no series has two years. The steps are whole weeks that are close to whole years.
+
+    Args:
+        series: of which level and trend do not count.
+        calendar: what a row is: "day", "weekday" or "week".
+        starts: the numbers of their first steps.
+    """
+    if not has_years(max(one.shape[1] for one in series), calendar):
+        return []
+    week, year = CALENDARS[calendar]
+    weekly = pattern(series, week, starts).double()
+    gram = torch.zeros(2 * _HARMONICS, 2 * _HARMONICS, dtype=torch.float64)
+    cross = torch.zeros(2 * _HARMONICS, series[0].shape[0], dtype=torch.float64)
+    for one, start in zip(series, starts, strict=True):
+        rows = torch.arange(one.shape[1])
+        rest = one.double().mT - weekly[(rows + start) % week]
+        trend = torch.stack([torch.ones(len(rows)), rows / len(rows)], dim=1).double()
+        both = torch.cat([_waves(rows + start, year), rest], dim=1)
+        both = both - trend @ torch.linalg.lstsq(trend, both).solution
+        waves, rest = both.split([2 * _HARMONICS, rest.shape[1]], dim=1)
+        gram += waves.mT @ waves
+        cross += waves.mT @ rest
+    weights = torch.linalg.solve(gram, cross)
+    lengths = [(round(years * year / week) * week, years * year) for years in range(1, 7)]
+    steps, exact = next(one for one in lengths if abs(one[0] - one[1]) <= _DRIFT * one[1])
+    rows = torch.arange(steps)
+    return [(weekly[rows % week] + _waves(rows * exact / steps, year) @ weights).float()]
+
+
+def _waves(rows: Tensor, year: float) -> Tensor:
+    """Sines and cosines (rows, 2 · harmonics) of a year."""
+    angles = 2 * torch.pi * torch.outer(rows.double() / year, torch.arange(1, 1 + _HARMONICS, dtype=torch.float64))
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
 def aligned(values: Tensor, shape: Tensor) -> int:
     """The phase at which values (time, channels) begin that agrees best with the pattern (steps, channels)."""
     steps = shape.shape[0]
     values = values - values.mean(0)
     sums = torch.zeros(steps, values.shape[1])
     sums.index_add_(0, torch.arange(len(values)) % steps, values)
-    # Correlation of what was seen at each phase, counted from the beginning, with the pattern from every phase.
     count = torch.zeros(steps).index_add_(0, torch.arange(len(values)) % steps, torch.ones(len(values)))
-    index = (torch.arange(steps)[:, None] + torch.arange(steps)) % steps  # (phase of the beginning, step)
-    agreement = torch.einsum("kc,pkc->p", sums, shape[index])
-    energy = torch.einsum("k,pkc->p", count, shape[index].square())
-    return int((agreement - energy / 2).argmax())
+    energy = _correlation(count[:, None], shape.square().sum(1, keepdim=True))
+    return int((_correlation(sums, shape) - energy / 2).argmax())
+
+
+def _correlation(seen: Tensor, shape: Tensor) -> Tensor:
+    """What was seen at each phase, counted from the beginning, times the pattern from every phase: (steps,)."""
+    spectra = torch.fft.rfft(seen.double(), dim=0).conj() * torch.fft.rfft(shape.double(), dim=0)
+    found: Tensor = torch.fft.irfft(spectra.sum(1), seen.shape[0])
+    return found

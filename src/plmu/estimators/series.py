@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+_DAY = 86_400 * 10**9  # nanoseconds
+_FEW = 0.01  # share of rows that may be missing in a calendar
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,17 @@ class Clock:
 
     def row(self, time: int) -> int:
         return round((time - self.first) / self.step)
+
+
+def calendar_of(one: Series) -> str | None:
+    """What a row is, "day" or "week", where the time stamps tell."""
+    if one.times is None or len(one.times) < 2:
+        return None
+    apart = np.diff(one.times) / _DAY
+    for name, days in (("day", 1), ("week", 7)):
+        if np.median(apart) == days and abs(apart.mean() / days - 1) < _FEW:
+            return name
+    return None
 
 
 def is_list_of_series(given: Any) -> bool:

@@ -29,6 +29,7 @@ from plmu.experiments.forecast_scores import last_value, model_method, score
 from plmu.experiments.forecast_task import METRIC, ForecastConfig, ForecastTask, fitted, lstm_of, prepare, rolling
 from plmu.nn import LookbackForecast
 from plmu.training.config import TrainingConfig
+from plmu.training.errors import RunError
 from plmu.training.task import Task
 
 
@@ -63,9 +64,8 @@ class Forecast(Experiment):
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         assert isinstance(task, ForecastTask)
         assert isinstance(config, ForecastConfig)
-        _, _, _, settings = task.known
         if isinstance(config.model, LSTMModel):
-            return lstm_of(settings, config.model)
+            return lstm_of(task, config.model)
         task.forecaster = fitted(task, config.model)
         return task.forecaster.model
 
@@ -82,6 +82,8 @@ class Forecast(Experiment):
         intervals = task.tested_intervals
         folds = backtest(task, config) if config.backtest else []
         lines = forecast_report.write(folder, task, network, intervals, folds)
+        if task.forecaster is not None:
+            lines += forecast_report.season_told(task.forecaster.validation_)
         if task.known[3].covariates and task.forecaster is not None:
             lines.append(forecast_report.covariates_told(task.known[3].covariates, task.forecaster.validation_))
         if isinstance(network, LookbackForecast):
@@ -95,6 +97,8 @@ class Forecast(Experiment):
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         assert isinstance(config.data, SeriesConfig)
+        if isinstance(config.model, LSTMModel):
+            raise RunError(f"{folder} is a baseline, whose model is not saved: train --model closed or gradient")
         return predict(folder, config.data, file, future)
 
 

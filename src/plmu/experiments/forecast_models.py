@@ -33,6 +33,8 @@ class ClosedModel(Checked):
     """Of the ridge. Default: chosen."""
     lags: int | None = None
     """Steps of a covariate that its effect depends on. Default: 1, 4 or 48."""
+    calendar: bool = True
+    """Whether a course over the week and the year is tried, where two years of days or weeks tell it."""
 
 
 @dataclass
@@ -53,28 +55,50 @@ class LSTMModel(Checked):
 
 
 class WindowLSTM(nn.Module):
-    """An LSTM over each column's window, relative to its last value and in units of its spread."""
+    """An LSTM over each column's window, relative to its last value and in units of its spread.
 
-    def __init__(self, hidden: int, horizon: int, lookback: int) -> None:
+    Covariates of the same steps are further inputs, in units of their scale. Those of the steps ahead add to the
+    forecast of their step, relative to the last ones in the window.
+
+    Args:
+        hidden: units.
+        horizon: how many steps ahead.
+        lookback: steps of a window.
+        scale: of covariates, (covariates,).
+    """
+
+    scale: Tensor | None
+
+    def __init__(self, hidden: int, horizon: int, lookback: int, scale: Tensor | None = None) -> None:
         super().__init__()
-        self.lookback = lookback
-        self.recurrent = lstm(1, hidden)
+        self.lookback, self.horizon = lookback, horizon
+        self.register_buffer("scale", scale)
+        self.recurrent = lstm(1 if scale is None else 1 + len(scale), hidden)
         self.out = nn.Linear(hidden, horizon)
+        self.effect = None if scale is None else nn.Parameter(torch.zeros(len(scale)))
 
-    def forward(self, windows: Tensor) -> Tensor:
-        """(some, channels, length) to (some, channels, horizon)."""
+    def forward(self, windows: Tensor, covariates: Tensor | None = None) -> Tensor:
+        """Forecasts (some, channels, horizon) of windows (some, channels, length), with covariates (some, covariates,
+        length + horizon) if there are any."""
         windows = windows[..., -self.lookback :]
         last = windows[..., -1:]
         spread = (windows - last).square().mean(-1, keepdim=True).sqrt()
         spread = torch.where(spread > 0, spread, 1.0)
-        x = ((windows - last) / spread).flatten(0, 1)[..., None]
-        states, _ = self.recurrent(x)
-        forecast: Tensor = last + spread * self.out(states[:, -1]).unflatten(0, windows.shape[:2])
+        x = ((windows - last) / spread)[..., None]
+        added: Tensor | float = 0.0
+        if covariates is not None and self.scale is not None and self.effect is not None:
+            known = covariates[..., -self.lookback - self.horizon :] / self.scale[:, None]
+            known = (known - known[..., self.lookback - 1, None]).mT[:, None]  # (some, 1, steps, covariates)
+            past, ahead = known.split([self.lookback, self.horizon], dim=2)
+            x = torch.cat([x, past.expand(*x.shape[:3], -1)], dim=3)
+            added = ahead @ self.effect
+        states, _ = self.recurrent(x.flatten(0, 1))
+        forecast: Tensor = last + spread * (self.out(states[:, -1]).unflatten(0, windows.shape[:2]) + added)
         return forecast
 
 
-def equal_size(parameters: int, horizon: int) -> int:
+def equal_size(parameters: int, horizon: int, covariates: int = 0) -> int:
     """The units of a `WindowLSTM` with about so many parameters."""
-    # 4 h (h + 3) of the LSTM and (h + 1) horizon of the output, in h
-    linear, constant = 12 + horizon, horizon - parameters
+    # 4 h (h + 3 + covariates) of the LSTM, (h + 1) horizon of the output and the covariates' effects, in h
+    linear, constant = 12 + 4 * covariates + horizon, horizon + covariates - parameters
     return max(1, round((-linear + math.sqrt(linear**2 - 16 * min(constant, 0))) / 8))

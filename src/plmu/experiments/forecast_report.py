@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from plmu.experiments.forecast_scores import Intervals, model_method
-from plmu.plotting import literal, pyplot
+from plmu.plotting import literal, pyplot, shortened
 from plmu.training.results import write_json
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def write(
     plot_forecasts(folder / "forecast.png", task, network, intervals)
     plot_errors(folder / "errors.png", task)
     lines = [f"test: {len(task.test[0]):,} windows; mse and mae in units of each column's standard deviation"]
-    lines += text_table(["", "mse", "mae", *(f"mae of {name}" for name in settings.values[:SHOWN])], [
+    lines += text_table(["", "mse", "mae", *(f"mae of {shortened(name)}" for name in settings.values[:SHOWN])], [
         [name, f"{one.mse:.4g}", f"{one.mae:.4g}", *(f"{value:.4g}" for value in own[name][:SHOWN])]
         for name, one in task.errors.items()
     ])  # fmt: skip
@@ -62,6 +62,17 @@ def covariates_told(names: tuple[str, ...], found: dict[str, Any]) -> str:
     if not found["covariates"]:
         return f"covariates {few}: not used, since they did not clearly help ({errors})"
     return f"covariates {few}: used, with {found['lags']} step{'s' * (found['lags'] > 1)} of each ({errors})"
+
+
+def season_told(found: dict[str, Any]) -> list[str]:
+    """Which season was best on the validation rows, if any was tried."""
+    if not found["tried"]:
+        return []
+    if found["calendar"]:
+        return ["season: the course over the calendar is used"]
+    return [
+        f"season: {found['season']} steps are used" if found["season"] else "season: not used, since it did not help"
+    ]
 
 
 def text_table(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -126,7 +137,7 @@ def plot_forecasts(path: Path, task: ForecastTask, network: nn.Module, intervals
         axis.grid(alpha=0.3)
     axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize="small", ncols=5, frameon=False)
     title = data.pieces[piece].name
-    axes[0, 0].set_title(literal(f"Forecasts of the test rows{f', series {title}' if title else ''}"), pad=26)
+    axes[0, 0].set_title(f"Forecasts of the test rows{f', series {literal(title)}' if title else ''}", pad=26)
     figure.autofmt_xdate()
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -52,9 +52,11 @@ class Settings:
         ahead = (f"{name} +{step}" for step in range(1, self.horizon + 1) for name in self.covariates)
         return (*self.values, *self.covariates, *ahead)
 
-    def told(self) -> str:
-        """In words."""
+    def told(self, course: bool = False) -> str:
+        """In words. `course` says that one over the week and the year is tried, too."""
         season = f"a season of {self.season} steps is tried" if self.season else "no season found"
+        if course:
+            season += f"; a course over the {'year' if self.clock.calendar == 'week' else 'week and the year'} is tried"
         held = DelayNetwork(self.order, self.theta).describe().cycles_per_window
         return (
             f"model: forecasts {self.horizon} steps from a look-back of {self.lookback}; order {self.order} over"

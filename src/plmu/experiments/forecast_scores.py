@@ -80,14 +80,14 @@ class Intervals:
 
 
 def model_method(model: nn.Module) -> Method:
-    """A model's forecasts: of a LookbackForecast by the season's phase and by covariates, of others from the windows
-    alone."""
+    """A model's forecasts from windows and covariates, and of a LookbackForecast by the season's phase."""
 
     def forecast(one: Examples) -> Tensor:
         place = next(model.parameters()).device
         given = one.windows.to(place)
         if not isinstance(model, LookbackForecast):
-            found: Tensor = model(given).to(one.windows.device)
+            known = () if one.covariates is None else (one.covariates.to(place),)
+            found: Tensor = model(given, *known).to(one.windows.device)
             return found
         given, phase = given[..., -model.lookback :], one.steps.to(place) % max(model.season, 1)
         if isinstance(model, CovariateForecast):

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from plmu.data import series
 from plmu.data.files import DataError
 from plmu.data.series import SeriesConfig, SeriesData
+from plmu.estimators.choosing import standard_deviation
 from plmu.estimators.effects import LAGS
 from plmu.estimators.forecaster import Forecaster
-from plmu.estimators.season import period
+from plmu.estimators.season import has_years, period
 from plmu.experiments.base import Config
 from plmu.experiments.forecast_models import LSTM_TRAINING, ClosedModel, LSTMModel, WindowLSTM, equal_size
 from plmu.experiments.forecast_run import Settings
@@ -74,8 +75,6 @@ class ForecastConfig(Config[ModelConfig]):
             raise ValueError(f"horizon must be at least 1, got {', '.join(map(str, self.horizon))}")
         if not all(0 < level < 1 for level in self.intervals):
             raise ValueError(f"intervals must lie between 0 and 1, got {', '.join(map(str, self.intervals))}")
-        if self.data.covariates and isinstance(self.model, LSTMModel):
-            raise ValueError("data.covariates is for --model closed or gradient: lstm is a baseline without them")
         if self.refit and type(self.model) is not ClosedModel:
             raise ValueError("refit is for --model closed: the other models are saved as they were tested")
         if not 0 <= self.backtest <= 100:
@@ -206,9 +205,12 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
     if room < 4:
         needed = math.ceil((horizon + 4) / (1 - config.data.valid - config.data.test))
         fewer = " or a smaller --horizon" if horizon > 1 else ""
+        more = f"at least {needed:,}"
+        if needed <= longest:  # of several series this one may begin or end when others do not
+            more = f"more, of which {horizon + 4:,} come before the validation rows (now {room + horizon:,}),"
         raise DataError(
             f"{config.data.file} has {longest:,} consecutive row{'s' * (longest > 1)}, too few to forecast {horizon}"
-            f" step{'s' * (horizon > 1)} ahead: give at least {needed:,}{fewer}{_done(data)}"
+            f" step{'s' * (horizon > 1)} ahead: give {more}{fewer}{_done(data)}"
         )
     series_rows: dict[str, list[Any]] = {}
     for one, rows in zip(data.pieces, past, strict=True):
@@ -251,6 +253,8 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
         season,
         data.columns.covariates,
     )
+    course = len(series_rows) == 1 and has_years(max(map(len, past)), data.clock.calendar)
+    told = settings.told(course and getattr(config.model, "calendar", False))
     nothing = (torch.zeros(0, dtype=torch.long),)
     task = ForecastTask(
         nothing,
@@ -260,7 +264,7 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
         metric=METRIC,
         higher_is_better=False,
         score=lambda model, split: task.scores(model, split),
-        notes={"data": f"own data: {data.rows:,} rows", "settings": settings.told()},
+        notes={"data": f"own data: {data.rows:,} rows", "settings": told},
         series=data,
         config=config,
         cuts=cuts,
@@ -278,7 +282,7 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
             f" {lookback} steps and its horizon of {horizon}: give more rows, a smaller --horizon or a larger"
             f" --data.{kind}{_done(data)}"
         )
-    task.messages = [*data.notes, settings.told()]
+    task.messages = [*data.notes, told]
     return task
 
 
@@ -308,6 +312,7 @@ def fitted(
         refit=everything,
         covariates=[len(settings.values) + place for place in range(len(settings.covariates) if covariates else 0)],
         lags=model.lags,
+        calendar=settings.clock.calendar if model.calendar else "none",
     )
     ends = until or [len(one) if everything else b for one, (_, b) in zip(data.pieces, task.cuts, strict=True)]
     first = [a for a, _ in task.cuts]
@@ -326,10 +331,16 @@ def fitted(
     return found.fit(rows, starts=starts, validation_rows=kept, names=names)
 
 
-def lstm_of(settings: Settings, model: LSTMModel) -> WindowLSTM:
+def lstm_of(task: ForecastTask, model: LSTMModel) -> WindowLSTM:
     """Untrained; by default with as many parameters as our model."""
-    hidden = model.hidden or equal_size(settings.horizon * settings.order, settings.horizon)
-    return WindowLSTM(hidden, settings.horizon, settings.lookback)
+    data, _, _, settings = task.known
+    scale, count = None, len(settings.covariates)
+    if count:
+        pairs = zip(data.pieces, task.cuts, strict=True)
+        known = [one.covariates[:end] for one, (end, _) in pairs if one.covariates is not None]
+        scale = torch.tensor(standard_deviation(np.concatenate(known)), dtype=torch.float32)
+    hidden = model.hidden or equal_size(settings.horizon * settings.order, settings.horizon, count)
+    return WindowLSTM(hidden, settings.horizon, settings.lookback, scale)
 
 
 def trained_lstm(task: ForecastTask) -> nn.Module:
@@ -344,7 +355,7 @@ def trained_lstm(task: ForecastTask) -> nn.Module:
 
     # The test rows are for `scores`: here the validation rows stand for them.
     plain = Task(task.train, task.valid, task.valid, task.loss, METRIC, higher_is_better=False, score=mse)
-    network = lstm_of(settings, LSTMModel())
+    network = lstm_of(task, LSTMModel())
     how = replace(LSTM_TRAINING)
     with torch.enable_grad():
         Trainer(plain, network, how, Processes(0, 1, torch.device("cpu")), config.seed).run()

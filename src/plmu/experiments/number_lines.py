@@ -89,6 +89,8 @@ class NumberLines:
         places = [self.names.index(name) for name in self.columns]
         if self.time in self.names:
             self.when = words[self.names.index(self.time)]
+        elif " " in self.time:
+            self.when = _joined_time(self.time, dict(zip(self.names, words, strict=True)))
         if self.series in self.names:
             self.of = words[self.names.index(self.series)]
         return places, [words[place] for place in places]
@@ -104,6 +106,8 @@ class NumberLines:
                 raise ValueError(f"it has no {', '.join(absent[:8])[:200]}{self.meaning}")
             if self.time in found:
                 self.when = str(found[self.time])
+            elif " " in self.time:
+                self.when = _joined_time(self.time, {name: str(one) for name, one in found.items()})
             if self.series in found:
                 self.of = str(found[self.series])
             found = [found[name] for name in self.columns]
@@ -114,6 +118,13 @@ class NumberLines:
                 raise ValueError(f"expected the names {', '.join(self.names)}; got {', '.join(found)[:200]}")
             found = [found[name] for name in self.names]
         return [_value(one, place) for place, one in enumerate(found, 1)]
+
+
+def _joined_time(name: str, words: dict[str, str]) -> str | None:
+    """A time whose parts are in several fields."""
+    from plmu.data.tables.joined import split_time
+
+    return split_time(name, words)
 
 
 def _all_absent(words: list[str]) -> bool:

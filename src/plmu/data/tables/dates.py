@@ -19,8 +19,12 @@ _YEAR_FIRST = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d")
 _POINTS = ("%d.%m.%Y", "%d.%m.%y")
 _DAY_FIRST = ("%d/%m/%Y", "%d-%m-%Y", "%d/%m/%y", "%d-%m-%y")
 _MONTH_FIRST = ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y", "%m-%d-%y")
-_WORDS = ("%d %b %Y", "%d-%b-%Y", "%d. %b %Y", "%b %d, %Y", "%b %d %Y", "%d-%b-%y", "%a %b %d %Y", "%a, %d %b %Y")
-_MONTHS = ("%Y-%m", "%Y/%m", "%b %Y", "%m/%Y")  # of which the first day is meant
+_WORDS = ("%d %B %Y", "%d-%B-%Y", "%d. %B %Y", "%B %d, %Y", "%B %d %Y", "%d-%B-%y", "%a %B %d %Y", "%a, %d %B %Y")
+_MONTHS = ("%Y-%m", "%Y/%m", "%B %Y", "%m/%Y", "%B-%y", "%B-%Y", "%B/%y", "%B/%Y")  # of which the first day is meant
+_QUARTERS = "quarter="  # 2024Q1, 2024-Q1, Q1 2024 or Q1/2024, of which the first day is meant, too
+_WEEKS = "week="  # 2024-W05 or 2024W05, of which Monday is meant
+_QUARTER = r"(?i)^(?:(?P<first>\d{4})[-\s]?Q(?P<a>[1-4])|Q(?P<b>[1-4])[-/\s]?(?P<second>\d{4}))$"
+_NAMES = r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[A-Za-z]{0,6}"  # of months
 _CLOCKS = (" %H:%M:%S", "T%H:%M:%S", " %H:%M", "T%H:%M", " %H:%M:%S%.f", "T%H:%M:%S%.f")
 _TIMES = ("", *_CLOCKS, " %I:%M:%S %p", " %I:%M %p", ", %H:%M")
 _ZONES = ("%#z", "Z", " %#z", " UTC")
@@ -28,13 +32,17 @@ _DATE = re.compile(
     r"""\s*(
     \d{4}[-/.]\d{1,2}([-/.]\d{1,2})? | \d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01]) (?=$|T|\s)
     | \d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}) | \d{1,2}/\d{4}
-    | (\w{3},?\s+)?\d{1,2}[-.\s]\s?[A-Za-z]{3,9}[-\s,]+\d{2,4} | (\w{3},?\s+)?[A-Za-z]{3,9}\.?\s+(\d{1,2},?\s+)?\d{4}
-    )([T\s,]\s*\d{1,2}(:\d{2}){0,2}([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?\s*""",
+    | (\w{3},?\s+)?\d{1,2}[-.\s]\s?NAME[-\s,]+\d{2,4} | (\w{3},?\s+)?NAME\.?\s+(\d{1,2},?\s+)?\d{4}
+    | NAME[-/](\d{4}|\d{2}) | \d{4}[-\s]?[Qq][1-4] | [Qq][1-4][-/\s]?\d{4} | \d{4}-?W\d{2}
+    )([T\s,]\s*\d{1,2}(:\d{2}){0,2}([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?\s*""".replace(
+        "NAME", _NAMES
+    ),
     re.VERBOSE,
 )
 _NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # which a number may be too
 _COMPARED, _HEAD = 10_000, 64  # cells that are looked at
 _ZONE = r"\d:\d{2}[\d.,:]*\s*(Z|UTC|[+-]\d{2}(?::?\d{2})?)\s*$"  # databases write +02
+_MIDNIGHT = r"(\d[T\s]\s*)24:00(?::00)?"
 _PARTS = r"^\s*(\d{1,2})[/-](\d{1,2})[/-]\d{2,4}"
 
 
@@ -69,6 +77,10 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
     notes: list[str] = []
     if len(left):
         cells = filled(column.gather(left))
+        if cells.str.contains(_MIDNIGHT).any():  # the end of a day is the beginning of the next
+            midnight = column.str.contains(_MIDNIGHT).fill_null(False)
+            made, wrong, told = parse(column.str.replace(_MIDNIGHT, "${1}00:00"), day_first)
+            return made.zip_with(~midnight, made.dt.offset_by("1d")), wrong, told
         if day_first is None:
             try:
                 day_first, notes = _order(cells)
@@ -77,7 +89,7 @@ def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, 
         order = _DAY_FIRST + _MONTH_FIRST if day_first is None else (_DAY_FIRST if day_first else _MONTH_FIRST)
         formats += [f"{date}{time}" for date, time in product(order + _WORDS, _TIMES)]
         formats += [f"{date}{time}{zone}" for date, time, zone in product(_YEAR_FIRST[:2], _CLOCKS, _ZONES)]
-        formats += [f"{month}=" for month in _MONTHS]
+        formats += [*(f"{month}=" for month in _MONTHS), _QUARTERS, _WEEKS]
         left, cells = left.filter(cells.is_not_null()), cells.drop_nulls()
         first = _most(cells, formats)
         for form in [first, *formats] if first else []:
@@ -152,7 +164,11 @@ def _most(column: pl.Series, formats: list[str]) -> str | None:
 
 def _one(cells: pl.Series, form: str) -> pl.Series:
     """Cells of this one format; null for others, and for years that are none."""
-    if form.endswith("="):  # a month
+    if form == _QUARTERS:
+        cells, form = _first_days(cells), "%Y-%m-%d"
+    elif form == _WEEKS:
+        cells, form = cells.str.replace("W", "-W").str.replace("--W", "-W") + "-1", "%G-W%V-%u"
+    elif form.endswith("="):  # a month
         cells, form = cells + " 1", f"{form[:-1]} %d"
     if form.endswith("UTC"):
         cells, form = cells.str.strip_suffix("UTC") + "Z", f"{form[:-4]} %#z"
@@ -165,6 +181,16 @@ def _one(cells: pl.Series, form: str) -> pl.Series:
         made = made.dt.replace_time_zone(None)
     year = made.dt.year()
     return made.set((year < 1000) | (year > 2999), None) if len(made) else made
+
+
+def _first_days(cells: pl.Series) -> pl.Series:
+    """Of quarters; null for other cells."""
+    import polars as pl
+
+    parts = cells.str.extract_groups(_QUARTER).struct.unnest()
+    year, quarter = parts["first"].fill_null(parts["second"]), parts["a"].fill_null(parts["b"])
+    months = (3 * quarter.cast(pl.Int64, strict=False) - 2).cast(pl.String).str.zfill(2)
+    return year + "-" + months + "-01"
 
 
 def _order(cells: pl.Series) -> tuple[bool | None, list[str]]:

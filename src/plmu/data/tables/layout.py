@@ -18,6 +18,7 @@ SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 LINES = 200  # lines that are looked at
 SAMPLE = 2**20  # bytes, and more where fewer than two lines are in them
 LONGEST = 2**28  # bytes of two lines, at most
+_PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, zip, bzip2, xz, Zstandard
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
@@ -34,6 +35,7 @@ class Layout:
     skipped: int  # lines before the first row of data
     sample: tuple[tuple[str, ...], ...]  # the first rows
     notes: tuple[str, ...]
+    returns: bool = False  # whether lines end in "\\r" alone
 
 
 def is_number(cell: str, decimal_comma: bool = False) -> bool:
@@ -44,11 +46,14 @@ def is_number(cell: str, decimal_comma: bool = False) -> bool:
 def find_layout(path: Path, header: bool | None = None) -> Layout:
     """The layout of a CSV file. `header` says whether its first line has names; None finds out."""
     start, whole = _start(path)
+    if start.startswith(_PACKED):
+        raise DataError(f"{path} is compressed: unpack it first")
     encoding, notes = _encoding(path, start)
     text = start.decode(encoding, errors="replace").removeprefix("\ufeff")
     if "\0" in text:
         raise DataError(f"{path} is not a text file: give CSV, Parquet (.parquet) or NumPy (.npy, .npz)")
-    lines = text.split("\n")
+    returns = "\n" not in text and "\r" in text  # as old Macs wrote
+    lines = text.split("\r" if returns else "\n")
     if not whole and len(lines) > 1:
         lines.pop()  # it may not be all there
     comments = 0
@@ -60,6 +65,10 @@ def find_layout(path: Path, header: bool | None = None) -> Layout:
     if not any(line.strip() for line in lines):
         raise DataError(f"{path} is empty: it has no rows")
     separator = _separator(lines)
+    titles = _titles(lines, separator)
+    if titles:
+        notes.append(f"{titles} line{'s' * (titles > 1)} above the table left out, the first {lines[0][:40]!r}")
+        lines, comments = lines[titles:], comments + titles
     rows = [row for row in split(lines, separator) if any(cell.strip() for cell in row)]
     if not rows:
         raise DataError(f"{path} has no rows that can be read: are its quotes closed?")
@@ -74,7 +83,7 @@ def find_layout(path: Path, header: bool | None = None) -> Layout:
     if not named:
         notes.append("no header: columns are named by their places")
     sample = tuple(tuple(row) for row in rows[named:])
-    return Layout(encoding, separator, decimal_comma, names, comments + named, sample, tuple(notes))
+    return Layout(encoding, separator, decimal_comma, names, comments + named, sample, tuple(notes), returns)
 
 
 def split(lines: Sequence[str], separator: str) -> list[list[str]]:
@@ -134,6 +143,14 @@ def _separator(lines: Sequence[str]) -> str:
     return " " if width > 1 and often == counts.total() and 2 * numbers > len(cells) and not whole else ","
 
 
+def _titles(lines: Sequence[str], separator: str) -> int:
+    """How many lines stand above the table: such as have at most one field, where most have two or more."""
+    filled = [sum(bool(cell.strip()) for cell in row) for row in split(lines, separator)]
+    if len(filled) != len(lines) or 2 * sum(count >= 2 for count in filled) <= len(filled):
+        return 0  # a quoted field may have several lines
+    return next(place for place, count in enumerate(filled) if count >= 2)
+
+
 def _has_decimal_commas(rows: Sequence[Sequence[str]]) -> bool:
     cells = [cell.strip() for row in rows for cell in row]
     commas = sum(bool(DECIMAL_COMMA.fullmatch(cell)) for cell in cells)
@@ -153,7 +170,7 @@ def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
     numbered = [cell.strip() for cell in first[-len(filled) :]]
     if first[0].strip() == "" and numbered == [str(i) for i in range(len(numbered))]:
         return True  # as pandas writes a frame without names
-    if _names_beside_places(first, body):
+    if _names_beside_places(first, body) or _dates_above_numbers(first, body, decimal_comma):
         return True
     decided = False
     for place, cell in enumerate(first):
@@ -173,6 +190,13 @@ def _names_beside_places(first: Sequence[str], body: Sequence[Sequence[str]]) ->
     if len(counted) < 3 or not names or counted not in ([str(i + k) for i in range(len(counted))] for k in (0, 1)):
         return False
     return all(row[place].strip() != cell for row in body for place, cell in names.items() if place < len(row))
+
+
+def _dates_above_numbers(first: Sequence[str], body: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
+    """Whether the first row has dates and the rows below numbers: a column for each time."""
+    places = [place for place, cell in enumerate(first) if looks_like_date(cell)]
+    below = [row[place] for row in body for place in places if place < len(row) and not is_missing(row[place])]
+    return len(places) > 1 and bool(below) and all(is_number(cell, decimal_comma) for cell in below)
 
 
 def _unique(row: Sequence[str]) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import polars as pl
 
-MISSING = frozenset(("", "na", "n/a", "#n/a", "nan", "null", "none", "nil", "-", "--", "?", ".", "missing"))
+_ERRORS = ("#n/a", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!")  # of spreadsheets
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "nil", "-", "--", "?", ".", "missing", *_ERRORS))
 
 
 def is_missing(cell: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from plmu.data.files import DataError, unreadable
 from plmu.data.tables.layout import Layout, find_layout, is_number
 from plmu.data.tables.missing import MISSING, is_missing
-from plmu.data.tables.table import Table, as_numbers
+from plmu.data.tables.numbers import as_numbers
+from plmu.data.tables.table import Table
+from plmu.plotting import shortened
 
 if TYPE_CHECKING:
     import polars as pl
@@ -101,7 +104,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _listed(table: Table) -> str:
-    names = ", ".join(table.names[:8]) + (", …" if len(table.names) > 8 else "")
+    names = ", ".join(map(shortened, table.names[:8])) + (", …" if len(table.names) > 8 else "")
     return f"{len(table.names)} column{'s' * (len(table.names) != 1)} ({names})"
 
 
@@ -109,22 +112,14 @@ def _from_csv(path: Path, layout: Layout) -> Table:
     import polars as pl
 
     source = _source(path, layout)
-    numeric: list[str] = []
-    other: list[str] = []
+    numeric = []
     for place, name in enumerate(layout.names):
         cells = [row[place] for row in layout.sample if place < len(row) and not is_missing(row[place])]
-        fits = bool(cells) and all(is_number(cell, layout.decimal_comma) for cell in cells)
-        (numeric if fits else other).append(name)
-    columns: dict[str, pl.Series] = {}
-    height = 0
-    if numeric:
-        read = _read_numbers(path, layout, source, numeric)
-        columns |= {name: _cleaned(read[name]) for name in numeric}
-        height = read.height
-    if other:
-        read = _read(path, layout, source, other, pl.String)
-        columns |= {name: _cleaned(read[name]) for name in other}
-        height = read.height
+        if cells and all(is_number(cell, layout.decimal_comma) for cell in cells):
+            numeric.append(name)
+    read = _read_all(path, layout, source, numeric)
+    columns = {name: _cleaned(read[name]) for name in layout.names}
+    height = read.height
     frame = pl.DataFrame([columns[name] for name in layout.names])
     notes = list(layout.notes)
     empty = [name for name in frame.columns if frame[name].null_count() == height]
@@ -150,7 +145,7 @@ def _from_csv(path: Path, layout: Layout) -> Table:
         return _line(path, layout, row if rows is None else int(rows[row]))
 
     def written(name: str) -> pl.Series:
-        column = _read(path, layout, source, [name], pl.String)[name]
+        column = _read(path, layout, source, dict.fromkeys(layout.names, pl.String), [name])[name]
         return column if rows is None else column.gather(rows)
 
     return Table(path, frame, notes, line, written)
@@ -158,48 +153,62 @@ def _from_csv(path: Path, layout: Layout) -> Table:
 
 def _source(path: Path, layout: Layout) -> Path | bytes:
     """What polars reads: the file, or its text in UTF-8 with single separators."""
-    if layout.encoding == "utf-8" and layout.separator != " ":
+    if layout.encoding == "utf-8" and layout.separator != " " and not layout.returns:
         return path
     text = path.read_bytes().decode(layout.encoding, errors="replace").removeprefix("\ufeff")
+    if layout.returns:
+        text = text.replace("\r", "\n")
     if layout.separator == " ":
         text = "\n".join(" ".join(line.split()) for line in text.split("\n"))
     return text.encode()
 
 
-def _read_numbers(path: Path, layout: Layout, source: Path | bytes, names: list[str]) -> pl.DataFrame:
-    """Columns as numbers; as text where a cell is neither a number nor a mark of a missing one."""
+def _read_all(path: Path, layout: Layout, source: Path | bytes, numeric: list[str]) -> pl.DataFrame:
+    """All columns as text, and the numeric ones as numbers where each cell is a number or a mark of a missing one."""
     import polars as pl
 
-    for marks in (None, _MARKS):  # looking for marks takes time, and most files have none
-        try:
-            return _read(path, layout, source, names, pl.Float64, marks)
-        except pl.exceptions.ComputeError:
-            pass
-    return _read(path, layout, source, names, pl.String)
+    kinds = {name: pl.Float64 if name in set(numeric) else pl.String for name in layout.names}
+    try:
+        return _read(path, layout, source, kinds)
+    except pl.exceptions.ComputeError:
+        pass
+    text = _read(path, layout, source, dict.fromkeys(layout.names, pl.String))
+    try:  # looking for marks takes time, and most files have none
+        numbers = _read(path, layout, source, dict.fromkeys(layout.names, pl.Float64), numeric, _MARKS)
+    except pl.exceptions.ComputeError:
+        return text
+    return text.with_columns(numbers.get_columns())
 
 
 def _read(
-    path: Path, layout: Layout, source: Path | bytes, names: list[str], kind: Any, marks: list[str] | None = None
+    path: Path,
+    layout: Layout,
+    source: Path | bytes,
+    kinds: dict[str, Any],
+    names: list[str] | None = None,
+    marks: list[str] | None = None,
 ) -> pl.DataFrame:
-    """Columns of a CSV file, as one type. ComputeError: a cell is not of it."""
+    """Columns of a CSV file of these types; all of them, or those with these names. A line with too many fields is
+    only seen where all are read. ComputeError: a cell is not of its type."""
     import polars as pl
 
-    places = [place for place, name in enumerate(layout.names) if name in set(names)]
+    places = None if names is None else [place for place, name in enumerate(layout.names) if name in set(names)]
+    numbers = pl.Float64 in kinds.values()
     try:
         return pl.read_csv(
             source,
             has_header=False,
             skip_lines=layout.skipped,
             separator=layout.separator,
-            decimal_comma=layout.decimal_comma and kind == pl.Float64,
-            schema=dict.fromkeys(layout.names, kind),
+            decimal_comma=layout.decimal_comma and numbers,
+            schema=kinds,
             columns=places,
             null_values=marks,
             encoding="utf8-lossy",
             raise_if_empty=False,
         )
     except pl.exceptions.ComputeError as error:
-        if kind == pl.Float64 and "could not parse" in str(error):
+        if numbers and "could not parse" in str(error):
             raise
         raise _fault(path, layout, error) from None
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -218,22 +227,24 @@ def _fault(path: Path, layout: Layout, error: Exception) -> DataError:
     return DataError(f"{path} cannot be read: {str(error).splitlines()[0]}")
 
 
-def _rows(path: Path, layout: Layout) -> Any:
+def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
     """Line and fields of each row of data."""
-    csv.field_size_limit(2**31 - 1)
-    with open(path, encoding=layout.encoding, errors="replace", newline="") as file:
-        for _ in range(layout.skipped):
-            file.readline()
-        if layout.separator == " ":
-            yield from ((layout.skipped + row + 1, line.split()) for row, line in enumerate(file))
-            return
-        reader, before = csv.reader(file, delimiter=layout.separator), 0
-        try:
+    usual = csv.field_size_limit(2**31 - 1)
+    try:
+        with open(path, encoding=layout.encoding, errors="replace", newline="") as file:
+            for _ in range(layout.skipped):
+                file.readline()
+            if layout.separator == " ":
+                yield from ((layout.skipped + row + 1, line.split()) for row, line in enumerate(file))
+                return
+            reader, before = csv.reader(file, delimiter=layout.separator), 0
             for fields in reader:
                 yield layout.skipped + before + 1, fields
                 before = reader.line_num
-        except csv.Error:
-            return
+    except csv.Error:
+        return
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _line(path: Path, layout: Layout, row: int) -> int:

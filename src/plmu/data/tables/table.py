@@ -12,15 +12,19 @@ from numpy.typing import NDArray
 from plmu.arguments import suggestion
 from plmu.data.files import DataError
 from plmu.data.tables import dates
+from plmu.data.tables.joined import joined, joined_name, time_parts
 from plmu.data.tables.missing import filled, is_missing
+from plmu.data.tables.numbers import as_numbers
 
 if TYPE_CHECKING:
     import polars as pl
 
 Numbers = NDArray[np.float64]
 Kind = Literal["number", "time", "text"]
+Bad = Literal["raise", "missing"]
 _FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 _HEAD = 200  # cells that tell what a column of text is
+_BETWEEN = " / "  # names that are joined
 
 
 class Table:
@@ -82,7 +86,7 @@ class Table:
             self._kinds[name] = kind
         return self._kinds[name]
 
-    def numbers(self, name: str, bad: Literal["raise", "missing"] = "raise", flags: bool = False) -> Numbers:
+    def numbers(self, name: str, bad: Bad = "raise", flags: bool = False) -> Numbers:
         """A column as float64, NaN where a number is missing or infinite.
 
         Args:
@@ -110,11 +114,7 @@ class Table:
                         f"{self.place(row, name)}: {_short(column[row])} is not a number. Mend it, or give --data.bad"
                         " missing to take such cells as missing"
                     )
-                count = int(wrong.sum())
-                self._note(
-                    f"column {name!r}: {count:,} cell{'s' * (count > 1)} of text taken as missing, the first"
-                    f" {_short(column[row])} in {self.place(row, name).split(', ')[1]}"
-                )
+                self._note_bad(name, row, int(wrong.sum()), "of text")
             column = made
         values: Numbers = np.array(column.to_numpy(), dtype=np.float64)
         infinite = np.isinf(values)
@@ -124,7 +124,7 @@ class Table:
             self._note(f"column {name!r}: {count:,} infinite number{'s' * (count > 1)} taken as missing")
         return values
 
-    def times(self, name: str, day_first: bool | None = None) -> NDArray[Any]:
+    def times(self, name: str, day_first: bool | None = None, bad: Bad = "raise") -> NDArray[Any]:
         """A column of times: datetime64[us] of dates, with NaT where one is missing; or float64 of numbers.
 
         Numbers such as 20240131 are dates if all are.
@@ -132,17 +132,18 @@ class Table:
         Args:
             name: of the column.
             day_first: whether 2/1/2024 is the second of January; by default found out.
+            bad: whether a cell that is no time raises DataError, or counts as missing.
         """
         import polars as pl
 
         column = self._column(name)
         if column.dtype == pl.Float64:
-            values = self.numbers(name)
+            values = self.numbers(name, bad)
             days = dates.from_digits(values)
             return values if days is None else days
         if column.dtype == pl.String:
             if self.kind(name) == "number":
-                return self.numbers(name)
+                return self.numbers(name, bad)
             if (name, day_first) in self._times:
                 return self._times[name, day_first]
             try:
@@ -154,13 +155,50 @@ class Table:
                 ) from None
             if len(wrong):
                 row = int(wrong[0])
-                raise DataError(f"{self.place(row, name)}: {_short(column[row])} is not a date or time")
+                if bad == "raise":
+                    raise DataError(
+                        f"{self.place(row, name)}: {_short(column[row])} is not a date or time. Mend it, or give"
+                        " --data.bad missing to leave such rows out"
+                    )
+                self._note_bad(name, row, len(wrong), "that is no date" if len(wrong) == 1 else "that are no dates")
             for note in notes:
                 self._note(f"column {name!r}: {note}")
             column = made
         found: NDArray[Any] = column.cast(pl.Datetime("us")).to_numpy().astype("datetime64[us]")
         self._times[name, day_first] = found
         return found
+
+    def join_times(self) -> tuple[str, ...]:
+        """Add a column of times, if several columns are a time together: a date and a time of day, or year, month and
+        so on. Returns the names of these columns, or none."""
+        parts = time_parts(self._columns, [name for name in self.names if self.kind(name) == "time"])
+        if parts and joined_name(parts) not in self._columns:
+            name = joined_name(parts)
+            self._columns[name] = joined([self._columns[part] for part in parts]).alias(name)
+            self._kinds[name] = "time"
+        return parts
+
+    def join_names(self, names: Sequence[str]) -> str:
+        """Add a column of text with the cells of several columns, such as "shop / item". Returns its name."""
+        name = _BETWEEN.join(names)
+        if name not in self._columns:
+            import polars as pl
+
+            texts = [pl.Series(self.text(one).tolist(), dtype=pl.String) for one in names]
+            found = texts[0]
+            for one in texts[1:]:
+                found = found + _BETWEEN + one
+            self._columns[name] = found.alias(name)
+            self._kinds[name] = "text"
+        return name
+
+    def join_again(self, time: str | None, id: str | None) -> None:
+        """Add the columns of times and names that were joined of others in another table."""
+        if time is not None and time not in self._columns:
+            self.join_times()
+        parts = () if id is None or id in self._columns else id.split(_BETWEEN)
+        if len(parts) > 1 and all(part in self._columns for part in parts):
+            self.join_names(parts)
 
     def zone(self, name: str) -> int | None:
         """The time zone of a column of times, in minutes east of Greenwich: 0 where it has several, None where it has
@@ -216,43 +254,17 @@ class Table:
     def _column(self, name: str) -> pl.Series:
         if name not in self._columns:
             few = ", ".join(map(repr, self.names[:12])) + (", …" if len(self.names) > 12 else "")
-            raise DataError(f"{self.path} has no column {name!r}: it has {few}{suggestion(name, self.names)}")
+            header = "; its first line names no columns" * any(note.startswith("no header") for note in self.notes)
+            raise DataError(f"{self.path} has no column {name!r}: it has {few}{header}{suggestion(name, self.names)}")
         return self._columns[name]
+
+    def _note_bad(self, name: str, row: int, count: int, kind: str) -> None:
+        first = f"{_short(self._column(name)[row])} in {self.place(row, name).split(', ')[1]}"
+        self._note(f"column {name!r}: {count:,} cell{'s' * (count > 1)} {kind} taken as missing, the first {first}")
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
-
-
-def as_numbers(column: pl.Series) -> tuple[pl.Series, pl.Series, str]:
-    """Numbers of a column of text, which cells are neither numbers nor missing, and how the numbers are written."""
-    import polars as pl
-
-    cells = filled(column)
-    best: tuple[pl.Series, pl.Series, str] | None = None
-    for note, change in _WAYS.items():
-        changed = change(cells).cast(pl.Float64, strict=False)
-        wrong = changed.is_null() & cells.is_not_null()
-        if best is None or int(wrong.sum()) < int(best[1].sum()):
-            best = changed, wrong, note
-        if not wrong.any():
-            break
-    assert best is not None
-    return best
-
-
-def _thousands(cells: pl.Series) -> pl.Series:
-    fits = cells.str.contains(r"^[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d*)?$")
-    return cells.set(~fits.fill_null(False), None).str.replace_all(",", "", literal=True)
-
-
-# How numbers are written, and how to write them plainly.
-_WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
-    "": lambda cells: cells,
-    "commas between thousands": _thousands,
-    "decimal commas": lambda cells: cells.str.replace_all(r"\.(\d{3})", "$1").str.replace(",", ".", literal=True),
-    "spaces between thousands": lambda cells: cells.str.replace_all(r"(\d)[\s\u{a0}\u{202f}'](\d{3})", "$1$2"),
-}
 
 
 def _short(cell: Any) -> str:

