@@ -95,13 +95,9 @@ class ThresholdShares(Steppable):
         if self.returns_sequences or resets is not None or torch.compiler.is_compiling():
             return self._every_step(x, start, known, resets)
         steps = start.new_full((batch,), time) if known is None else known.to(start.dtype)
-        sums = self._sums(x.detach(), steps)
+        sums, runs = self._followed(x.detach(), steps, start) if self.stretches else (self._sums(x.detach(), steps), [])
         sums = _later(sums, start[:, -1:])  # steps are counted from the beginning of the sequence
-        parts = [start[:, : self._moments] + sums.flatten(1), start[:, -1:] + steps[:, None]]
-        if self.stretches:
-            number, longest, run = self._stretches(start)
-            went_on, longest, run = followed(x.detach(), self.thresholds, longest, run, known)
-            parts[1:1] = [number + sums[:, 0] - went_on, longest, run]
+        parts = [start[:, : self._moments] + sums.flatten(1), *runs, start[:, -1:] + steps[:, None]]
         last = torch.cat([part.to(start.dtype) for part in parts], dim=1)
         out = self._shares(last).to(result_dtype(x))
         return (out if known is None else torch.where((known > 0)[:, None], out, 0.0)), last
@@ -137,6 +133,17 @@ class ThresholdShares(Steppable):
                     found = weight[first : first + rows] @ held.flatten(2)
                     total[first : first + rows] += _later(found.double(), place)
         return total
+
+    def _followed(self, x: Tensor, steps: Tensor, start: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """What `_sums` returns, and the state's numbers of stretches after x."""
+        number, longest, run = self._stretches(start)
+        total = x.new_zeros(len(x), 1 + self.positions, self._width, dtype=torch.float64)
+        for place in range(0, x.shape[1], _STEPS):
+            some, left = x[:, place : place + _STEPS], (steps.long() - place).clamp(0, _STEPS)
+            sums, went_on, longest, run = followed(some, self.thresholds, longest, run, self.positions, left)
+            total += _later(sums.double(), place)
+            number = number + sums[:, 0] - went_on
+        return total, [number, longest, run]
 
     def _powers(self, number: Tensor) -> Iterable[Tensor]:
         """(t + ½)ᵏ of steps t, from degree 0."""

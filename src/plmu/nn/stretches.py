@@ -7,51 +7,58 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-_FOLLOWED = {"cpu": 2**16, "cuda": 2**24}  # stretches that are followed at a time
+_FOLLOWED = {"cpu": 2**17, "cuda": 2**24}  # stretches that are followed at a time
 
 
 def followed(
-    x: Tensor, thresholds: Tensor, longest: Tensor, run: Tensor, lengths: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """How many steps go on with a stretch, the longest stretch and the one that has not ended, after all steps of x.
-
-    Steps are taken one after another, for as many sequences at a time as stay in a processor's cache.
+    x: Tensor, thresholds: Tensor, longest: Tensor, run: Tensor, degree: int, lengths: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The steps t of x that are above each threshold, taken one after another.
 
     Args:
         x: (batch, time, features).
         thresholds: (count, features).
         longest: the longest stretch before x, (batch, count · features).
         run: steps of the stretch that has not ended before x, (batch, count · features).
+        degree: the highest power of t + ½ that is summed.
         lengths: of the sequences, (batch,).
+
+    Returns:
+        The sums of (t + ½)ᵏ of those steps, (batch, 1 + degree, count · features); how many of them go on with a
+        stretch; the longest stretch; and the one that has not ended.
     """
-    batch, time, _ = x.shape
-    dtype, shape = run.dtype, thresholds.shape
+    batch, dtype, shape = len(x), run.dtype, thresholds.shape
     thresholds = thresholds.to(dtype)
-    ends = [time] * batch if lengths is None else lengths.tolist()
+    ends = lengths.tolist()
     order = sorted(range(batch), key=lambda i: -ends[i])
-    rows = max(1, _FOLLOWED.get(x.device.type, 2**16) // thresholds.numel())
-    out = torch.zeros_like(run), longest.clone(), run.clone()
+    equal = min(ends, default=0) == max(ends, default=0)
+    rows = max(1, _FOLLOWED.get(x.device.type, 2**17) // thresholds.numel())  # as many as stay in a cache
+    sums, more = run.new_zeros(1 + degree, *run.shape), torch.zeros_like(run)
+    longest, run = longest.clone(), run.clone()
     for first in range(0, batch, rows):
         some = order[first : first + rows]
         place = torch.tensor(some, device=x.device)
-        mine = x[place].to(dtype)
-        kept = [one[place].unflatten(1, shape) for one in out]
-        above, before = torch.empty_like(kept[2]), (kept[2] > 0).to(dtype)
+        mine = (x[first : first + rows] if equal else x[place]).to(dtype)
+        kept = [one[place].unflatten(1, shape) for one in (*sums, more, longest, run)]
+        above, before = torch.empty_like(kept[-1]), (kept[-1] > 0).to(dtype)
         for left, begin, end in _active([ends[i] for i in some]):
             now, last, values = above[:left], before[:left], mine[:left, :, None]
-            more, most, current = (one[:left] for one in kept)
+            count, *moments, went_on, most, current = (one[:left] for one in kept)
             for t in range(begin, end):
                 # Written as numbers: as truth values they would be compared one by one.
                 torch.gt(values[:, t], thresholds, out=now)
+                count.add_(now)
+                for k, moment in enumerate(moments, 1):
+                    moment.add_(now, alpha=(t + 0.5) ** k)
+                went_on.addcmul_(now, last)
                 torch.addcmul(now, current, now, out=current)
                 torch.maximum(most, current, out=most)
-                more.addcmul_(now, last)
                 now, last = last, now
             if (end - begin) % 2:
                 above, before = before, above
-        for one, value in zip(out, kept, strict=True):
+        for one, value in zip((*sums, more, longest, run), kept, strict=True):
             one[place] = value.flatten(1)
-    return out
+    return sums.movedim(0, 1), more, longest, run
 
 
 def followed_at_steps(
