@@ -119,6 +119,20 @@ def test_lengths_and_resets(options: dict[str, int]) -> None:
         torch.testing.assert_close(state[2:], layer(x[2:, 9:10])[1])
 
 
+@pytest.mark.parametrize("at_a_time", [1, 2, 7])
+def test_stretches_of_few_sequences_at_a_time_agree(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, last = (build(end, {"positions": 1, "stretches": True}) for end in (False, True))
+    monkeypatch.setattr("plmu.nn.stretches._FOLLOWED", {"cpu": at_a_time * layer.thresholds.numel()})
+    x = torch.randn(5, 30, 3, dtype=torch.float64)
+    for lengths in (None, [0, 30, 7, 1, 7]):
+        before = layer(torch.randn(5, 4, 3, dtype=torch.float64))[1]
+        out, state = last(x, before, lengths=lengths)
+        expected, end = layer(x, before, lengths=lengths)
+        assert torch.equal(state, end)
+        ends = torch.tensor(lengths or [30] * 5)
+        torch.testing.assert_close(out, expected[torch.arange(5), ends - 1] * (ends > 0)[:, None])
+
+
 @every_kind
 def test_it_is_saved_and_loaded(tmp_path: Path, options: dict[str, int]) -> None:
     layer = build(True, options).float()
