@@ -56,9 +56,6 @@ MORE: dict[str, Callable[[], Any]] = {
     "shares and positions of degree 3": lambda: Sequential(
         nn.Linear(3, 4), plmu.nn.ThresholdShares(4, 2, positions=3), nn.Linear(32, 2)
     ),
-    "shares and stretches": lambda: Sequential(
-        nn.Linear(3, 4), plmu.nn.ThresholdShares(4, 2, positions=1, stretches=True), nn.Linear(32, 2)
-    ),
     "token delay": lambda: Sequential(plmu.TokenDelayLayer(9, 3, **layers.SMALL), nn.Linear(12, 2)),
 }  # fmt: skip
 NAMES = [*layers.LAYERS, *(f"block: {one}" for one in blocks.BLOCKS), *MORE]

@@ -1,9 +1,6 @@
 """`ThresholdShares` against its formula, and with itself: whole, in pieces, with lengths and resets, step by step."""
 
-import itertools
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -13,52 +10,35 @@ import plmu
 from plmu.nn import ThresholdShares
 
 
-def build(last: bool = False, options: Mapping[str, int] = MappingProxyType({})) -> ThresholdShares:
+def build(last: bool = False, positions: int = 0) -> ThresholdShares:
     torch.manual_seed(0)
-    layer = ThresholdShares(3, 4, **options, return_sequences=not last).double()  # type: ignore[arg-type]
+    layer = ThresholdShares(3, 4, positions=positions, return_sequences=not last).double()
     layer.thresholds.normal_()
     return layer
 
 
-KINDS = {
-    "shares": {},
-    "positions": {"positions": 1},
-    "degree 3": {"positions": 3},
-    "stretches": {"stretches": True},
-    "positions and stretches": {"positions": 2, "stretches": True},
-}
-every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+both = pytest.mark.parametrize("positions", [0, 1, 3], ids=["shares", "positions", "degree 3"])
 
 
-def stretches(above: np.ndarray) -> tuple[int, int]:
-    """How many stretches of True there are, and the longest."""
-    found = [len(list(steps)) for is_above, steps in itertools.groupby(above) if is_above]
-    return len(found), max(found, default=0)
-
-
-@every_kind
-def test_shares_are_means_over_the_steps_so_far(options: dict[str, int]) -> None:
-    layer, last = build(False, options), build(True, options)
+@both
+def test_shares_are_means_over_the_steps_so_far(positions: int) -> None:
+    layer, last = build(False, positions), build(True, positions)
     x = torch.randn(2, 5000, 3, dtype=torch.float64)  # more than one piece
     out, state = layer(x)
     for at in (0, 7, 299, 4999):
         above = torch.stack([(x[:, : at + 1] > t).double() for t in layer.thresholds], dim=1)
         place = (np.arange(at + 1) + 0.5) * 2 / (at + 1) - 1
-        ramps = torch.from_numpy(np.polynomial.legendre.legvander(place, layer.positions).T)
+        ramps = torch.from_numpy(np.polynomial.legendre.legvander(place, positions).T)
         expected = torch.stack([(above * ramp[:, None]).mean(2) for ramp in ramps], dim=1)
-        if layer.stretches:
-            series = above.movedim(2, -1).flatten(0, 2).bool().numpy()
-            runs = torch.tensor([stretches(one) for one in series]).double() / (at + 1)
-            expected = torch.cat([expected, runs.unflatten(0, (2, 4, 3)).movedim(-1, 1)], dim=1)
         torch.testing.assert_close(out[:, at].unflatten(1, (-1, 4, 3)), expected)
     final, other = last(x)
     torch.testing.assert_close(final, out[:, -1])
     assert torch.equal(state, other)
 
 
-@every_kind
-def test_float32_agrees_with_float64(options: dict[str, int]) -> None:
-    layer, x = build(True, options), torch.randn(2, 5000, 3)
+@both
+def test_float32_agrees_with_float64(positions: int) -> None:
+    layer, x = build(True, positions), torch.randn(2, 5000, 3)
     layer.thresholds.copy_(layer.thresholds.float())
     expected = layer(x.double())[0]
     torch.testing.assert_close(layer.float()(x)[0], expected.float())
@@ -70,9 +50,9 @@ def test_a_wrong_degree_is_named(positions: object) -> None:
         ThresholdShares(3, 4, positions=positions)  # type: ignore[arg-type]
 
 
-@every_kind
-def test_whole_pieces_steps_and_a_stream_agree(options: dict[str, int]) -> None:
-    layer, last = build(False, options), build(True, options)
+@both
+def test_whole_pieces_steps_and_a_stream_agree(positions: int) -> None:
+    layer, last = build(False, positions), build(True, positions)
     x = torch.randn(2, 40, 3, dtype=torch.float64)
     whole, end = layer(x)
     first, state = layer(x[:, :17])
@@ -91,14 +71,14 @@ def test_whole_pieces_steps_and_a_stream_agree(options: dict[str, int]) -> None:
     torch.testing.assert_close(folded.step(x[:, 17], layer(x[:, :17])[1])[0], whole[:, 17])
 
 
-@every_kind
-def test_lengths_and_resets(options: dict[str, int]) -> None:
+@both
+def test_lengths_and_resets(positions: int) -> None:
     x = torch.randn(3, 20, 3, dtype=torch.float64)
     padded = x.clone()
     padded[1, 7:] = padded[2] = float("nan")
     resets = torch.zeros(3, 20, dtype=torch.bool)
     resets[:, 9] = resets[:, 12] = True
-    for layer in (build(False, options), build(True, options)):
+    for layer in (build(False, positions), build(True, positions)):
         before = layer(torch.randn(3, 5, 3, dtype=torch.float64))[1]
         out, state = layer(padded, before, lengths=[20, 7, 0])
         expected, end = layer(x[1:2, :7], before[1:2])
@@ -119,23 +99,9 @@ def test_lengths_and_resets(options: dict[str, int]) -> None:
         torch.testing.assert_close(state[2:], layer(x[2:, 9:10])[1])
 
 
-@pytest.mark.parametrize("at_a_time", [1, 2, 7])
-def test_stretches_of_few_sequences_at_a_time_agree(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, last = (build(end, {"positions": 1, "stretches": True}) for end in (False, True))
-    monkeypatch.setattr("plmu.nn.stretches._FOLLOWED", {"cpu": at_a_time * layer.thresholds.numel()})
-    x = torch.randn(5, 30, 3, dtype=torch.float64)
-    for lengths in (None, [0, 30, 7, 1, 7]):
-        before = layer(torch.randn(5, 4, 3, dtype=torch.float64))[1]
-        out, state = last(x, before, lengths=lengths)
-        expected, end = layer(x, before, lengths=lengths)
-        assert torch.equal(state, end)
-        ends = torch.tensor(lengths or [30] * 5)
-        torch.testing.assert_close(out, expected[torch.arange(5), ends - 1] * (ends > 0)[:, None])
-
-
-@every_kind
-def test_it_is_saved_and_loaded(tmp_path: Path, options: dict[str, int]) -> None:
-    layer = build(True, options).float()
+@both
+def test_it_is_saved_and_loaded(tmp_path: Path, positions: int) -> None:
+    layer = build(True, positions).float()
     model = plmu.Sequential(layer, torch.nn.Linear(layer.output_size, 2))
     plmu.save(model, tmp_path / "model.plmu")
     x = torch.randn(2, 20, 3)

@@ -24,9 +24,8 @@ class SequenceClassifier(Estimator):
 
     The signal and its differences go into Delay Networks with windows from 9 steps up to the series' length. For
     random projections of their states it counts how often they exceed thresholds, which are quantiles of the training
-    data, where in the series, in how many stretches, and how long the longest of these is. Such numbers, of
-    `plmu.nn.ThresholdShares`, are the features of a ridge regression. A feature counts by how well it tells the classes
-    of the training series apart; leave-one-out errors choose the strength.
+    data, and where in the series. These shares of time and positions are the features of a ridge regression. A feature
+    counts by how well it tells the classes of the training series apart; leave-one-out errors choose the strength.
     After `fit`, `model` is an ordinary plmu model, which gives a score for each class: it streams with running counts,
     saves, folds and exports. It takes series as `prepare` returns them.
 
@@ -54,7 +53,7 @@ class SequenceClassifier(Estimator):
         order: int = 9,
         windows: Any = None,
         projections: int = 32,
-        thresholds: int = 4,
+        thresholds: int = 6,
         normalize: Any = "auto",
         strengths: Any = None,
         random_state: int = 0,

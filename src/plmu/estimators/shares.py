@@ -1,5 +1,4 @@
-"""Features of whole series: how often, where, and for how long at a time, random projections of the memory's states
-exceed thresholds."""
+"""Features of whole series: how often, and where, random projections of the memory's states exceed thresholds."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 from plmu.estimators.series import Array
 from plmu.nn import CausalConvolution, DelayLayer, Sequential, ThresholdShares
 
-_POSITIONS = 0.5  # weight of positions beside the other features in the ridge regression
+_DEGREE = 3  # of positions
+_POSITIONS = 0.5  # weight of positions beside shares in the ridge regression
 _BLOCK = 2**22  # numbers of projections that are held at a time
 _SAMPLE = 1000  # steps of training series from which thresholds are taken
 _SERIES = 100  # training series from which scales and thresholds are taken
@@ -48,7 +48,7 @@ def build(
     generator: torch.Generator,
 ) -> Sequential:
     """Memories of each source of channels and of its differences, random projections, and the shares of time above
-    their thresholds, with positions and stretches.
+    their thresholds.
 
     Args:
         x: training series (examples, time, channels), padded.
@@ -66,7 +66,7 @@ def build(
     changes = CausalConvolution(groups * channels, 2)
     memory = DelayLayer(groups * channels, order, list(windows))
     projection = nn.Linear(order * groups * channels, groups * projections)
-    counts = ThresholdShares(groups * projections, thresholds, positions=1, stretches=True, return_sequences=False)
+    counts = ThresholdShares(groups * projections, thresholds, positions=_DEGREE, return_sequences=False)
     front = Sequential(inputs, changes, memory, projection, counts).requires_grad_(False)
     sample = torch.randperm(len(x), generator=generator)[:_SERIES]
     some, known = x[sample], lengths[sample]
@@ -103,8 +103,10 @@ def build(
 
 
 def scales(features: int) -> Tensor:
-    """What so many standardised features, as many of each kind of `ThresholdShares`, are multiplied by."""
-    return torch.tensor([1, _POSITIONS, 1, 1]).sqrt().repeat_interleave(features // 4)
+    """What so many standardised features, shares before positions of each degree, are multiplied by."""
+    out = torch.ones(features)
+    out[features // (1 + _DEGREE) :] = _POSITIONS**0.5
+    return out
 
 
 def over_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:

@@ -1,8 +1,7 @@
 """Classes of series of your own (--data.file): of equal or unequal length, with one or many channels.
 
-Models: `closed` is fitted in closed form in seconds: how often, where in a series and for how long at a time random
-projections of Delay Networks' states exceed thresholds, and a ridge regression on that. `gradient` trains the readout
-further.
+Models: `closed` is fitted in closed form in seconds: how often, and where in a series, random projections of Delay
+Networks' states exceed thresholds, and a ridge regression on that. `gradient` trains the readout further.
 
 Score: the share of test series that are classified correctly, beside that of the commonest class. The run's folder has
 precision, recall and F1 of each class, and a picture of the confusion matrix.

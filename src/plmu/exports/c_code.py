@@ -222,13 +222,12 @@ def _attend(c: Code, one: ops.Attend) -> None:
 
 def _count(c: Code, one: ops.Count) -> None:
     given = c.at(one.x), c.at(one.counts), c.constant(one.thresholds)
-    c.call("count", c.at(one.out), *given, *one.thresholds.shape, 1 + one.positions, int(one.stretches))
+    c.call("count", c.at(one.out), *given, *one.thresholds.shape, 1 + one.positions)
 
 
 def _shares(c: Code, one: ops.Shares) -> None:
-    degrees, runs = len(one.legendre), int(one.stretches)
-    size = one.out.size // (degrees + 2 * runs)
-    c.call("shares", c.at(one.out), c.at(one.counts), c.constant(one.legendre), size, degrees, runs)
+    degrees = len(one.legendre)
+    c.call("shares", c.at(one.out), c.at(one.counts), c.constant(one.legendre), one.out.size // degrees, degrees)
 
 
 _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {

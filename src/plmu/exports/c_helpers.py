@@ -269,19 +269,13 @@ static void remain(float *restrict out, const float *restrict m, const float *re
 }
 """,
     "count": """static void count(float *out, const float *x, const float *counts, const float *thresholds,
-    size_t rows, size_t features, size_t degrees, size_t stretches)
+    size_t rows, size_t features, size_t degrees)
 {
-    const size_t size = rows * features, runs = degrees * size, last = runs + 3 * stretches * size;
+    const size_t size = rows * features, last = degrees * size;
     const float steps = counts[last];
     size_t i, k;
     for (i = 0; i < size; i++) {
         float above = x[i % features] > thresholds[i] ? 1.0f : 0.0f;
-        if (stretches) {
-            const float run = above * (counts[runs + 2 * size + i] + 1.0f), longest = counts[runs + size + i];
-            out[runs + i] = counts[runs + i] + (run == 1.0f ? 1.0f : 0.0f);
-            out[runs + size + i] = run > longest ? run : longest;
-            out[runs + 2 * size + i] = run;
-        }
         for (k = 0; k < degrees; k++) {
             out[k * size + i] = counts[k * size + i] + above;
             above *= steps + 0.5f;
@@ -291,12 +285,10 @@ static void remain(float *restrict out, const float *restrict m, const float *re
 }
 """,
     "shares": """static void shares(float *out, const float *counts, const float *legendre,
-    size_t size, size_t degrees, size_t stretches)
+    size_t size, size_t degrees)
 {
-    const float steps = counts[(degrees + 3 * stretches) * size];
+    const float steps = counts[degrees * size];
     size_t i, j, k;
-    for (i = degrees * size; i < (degrees + 2 * stretches) * size; i++)
-        out[i] = counts[i] / steps;
     for (i = 0; i < size; i++)
         for (k = 0; k < degrees; k++) {
             float scale = 1.0f / steps, sum = 0.0f;

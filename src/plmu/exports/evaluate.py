@@ -176,23 +176,15 @@ def _attend(e: Evaluator, one: ops.Attend, v: dict[Value, Tensor]) -> None:
 def _count(e: Evaluator, one: ops.Count, v: dict[Value, Tensor]) -> None:
     counts = v[one.counts]
     above = (v[one.x][:, None] > e.array(one.thresholds)).flatten(1).to(counts.dtype)
-    sums = torch.cat([above * (counts[:, -1:] + 0.5) ** k for k in range(one.positions + 1)], 1)
-    before, rest = counts[:, : sums.shape[1]], counts[:, sums.shape[1] : -1]
-    if one.stretches:
-        number, longest, run = rest.chunk(3, 1)
-        run = above * (run + 1)
-        rest = torch.cat([number + (run == 1), torch.maximum(longest, run), run], 1)
-    v[one.out] = torch.cat([before + sums, rest, counts[:, -1:] + 1], 1)
+    parts = [above * (counts[:, -1:] + 0.5) ** k for k in range(one.positions + 1)]
+    v[one.out] = counts + torch.cat([*parts, torch.ones_like(counts[:, -1:])], 1)
 
 
 def _shares(e: Evaluator, one: ops.Shares, v: dict[Value, Tensor]) -> None:
     counts, factors = v[one.counts], e.array(one.legendre)
-    kinds = len(factors) + 2 * one.stretches
-    width, steps = one.out.size // kinds, counts[:, -1:]
-    moments = counts[:, : len(factors) * width].unflatten(1, (len(factors), -1))
-    powers = steps ** torch.arange(1, len(factors) + 1, device=counts.device)
-    out = (factors.to(counts.dtype) @ (moments / powers[:, :, None])).flatten(1)
-    v[one.out] = torch.cat([out, counts[:, len(factors) * width : kinds * width] / steps], 1)
+    parts = counts[:, :-1].unflatten(1, (len(factors), -1))
+    powers = counts[:, -1:] ** torch.arange(1, len(factors) + 1, device=counts.device)
+    v[one.out] = (factors.to(counts.dtype) @ (parts / powers[:, :, None])).flatten(1)
 
 
 _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], None]] = {

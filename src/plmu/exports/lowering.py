@@ -239,9 +239,8 @@ def _stepped(b: Builder, part: folded.Stepped, x: Value, state: Any) -> tuple[Va
         return lower_covariates(b, layer, x, state)
     if is_plain(layer, ThresholdShares) and "step" not in vars(layer):
         b.kinds[state] = "counts"
-        after = b.add(ops.Count, state.size, x, state, cast(layer.thresholds), layer.positions, layer.stretches)
-        factors = cast(torch.tensor(legendre(layer.positions)))
-        return b.add(ops.Shares, layer.output_size, after, factors, layer.stretches), after
+        after = b.add(ops.Count, state.size, x, state, cast(layer.thresholds), layer.positions)
+        return b.add(ops.Shares, state.size - 1, after, cast(torch.tensor(legendre(layer.positions)))), after
     known = is_plain(layer, CausalAttention) and "step" not in vars(layer)
     if not known or not all(is_plain(one, nn.Linear) for one in (layer.inputs, layer.output)):
         raise b.unknown(part)

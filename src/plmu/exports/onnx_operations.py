@@ -177,35 +177,27 @@ def _count(g: Graph, one: ops.Count) -> None:
     above = g.node("Cast", g.node("Greater", x, g.constant(one.thresholds)), to=TensorProto.FLOAT)
     above = g.reshape(above, size)
     counts = g.get(one.counts)
-    moments = size * (1 + one.positions)
-    sizes = [moments, *[size] * (3 * one.stretches), 1]
-    before, *runs, steps = g.nodes_of("Split", (counts, g.integers(*sizes)), len(sizes), axis=1)
+    before, steps = g.nodes_of("Split", (counts, g.integers(one.counts.size - 1, 1)), 2, axis=1)
     parts, number = [above], g.node("Add", steps, g.number(0.5))
     for _ in range(one.positions):
         parts.append(g.node("Mul", parts[-1], number))
-    after = [g.node("Add", before, g.node("Concat", *parts, axis=1))]
-    if one.stretches:
-        stretches, longest, run = runs
-        run = g.node("Mul", above, g.node("Add", run, g.number(1.0)))
-        begins = g.node("Cast", g.node("Equal", run, g.number(1.0)), to=TensorProto.FLOAT)
-        after += [g.node("Add", stretches, begins), g.node("Max", longest, run), run]
-    g.put(one.out, g.node("Concat", *after, g.node("Add", steps, g.number(1.0)), axis=1))
+    above = g.node("Concat", *parts, axis=1)
+    after = g.node("Add", before, above), g.node("Add", steps, g.number(1.0))
+    g.put(one.out, g.node("Concat", *after, axis=1))
 
 
 def _shares(g: Graph, one: ops.Shares) -> None:
     degrees = len(one.legendre)
-    size = one.out.size // (degrees + 2 * one.stretches)
-    sizes = [*[size] * (degrees + 3 * one.stretches), 1]
-    *parts, steps = g.nodes_of("Split", (g.get(one.counts), g.integers(*sizes)), len(sizes), axis=1)
+    size = one.out.size // degrees
+    *parts, steps = g.nodes_of("Split", (g.get(one.counts), g.integers(*[size] * degrees, 1)), degrees + 1, axis=1)
     means, out = [], []
-    for k, part in enumerate(parts[:degrees]):
+    for k, part in enumerate(parts):
         for _ in range(k + 1):
             part = g.node("Div", part, steps)
         means.append(part)
     for row in one.legendre.tolist():
         terms = [g.node("Mul", mean, g.number(factor)) for mean, factor in zip(means, row, strict=True) if factor]
         out.append(reduce(lambda sum_, term: g.node("Add", sum_, term), terms))
-    out += [g.node("Div", part, steps) for part in parts[degrees : degrees + 2 * one.stretches]]
     g.put(one.out, g.node("Concat", *out, axis=1))
 
 

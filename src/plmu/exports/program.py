@@ -227,24 +227,21 @@ class Attend(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Count(Operation):
-    """Counts after a step t: how often x was above each threshold; the sums of those steps' (t + ½)ᵏ for each degree of
-    `positions`; with `stretches` how many stretches of such steps there are, the longest, and the one that has not
-    ended; and last how many steps there were."""
+    """Counts after a step t: how often x was above each threshold, the sums of those steps' (t + ½)ᵏ for each degree of
+    `positions`, and last how many steps there were."""
 
     x: Value
     counts: Value
     thresholds: Tensor  # (count, features)
     positions: int
-    stretches: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Shares(Operation):
-    """Shares of the steps, positions, and with `stretches` their number and the longest, from counts."""
+    """Shares of the steps, and positions, from counts."""
 
     counts: Value
     legendre: Tensor  # (degrees, degrees), coefficients of powers of (t + ½) / steps
-    stretches: bool
 
 
 @dataclass(frozen=True, eq=False)
