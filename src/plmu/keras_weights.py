@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.nn.cell import LMUCell
-from plmu.nn.original import LMU
+from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 
 CLOSE = 1e-5  # relative, of a θ that keras-lmu keeps as 1 / θ in float32

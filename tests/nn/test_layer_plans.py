@@ -66,7 +66,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     watch(fused, "output", lambda *_: found.algorithms.append(("fused",)))
     watch(all_states, "states", lambda *_: found.algorithms.append(("fused",)))
     watch(coupled, "states", lambda *_: found.algorithms.append(("coupled",)))
-    watch(original.Loop, "advance", lambda *_: found.algorithms.append(("step by step",)))
+    watch(original._Loop, "advance", lambda *_: found.algorithms.append(("step by step",)))
     watch(coupled._Library, "forward", lambda *_: found.kernels.add("library"))
     # Our kernels' launches are noted, not made: other tests compare what they compute.
     monkeypatch.setattr(launch, "project", lambda u, before, segments, weight, *_, **options: _launched(

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from plmu.exports.program import Program
-from plmu.nn.cell import LMUCell
-from plmu.nn.original import LMU
+from plmu.nn.original import LMU, LMUCell
 from plmu.nn.steppable import Steppable
 from plmu.state_tree import leaves, map_state
 

@@ -3,7 +3,6 @@
 from plmu.nn.attention import CausalAttention
 from plmu.nn.bidirectional import Bidirectional
 from plmu.nn.blocks import LMUBlock, MemoryBlock
-from plmu.nn.cell import LMUCell
 from plmu.nn.combining import Gated, WeightedStack
 from plmu.nn.convolution import CausalConvolution
 from plmu.nn.covariates import CovariateForecast
@@ -14,7 +13,7 @@ from plmu.nn.folding import fold
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.highway import Highway
 from plmu.nn.lstm import LSTM
-from plmu.nn.original import LMU
+from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.selective import SelectiveLMU
 from plmu.nn.sequential import Residual, Sequential

@@ -28,7 +28,7 @@ from plmu.ops.matrices import step_matrix
 from plmu.systems import LinearSystem
 
 if TYPE_CHECKING:
-    from plmu.nn.cell import LMUCell
+    from plmu.nn.original import LMUCell
 
 
 def states(
