@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="folder for calendar.json")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("PLMU_DATA", ".")))
     asked = parser.parse_args()
-    choosing._GAIN = -math.inf  # covariates are used, so that their errors are known
+    choosing.GAIN = -math.inf  # covariates are used, so that their errors are known
     courses = {
         f"{name}, {horizon} {calendar}s": course(values, calendar, horizon)
         for name, (values, calendar, horizons) in series().items()

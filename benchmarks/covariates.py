@@ -8,8 +8,8 @@ A forecaster is fitted to the first 50, 60 and 70 % of the rows, and tested on t
 choose how much is asked of covariates. The last fit, to 80 % of the rows, is tested on the rest and chooses nothing.
 
 `gain` is the share of the validation error that covariates must take away, by the number of horizons in the validation
-rows (`_GAIN` of `plmu.estimators.choosing`). `repeats` is how many times a series must be as long as the lags that are
-tried (`_REPEATS` of `plmu.estimators.effects`).
+rows (`GAIN` of `plmu.estimators.choosing`). `repeats` is how many times a series must be as long as the lags that are
+tried (`REPEATS` of `plmu.estimators.effects`).
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ def folds(name: str) -> list[dict[str, Any]]:
         past = [one[:stop] for one, stop in zip(rows, first, strict=True)]
         try:
             plain = plmu.Forecaster(horizon).fit([one[:, :1] for one in past])
-            kept = sum(plain._validation_rows(len(one)) for one in past)
+            kept = sum(choosing.rows_to_choose_by(plain.validation, horizon, len(one)) for one in past)
             fold: dict[str, Any] = {
                 "rows": sum(first),
-                "longest": max(first) - plain._validation_rows(max(first)),
+                "longest": max(first) - choosing.rows_to_choose_by(plain.validation, horizon, max(first)),
                 "horizons": max(1.0, kept / horizon),
                 "without": {"valid": plain.validation_["mse"], "test": errors(plain, rows, first, end)},
             }
@@ -167,8 +167,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="folder for covariates.json")
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     asked = parser.parse_args()
-    gain, repeats = choosing._GAIN, effects._REPEATS
-    choosing._GAIN, effects._REPEATS = -math.inf, 0  # fits with covariates use them
+    gain, repeats = choosing.GAIN, effects.REPEATS
+    choosing.GAIN, effects.REPEATS = -math.inf, 0  # fits with covariates use them
     every = {name: folds(name) for name in asked.sets}
     trials, last = (
         {name: [one for one in some if one["last"] == final] for name, some in every.items()} for final in (False, True)

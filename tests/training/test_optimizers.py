@@ -20,7 +20,7 @@ from plmu.training.processes import Processes
 from plmu.training.task import Group, Task
 
 ONE = Processes(0, 1, torch.device("cpu"))
-SHAPES = [(5, 9), (9, 5), (6, 6), (1, 7), (4, 3, 5), (4, 15), (5, 9), (2, 2, 2, 2)]
+SHAPES = [(5, 9), (9, 5), (9, 9), (6, 6), (1, 7), (4, 3, 5), (4, 15), (5, 9), (2, 2, 2, 2)]
 RATES = (0.1, 0.03)
 TERMS = 5 * 3 * 20  # iterations, products of each, and what a product sums
 

@@ -24,9 +24,16 @@ _LOOKBACK = 336
 _ORDER = 96  # the highest that is taken where none is given
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
 _FREE, _ROOM = 0.0, 100.0  # of several series it is not pulled, and may be larger than that of the largest
-_GAIN = 0.5  # share of the error that covariates must take away, by the number of horizons that it was measured on
+GAIN = 0.5  # share of the error that covariates must take away, by the number of horizons that it was measured on
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
+
+
+def rows_to_choose_by(share: float, horizon: int, rows: int) -> int:
+    """How many rows of a series are kept to choose by, a share or a number of them; none where too few would be left to
+    fit."""
+    wanted = round(share * rows) if share < 1 else int(share)
+    return wanted if wanted >= horizon and rows - wanted >= 2 * horizon + 2 else 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class Choice:
         errors = plain.told["mse"], found.told["mse"]
         # Of few horizons the error is known badly, and a small gain is none. Without validation data errors are NaN.
         horizons = max(1.0, sum(data.kept) / data.horizon)
-        used = not errors[1] >= errors[0] * (1 - _GAIN / horizons)
+        used = not errors[1] >= errors[0] * (1 - GAIN / horizons)
         if not used:
             found, effect = plain, Effect(torch.zeros(data.channels, len(size), 1), 1, math.nan)
         model = CovariateForecast(

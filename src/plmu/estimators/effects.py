@@ -14,7 +14,7 @@ from plmu.nn.covariates import CovariateForecast, spread
 from plmu.nn.forecast import LookbackForecast, window_taps
 
 LAGS = (1, 4, 48)  # steps of a covariate that its effect may depend on
-_REPEATS = 20  # of these steps that the longest series must have
+REPEATS = 20  # of these steps that the longest series must have
 _ORDER = 8  # the most Legendre coefficients of these steps
 _STRENGTHS = tuple(10.0**k for k in range(-5, 3))  # of the ridge, for features of unit power
 _TRIED = 20_000  # windows over all channels, to which the readout is fitted
@@ -56,7 +56,7 @@ def best_effect(
     """
     data, covariates = _recent(data, covariates, layer)
     longest = max(one.values.shape[1] for one in data.train())
-    tried = [one for one in LAGS if one == 1 or one * _REPEATS <= longest] if lags is None else [lags]
+    tried = [one for one in LAGS if one == 1 or one * REPEATS <= longest] if lags is None else [lags]
     if not data.has_validation(layer.lookback):
         tried = tried[:1]
     found = [_effect(data, covariates, layer, one, strength) for one in tried]

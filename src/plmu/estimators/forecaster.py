@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plmu.estimators.base import Estimator
-from plmu.estimators.choosing import CHOICES, Choice, standard_deviation
+from plmu.estimators.choosing import CHOICES, Choice, rows_to_choose_by, standard_deviation
 from plmu.estimators.effects import padded
 from plmu.estimators.season import CALENDARS, aligned
 from plmu.estimators.series import (
@@ -152,7 +152,7 @@ class Forecaster(Estimator):
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
         self._clock = Clock.of(series[0])
-        kept = [self._validation_rows(one.values.shape[0]) for one in series]
+        kept = [rows_to_choose_by(self.validation, self.horizon, one.values.shape[0]) for one in series]
         if validation_rows is not None:
             kept = _for_each(series, validation_rows, "validation_rows")
         begun = [
@@ -391,11 +391,6 @@ class Forecaster(Estimator):
             raise ValueError(f"calendar must be 'day', 'weekday', 'week' or 'none', got {self.calendar!r}")
         if not (math.isfinite(self.validation) and self.validation >= 0):
             raise ValueError(f"validation must be a share or a number of rows, at least 0, got {self.validation!r}")
-
-    def _validation_rows(self, rows: int) -> int:
-        """How many rows of a series are kept to choose by; none where too few would be left to fit."""
-        wanted = round(self.validation * rows) if self.validation < 1 else int(self.validation)
-        return wanted if wanted >= self.horizon and rows - wanted >= 2 * self.horizon + 2 else 0
 
 
 def _for_each(series: list[Series], given: Sequence[_Each], name: str) -> list[_Each]:

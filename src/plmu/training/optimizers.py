@@ -134,8 +134,8 @@ def _batches(params: list[Tensor], padded: bool) -> list[list[Tensor]]:
     with equal shorter sides, unless far more than half of the batch would be zeros."""
     found: dict[Any, list[Tensor]] = defaultdict(list)
     for p in params:
-        short, long = sorted((p.shape[0], p[0].numel()))
-        found[p.device, p.dtype, short if padded else (p.shape[0], long)].append(p)
+        rows, columns = p.shape[0], p[0].numel()
+        found[p.device, p.dtype, min(rows, columns) if padded else (rows, columns)].append(p)
     batches = []
     for alike in found.values():
         whole = len(alike) * max(p.numel() for p in alike)
