@@ -1,6 +1,7 @@
 """A small training run of its own process: python worker.py FOLDER EPOCHS [PAUSE [KIND]]. Prints its losses as JSON."""
 
 import json
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -101,6 +102,7 @@ def main() -> None:
     pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     kind = sys.argv[4] if len(sys.argv) > 4 else "plain"
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
     folder.mkdir(parents=True, exist_ok=True)
     with processes("cpu") as group:
         if kind == "halves":
