@@ -21,7 +21,7 @@ from torch import Tensor
 from plmu.ops.gpu import direct, hopper_launch, launch, triton_launch
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
-SOURCES = ("gluon_chunked.py", "gluon_weight.py", "gluon_split.py")
+SOURCES = ("gluon_chunked.py", "gluon_weight.py", "gluon_split.py", "gluon_split_weight.py")
 PATIENCE = 60  # seconds after which a wait is a deadlock
 
 
@@ -226,7 +226,7 @@ def kernels(source: str = SOURCES[0]) -> dict[str, Any]:
     vars(experimental).update(gluon=gluon)
     name = "triton.experimental"
     fakes = {name: experimental, f"{name}.gluon": gluon, f"{name}.gluon.language.nvidia.hopper": hopper}
-    files = dict.fromkeys((SOURCES[0], source))  # the first has what others share
+    files = SOURCES[: SOURCES.index(source) + 1]  # a file may import those before it
     fakes |= {_module(one): ModuleType(one) for one in files}
     before = {one: sys.modules.get(one) for one in fakes}
     try:

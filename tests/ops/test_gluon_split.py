@@ -146,16 +146,17 @@ def test_what_it_leaves_to_other_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_broken_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator is no rubber stamp: parts that are left out and a lost arrival are seen."""
     kernels = gluon_emulator.kernels("gluon_split.py")
-    monkeypatch.setattr(gluon_emulator.Launch, "emulated", kernels)
+    both = gluon_emulator.kernels("gluon_split_weight.py") | kernels
+    monkeypatch.setattr(gluon_emulator.Launch, "emulated", both)
     monkeypatch.setattr(gluon_emulator, "PATIENCE", 0.5)
     given, of_o = [torch.randn(1, 200, 8), torch.randn(8, 2, 8)], torch.randn(1, 200, 8)
     system = plmu.DelayNetwork(2, 6.0).discretize()
     check(system, given, of_o)
-    real = kernels["_halves"]
-    monkeypatch.setitem(kernels, "_halves", lambda value: (real(value)[0], 0 * real(value)[1]))
+    real = kernels["halves"]
+    monkeypatch.setitem(kernels, "halves", lambda value: (real(value)[0], 0 * real(value)[1]))
     with pytest.raises(AssertionError):
         check(system, given, of_o)
-    monkeypatch.setitem(kernels, "_halves", real)
+    monkeypatch.setitem(kernels, "halves", real)
     kernels["mbarrier"].arrive = lambda barrier, count: None
     monkeypatch.setattr(division, "multiprocessors", lambda _: 1)  # so that buffers are used again
     with pytest.raises(RuntimeError, match="deadlock"):

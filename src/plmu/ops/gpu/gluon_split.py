@@ -1,4 +1,5 @@
-"""The heavy kernels of `plmu.ops.fused` in float32 for Hopper GPUs: the projection and the gradient of its weight.
+"""The projection of `plmu.ops.fused` in float32 for Hopper GPUs, and what the gradient of its weight,
+`gluon_split_weight`, shares.
 
 They compute what `project` and `weight_gradient` of `triton_split` compute, with two parts in float16, and divide the
 work of a program among its warps as `gluon_chunked` does. One warp fetches by the copy engine what is in parts already:
@@ -34,13 +35,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from plmu.ops.gpu.gluon_chunked import barrier, cut_table
+
 # Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
 COUNTS = ("time", "chunks", "total", "work", "share")
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
 
 
 @gluon.jit
-def _powers_of_two(largest):
+def powers_of_two(largest):
     """What brings numbers to 2¹⁴ … 2¹⁵, and what takes them back."""
     exponent = largest.to(gl.int32, bitcast=True) & 0x7F800000
     exponent = gl.where(exponent < 15 << 23, 15 << 23, exponent)
@@ -49,14 +51,14 @@ def _powers_of_two(largest):
 
 
 @gluon.jit
-def _halves(value):
+def halves(value):
     """The two parts of a float32, each in float16."""
     first = value.to(gl.float16)
     return first, (value - first.to(gl.float32)).to(gl.float16)
 
 
 @gluon.jit
-def _product(a, b, acc, FIRST: gl.constexpr):
+def product(a, b, acc, FIRST: gl.constexpr):
     """Start acc + a b, or a b if FIRST, of operands in parts, the small products first."""
     a1, a2 = a
     b1, b2 = b
@@ -66,7 +68,7 @@ def _product(a, b, acc, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _inputs(
+def inputs_of(
     u, number, begin: gl.constexpr, first, time, channels, chunks, total,
     CHUNK: gl.constexpr, STEPS: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
@@ -81,7 +83,7 @@ def _inputs(
 
 
 @gluon.jit
-def _states(states, number, first, channels, total, ROWS: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
+def states_of(states, number, first, channels, total, ROWS: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr):
     """The state before a chunk, for the same channels."""
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
@@ -92,28 +94,20 @@ def _states(states, number, first, channels, total, ROWS: gl.constexpr, WIDTH: g
 
 
 @gluon.jit
-def _divided(taken, past, SEGMENTED: gl.constexpr):
+def divided(taken, past, SEGMENTED: gl.constexpr):
     """The parts of inputs and of the state before them, and what takes either back."""
     largest, before = gl.max(gl.abs(taken), 0), gl.max(gl.abs(past), 0)
     if SEGMENTED:
-        up, back = _powers_of_two(largest)
-        past_up, past_back = _powers_of_two(before)
+        up, back = powers_of_two(largest)
+        past_up, past_back = powers_of_two(before)
     else:
-        up, back = _powers_of_two(gl.where(before > largest, before, largest))
+        up, back = powers_of_two(gl.where(before > largest, before, largest))
         past_up, past_back = up, back
-    return _halves(taken * up[None, :]), _halves(past * past_up[None, :]), back, past_back
+    return halves(taken * up[None, :]), halves(past * past_up[None, :]), back, past_back
 
 
 @gluon.jit
-def _cut(table, mark, step, REVERSED: gl.constexpr):
-    """A table without what its rows must not reach: `step`s before the mark of the row, or behind it if time runs
-    backwards."""
-    reached = step[None, :] <= mark[:, None] if REVERSED else step[None, :] >= mark[:, None]
-    return gl.where(reached, table, 0.0).to(table.dtype)
-
-
-@gluon.jit
-def _reached(reach, CHUNK: gl.constexpr, REVERSED: gl.constexpr, layout: gl.constexpr):
+def reached_by(reach, CHUNK: gl.constexpr, REVERSED: gl.constexpr, layout: gl.constexpr):
     """Which steps of a chunk its past reaches, if it reaches so many."""
     step = gl.arange(0, CHUNK, layout=layout)
     return step >= CHUNK - reach if REVERSED else step < reach
@@ -136,9 +130,9 @@ def _divide_for_project(
             column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
             smaller = gl.load(over_size + column, mask=column < inputs, other=0.0) * (1 / SCALE)
             for c in gl.static_range(2):
-                taken = _inputs(u, number + c, 0, first, time, inputs, chunks, total, CHUNK, CHUNK, WIDTH, layout)
-                past = _states(states, number + c, first, inputs, total, ROWS, WIDTH, layout)
-                taken, past, back, past_back = _divided(taken, past, SEGMENTED)
+                taken = inputs_of(u, number + c, 0, first, time, inputs, chunks, total, CHUNK, CHUNK, WIDTH, layout)
+                past = states_of(states, number + c, first, inputs, total, ROWS, WIDTH, layout)
+                taken, past, back, past_back = divided(taken, past, SEGMENTED)
                 mbarrier.wait(block_empty.index(c), (turn & 1) ^ 1)
                 for part in gl.static_range(2):
                     us.index(2 * c + part).store(taken[part])
@@ -147,7 +141,7 @@ def _divide_for_project(
                 if SEGMENTED:
                     backs.index(2 + c).store(past_back * smaller)
                 fence_async_shared()
-                _barrier()
+                barrier()
                 mbarrier.arrive(block_full.index(c), count=1)
             turn += 1
 
@@ -214,7 +208,7 @@ def _multiply_for_project(
         if SEGMENTED:
             row = marks + gl.minimum(number, total - 1).to(gl.int64) * (CHUNK + 1)
             mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, table)))
-            reached = _reached(gl.load(row + CHUNK), CHUNK, REVERSED, gl.SliceLayout(1, narrow))
+            reached = reached_by(gl.load(row + CHUNK), CHUNK, REVERSED, gl.SliceLayout(1, narrow))
             step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, table))
         sums = gl.zeros((CHUNK, OUT), gl.float32, wide)
         for _block in range(gl.cdiv(inputs, WIDTH)):
@@ -230,39 +224,42 @@ def _multiply_for_project(
                 if STAGGERED and c == 1:
                     mbarrier.wait(ahead.index(stage), (turn // STAGES) & 1)
                 nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
-                m = _product(carried, (ss.index(2 * c), ss.index(2 * c + 1)), nothing, True)
+                m = product(carried, (ss.index(2 * c), ss.index(2 * c + 1)), nothing, True)
                 if SEGMENTED:
                     k1, k2 = kernel
-                    k1, k2 = _cut(k1.load(table), mark, step, REVERSED), _cut(k2.load(table), mark, step, REVERSED)
-                    own = _product((k1, k2), (us.index(2 * c), us.index(2 * c + 1)), nothing, True)
+                    k1, k2 = (
+                        cut_table(k1.load(table), mark, step, REVERSED),
+                        cut_table(k2.load(table), mark, step, REVERSED),
+                    )
+                    own = product((k1, k2), (us.index(2 * c), us.index(2 * c + 1)), nothing, True)
                     m, own = warpgroup_mma_wait(0, deps=(m, own))
                     m = gl.where(reached[:, None], m * backs.index(2 + c).load(columns)[None, :], 0.0)
                     m += own * backs.index(c).load(columns)[None, :]
                 else:
-                    m = _product(kernel, (us.index(2 * c), us.index(2 * c + 1)), m, False)
+                    m = product(kernel, (us.index(2 * c), us.index(2 * c + 1)), m, False)
                     m = warpgroup_mma_wait(0, deps=(m,))
                     m *= backs.index(c).load(columns)[None, :]
                 if STAGGERED and c == 0:
                     mbarrier.arrive(ahead.index(stage), count=1)
                 if i == ORDER - 1:
-                    _barrier()
+                    barrier()
                     mbarrier.arrive(block_empty.index(c), count=1)
-                up, down = _powers_of_two(gl.max(gl.abs(m), 1))
-                m1, m2 = _halves(m * up[:, None])
+                up, down = powers_of_two(gl.max(gl.abs(m), 1))
+                m1, m2 = halves(m * up[:, None])
                 m1, m2 = gl.convert_layout(m1, left), gl.convert_layout(m2, left)
                 w1 = ws.index(2 * stage).reshape([WIDTH, OUT] if REVERSED else [OUT, WIDTH])
                 w2 = ws.index(2 * stage + 1).reshape([WIDTH, OUT] if REVERSED else [OUT, WIDTH])
                 if not REVERSED:
                     w1, w2 = w1.permute((1, 0)), w2.permute((1, 0))
                 added = gl.zeros((CHUNK, OUT), gl.float32, wide)
-                added = _product((m1, m2), (w1, w2), added, True)
+                added = product((m1, m2), (w1, w2), added, True)
                 added = warpgroup_mma_wait(0, deps=(added,))
                 mbarrier.arrive(turn_empty.index(stage), count=1)
                 sums += added * gl.convert_layout(down * 2.0**-14, rows)[:, None]  # as of a weight near 1
                 turn += 1
         moment = number % chunks * CHUNK + gl.arange(0, CHUNK, layout=rows)
         output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
-        _up, back = _powers_of_two(gl.load(largest + output, mask=output < outputs, other=0.0))
+        _up, back = powers_of_two(gl.load(largest + output, mask=output < outputs, other=0.0))
         place = o + ((number // chunks).to(gl.int64) * time + moment[:, None]) * (length // 8 * 8) + output[None, :]
         inside = (moment[:, None] < time) & (output[None, :] < outputs // 8 * 8) & (number < total)
         gl.store(place, sums * (back * 2.0**14)[None, :], mask=inside)
@@ -329,206 +326,3 @@ def project_in_parts(
         [4, 4, 1],
         [MULTIPLYING, DIVIDING, 24],
     )  # fmt: skip
-
-
-@gluon.jit
-def _divide_for_weight(
-    given, ORDER: gl.constexpr, CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
-):  # fmt: skip
-    """The tables of two orders once; then for each chunk the parts of its inputs, its state and the gradient. What
-    is divided next is on its way meanwhile."""
-    tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end = given
-    toeplitz, powers, u, states, over_size, gradient, largest = tensors
-    us, ss, gs, ts, ps, backs = buffers
-    full, empty, tables_full, _ahead = barriers
-    mbarrier.expect(tables_full, 4 * (toeplitz.block_type.nbytes + powers.block_type.nbytes))
-    for c in gl.static_range(2):
-        for part in gl.static_range(2):
-            row = (part * ORDER + i + c) * CHUNK
-            tma.async_copy_global_to_shared(toeplitz, [row, 0], tables_full, ts.index(2 * c + part))
-            tma.async_copy_global_to_shared(powers, [row, 0], tables_full, ps.index(2 * c + part))
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 4], [1, 0])  # a warp has all steps of its channels
-    flat: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
-    output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, flat))
-    raised, _back = _powers_of_two(gl.load(largest + output, mask=output < out, other=0.0))
-    half: gl.constexpr = CHUNK // 2
-    column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    smaller = gl.load(over_size + column, mask=column < channels, other=0.0) * (1 / SCALE)
-    taken = _inputs(u, begin, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
-    past = _states(states, begin, first, channels, end, ROWS, WIDTH, layout)
-    early = _inputs(gradient, begin, 0, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
-    for number in range(begin, end):
-        u_parts, s_parts, back, past_back = _divided(taken, past, SEGMENTED)
-        late = _inputs(gradient, number, half, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
-        turn = number - begin
-        stage = turn % STAGES
-        mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
-        for part in gl.static_range(2):
-            us.index(2 * stage + part).store(u_parts[part])
-            ss.index(2 * stage + part).store(s_parts[part])
-        backs.index(2 * stage).store(back * smaller)
-        if SEGMENTED:
-            backs.index(2 * stage + 1).store(past_back * smaller)
-        taken = _inputs(u, number + 1, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
-        past = _states(states, number + 1, first, channels, end, ROWS, WIDTH, layout)
-        g_parts = _halves(early * raised[None, :])
-        for part in gl.static_range(2):
-            gs.index(2 * stage + part).slice(0, half, 0).store(g_parts[part])
-        g_parts = _halves(late * raised[None, :])
-        for part in gl.static_range(2):
-            gs.index(2 * stage + part).slice(half, half, 0).store(g_parts[part])
-        fence_async_shared()
-        early = _inputs(gradient, number + 1, 0, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
-        _barrier()
-        mbarrier.arrive(full.index(stage), count=1)
-
-
-@gluon.jit
-def _transposed_tables(ts, ps, kernel, carried):
-    """Both parts of T and P, which begin at these numbers of their buffers, transposed."""
-    t1, t2 = ts.index(kernel).permute((1, 0)), ts.index(kernel + 1).permute((1, 0))
-    return (t1, t2), (ps.index(carried).permute((1, 0)), ps.index(carried + 1).permute((1, 0)))
-
-
-@gluon.jit
-def _marks_of(marks, number, CHUNK: gl.constexpr):
-    """The marks of a chunk's steps, and how many of them its past reaches."""
-    row = marks + number.to(gl.int64) * (CHUNK + 1)
-    return gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(CHUNK)))), gl.load(row + CHUNK)
-
-
-@gluon.constexpr_function
-def _in_rows(CHUNK):
-    """A table of which each thread holds 16 bytes of some rows."""
-    return gl.BlockedLayout([1, 8], [256 // CHUNK, CHUNK // 8], [4, 1], [1, 0])
-
-
-@gluon.jit
-def _cut_tables(c: gl.constexpr, ts, mark, reach, CHUNK: gl.constexpr):
-    """Make copies of the c-th T for a chunk, if there is anything to cut. Where the one to take begins."""
-    cut = reach < CHUNK
-    if cut:
-        layout: gl.constexpr = _in_rows(CHUNK)
-        step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, layout))
-        first = _cut(ts.index(2 * c).load(layout), mark, step, False)
-        second = _cut(ts.index(2 * c + 1).load(layout), mark, step, False)
-        _barrier()  # all warps are done with the copies for an earlier chunk
-        ts.index(4 + 2 * c).store(first)
-        ts.index(5 + 2 * c).store(second)
-        fence_async_shared()
-        _barrier()
-    return gl.where(cut, 4 + 2 * c, 2 * c)
-
-
-@gluon.jit
-def _multiply_for_weight(
-    c: gl.constexpr, given,
-    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, SEGMENTED: gl.constexpr, STAGGERED: gl.constexpr,
-):  # fmt: skip
-    """Order i + c of the program: mᵀ of each chunk, then into the gradient."""
-    buffers, barriers, partial, largest, marks, i, first, first_out, share, begin, end, channels, out = given
-    us, ss, gs, ts, ps, backs = buffers
-    full, empty, tables_full, ahead = barriers
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
-    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
-    left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
-    rows: gl.constexpr = gl.SliceLayout(1, wide)
-    steps: gl.constexpr = gl.SliceLayout(1, narrow)
-    sums = gl.zeros((WIDTH, OUT), gl.float32, wide)
-    mbarrier.wait(tables_full, 0)
-    kernel, carried = _transposed_tables(ts, ps, 2 * c, 2 * c)
-    if SEGMENTED:
-        mark, reach = _marks_of(marks, begin, CHUNK)
-    for turn in range(end - begin):
-        stage = turn % STAGES
-        if SEGMENTED:
-            reached = _reached(reach, CHUNK, False, gl.SliceLayout(0, narrow))
-            kernel, carried = _transposed_tables(ts, ps, _cut_tables(c, ts, mark, reach, CHUNK), 2 * c)
-            mark, reach = _marks_of(marks, gl.minimum(begin + turn + 1, end - 1), CHUNK)
-        mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
-        u1, u2 = us.index(2 * stage).permute((1, 0)), us.index(2 * stage + 1).permute((1, 0))
-        s1, s2 = ss.index(2 * stage).permute((1, 0)), ss.index(2 * stage + 1).permute((1, 0))
-        if STAGGERED and c == 1:
-            mbarrier.wait(ahead.index(stage), (turn // STAGES) & 1)
-        nothing = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
-        m = _product((s1, s2), carried, nothing, True)
-        if SEGMENTED:
-            own = _product((u1, u2), kernel, nothing, True)
-            m, own = warpgroup_mma_wait(0, deps=(m, own))
-            m = gl.where(reached[None, :], m * backs.index(2 * stage + 1).load(steps)[:, None], 0.0)
-            m += own * backs.index(2 * stage).load(steps)[:, None]
-        else:
-            m = _product((u1, u2), kernel, m, False)
-            m = warpgroup_mma_wait(0, deps=(m,))
-        if STAGGERED and c == 0:
-            mbarrier.arrive(ahead.index(stage), count=1)
-        up, down = _powers_of_two(gl.max(gl.abs(m), 1))
-        m1, m2 = _halves(m * up[:, None])
-        m1, m2 = gl.convert_layout(m1, left), gl.convert_layout(m2, left)
-        added = gl.zeros((WIDTH, OUT), gl.float32, wide)
-        added = _product((m1, m2), (gs.index(2 * stage), gs.index(2 * stage + 1)), added, True)
-        down = gl.convert_layout(down * 2.0**-14, rows)
-        if not SEGMENTED:
-            down *= backs.index(2 * stage).load(rows)
-        added = warpgroup_mma_wait(0, deps=(added,))
-        _barrier()
-        mbarrier.arrive(empty.index(stage), count=1)
-        sums += added * down[:, None]
-    channel = first + gl.arange(0, WIDTH, layout=rows)
-    output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
-    _up, back = _powers_of_two(gl.load(largest + output, mask=output < out, other=0.0))
-    place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels) + (i + c) * channels + channel[:, None]
-    inside = (output[None, :] < out) & (channel[:, None] < channels) & (i + c < ORDER)
-    gl.store(partial + place, sums * (back * 2.0**14)[None, :], mask=inside)
-
-
-@gluon.jit(do_not_specialize=COUNTS)
-def weight_gradient_in_parts(
-    toeplitz, powers, u, states, over_size, gradient, largest, marks, partial,
-    time, channels, out, chunks, total, share,
-    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
-    STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
-    STAGGERED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
-):  # fmt: skip
-    """Σ m gradientᵀ over `share` of the `total` chunks, divided by the sizes of the channels: for OUT outputs and WIDTH
-    channels of two orders, into partial (shares, out, ORDER, channels)."""
-    orders: gl.constexpr = (ORDER + 1) // 2
-    i = 2 * (gl.program_id(0) % orders)
-    first, first_out = gl.program_id(0) // orders * WIDTH, gl.program_id(1) * OUT
-    begin = gl.program_id(2) * share
-    end = gl.minimum(begin + share, total)
-    part: gl.constexpr = toeplitz.dtype
-    us = gl.allocate_shared_memory(part, [2 * STAGES, CHUNK, WIDTH], toeplitz.layout)
-    ss = gl.allocate_shared_memory(part, [2 * STAGES, ROWS, WIDTH], toeplitz.layout)
-    gs = gl.allocate_shared_memory(part, [2 * STAGES, CHUNK, OUT], toeplitz.layout)
-    ts = gl.allocate_shared_memory(part, [8 if SEGMENTED else 4, CHUNK, CHUNK], toeplitz.layout)
-    ps = gl.allocate_shared_memory(part, [4, CHUNK, ROWS], powers.layout)
-    backs = gl.allocate_shared_memory(gl.float32, [2 * STAGES, WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    tables = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    ahead = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for k in gl.static_range(STAGES):
-        mbarrier.init(ahead.index(k), count=1)
-        mbarrier.init(full.index(k), count=1)
-        mbarrier.init(empty.index(k), count=2)
-    mbarrier.init(tables.index(0), count=1)
-    fence_async_shared()
-    buffers = (us, ss, gs, ts, ps, backs)
-    barriers = (full, empty, tables.index(0), ahead)
-    tensors = (toeplitz, powers, u, states, over_size, gradient, largest)
-    dividing = (tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end)
-    given = (
-        buffers, barriers, partial, largest, marks, i, first, first_out, gl.program_id(2), begin, end, channels, out,
-    )  # fmt: skip
-    gl.warp_specialize(
-        [
-            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
-            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
-            (_divide_for_weight, (dividing, ORDER, CHUNK, ROWS, WIDTH, OUT, STAGES, SCALE, SEGMENTED)),
-        ],
-        [4, 4],
-        [MULTIPLYING, DIVIDING],
-    )

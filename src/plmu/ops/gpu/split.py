@@ -1,6 +1,6 @@
 """Float32 on tensor cores: whether the kernels of `triton_split` run, their constants, and their launching.
 
-Those of `gluon_split` take their place where `split_hopper.fits`."""
+Those of `gluon_split` and `gluon_split_weight` take their place where `split_hopper.fits`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launching the float32 kernels of `gluon_split`."""
+"""Launching the float32 kernels of `gluon_split` and `gluon_split_weight`."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _weight_gradient(
     constants |= {"STAGGERED": shares.staggered, "MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
     numbers, grid = (time, channels, out, chunks, batch * chunks, share), (columns, outputs, cut)
     tiled = _tables(order, rows)
-    return Launch(_gluon, "weight_gradient_in_parts", grid, numbers, constants, tiled=tiled, num_warps=4), cut
+    return Launch(_gluon_weight, "weight_gradient_in_parts", grid, numbers, constants, tiled=tiled, num_warps=4), cut
 
 
 def _tables(order: int, rows: int) -> tuple[Tiled, Tiled]:
@@ -215,6 +215,10 @@ def _tables(order: int, rows: int) -> tuple[Tiled, Tiled]:
 
 def _gluon() -> ModuleType:
     return importlib.import_module("plmu.ops.gpu.gluon_split")
+
+
+def _gluon_weight() -> ModuleType:
+    return importlib.import_module("plmu.ops.gpu.gluon_split_weight")
 
 
 def _triton() -> ModuleType:
