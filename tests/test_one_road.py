@@ -37,7 +37,7 @@ def test_only_public_names_are_used(path: str) -> None:
         ("from plmu.nn import memory", "1: imports memory, which is not public in plmu.nn"),
         ("import plmu\nplmu.ops.states", "2: plmu.ops is not public"),
         ("import plmu\nplmu.nn.parallel", "2: plmu.nn.parallel is not public"),
-        ("from plmu.bench.layers import _milli", "1: imports the private _milli"),
+        ("from plmu.bench.algorithms import _milli", "1: imports the private _milli"),
         ("def f(trainer):\n    trainer._step()", "2: touches the private _step"),
         ("def f(trainer):\n    getattr(trainer, '_step')()", "2: touches the private _step"),
         ("def f(layer):\n    setattr(layer, '_output', None)", "2: touches the private _output"),

@@ -8,9 +8,9 @@ import torch
 from closeness import within
 
 import plmu
-from plmu.bench import complexity, layers, measure, run, streaming, training_time
+from plmu.bench import algorithms, complexity, layers, measure, problems, run, streaming, training_time
 
-TINY = layers.Shape(2, 20, 4, 3, 2, 5.0)
+TINY = problems.Shape(2, 20, 4, 3, 2, 5.0)
 
 
 def test_medians_take_all_candidates() -> None:
@@ -25,13 +25,13 @@ def test_ratios_are_of_the_same_round() -> None:
     assert times.medians() == {"a": 20.0, "b": 10.0}
 
 
-def test_layers() -> None:
-    row = layers.over_the_gemm(TINY, torch.float32, "cpu", 1)
+def test_algorithms() -> None:
+    row = algorithms.over_the_gemm(TINY, torch.float32, "cpu", 1)
     assert row["over the GEMM, both"]["auto"] > 0
     assert row["times faster than the FFT, both"] > 0
     assert set(row["milliseconds forward"]) == {"auto", "chunked", "FFT", "GEMM"}
     within(max(row["error"].values()), 1e-5)
-    chosen = layers.choice(TINY, torch.float32, "cpu", 1)
+    chosen = algorithms.choice(TINY, torch.float32, "cpu", 1)
     assert chosen["best"] in ("fft", "chunked", "toeplitz", "recurrent")
 
 
@@ -45,24 +45,27 @@ def test_there_is_one_set_of_shapes_and_one_fft_baseline() -> None:
 
 def test_every_row_is_kept_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "CPU_SHAPES", (TINY,))
-    monkeypatch.setattr(layers, "CPU_CHOICES", (("project", TINY), ("states", TINY)))
+    monkeypatch.setattr(algorithms, "CPU_SHAPES", (TINY,))
+    monkeypatch.setattr(algorithms, "CPU_CHOICES", (("project", TINY), ("states", TINY)))
     monkeypatch.setattr(layers, "tokens_per_second", lambda *given: {"time": given[0]})
-    kept = []
-    found = layers.run("cpu", 1, lambda tables: kept.append(sum(map(len, tables.values()))))
-    assert list(found) == ["whole layers", "over the GEMM", "auto against every algorithm", "length"]
+    names = (["whole layers", "length"], ["over the GEMM", "auto against every algorithm"])
+    for kind, tables in zip((layers, algorithms), names, strict=True):
+        kept: list[int] = []
+        found = kind.run("cpu", 1, lambda tables, kept=kept: kept.append(sum(map(len, tables.values()))))
+        assert list(found) == tables
+        assert kept == list(range(1, sum(map(len, found.values())) + 1))
     assert [row["shape"] for row in found["auto against every algorithm"]] == [str(TINY)]
-    assert kept == list(range(1, sum(map(len, found.values())) + 1))
 
 
 def test_a_wrong_answer_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = layers.Problem.project
+    right = problems.Problem.project
 
-    def wrong(self: layers.Problem, algorithm: str):
+    def wrong(self: problems.Problem, algorithm: str):
         return lambda: right(self, algorithm)() * (1.1 if algorithm == "chunked" else 1.0)
 
-    monkeypatch.setattr(layers.Problem, "project", wrong)
+    monkeypatch.setattr(problems.Problem, "project", wrong)
     with pytest.raises(RuntimeError, match=r"wrong answers at b2 n20 .*: chunked 1\.0e-01"):
-        layers.over_the_gemm(TINY, torch.float32, "cpu", 1)
+        algorithms.over_the_gemm(TINY, torch.float32, "cpu", 1)
 
 
 def test_complexity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +127,7 @@ def test_the_command_writes_figures_and_a_picture(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["speed"], "there is no 'speed': it is one of layers, training-time, complexity, streaming"),
+        (["speed"], "there is no 'speed': it is one of layers, algorithms, training-time, complexity, streaming"),
         (["layer"], "did you mean 'layers'?"),
         (["layers", "--rounds", "0"], "--rounds must be at least 1, got 0"),
         pytest.param(

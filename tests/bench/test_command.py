@@ -38,9 +38,10 @@ def test_a_gpu_is_taken_if_there_is_one_but_streams_run_on_the_cpu(
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         for kind in run.KINDS:
             run.main([kind])
-    gpu = ["cuda", "cuda", "cuda", "cpu", "cpu", "cpu", "cpu", "cpu"]
-    assert asked == list(zip([*run.KINDS, *run.KINDS], gpu, [9] * 8, strict=True))
+    gpu = ["cuda"] * 4 + ["cpu"] * 6
+    assert asked == list(zip([*run.KINDS, *run.KINDS], gpu, [9] * 10, strict=True))
     assert sorted(path.name for path in Path("bench").iterdir() if path.suffix == ".json") == [
+        "bench-algorithms-cpu.json", "bench-algorithms-cuda.json",
         "bench-complexity-cpu.json", "bench-complexity-cuda.json", "bench-layers-cpu.json", "bench-layers-cuda.json",
         "bench-streaming-cpu.json", "bench-training-time-cpu.json", "bench-training-time-cuda.json",
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from plmu.bench import complexity, layers, peers, problems, training_time, whole_layers
+from plmu.bench import algorithms, complexity, layers, peers, problems, training_time, whole_layers
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -16,7 +16,7 @@ def committed(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"bench-{name}-cuda.json").read_text(encoding="utf-8"))
 
 
-def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_and_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same shapes in every table, and the same numbers of parameters."""
 
     def row(shape: problems.Shape, dtype: torch.dtype, *given: object, **options: object) -> dict[str, str]:
@@ -25,20 +25,21 @@ def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     def whole(shape: problems.Shape, budget: int, dtype: torch.dtype, *given: object) -> list[dict[str, object]]:
         return [{**row(shape, dtype), "budget": budget, "layer": name} for name in peers.LAYERS]
 
-    monkeypatch.setattr(layers, "over_the_gemm", row)
-    monkeypatch.setattr(layers, "choice", row)
+    monkeypatch.setattr(algorithms, "over_the_gemm", row)
+    monkeypatch.setattr(algorithms, "choice", row)
     monkeypatch.setattr(
         layers, "tokens_per_second", lambda time, tokens, *given: {"time": time, "batch": tokens // time}
     )
     monkeypatch.setattr(whole_layers, "compared", whole)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    found: dict[str, list[dict[str, object]]] = {}
-    for name, one in layers.measured("cuda", 1):
-        found.setdefault(name, []).append(one)
-    written = committed("layers")
-    for name, rows in found.items():
-        assert [{key: one[key] for key in rows[0]} for one in written[name]] == rows, name
-    assert not written.get("unfinished")
+    for kind, file in ((layers, "layers"), (algorithms, "algorithms")):
+        found: dict[str, list[dict[str, object]]] = {}
+        for name, one in kind.measured("cuda", 1):
+            found.setdefault(name, []).append(one)
+        written = committed(file)
+        for name, rows in found.items():
+            assert [{key: one[key] for key in rows[0]} for one in written[name]] == rows, name
+        assert not written.get("unfinished")
 
 
 def test_training_time(monkeypatch: pytest.MonkeyPatch) -> None:

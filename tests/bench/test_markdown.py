@@ -31,6 +31,7 @@ def _row(layer: str, order: int, times: float, parameters: int, *, matched: bool
         "times ours": times,
         "matched": matched,
         "milliseconds forward and backward": 0.4567 * times,
+        "milliseconds eager": {"forward": 1.0, "both": 1 + times},
     }
 
 
@@ -72,10 +73,11 @@ def test_whole_layers_are_compared_where_parameters_match(results: Path) -> None
         "| d16 | 0.457 (4.20) | 0.228 (4.19) | 4.57 (4.20) |",
         "<!-- bench whole: end -->",
         "<!-- bench whole-ratios: begin -->",
-        "| baseline | time relative to plmu | shapes where it is faster |",
-        "| --- | --- | --- |",
-        "| x | 0.500 to 2.00 | order 16, 4.19 M |",
-        "| y | 10.0 to 10.0 | none |",
+        "| baseline | time relative to plmu, graph | shapes where it is faster | time relative to plmu, eager | "
+        "shapes where it is faster |",
+        "| --- | --- | --- | --- | --- |",
+        "| x | 0.500 to 2.00 | order 16, 9 steps, 4.19 M | 0.750 to 1.50 | order 16, 9 steps, 4.19 M |",
+        "| y | 10.0 to 10.0 | none | 5.50 to 5.50 | none |",
         "<!-- bench whole-ratios: end -->",
         "after",
     ]
@@ -107,7 +109,7 @@ def test_widths_and_implementations_are_named(results: Path) -> None:
 
 def test_what_was_not_measured_is_said(results: Path) -> None:
     page = markdown.fill(_place("gemm-float32") + _place("growth"), results)
-    assert "*No results in bench-layers-cuda.json: run `plmu bench layers --device cuda`.*" in page
+    assert "*No results in bench-algorithms-cuda.json: run `plmu bench algorithms --device cuda`.*" in page
     assert "*No results in bench-complexity-cuda.json: run `plmu bench complexity --device cuda`.*" in page
 
 

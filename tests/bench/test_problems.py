@@ -18,7 +18,7 @@ WIDE = Shape(3, 50, 128, 96, 2, 5.0)
 
 
 def test_shapes_on_a_gpu_are_those_of_the_committed_results() -> None:
-    written = json.loads((RESULTS / "bench-layers-cuda.json").read_text(encoding="utf-8"))
+    written = json.loads((RESULTS / "bench-algorithms-cuda.json").read_text(encoding="utf-8"))
     shapes = [row["shape"] for row in written["with resets, as graphs"]]
     assert [str(shape) for shape in problems.GPU_SHAPES] == shapes
     choices = [row["shape"] for row in written["auto against every algorithm"]]

@@ -37,6 +37,17 @@ TRAINING = {
         {"steps": 16, "milliseconds, parallel": 3.0},
     ],
 }
+ALGORITHMS = {
+    "over the GEMM": [
+        {
+            "shape": "s",
+            "dtype": "float32",
+            "over the GEMM, forward": {"auto": 2.0},
+            "over the GEMM, both": {"auto": 3.0},
+        },
+        {"shape": "t", "dtype": "half", "over the GEMM, forward": {"auto": 4.0}, "over the GEMM, both": {"auto": 5.0}},
+    ]
+}
 GROWTH = {"growth": [{"layer": "l", "size": "n", "growth": 1.1, "expected": 1}]}
 STEPS = {
     "steps": [
@@ -106,11 +117,23 @@ def test_layers_are_drawn_over_ours(drawn) -> None:
     assert length.get_ylim() == pytest.approx((0, 4.4))
 
 
+def test_algorithms_are_drawn_over_the_gemm(drawn) -> None:
+    (axis,) = drawn("algorithms", ALGORITHMS)
+    assert _bars(axis, "width") == [[2.0, 4.0], [3.0, 5.0]]
+    assert _names(axis, "y") == ["s, float32", "t, half"]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["forward", "forward + backward"]
+    assert _lines(axis)[0][0] == [1.0, 1.0], "the GEMM"
+
+
 def _overlap(one: Any, other: Any) -> bool:
     return one.x0 < other.x1 and other.x0 < one.x1 and one.y0 < other.y1 and other.y0 < one.y1
 
 
-@pytest.mark.parametrize(("kind", "found"), [("layers", LAYERS), ("complexity", GROWTH)], ids=["layers", "complexity"])
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("layers", LAYERS), ("algorithms", ALGORITHMS), ("complexity", GROWTH)],
+    ids=["layers", "algorithms", "complexity"],
+)
 def test_the_legend_is_one_line_above_the_axes(kind: str, found: dict[str, Any], drawn) -> None:
     """In their middle, and below the title."""
     axis = drawn(kind, found)[0]

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile
 
 import plmu
-from plmu.bench.layers import GPU_CHOICES
+from plmu.bench.problems import GPU_CHOICES
 from plmu.ops import blocks, fused
 from plmu.ops.chunked import Chunked
 from plmu.ops.fft import FFT
@@ -315,7 +315,7 @@ def test_in_a_graph_launches_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_choice_is_the_fastest_that_was_measured(measured: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every shape of the benchmark on a GPU: as graphs within 3 %, eager within a tenth."""
     title = "with resets, as graphs" if measured == "resets" else f"auto against every algorithm{measured}"
-    rows = json.loads((ROOT / "results/bench-layers-cuda.json").read_text(encoding="utf-8"))[title]
+    rows = json.loads((ROOT / "results/bench-algorithms-cuda.json").read_text(encoding="utf-8"))[title]
     if not measured:  # small shapes were measured again, since eager calls of `fused` became faster
         again = json.loads((ROOT / "results/bench-calls-cuda.json").read_text(encoding="utf-8"))["small, eager"]
         rows = [row for row in rows if row["shape"] not in {row["shape"] for row in again}] + again

@@ -18,6 +18,7 @@ Found = dict[str, Any]
 MARK = re.compile(r"<!-- bench (?P<name>[\w-]+): begin -->\n.*?<!-- bench (?P=name): end -->", re.DOTALL)
 ALGORITHMS = ("fused", "chunked", "fft", "toeplitz", "recurrent")
 BOTH = "milliseconds forward and backward"
+EAGER = "milliseconds eager"
 
 
 def fill(page: str, results: Path) -> str:
@@ -82,15 +83,26 @@ def _with_channels(ours: Found) -> str:
 
 
 def whole_ratios(found: Found) -> str:
-    """For each baseline: its time relative to ours, from the least to the most, and where it is faster."""
+    """For each baseline: its time relative to ours, from the least to the most, and where it is faster; as graphs and,
+    where that was measured, eager."""
     groups = comparisons(found)
+    eager = all(EAGER in row for rows in groups for row in rows)
     lines = []
     for name in dict.fromkeys(row["layer"] for rows in groups for row in rows[1:]):
-        known = [(row["times ours"], row) for rows in groups for row in rows if row["layer"] == name]
-        ratios = [ratio for ratio, _ in known]
-        wins = [f"order {row['order']}, {_parameters(row)} M" for ratio, row in known if ratio < 1]
-        lines.append([name, f"{_number(min(ratios))} to {_number(max(ratios))}", "; ".join(wins) or "none"])
-    return _table(["baseline", "time relative to plmu", "shapes where it is faster"], lines)
+        pairs = [(rows[0], row) for rows in groups for row in rows if row["layer"] == name]
+        ratios = [_range([(row["times ours"], row) for _, row in pairs])]
+        if eager:
+            ratios.append(_range([(row[EAGER]["both"] / ours[EAGER]["both"], row) for ours, row in pairs]))
+        lines.append([name, *(cell for cells in ratios for cell in cells)])
+    header = [f"time relative to plmu, {way}" for way in ("graph", "eager")[: 1 + eager]]
+    return _table(["baseline", *(cell for one in header for cell in (one, "shapes where it is faster"))], lines)
+
+
+def _range(known: Sequence[tuple[float, Found]]) -> tuple[str, str]:
+    """The least and the most of several ratios, and the rows of those below one."""
+    ratios = [ratio for ratio, _ in known]
+    wins = [f"order {row['order']}, {row['time']:,} steps, {_parameters(row)} M" for ratio, row in known if ratio < 1]
+    return f"{_number(min(ratios))} to {_number(max(ratios))}", "; ".join(wins) or "none"
 
 
 def whole_widths(found: Found) -> str:
@@ -304,16 +316,17 @@ def keras_lmu(found: Found) -> str:
 
 _CALLS = ("bench-calls-cuda.json", "python -m benchmarks.calls --json results/bench-calls-cuda.json")
 _LAYERS = ("bench-layers-cuda.json", "plmu bench layers --device cuda")
+_ALGORITHMS = ("bench-algorithms-cuda.json", "plmu bench algorithms --device cuda")
 # For each table its file, the command that writes the file, and what makes the table.
 TABLES: dict[str, tuple[str, str, Callable[[Found], str]]] = {
     "whole": (*_LAYERS, whole),
     "whole-ratios": (*_LAYERS, whole_ratios),
     "whole-widths": (*_LAYERS, whole_widths),
-    "gemm-bfloat16": (*_LAYERS, gemm("bfloat16")),
-    "gemm-float32": (*_LAYERS, gemm("float32")),
-    "choices-graphs": (*_LAYERS, choices("auto against every algorithm, as graphs")),
-    "choices-eager": (*_LAYERS, choices("auto against every algorithm")),
-    "choices-resets": (*_LAYERS, choices("with resets, as graphs")),
+    "gemm-bfloat16": (*_ALGORITHMS, gemm("bfloat16")),
+    "gemm-float32": (*_ALGORITHMS, gemm("float32")),
+    "choices-graphs": (*_ALGORITHMS, choices("auto against every algorithm, as graphs")),
+    "choices-eager": (*_ALGORITHMS, choices("auto against every algorithm")),
+    "choices-resets": (*_ALGORITHMS, choices("with resets, as graphs")),
     "length": (*_LAYERS, length),
     "float32": (
         "bench-float32-cuda.json",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,17 @@ Keep = Callable[[dict[str, Any]], None]  # is given all tables after every row, 
 
 def forget(found: dict[str, Any]) -> None:
     """A `Keep` that keeps nothing."""
+
+
+def collected(rows: Iterator[tuple[str, dict[str, Any]]], device: str, keep: Keep) -> dict[str, Any]:
+    """The tables of rows that are measured one after the other."""
+    found: dict[str, Any] = {}
+    # Graphs are captured on the stream where gradients were first taken.
+    with nullcontext() if device == "cpu" else torch.cuda.stream(torch.cuda.Stream()):
+        for table, row in rows:
+            found.setdefault(table, []).append(row)
+            keep(found)
+    return found
 
 
 class Times(dict[str, list[float]]):
@@ -128,6 +140,17 @@ def graphed(call: Call) -> Call:
         graph.replay()
 
     return replay
+
+
+def launched(calls: Mapping[str, Call], device: str) -> dict[str, Call]:
+    """On a GPU as CUDA graphs, so that work is compared and not launches."""
+    return dict(calls) if device == "cpu" else {name: graphed(call) for name, call in calls.items()}
+
+
+def release(device: str) -> None:
+    """Give back the memory that graphs held."""
+    if device != "cpu":
+        torch.cuda.empty_cache()
 
 
 def peak_memory(call: Call) -> int:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from plmu.arguments import OneOf, Parser
-from plmu.bench import complexity, layers, show, streaming, training_time
+from plmu.bench import algorithms, complexity, layers, show, streaming, training_time
 from plmu.bench.measure import Keep, copy_bandwidth
 from plmu.training.results import provenance
 
 KINDS: dict[str, Callable[[str, int, Keep], dict[str, Any]]] = {
     "layers": layers.run,
+    "algorithms": algorithms.run,
     "training-time": training_time.run,
     "complexity": complexity.run,
     "streaming": streaming.run,

@@ -102,6 +102,20 @@ def _layers(axes: Any, found: dict[str, Any]) -> None:
     axes[1].set_title("Ours at any length", pad=28)
 
 
+def _algorithms(axes: Any, found: dict[str, Any]) -> None:
+    rows = found["over the GEMM"]
+    for way, shift in (("forward", -0.2), ("both", 0.2)):
+        values = [row[f"over the GEMM, {way}"]["auto"] for row in rows]
+        axes[0].barh(
+            [k + shift for k in range(len(rows))], values, 0.4, label=way.replace("both", "forward + backward")
+        )
+    axes[0].axvline(1, color="k", linewidth=1)
+    axes[0].set_yticks(range(len(rows)), [f"{row['shape']}, {row['dtype']}" for row in rows], fontsize=8)
+    axes[0].invert_yaxis()
+    axes[0].set_xlabel("time of W m over the GEMM with m in memory")
+    axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+
+
 def _training_time(axes: Any, found: dict[str, Any]) -> None:
     rows = found["training step"]
     for kind, shift in (("eager", -0.2), ("graph", 0.2)):
@@ -144,4 +158,10 @@ def _streaming(axes: Any, found: dict[str, Any]) -> None:
     axes[0].legend()
 
 
-_DRAW = {"layers": _layers, "training-time": _training_time, "complexity": _complexity, "streaming": _streaming}
+_DRAW = {
+    "layers": _layers,
+    "algorithms": _algorithms,
+    "training-time": _training_time,
+    "complexity": _complexity,
+    "streaming": _streaming,
+}
