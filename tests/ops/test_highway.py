@@ -325,5 +325,8 @@ def test_what_the_kernel_does_not_take(what: str, calls: list[torch.Size]) -> No
 
 
 def test_on_a_cpu_torch_runs() -> None:
-    layer = plmu.Highway(FEATURES)
-    assert not highway.fits(torch.ones(1, FEATURES), *layer.parameters())
+    out = plmu.Highway(FEATURES)(torch.ones(1, FEATURES))
+    assert out.grad_fn is not None
+    assert "Lerp" in out.grad_fn.name()
+    assert not highway.on_gpu(out)
+    assert highway._can_run("cuda") == torch.cuda.is_available()  # not asked of a GPU that is not there

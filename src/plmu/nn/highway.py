@@ -72,9 +72,10 @@ class Highway(nn.Module):
         return torch.lerp(x.to(transformed.dtype), transformed, torch.sigmoid(gate))
 
     def _gradients_by_kernel(self, x: Tensor) -> bool:
-        if self.f is not torch.relu or not is_plain(self.both, nn.Linear) or watched_backward(self.both):
+        if not highway.on_gpu(x) or self.f is not torch.relu or not is_plain(self.both, nn.Linear):
             return False
-        return self.both.bias is not None and highway.fits(x, self.both.weight, self.both.bias)
+        bias = self.both.bias
+        return bias is not None and not watched_backward(self.both) and highway.fits(x, self.both.weight, bias)
 
     def fold(self) -> Stateless:
         """What `plmu.fold` makes of it: its weights as arrays."""

@@ -30,7 +30,7 @@ from plmu.ops.gpu.triton_launch import kernels
 OLDEST = 7  # compute capability of a GPU that Triton knows
 PLAIN = (Tensor, torch.nn.Parameter)
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
-TILE, WIDTHS = 1024, (256, 128, 64, 16)  # numbers, and features
+TILE, WIDTHS = 1024, (256, 128, 64)  # numbers, and features
 PROGRAMS = 512  # in all, at most: no property of the GPU, so that sums are the same on all
 SHARES, SUMS = 512, 8  # of a tile that adds shares up
 
@@ -38,10 +38,8 @@ Gradients = tuple[Tensor, Tensor | None, Tensor | None]  # of W x + b, x and b
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """Whether the kernel makes the gradients: in training on a GPU, eager or compiled, of plain tensors."""
-    if not on_gpu(x) or not torch.is_grad_enabled():
-        return False
-    if (exporting() or transforming()) if torch.compiler.is_compiling() else watched():
+    """Whether the kernel makes the gradients, where it can run: in training, eager or compiled, of plain tensors."""
+    if not torch.is_grad_enabled() or ((exporting() or transforming()) if torch.compiler.is_compiling() else watched()):
         return False
     given = (x, weight, bias)
     if not all(type(one) in PLAIN for one in given):
@@ -69,7 +67,9 @@ _has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.cache
 def _can_run(device: str) -> bool:
-    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device)[0] >= OLDEST
+    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= OLDEST
 
 
 def highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
