@@ -40,6 +40,17 @@ def transformed() -> bool:
     return forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def transforming() -> bool:
+    """The same, also of code that torch.compile traces."""
+    stack = torch._C._functorch.peek_interpreter_stack()
+    return torch.autograd.forward_ad._current_level >= 0 or isinstance(stack, torch._C._functorch.CInterpreter)
+
+
+def exporting() -> bool:
+    """Whether torch.export is at work. To `is_exporting()` torch 2.11 answers True under torch.compile too."""
+    return torch.compiler._is_exporting_flag
+
+
 def watched() -> bool:
     """Whether the single operations of a call are looked at: also by torch.compile, tracing and dispatch modes."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]

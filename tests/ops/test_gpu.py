@@ -8,7 +8,7 @@ from closeness import within
 from reference import at_end, masked, recurrence
 
 import plmu
-from plmu.ops.gpu import direct
+from plmu.ops.gpu import direct, highway
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -203,6 +203,45 @@ def test_layers_in_one_launch(options, every):
     double.f2 = lambda total: torch.where(ours[0] > 0, total, 0.0)
     for value, exact in zip(ours, results(double, x.double()), strict=True):
         within(_error(value, exact), 2 * ERROR[torch.bfloat16])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated", "ignore:.*should not be instantiated")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("features", [256, 136, 13])
+def test_highway_layers(features: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel: the same bits twice and captured. By torch: the same up to its rounding, of the same W x + b."""
+    layer = plmu.Highway(features).cuda()
+    x = torch.randn(23, 180, features, device="cuda", requires_grad=True)
+    of_out = torch.randn(23, 180, features, device="cuda").bfloat16()
+    real, calls = highway.gradients, []
+    monkeypatch.setattr(highway, "gradients", lambda *given: calls.append(given[0].shape) or real(*given))
+
+    def results():
+        call = torch.compile(layer, fullgraph=True) if compiled else layer
+
+        def both():
+            with torch.autocast("cuda", torch.bfloat16):
+                out = call(x)
+            return [out, *torch.autograd.grad(out, (x, *layer.parameters()), of_out)]
+
+        first, second, graph = both(), both(), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            captured = both()
+        graph.replay()
+        torch.compiler.reset()
+        for one, two, three in zip(first, second, captured, strict=True):
+            assert torch.equal(one, two)
+            assert torch.equal(one, three)
+        return first
+
+    ours = results()
+    assert len(calls) == 3
+    monkeypatch.setattr(highway, "on_gpu", lambda x: False)
+    for value, right in zip(ours, results(), strict=True):
+        assert value.dtype == right.dtype
+        within(_error(value, right), ERROR[torch.bfloat16])
+    assert len(calls) == 3
 
 
 def _error(value, exact):

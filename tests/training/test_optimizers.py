@@ -156,15 +156,23 @@ def test_muon_in_several_precisions() -> None:
 
 
 def test_matrices_with_equal_shorter_sides_are_one_batch() -> None:
-    """Unless it would be zeros for the most part."""
-    shapes = [(4, 9), (3, 8), (9, 4), (4, 4), (3, 200), *[(3, 8)] * 4, (2, 3, 3)]
+    """As long as no more than half of it is zeros."""
+    shapes = [(4, 9), (3, 8), (9, 4), (4, 4), (3, 200), *[(3, 8)] * 4, (2, 3, 3), (3, 4)]
     params = [torch.zeros(shape) for shape in shapes]
 
     def batched(padded: bool) -> list[list[tuple[int, ...]]]:
         return [[tuple(p.shape) for p in alike] for alike in _batches(params, padded)]
 
-    assert batched(True) == [[(4, 9), (9, 4), (4, 4)], [(3, 8)] * 5, [(3, 200)], [(2, 3, 3)]]
-    assert batched(False) == [[(4, 9)], [(3, 8)] * 5, [(9, 4)], [(4, 4)], [(3, 200)], [(2, 3, 3)]]
+    assert batched(True) == [[(4, 9), (9, 4), (4, 4)], [(3, 200)], [*[(3, 8)] * 5, (3, 4)], [(2, 3, 3)]]
+    assert batched(False) == [[(4, 9)], [(3, 8)] * 5, [(9, 4)], [(4, 4)], [(3, 200)], [(2, 3, 3)], [(3, 4)]]
+
+
+@pytest.mark.parametrize(("model", "expected"), [(PlmuModel(), [3, 12]), (ModernModel(), [36])])
+def test_batches_of_language_models(model: PlmuModel | ModernModel, expected: list[int]) -> None:
+    """Weights of 8 · 256 columns are apart from those of 512 and 256; those of 768, 560 and 192 are together."""
+    with torch.device("meta"):
+        _, inner = language.groups(language.build(model, 27))
+    assert [len(alike) for alike in _batches(inner.parameters, padded=True)] == expected
 
 
 def test_parameters_without_a_gradient_stay() -> None:

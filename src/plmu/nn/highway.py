@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from plmu.folded import Applied, Carry, Stateless
-from plmu.nn.folding import fold_activation, fold_linear, is_plain
+from plmu.nn.folding import fold_activation, fold_linear, is_plain, watched_backward
 from plmu.nn.steppable import Activation, factory, positive, shown
 from plmu.nn.steppable import activation as checked_activation
+from plmu.ops.gpu import highway
 
 CARRY = -1.0  # the gate's bias at the start: at first most of the input is carried through
 
@@ -63,10 +64,18 @@ class Highway(nn.Module):
         """
         if x.shape[-1] != self.features:
             raise ValueError(f"x must have shape (..., {self.features}), got {tuple(x.shape)}")
+        if self._gradients_by_kernel(x):
+            return highway.highway(x, self.both.weight, self.both.bias)
         transformed, gate = self.both(x).chunk(2, dim=-1)
         if self.f is not None:
             transformed = self.f(transformed)
         return torch.lerp(x.to(transformed.dtype), transformed, torch.sigmoid(gate))
+
+    def _gradients_by_kernel(self, x: Tensor) -> bool:
+        if not highway.on_gpu(x) or self.f is not torch.relu or not is_plain(self.both, nn.Linear):
+            return False
+        bias = self.both.bias
+        return bias is not None and not watched_backward(self.both) and highway.fits(x, self.both.weight, bias)
 
     def fold(self) -> Stateless:
         """What `plmu.fold` makes of it: its weights as arrays."""

@@ -15,7 +15,7 @@ from plmu.training.task import Group, Task
 
 # Coefficients of the quintic iteration that takes singular values to about one (Keller Jordan's Muon, 2024).
 QUINTIC = (3.4445, -4.7750, 2.0315)
-MOST_PADDED = 4  # times the numbers of its matrices that a batch of Muon may have
+MOST_PADDED = 2  # times the numbers of its matrices that a batch of Muon may have
 LIKE_ADAM = 0.2  # root mean square of an update, times the learning rate: about that of Adam's
 
 
@@ -73,7 +73,8 @@ class Muon(torch.optim.Optimizer):
         momentum: decay of the momentum, which is Nesterov's.
         iterations: of Newton–Schulz.
         few_launches: for a GPU, where small kernels take longer than their arithmetic. Matrices whose shorter sides are
-            equal are one batch, filled up with zeros, and all before and after the iterations is compiled.
+            equal are one batch, filled up with zeros while these are no more than half of it, and all before and after
+            the iterations is compiled.
     """
 
     few_launches = False
@@ -131,18 +132,22 @@ class Muon(torch.optim.Optimizer):
 
 def _batches(params: list[Tensor], padded: bool) -> list[list[Tensor]]:
     """Parameters whose matrices go through the iterations together: those of one shape and precision; or, if `padded`,
-    with equal shorter sides, unless far more than half of the batch would be zeros."""
-    found: dict[Any, list[Tensor]] = defaultdict(list)
+    with equal shorter sides, as long as at most half of a batch is zeros."""
+    found: dict[Any, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
     for p in params:
         rows, columns = p.shape[0], p[0].numel()
-        found[p.device, p.dtype, min(rows, columns) if padded else (rows, columns)].append(p)
+        alike = min(rows, columns) if padded else (rows, columns)
+        found[p.device, p.dtype, alike][max(rows, columns)].append(p)
     batches = []
-    for alike in found.values():
-        whole = len(alike) * max(p.numel() for p in alike)
-        if whole <= MOST_PADDED * sum(p.numel() for p in alike):
-            batches.append(alike)
-        else:
-            batches += _batches(alike, padded=False)
+    for by_length in found.values():
+        longest, *shorter = (by_length[length] for length in sorted(by_length, reverse=True))
+        batches.append(longest)
+        for more in shorter:
+            both = [*batches[-1], *more]
+            if len(both) * both[0].numel() <= MOST_PADDED * sum(p.numel() for p in both):
+                batches[-1] = both
+            else:
+                batches.append(more)
     return batches
 
 

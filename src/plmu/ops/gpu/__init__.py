@@ -12,5 +12,6 @@ is its encoder, and both as one node of autograd's graph. `gpu/ends.py` has grad
 `gpu/gluon_split.py` and `gpu/gluon_split_weight.py` those for Hopper.
 
 `gpu/tables.py` makes the constant matrices that they read. `gpu/all_states.py` and `gpu/triton_states.py` have
-`states` of the fused algorithm, `gpu/triton_coupled.py` the steps of the original LMU (`plmu.nn.coupled`).
+`states` of the fused algorithm, `gpu/triton_coupled.py` the steps of the original LMU (`plmu.nn.coupled`),
+`gpu/highway.py` and `gpu/triton_highway.py` the backward pass of a highway layer (`plmu.nn.highway`).
 """
