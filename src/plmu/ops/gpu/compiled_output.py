@@ -14,7 +14,7 @@ from torch import Tensor
 from plmu.ops.gpu import launch
 from plmu.ops.gpu.ends import through_states
 from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.output import Gradients, cast, gradients, prepared
+from plmu.ops.gpu.output import Gradients, by_kernels, cast, prepared
 from plmu.ops.gpu.tables import Constants, Tables
 
 
@@ -87,7 +87,7 @@ def _output_backward(
     ready = prepared(u.shape, weight, Rest(x, input_weight, None, o is not None), segments, given)
     saved = (u, weight, first, segments, x, input_weight, o)
     with torch.no_grad():
-        made = gradients(given, ready, saved, (*needed[:2], False, *needed[2:]), of_o, None)
+        made = by_kernels(given, ready, saved, (*needed[:2], False, *needed[2:]), of_o, None)
     of_u, of_weight, _, of_x, of_input_weight, of_bias = (u.new_empty(0) if one is None else one for one in made)
     return of_u, of_weight, of_x, of_input_weight, of_bias
 

@@ -210,12 +210,24 @@ def gradients(
     of_last: Tensor | None,
 ) -> Gradients:
     """Those of u, the weight, the first state, x, W_x and the bias, in the order of `needed`."""
+    if of_o is None or not plain(of_o):
+        return _by_operations(given, ready, saved, needed, of_o, of_last)
+    return by_kernels(given, ready, saved, needed, of_o, of_last)
+
+
+def by_kernels(
+    given: Constants,
+    ready: Prepared,
+    saved: tuple[Tensor | None, ...],
+    needed: tuple[bool, ...],
+    of_o: Tensor,
+    of_last: Tensor | None,
+) -> Gradients:
+    """The same where nothing but the values of the gradient is asked."""
     u, weight, first, segments, x, input_weight, o = saved
     assert u is not None
     assert weight is not None
     need_u, need_weight, need_first, need_x, need_input_weight, need_bias = needed
-    if of_o is None or not plain(of_o):
-        return _by_operations(given, ready, saved, needed, of_o, of_last)
     of_bias = of_x = of_input_weight = None
     if o is not None or need_bias:
         of_o = laid_out(of_o)
