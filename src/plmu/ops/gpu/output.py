@@ -4,7 +4,7 @@ The sum is rounded once, and neither W_m m nor W_x x reaches memory. Backward: o
 through ReLU and sums it up for the bias. Where x itself enters the memory, W_x adds to its gradient as to the output.
 
 Called eagerly, a layer spends most of its time on the host. So what depends on shapes alone is found out once: a
-`Prepared` allocates and launches, forwards and backwards.
+`Prepared` allocates and launches, forwards and backwards. `compiled_output` does the same under torch.compile.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def fits(u: Tensor, weight: Tensor, rest: Rest) -> bool:
-    """Whether the kernels for Hopper take the rest of a layer with W_m m, which a plan gives to them."""
+    """Whether the kernels for Hopper, which the plan names, take the rest of a layer with W_m m."""
     if type(u) not in PLAIN or type(weight) not in PLAIN or weight.device != u.device:
         return False
     if not rest_fits(u.device, rest):
         return False
-    if torch.compiler.is_compiling():  # a compiler cannot look at the GPU; the plan did
+    if torch.compiler.is_compiling():  # what asks about the GPU cannot be traced, but the plan has asked
         return u.dtype != torch.float32
     return not watched() and launch.for_hopper(u, weight)
 
