@@ -15,7 +15,7 @@ def autocasts(device: torch.device) -> bool:
 
 
 def exporting() -> bool:
-    """Whether torch.export is at work. In torch 2.11 `torch.compiler.is_exporting()` is true under torch.compile too."""
+    """Whether torch.export is at work. In torch 2.11 `torch.compiler.is_exporting` says so under torch.compile too."""
     return torch.compiler._is_exporting_flag
 
 
