@@ -281,7 +281,7 @@ def test_compiled_layers_launch_no_kernel_for_bias_and_relu(from_input):
 
     call(), call()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         call()
         torch.cuda.synchronize()
     counts = {one.key: one.count for one in profiler.key_averages()}
