@@ -218,13 +218,13 @@ def test_layers_in_one_launch(options, every):
         ({"encoder": False}, None),
         ({"encoder": False, "theta": [5.0, 90.0]}, 60),
         ({"encoder": False, "output_activation": "silu"}, None),
-        ({}, None),
+        ({"output_activation": None}, None),
     ],
     ids=["bias and ReLU", "W_x", "W_x, windows and resets", "another activation", "encoder and W_x"],
 )
 def test_compiled_layers_have_the_bits_of_eager_ones(options, every):
-    """Compiled, also as a CUDA graph and under autocast. What torch itself does before and after, it may round once
-    more or less."""
+    """Under autocast, as a CUDA graph, and in half precision. The encoder, and activations other than ReLU, are left to
+    the compiler, which may round in other places."""
     torch.compiler.reset()
     given = {"order": 4, "theta": 6.0, "memory_size": 200, **options}
     layer = plmu.ParallelLMU(200, 328, **given, algorithm="fused").cuda()
