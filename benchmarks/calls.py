@@ -3,8 +3,9 @@
 python -m benchmarks.calls --json results/bench-calls-cuda.json
 
 Answers are compared with float64 before anything is timed: outputs, final states and all gradients, which must also
-repeat bit for bit. `--before FOLDER` measures the package in that folder (one that has `plmu` in it) too, in a process
-of its own, and adds ratios. Kernels are compiled first, in many processes at the same time.
+repeat bit for bit. `--compiled` measures layers under torch.compile too. `--before FOLDER` measures the package in that
+folder (one that has `plmu` in it) too, in a process of its own, and adds ratios. Kernels are compiled first, in many
+processes at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 
 import plmu
 from benchmarks.profiling import kernel_times
-from plmu.bench import layers as bench_layers
+from plmu.bench import algorithms
 from plmu.bench.measure import graphed, peak_memory, random_like, timed, training
 from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
 from plmu.training.results import provenance
@@ -60,15 +61,20 @@ def inputs(shape: Shape) -> Tensor:
     return torch.randn(shape.batch, shape.time, shape.channels, device="cuda").bfloat16().requires_grad_()
 
 
-def ways(layer: plmu.ParallelLMU, x: Tensor) -> tuple[Call, Call]:
+def ways(layer: plmu.ParallelLMU, x: Tensor, compiled: bool = False) -> tuple[Call, Call]:
     """Forward alone, and with the gradients of x and of all weights."""
+
+    def output() -> Tensor:
+        out: Tensor = layer(x)[0]
+        return out
+
+    call = torch.compile(output, fullgraph=True) if compiled else output
 
     def forward() -> Tensor:
         with torch.no_grad():
-            out: Tensor = layer(x)[0]
-            return out
+            return call()
 
-    return forward, training(lambda: layer(x)[0], x, *layer.parameters())
+    return forward, training(call, x, *layer.parameters())
 
 
 def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
@@ -153,7 +159,19 @@ def milliseconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float],
     return {name: 1e3 * seconds for name, seconds in times.medians().items()}, times
 
 
-def whole(shape: Shape, name: str, rounds: int, profiled: bool) -> Row:
+def compiled(layer: plmu.ParallelLMU, x: Tensor, rounds: int) -> Row:
+    """A layer under torch.compile, whose output is that of an eager call: host time, and time as a CUDA graph."""
+    torch.compiler.reset()
+    forward, both = ways(layer, x, compiled=True)
+    right = ways(layer, x)[0]().float()
+    if not (forward().float() - right).norm() <= BOUNDS[torch.bfloat16] * right.norm():
+        raise RuntimeError(f"{tuple(x.shape)}: compiled, the output is wrong")
+    found: Row = {"host, ms": {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}}
+    found["graph, ms"], _ = milliseconds({"forward": graphed(forward), "both": graphed(both)}, rounds)
+    return found
+
+
+def whole(shape: Shape, name: str, rounds: int, profiled: bool, under_compile: bool) -> Row:
     """A form of the layer at a shape."""
     layer, x = made(layers(shape)[name]), inputs(shape)
     row: Row = {"shape": str(shape), "layer": name, "error": check(layer, shape)}
@@ -179,6 +197,8 @@ def whole(shape: Shape, name: str, rounds: int, profiled: bool) -> Row:
     row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
     if profiled:
         row["kernels, us"] = kernel_times(both)
+    if under_compile:
+        row["compiled"] = compiled(layer, x, rounds)
     torch.cuda.empty_cache()
     return row
 
@@ -265,7 +285,7 @@ def warmed() -> tuple[list[Row], dict[str, str]]:
     return first, failed
 
 
-def measure(rounds: int, profiled: bool) -> Row:
+def measure(rounds: int, profiled: bool, under_compile: bool) -> Row:
     """All rows. What fails or is wrong has none, and is named under "failed"."""
     first, wrong = warmed()
     failed = [f"{label}: {reason}" for label, reason in wrong.items()]
@@ -284,10 +304,11 @@ def measure(rounds: int, profiled: bool) -> Row:
     labels, many = cases(), len(GPU_SHAPES) * len(FORMS)
     with torch.cuda.stream(torch.cuda.Stream()):
         rows = tried(
-            [partial(whole, shape, form, rounds, profiled) for shape in GPU_SHAPES for form in FORMS], labels[:many]
+            [partial(whole, shape, form, rounds, profiled, under_compile) for shape in GPU_SHAPES for form in FORMS],
+            labels[:many],
         )
         several = tried([partial(windows, *given, rounds) for given in WINDOWS], labels[many : many + len(WINDOWS)])
-        choices = [partial(bench_layers.choice, shape, torch.bfloat16, "cuda", rounds) for shape in SMALL]
+        choices = [partial(algorithms.choice, shape, torch.bfloat16, "cuda", rounds) for shape in SMALL]
         small = tried(choices, labels[many + len(WINDOWS) :])
     return {"whole layers": rows, "windows": several, "small, eager": small, "first calls": first, "failed": failed}
 
@@ -316,6 +337,8 @@ def show(found: Row) -> None:
         print(f"{row['shape']}, {row['layer']}: host {pair(row['host, ms'])}, eager {pair(row['eager, ms'])}, graph"
               f" {pair(row['graph, ms'])}, over the GEMMs {over},"
               f" {row['peak memory, MB']:.0f} MB")  # fmt: skip
+        if "compiled" in row:
+            print(f"  compiled: host {pair(row['compiled']['host, ms'])}, graph {pair(row['compiled']['graph, ms'])}")
     for row in found["windows"]:
         print(f"{row['shape']}, windows {row['windows']}: over one window {row['several over one']}, host"
               f" {pair(row['host, ms, several'])}; {row['plan']}")  # fmt: skip
@@ -341,15 +364,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", type=Path, help="folder with another version of the package")
     parser.add_argument("--profile", action="store_true", help="the time of each kernel of whole layers too")
+    parser.add_argument("--compiled", action="store_true", help="whole layers under torch.compile too")
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.warm is not None:
         warm(given.warm)
         return
-    found = measure(given.rounds, given.profile)
+    found = measure(given.rounds, given.profile, given.compiled)
     report: Row = {
         "benchmark": "calls",
-        "command": f"python -m benchmarks.calls --rounds {given.rounds}",
+        "command": f"python -m benchmarks.calls --rounds {given.rounds}{' --compiled' if given.compiled else ''}",
         "machine": provenance(torch.device("cuda")),
         **found,
     }

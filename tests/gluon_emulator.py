@@ -5,6 +5,7 @@ a tensor, the copy engine copies at once, and barriers count arrivals and bytes 
 nothing. Programs run one after the other. So index arithmetic and synchronisation are tested, but not the compiler.
 """
 
+import functools
 import math
 import re
 import sys
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from plmu.ops.gpu import direct, hopper_launch, launch, triton_launch
+from plmu.ops.plan import known_plan, known_plan_of_groups
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
 SOURCES = ("gluon_chunked.py", "gluon_weight.py", "gluon_split.py", "gluon_split_weight.py")
@@ -276,9 +278,10 @@ def in_place(monkeypatch: pytest.MonkeyPatch, kind: type[direct.Launch] = Launch
     """A CPU counts as a Hopper GPU, and launches are of that kind; for a fixture to yield from."""
     modules = (hopper_launch, triton_launch)
     prepared = [one for module in modules for one in vars(module).values() if hasattr(one, "cache_clear")]
+    prepared += [known_plan, known_plan_of_groups]
     for module in modules:
         monkeypatch.setattr(module, "Launch", kind)
-    monkeypatch.setattr(launch, "has_hopper", lambda _: True)
+    monkeypatch.setattr(launch, "has_hopper", functools.cache(lambda _: True))  # which torch.compile does not look into
     for one in prepared:
         one.cache_clear()
     yield

@@ -14,16 +14,21 @@ def autocasts(device: torch.device) -> bool:
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
+def exporting() -> bool:
+    """Whether torch.export is at work. In torch 2.11 `torch.compiler.is_exporting` says so under torch.compile too."""
+    return torch.compiler._is_exporting_flag
+
+
 def is_open(*sizes: int) -> bool:
     """Whether torch.export leaves one of these sizes open, so that nothing may be decided by it."""
-    if not torch.compiler.is_exporting():
+    if not exporting():
         return False
     return not all(torch.fx.experimental.symbolic_shapes.has_static_value(size) for size in sizes)
 
 
 def surely(condition: bool) -> bool:
     """Whether a condition holds for all values that an open size may have."""
-    if not torch.compiler.is_exporting():
+    if not exporting():
         return condition
     return torch.fx.experimental.symbolic_shapes.statically_known_true(condition)
 
@@ -44,11 +49,6 @@ def transforming() -> bool:
     """The same, also of code that torch.compile traces."""
     stack = torch._C._functorch.peek_interpreter_stack()
     return torch.autograd.forward_ad._current_level >= 0 or isinstance(stack, torch._C._functorch.CInterpreter)
-
-
-def exporting() -> bool:
-    """Whether torch.export is at work. To `is_exporting()` torch 2.11 answers True under torch.compile too."""
-    return torch.compiler._is_exporting_flag
 
 
 def watched() -> bool:

@@ -6,11 +6,15 @@ import pytest
 import torch
 from closeness import within
 from reference import at_end, masked, recurrence
+from torch.profiler import ProfilerActivity, profile
 
 import plmu
-from plmu.ops.gpu import direct, highway
+from plmu.ops.gpu import direct, highway, launch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+on_hopper = pytest.mark.skipif(not launch.has_hopper(torch.device("cuda", 0)), reason="no Hopper GPU")
+# What torch.compile says of itself.
+quiet = pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated", "ignore:TensorFloat32 tensor cores")
 
 # Error of each precision against float64: products in it, float32 accumulation, a float32 state.
 ERROR = {torch.float64: 1e-11, torch.float32: 5e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -138,7 +142,7 @@ def test_the_final_state_is_made_beside_the_projection(order: int, theta: float,
     within(_error(first[3], exact[1].cpu()), ERROR[torch.float32])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated", "ignore:TensorFloat32 tensor cores")
+@quiet
 def test_layers_compiled_captured_and_autocast():
     torch.manual_seed(0)
     layer = plmu.ParallelLMU(3, 16, order=8, theta=30.0, memory_size=4).cuda()
@@ -242,6 +246,87 @@ def test_highway_layers(features: int, compiled: bool, monkeypatch: pytest.Monke
         assert value.dtype == right.dtype
         within(_error(value, right), ERROR[torch.bfloat16])
     assert len(calls) == 3
+
+
+@on_hopper
+@quiet
+@pytest.mark.parametrize(
+    ("options", "every"),
+    [
+        ({"encoder": False, "input_to_output": False}, None),
+        ({"encoder": False}, None),
+        ({"encoder": False, "theta": [5.0, 90.0]}, 60),
+        ({"encoder": False, "output_activation": "silu"}, None),
+        ({"output_activation": None}, None),
+    ],
+    ids=["bias and ReLU", "W_x", "W_x, windows and resets", "another activation", "encoder and W_x"],
+)
+def test_compiled_layers_have_the_bits_of_eager_ones(options, every):
+    """Under autocast, as a CUDA graph, and in half precision. The encoder, and activations other than ReLU, are left to
+    the compiler, which may round in other places."""
+    torch.compiler.reset()
+    given = {"order": 4, "theta": 6.0, "memory_size": 200, **options}
+    layer = plmu.ParallelLMU(200, 328, **given, algorithm="fused").cuda()
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(67, 200, 200, device="cuda")
+    resets = None if every is None else torch.rand(67, 200, device="cuda") < 1 / every
+    of_out = torch.randn(67, 200, 328, device="cuda", dtype=torch.bfloat16)
+
+    def call(x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return layer(x, resets=resets)[0]
+
+    compiled = torch.compile(call, fullgraph=True)
+
+    def results(run):
+        leaves = (x.clone().requires_grad_(), *layer.parameters())
+        out = run(leaves[0])
+        return [out.detach(), *torch.autograd.grad(out, leaves, of_out)]
+
+    def agree(found, right):
+        for value, expected in zip(found, right, strict=True):
+            assert value.dtype == expected.dtype
+            if options.get("encoder", True) or "output_activation" in options:
+                within(_error(value, expected), 2 * ERROR[torch.bfloat16])
+            else:
+                assert torch.equal(value, expected)
+
+    right, first, again = results(call), results(compiled), results(compiled)
+    agree(first, right)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = results(compiled)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(first, captured, strict=True))
+    layer.bfloat16()
+    x = x.bfloat16()
+    agree(results(compiled), results(call))
+
+
+@on_hopper
+@quiet
+@pytest.mark.parametrize("from_input", [False, True], ids=["bias and ReLU", "W_x"])
+def test_compiled_layers_launch_no_kernel_for_bias_and_relu(from_input):
+    torch.compiler.reset()
+    options = {"order": 4, "theta": 6.0, "encoder": False, "input_to_output": from_input, "algorithm": "fused"}
+    layer = plmu.ParallelLMU(200, 328, **options).to("cuda", torch.bfloat16)
+    x = torch.randn(67, 200, 200, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    of_out = torch.randn(67, 200, 328, device="cuda", dtype=torch.bfloat16)
+    compiled = torch.compile(lambda x: layer(x)[0], fullgraph=True)
+
+    def call():
+        return torch.autograd.grad(compiled(x), (x, *layer.parameters()), of_out)
+
+    call(), call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        call()
+        torch.cuda.synchronize()
+    counts = {one.key: one.count for one in profiler.key_averages()}
+    ours = {"project": 2, "finish": 1, "through_output": 1, "weight_gradient": 1}
+    assert {name: counts.get(name, 0) for name in ours} == ours, counts
+    assert not [name for name in counts if name.startswith("triton_") or "at::native::reduce_kernel" in name]
 
 
 def _error(value, exact):

@@ -10,7 +10,8 @@ the algorithm that was chosen. Each algorithm is one file: `recurrent.py`, `toep
 `gpu/projection.py`, that `gpu/launch.py`, and this launches those of `gpu/triton_chunked.py` or, for Hopper GPUs,
 `gpu/gluon_chunked.py`.
 On a GPU a call with the shapes of an earlier one goes there directly (`routes.py`). A layer calls `output` instead of
-`project`: where one launch makes W_m m and the rest of the layer's output, `gpu/output.py` does.
+`project`: where one launch makes W_m m and the rest of the layer's output, `gpu/output.py` does; under torch.compile
+`gpu/compiled_output.py` does.
 `docs/adding-an-algorithm.md` shows how to add an algorithm.
 """
 

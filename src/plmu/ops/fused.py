@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of
-from plmu.ops.gpu import all_states, launch, projection, split, split_hopper
+from plmu.ops.gpu import all_states, compiled_output, launch, projection, split, split_hopper
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.output import fits, output
 from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, segments_of, tiles
@@ -76,7 +76,8 @@ class Fused(Algorithm):
             return None
         first = None if problem.state is None else problem.state.contiguous()
         given = projection.constants(inputs, problem.groups or problem.system, problem.state)
-        o, last = output(inputs, weight, first, segments_of(_stops(problem)), given, rest)
+        run = compiled_output.output if torch.compiler.is_compiling() else output
+        o, last = run(inputs, weight, first, segments_of(_stops(problem)), given, rest)
         return o, last if problem.lengths is None else final_of_groups(problem)
 
     def limit(self, case: Case) -> str | None:

@@ -214,16 +214,16 @@ def _at_least(least: int, value: int, name: str) -> int:
     return whole
 
 
-def _choice(*arguments: Any) -> tuple[str, int, bool, int]:
+def _choice(*arguments: Any) -> tuple[str, int, bool, int, str, str]:
     """What torch.compile needs of a plan, worked out once, while tracing."""
     chosen = known_plan(*arguments)
-    return chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile
+    return chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile, "", chosen.kernel
 
 
-def _choice_for_groups(*arguments: Any) -> tuple[str, int, bool, int] | None:
+def _choice_for_groups(*arguments: Any) -> tuple[str, int, bool, int, str, str] | None:
     """The same for a plan of several groups of channels."""
     chosen = known_plan_of_groups(*arguments)
-    return None if chosen is None else (chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile)
+    return None if chosen is None else (chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile, "", chosen.kernel)
 
 
 # What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.

@@ -4,7 +4,7 @@ The sum is rounded once, and neither W_m m nor W_x x reaches memory. Backward: o
 through ReLU and sums it up for the bias. Where x itself enters the memory, W_x adds to its gradient as to the output.
 
 Called eagerly, a layer spends most of its time on the host. So what depends on shapes alone is found out once: a
-`Prepared` allocates and launches, forwards and backwards.
+`Prepared` allocates and launches, forwards and backwards. `compiled_output` does the same under torch.compile.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def fits(u: Tensor, weight: Tensor, rest: Rest) -> bool:
-    """Whether the kernels for Hopper take the rest of a layer with W_m m, of operands that they take."""
-    if watched() or type(u) not in PLAIN or type(weight) not in PLAIN or weight.device != u.device:
+    """Whether the kernels for Hopper, which the plan names, take the rest of a layer with W_m m."""
+    if type(u) not in PLAIN or type(weight) not in PLAIN or weight.device != u.device:
         return False
-    return rest_fits(u.device, rest) and launch.for_hopper(u, weight)
+    if not rest_fits(u.device, rest):
+        return False
+    if torch.compiler.is_compiling():  # what asks about the GPU cannot be traced, but the plan has asked
+        return u.dtype != torch.float32
+    return not watched() and launch.for_hopper(u, weight)
 
 
 def rest_fits(device: torch.device, rest: Rest) -> bool:
@@ -47,16 +51,21 @@ def output(
     u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants, rest: Rest
 ) -> tuple[Tensor, Tensor]:
     """o and the final state, where it `fits`. All tensors of `rest` are cast to the precision of u."""
-    x, input_weight, bias = (None if one is None else _as(one, u.dtype) for one in rest[:3])
-    x = None if input_weight is None else x
-    ready = prepared(u.shape, weight, Rest(x, input_weight, bias, rest.relu), segments, given)
-    operands = (u, weight, first, x, input_weight, bias, segments)
+    rest = cast(rest, u.dtype)
+    ready = prepared(u.shape, weight, rest, segments, given)
+    operands = (u, weight, first, *rest[:3], segments)
     if not torch.is_grad_enabled():
         return ready.forward(*operands)
     o: Tensor
     last: Tensor
     o, last = _Output.apply(*operands, given, ready)
     return o, last
+
+
+def cast(rest: Rest, dtype: torch.dtype) -> Rest:
+    """The rest in that precision; without x where there is no W_x."""
+    x, weight, bias = [one if one is None or one.dtype == dtype else one.to(dtype) for one in rest[:3]]
+    return Rest(None if weight is None else x, weight, bias, rest.relu)
 
 
 def prepared(shape: torch.Size, weight: Tensor, rest: Rest, segments: Tensor | None, given: Constants) -> Prepared:
@@ -201,12 +210,24 @@ def gradients(
     of_last: Tensor | None,
 ) -> Gradients:
     """Those of u, the weight, the first state, x, W_x and the bias, in the order of `needed`."""
+    if of_o is None or not plain(of_o):
+        return _by_operations(given, ready, saved, needed, of_o, of_last)
+    return by_kernels(given, ready, saved, needed, of_o, of_last)
+
+
+def by_kernels(
+    given: Constants,
+    ready: Prepared,
+    saved: tuple[Tensor | None, ...],
+    needed: tuple[bool, ...],
+    of_o: Tensor,
+    of_last: Tensor | None,
+) -> Gradients:
+    """The same where nothing but the values of the gradient is asked."""
     u, weight, first, segments, x, input_weight, o = saved
     assert u is not None
     assert weight is not None
     need_u, need_weight, need_first, need_x, need_input_weight, need_bias = needed
-    if of_o is None or not plain(of_o):
-        return _by_operations(given, ready, saved, needed, of_o, of_last)
     of_bias = of_x = of_input_weight = None
     if o is not None or need_bias:
         of_o = laid_out(of_o)
@@ -254,7 +275,3 @@ def _by_operations(
     if ready.own and of_u is not None and of_o is not None and input_weight is not None:
         of_u = of_u + of_o @ input_weight
     return of_u, of_weight, of_first, of_x, of_input_weight, of_bias
-
-
-def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor if tensor.dtype == dtype else tensor.to(dtype)

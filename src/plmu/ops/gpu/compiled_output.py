@@ -1,0 +1,137 @@
+"""`output` of `plmu.ops.gpu.output` for torch.compile: the operators `plmu::output` and `plmu::output_backward`.
+
+They launch the same kernels as an eager call and give the same bits. As with `plmu::project`, constant tables are
+arguments. Gradients through the first and the final state are products of torch, which a compiler may fuse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.ops.gpu import launch
+from plmu.ops.gpu.ends import through_states
+from plmu.ops.gpu.launch import Rest
+from plmu.ops.gpu.output import Gradients, by_kernels, cast, prepared
+from plmu.ops.gpu.tables import Constants, Tables
+
+
+def output(
+    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants, rest: Rest
+) -> tuple[Tensor, Tensor]:
+    """o and the final state, where it `fits`. All tensors of `rest` are cast to the precision of u."""
+    x, input_weight, bias, relu = cast(rest, u.dtype)
+    how = (relu, given.steps, given.run, given.groups)
+    o, last = _output(u, weight, first, segments, x, input_weight, bias, given.powers, *given.tables, *how)
+    return o, last
+
+
+@torch.library.custom_op("plmu::output", mutates_args=())
+def _output(
+    u: Tensor,
+    weight: Tensor,
+    first: Tensor | None,
+    segments: Tensor | None,
+    x: Tensor | None,
+    input_weight: Tensor | None,
+    bias: Tensor | None,
+    powers: Tensor | None,
+    toeplitz: Tensor,
+    past: Tensor,
+    future: Tensor,
+    taps: Tensor,
+    advance: Tensor,
+    leap: Tensor,
+    last_taps: Tensor,
+    last_advance: Tensor,
+    relu: bool,
+    steps: int,
+    run: int,
+    groups: int,
+) -> tuple[Tensor, Tensor]:
+    """o, and the final state in float32."""
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    given = Constants(own, None, steps, run, groups)
+    ready = prepared(u.shape, weight, Rest(x, input_weight, bias, relu), segments, given)
+    return ready.forward(u, weight, first, x, input_weight, bias, segments)
+
+
+@torch.library.custom_op("plmu::output_backward", mutates_args=())
+def _output_backward(
+    of_o: Tensor,
+    u: Tensor,
+    weight: Tensor,
+    first: Tensor | None,
+    segments: Tensor | None,
+    x: Tensor | None,
+    input_weight: Tensor | None,
+    o: Tensor | None,
+    toeplitz: Tensor,
+    past: Tensor,
+    future: Tensor,
+    taps: Tensor,
+    advance: Tensor,
+    leap: Tensor,
+    last_taps: Tensor,
+    last_advance: Tensor,
+    steps: int,
+    run: int,
+    groups: int,
+    needed: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of u, W_m, x, W_x and the bias from that of o; empty where not needed. With ReLU, o is given."""
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    given = Constants(own, None, steps, run, groups)
+    ready = prepared(u.shape, weight, Rest(x, input_weight, None, o is not None), segments, given)
+    saved = (u, weight, first, segments, x, input_weight, o)
+    with torch.no_grad():
+        made = by_kernels(given, ready, saved, (*needed[:2], False, *needed[2:]), of_o, None)
+    of_u, of_weight, _, of_x, of_input_weight, of_bias = (u.new_empty(0) if one is None else one for one in made)
+    return of_u, of_weight, of_x, of_input_weight, of_bias
+
+
+@_output.register_fake
+def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch, time, channels = u.shape
+    last = u.new_empty(batch, weight.shape[1], channels, dtype=torch.float32)
+    return u.new_empty(batch, time, weight.shape[0]), last
+
+
+@_output_backward.register_fake
+def _(
+    of_o: Tensor, u: Tensor, weight: Tensor, first: Any, segments: Any, x: Any, input_weight: Any, *rest: Any
+) -> tuple[Tensor, ...]:
+    of_x, of_input_weight = ((0,) if one is None else one.shape for one in (x, input_weight))
+    shapes = (u.shape, weight.shape, of_x, of_input_weight, weight.shape[:1])
+    return tuple(u.new_empty(shape if need else (0,)) for shape, need in zip(shapes, rest[-1], strict=True))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    u, weight, first, segments, x, input_weight, _, powers, *own, relu, ctx.steps, ctx.run, ctx.groups = inputs
+    ctx.save_for_backward(u, weight, first, segments, x, input_weight, output[0] if relu else None, powers, *own)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> Gradients:
+    *saved, powers, toeplitz, past, future, taps, advance, leap, last_taps, last_advance = ctx.saved_tensors
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    given = Constants(own, powers, ctx.steps, ctx.run, ctx.groups)
+    u, weight, _, segments, _, _, o = saved
+    need_u, need_weight, need_first, _, *others = ctx.needs_input_grad[:7]
+    needed = [need_u, need_weight, *others]
+    found: list[Tensor | None] = [None] * 5
+    if of_o is not None and any(needed):
+        made = _output_backward(of_o, *saved, *own, ctx.steps, ctx.run, ctx.groups, needed)
+        found = [one if need else None for one, need in zip(made, needed, strict=True)]
+    of_u, of_weight, *of_others = found
+    if of_o is not None and o is not None and need_first:
+        of_o = torch.where(o <= 0, 0.0, of_o)
+    how = (given, (need_u, need_weight, need_first))
+    of_u, of_first = through_states(u, weight, segments, *how, of_o, of_last, of_u)
+    return of_u, of_weight, of_first, None, *of_others, *([None] * 13)
+
+
+_output.register_autograd(_backward, setup_context=_setup)
+_output_backward.register_autograd(launch.no_second)
