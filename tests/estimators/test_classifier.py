@@ -57,6 +57,21 @@ def test_padding_does_not_matter() -> None:
     np.testing.assert_allclose(classifier.predict_proba([x[0, :40], x[1]]), alone, rtol=1e-4, atol=1e-6)
 
 
+def test_scores_are_those_of_the_model() -> None:
+    """Also where a projection sees several windows, as it may after training."""
+    x, y = waves(30, channels=2)
+    classifier = plmu.SequenceClassifier(normalize=False, **SMALL).fit(x, y)
+    given = torch.tensor(x, dtype=torch.float32)
+    first = classifier.scores(x)
+    np.testing.assert_allclose(first, classifier.model(given)[0].numpy(), rtol=1e-4, atol=1e-6)
+    weight = classifier.model[3].weight
+    assert (weight == 0).sum() > weight.numel() / 2
+    weight += 0.5
+    changed = classifier.model(given)[0].numpy()
+    assert np.abs(changed - first).max() > 0.01
+    np.testing.assert_allclose(classifier.scores(x), changed, rtol=1e-4, atol=1e-6)
+
+
 def test_the_model_streams_saves_and_folds_to_the_same_scores(tmp_path: Path) -> None:
     x, y = waves(30, channels=2)
     classifier = plmu.SequenceClassifier(normalize=False, **SMALL).fit(x, y)
