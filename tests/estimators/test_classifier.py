@@ -1,5 +1,6 @@
 """`plmu.SequenceClassifier`: what it learns and accepts; its model gives the same scores."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
         means = torch.stack([x[known & (labels == one)].mean(0) for one in range(3)])[labels[known]]
         centred = x[known].mean(0)
         ratio = (means - centred).square().sum(0) / (x[known] - centred).square().sum(0)
-        weighted = x * (ratio / ratio.mean()).sqrt()
+        weighted = x * ratio / ratio.square().mean().sqrt()
         # An intercept that is not penalised.
         a = torch.cat([weighted[rest], torch.ones(23, 1)], dim=1)
         penalty = 10.0 * torch.eye(features + 1, dtype=torch.float64)
@@ -120,6 +121,33 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
         correct += int(scores[-1].argmax() == labels[i])
     assert full.accuracy == pytest.approx(correct / 24)
     assert full.error == pytest.approx(float((torch.stack(scores) - target).square().mean()), rel=1e-5)
+
+
+def test_scores_above_one_are_no_errors() -> None:
+    labels = torch.tensor([0, 1, 2])
+    right = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
+    errors = [float(loo.softened(factor * right, labels)) for factor in (-50, -1, 0, 1, 2, 50)]
+    assert errors == pytest.approx([1, 1 / (1 + math.exp(-4)), 0.5, 1 / (1 + math.exp(4)), 1 / (1 + math.exp(8)), 0])
+    assert loo.softened(torch.stack([right, right.flip(0)]), labels)[0] == pytest.approx(errors[3])
+
+
+def test_the_strength_has_the_fewest_errors_rather_than_the_smallest_square() -> None:
+    torch.manual_seed(0)
+    x, labels = torch.randn(60, 200), torch.arange(60) % 3
+    x[:, 0] += 2 * labels
+    target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
+    strengths = [10.0 ** (k / 2) for k in range(-6, 11)]
+    errors, squares = [], []
+    for strength in strengths:
+        _, scores, square = loo._chosen(x, target, labels, [strength])
+        squares.append(square)
+        margins = [
+            float(one[k] - torch.cat([one[:k], one[k + 1 :]]).max()) for one, k in zip(scores, labels, strict=True)
+        ]
+        errors.append(sum(1 / (1 + math.exp(2 * one)) for one in margins))
+    chosen, _, square = loo._chosen(x, target, labels, strengths)
+    assert chosen == strengths[int(np.argmin(errors))] < strengths[int(np.argmin(squares))]
+    assert square == pytest.approx(min(squares))
 
 
 @pytest.mark.parametrize("features", [5, 40])
