@@ -168,6 +168,15 @@ def test_the_readout_is_the_ridge_of_weighted_features(features: int, monkeypatc
     torch.testing.assert_close(scores, factor * expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("examples", "first", "features"), [(100, 38, 176), (200, 76, 500), (200, 91, 256)])
+def test_features_that_are_all_alike_are_fitted(examples: int, first: int, features: int) -> None:
+    """Their products are rounded alike, too: the Gram matrix has negative eigenvalues."""
+    labels = (torch.arange(examples) >= first).long()
+    x = labels[:, None].expand(-1, features).double()
+    found = leave_one_out(x, labels, [1e-6], torch.ones(features))
+    assert ((x @ found.weight.mT + found.bias).argmax(1) == labels).all()
+
+
 def test_labels_without_meaning_are_not_found() -> None:
     x = np.random.default_rng(0).standard_normal((60, 40))
     assert plmu.SequenceClassifier(**SMALL).fit(x, np.arange(60) % 2).loo_accuracy_ < 0.65

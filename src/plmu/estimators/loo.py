@@ -148,8 +148,13 @@ def _solved(x: Tensor, y: Tensor, strength: float) -> Tensor:
     x = x - x.mean(0)
     wide = x.shape[1] >= x.shape[0]
     gram = _gram(x if wide else x.mT)
-    gram.diagonal().add_(max(strength, _floor(gram)))
-    factor = torch.linalg.cholesky(gram)
+    more = max(strength, _floor(gram))
+    gram.diagonal().add_(more)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    while failed:  # where features are all alike, their rounding adds up
+        gram.diagonal().add_(more)
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        more *= 2
     if wide:
         return x.mT @ torch.cholesky_solve(y, factor).to(x.dtype)
     return torch.cholesky_solve(x.mT.double() @ y, factor)
