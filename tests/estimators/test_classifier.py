@@ -1,5 +1,6 @@
 """`plmu.SequenceClassifier`: what it learns and accepts; its model gives the same scores."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,21 @@ def test_padding_does_not_matter() -> None:
     np.testing.assert_allclose(classifier.predict_proba([x[0, :40], x[1]]), alone, rtol=1e-4, atol=1e-6)
 
 
+def test_scores_are_those_of_the_model() -> None:
+    """Also where a projection sees several windows, as it may after training."""
+    x, y = waves(30, channels=2)
+    classifier = plmu.SequenceClassifier(normalize=False, **SMALL).fit(x, y)
+    given = torch.tensor(x, dtype=torch.float32)
+    first = classifier.scores(x)
+    np.testing.assert_allclose(first, classifier.model(given)[0].numpy(), rtol=1e-4, atol=1e-6)
+    weight = classifier.model[3].weight
+    assert (weight == 0).sum() > weight.numel() / 2
+    weight += 0.5
+    changed = classifier.model(given)[0].numpy()
+    assert np.abs(changed - first).max() > 0.01
+    np.testing.assert_allclose(classifier.scores(x), changed, rtol=1e-4, atol=1e-6)
+
+
 def test_the_model_streams_saves_and_folds_to_the_same_scores(tmp_path: Path) -> None:
     x, y = waves(30, channels=2)
     classifier = plmu.SequenceClassifier(normalize=False, **SMALL).fit(x, y)
@@ -95,7 +111,7 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
         means = torch.stack([x[known & (labels == one)].mean(0) for one in range(3)])[labels[known]]
         centred = x[known].mean(0)
         ratio = (means - centred).square().sum(0) / (x[known] - centred).square().sum(0)
-        weighted = x * (ratio / ratio.mean()).sqrt()
+        weighted = x * ratio / ratio.square().mean().sqrt()
         # An intercept that is not penalised.
         a = torch.cat([weighted[rest], torch.ones(23, 1)], dim=1)
         penalty = 10.0 * torch.eye(features + 1, dtype=torch.float64)
@@ -105,6 +121,33 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
         correct += int(scores[-1].argmax() == labels[i])
     assert full.accuracy == pytest.approx(correct / 24)
     assert full.error == pytest.approx(float((torch.stack(scores) - target).square().mean()), rel=1e-5)
+
+
+def test_scores_above_one_are_no_errors() -> None:
+    labels = torch.tensor([0, 1, 2])
+    right = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
+    errors = [float(loo.softened(factor * right, labels)) for factor in (-50, -1, 0, 1, 2, 50)]
+    assert errors == pytest.approx([1, 1 / (1 + math.exp(-4)), 0.5, 1 / (1 + math.exp(4)), 1 / (1 + math.exp(8)), 0])
+    assert loo.softened(torch.stack([right, right.flip(0)]), labels)[0] == pytest.approx(errors[3])
+
+
+def test_the_strength_has_the_fewest_errors_rather_than_the_smallest_square() -> None:
+    torch.manual_seed(0)
+    x, labels = torch.randn(60, 200), torch.arange(60) % 3
+    x[:, 0] += 2 * labels
+    target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
+    strengths = [10.0 ** (k / 2) for k in range(-6, 11)]
+    errors, squares = [], []
+    for strength in strengths:
+        _, scores, square = loo._chosen(x, target, labels, [strength])
+        squares.append(square)
+        margins = [
+            float(one[k] - torch.cat([one[:k], one[k + 1 :]]).max()) for one, k in zip(scores, labels, strict=True)
+        ]
+        errors.append(sum(1 / (1 + math.exp(2 * one)) for one in margins))
+    chosen, _, square = loo._chosen(x, target, labels, strengths)
+    assert chosen == strengths[int(np.argmin(errors))] < strengths[int(np.argmin(squares))]
+    assert square == pytest.approx(min(squares))
 
 
 @pytest.mark.parametrize("features", [5, 40])
@@ -123,6 +166,15 @@ def test_the_readout_is_the_ridge_of_weighted_features(features: int, monkeypatc
     scores = x.double() @ found.weight.mT + found.bias
     factor = float(scores.norm() / expected.norm())  # the sharpness
     torch.testing.assert_close(scores, factor * expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("examples", "first", "features"), [(100, 38, 176), (200, 76, 500), (200, 91, 256)])
+def test_features_that_are_all_alike_are_fitted(examples: int, first: int, features: int) -> None:
+    """Their products are rounded alike, too: the Gram matrix has negative eigenvalues."""
+    labels = (torch.arange(examples) >= first).long()
+    x = labels[:, None].expand(-1, features).double()
+    found = leave_one_out(x, labels, [1e-6], torch.ones(features))
+    assert ((x @ found.weight.mT + found.bias).argmax(1) == labels).all()
 
 
 def test_labels_without_meaning_are_not_found() -> None:

@@ -24,11 +24,11 @@ class Classes:
     bias: Tensor  # (classes,)
     strength: float
     accuracy: float
-    error: float  # mean square
+    error: float  # the smallest mean square
 
 
 def leave_one_out(features: Tensor, labels: Tensor, strengths: Sequence[float], scales: Tensor) -> Classes:
-    """The ridge from features (examples, features) to labels with the smallest squared leave-one-out error.
+    """The ridge from features (examples, features) to labels with the fewest leave-one-out errors: see `softened`.
 
     Features are standardised, multiplied by `scales` (features,), and weighted by how well they tell the classes apart:
     see `explained`. A left-out example takes no part in these weights: they are made anew without the fold it is in. Of
@@ -45,8 +45,7 @@ def leave_one_out(features: Tensor, labels: Tensor, strengths: Sequence[float], 
     x = (x - mean) / spread
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_MANY].sort().values
     few = len(some) == len(x)
-    strength, residual = _chosen(x if few else x[some], target[some], labels[some], strengths)
-    scores = target[some] - residual
+    strength, scores, error = _chosen(x if few else x[some], target[some], labels[some], strengths)
     sharp = sharpness(scores, labels[some])
     share = explained(x, labels)  # of all examples
     centre = target.mean(0)
@@ -54,22 +53,32 @@ def leave_one_out(features: Tensor, labels: Tensor, strengths: Sequence[float], 
     weight = found.double().mT * sharp
     bias = centre * sharp - weight @ mean.double()
     accuracy = float((scores.argmax(1) == labels[some]).double().mean())
-    return Classes(weight, bias, strength, accuracy, float(residual.square().mean()))
+    return Classes(weight, bias, strength, accuracy, error)
 
 
 def explained(x: Tensor, labels: Tensor) -> Tensor:
-    """What features (examples, features) are multiplied by: their correlation ratio η, scaled to a mean square of 1.
-
-    η² is the share of a feature's variance that lies between the classes.
-    """
+    """What features (examples, features) are multiplied by: the share of their variance that lies between the classes,
+    scaled to a mean square of 1."""
     member = torch.nn.functional.one_hot(labels).to(x.dtype)
     count = member.sum(0).clamp(min=1)
     x = x - x.mean(0)
     total = x.square().sum(0)
     between = ((member.mT @ x).square() / count[:, None]).sum(0)
     share = torch.where(total > 0, between / total, 0.0)
-    mean = share.mean()
-    return (share / mean).sqrt() if mean > 0 else torch.ones_like(share)
+    size = share.square().mean().sqrt()
+    return share / size if size > 0 else torch.ones_like(share)
+
+
+def softened(scores: Tensor, labels: Tensor) -> Tensor:
+    """The share of errors of scores (…, examples, classes), softened: (…,).
+
+    An example counts 1 where another class has a far higher score than its own, ½ where both are equal, and 0 where its
+    own is far higher. The mean square error also punishes scores above 1, which are no errors, and chooses ridges that
+    are too strong.
+    """
+    own = torch.nn.functional.one_hot(labels, scores.shape[-1]).bool()
+    margin = scores[..., own] - scores.masked_fill(own, -torch.inf).amax(-1)
+    return torch.sigmoid(-2 * margin).mean(-1)
 
 
 def sharpness(scores: Tensor, labels: Tensor) -> float:
@@ -89,16 +98,18 @@ def sharpness(scores: Tensor, labels: Tensor) -> float:
     return math.sqrt(low * high)
 
 
-def _chosen(x: Tensor, target: Tensor, labels: Tensor, strengths: Sequence[float]) -> tuple[float, Tensor]:
-    """The strength with the smallest leave-one-out error, and its residuals (examples, classes)."""
+def _chosen(x: Tensor, target: Tensor, labels: Tensor, strengths: Sequence[float]) -> tuple[float, Tensor, float]:
+    """The strength with the smallest share of errors, its left-out scores (examples, classes), and the smallest mean
+    square error of any strength."""
     y = target - target.mean(0)
     residual = y.new_zeros(len(strengths), *y.shape)
     fold = _folds(labels)
     for one in range(int(fold.max()) + 1):
         out = fold == one
         residual[:, out] = _residuals(x * explained(x[~out], labels[~out]), y, strengths, out)
-    best = int(residual.square().mean((1, 2)).argmin())
-    return strengths[best], residual[best]
+    scores = target - residual
+    best = int(softened(scores, labels).argmin())
+    return strengths[best], scores[best], float(residual.square().mean((1, 2)).min())
 
 
 def _folds(labels: Tensor) -> Tensor:
@@ -137,8 +148,13 @@ def _solved(x: Tensor, y: Tensor, strength: float) -> Tensor:
     x = x - x.mean(0)
     wide = x.shape[1] >= x.shape[0]
     gram = _gram(x if wide else x.mT)
-    gram.diagonal().add_(max(strength, _floor(gram)))
-    factor = torch.linalg.cholesky(gram)
+    more = max(strength, _floor(gram))
+    gram.diagonal().add_(more)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    while failed:  # where features are all alike, their rounding adds up
+        gram.diagonal().add_(more)
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        more *= 2
     if wide:
         return x.mT @ torch.cholesky_solve(y, factor).to(x.dtype)
     return torch.cholesky_solve(x.mT.double() @ y, factor)

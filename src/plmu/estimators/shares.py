@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -111,14 +111,55 @@ def scales(features: int) -> Tensor:
 
 def over_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
     """The model's outputs of some series at a time, so that memory stays bounded."""
-    widest = max(module.out_features for module in model if isinstance(module, nn.Linear))
-    rows = max(1, _BLOCK // (x.shape[1] * widest))
     equal = bool((lengths == x.shape[1]).all())
     place = next(model.parameters()).device
     with torch.no_grad():
+        parts = _by_windows(model)
+        head, layers = model[:2], [*model[:2], *parts[0]] if parts else model
+        *_, projections = widths = [one.out_features for one in layers if isinstance(one, nn.Linear)]
+        rows = max(1, _BLOCK // (x.shape[1] * max(widths)))
         for first in range(0, len(x), rows):
             some = slice(first, first + rows)
-            yield model(x[some].to(place), lengths=None if equal else lengths[some].to(place))[0].cpu()
+            series, known = x[some].to(place), None if equal else lengths[some].to(place)
+            if not parts:
+                yield model(series, lengths=known)[0].cpu()
+                continue
+            inputs = head(series, lengths=known)[0].chunk(len(parts), 2)
+            found = [part(one, lengths=known)[0] for part, one in zip(parts, inputs, strict=True)]
+            # Of each degree and threshold, the projections of all windows.
+            out = torch.cat([one.unflatten(1, (-1, projections)) for one in found], 2).flatten(1)
+            for readout in list(model)[5:]:
+                out = readout(out)
+            yield out.cpu()
+
+
+def _by_windows(model: Sequential) -> list[Sequential]:
+    """For each window its memory, projections and shares: less work, as the weight of all has zeros between windows.
+
+    Nothing where a projection sees several windows, as it may after training, or the model is not as `build` made it.
+    """
+    kinds = [nn.Linear, CausalConvolution, DelayLayer, nn.Linear, ThresholdShares]
+    if [type(one) for one in model] not in (kinds, [*kinds, nn.Linear]):
+        return []
+    _, _, memory, projection, counts, *_ = cast(Any, model)
+    systems = memory.memory.systems()
+    windows = len(systems)
+    if projection.bias is None or projection.out_features % windows or counts.returns_sequences:
+        return []
+    weight = projection.weight.unflatten(1, (memory.memory.order, windows, -1)).unflatten(0, (windows, -1))
+    blocks = weight.diagonal(dim1=0, dim2=3)  # (projections, order, channels, windows)
+    if torch.count_nonzero(blocks) < torch.count_nonzero(weight):
+        return []
+    out = []
+    biases, thresholds = projection.bias.chunk(windows), counts.thresholds.chunk(windows, 1)
+    for system, block, bias, levels in zip(systems, blocks.unbind(3), biases, thresholds, strict=True):
+        states = DelayLayer(block.shape[2], system=system, algorithm=memory.memory.algorithm, missing=memory.missing)
+        linear = nn.Linear(block[0].numel(), len(block), device="meta")
+        linear.weight, linear.bias = nn.Parameter(block.flatten(1)), nn.Parameter(bias)
+        shares = ThresholdShares(**counts.config | {"features": len(block)}, device="meta")
+        shares.thresholds = levels
+        out.append(Sequential(states, linear, shares))
+    return out
 
 
 def _states(
