@@ -39,14 +39,7 @@ def forward_mode() -> bool:
 
 
 def transformed() -> bool:
-    """Whether torch.func or forward-mode gradients are at work."""
-    if torch.compiler.is_compiling():
-        return False
-    return forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def transforming() -> bool:
-    """The same, also of code that torch.compile traces."""
+    """Whether torch.func or forward-mode gradients are at work, also in code that torch.compile traces."""
     stack = torch._C._functorch.peek_interpreter_stack()
     return torch.autograd.forward_ad._current_level >= 0 or isinstance(stack, torch._C._functorch.CInterpreter)
 

@@ -240,6 +240,34 @@ def test_a_second_derivative_raises() -> None:
         torch.autograd.grad(of_x.float().sum(), x)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated", "ignore:.*should not be instantiated")
+@pytest.mark.parametrize("name", ["jvp", "grad"])
+def test_a_transform_that_is_compiled_is_planned_as_one(name: str) -> None:
+    """`fused` has no rules for them, so another algorithm runs; by name it says so."""
+    x = torch.randn(1, 9, 24).half()
+    transforms = {
+        "jvp": lambda layer, x: torch.func.jvp(lambda one: layer(one)[0], (x,), (x,))[1],
+        "grad": lambda layer, x: torch.func.grad(lambda one: layer(one)[0].float().sin().sum())(x),
+    }
+    for algorithm in ("auto", "chunked"):
+        layer = layer_of("W_x", algorithm=algorithm).half()
+        call = torch.compile(lambda x, layer=layer: transforms[name](layer, x), fullgraph=True, backend="aot_eager")
+        found, exact = call(x), transforms[name](layer.double(), x.double())
+        within(error(found.detach(), exact.detach()), 8 * ERROR)
+        torch._dynamo.reset()
+    layer = layer_of("W_x").half()
+    with pytest.raises(Exception, match=r"works neither under torch\.func nor with forward-mode"):
+        torch.compile(lambda x: transforms[name](layer, x), fullgraph=True, backend="aot_eager")(x)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_export_may_run_on_another_gpu(strict: bool) -> None:
+    layer, x = layer_of("W_x").half().eval(), torch.randn(1, 9, 24).half()
+    graph = str(torch.export.export(layer, (x,), strict=strict).graph)
+    assert "plmu.project" in graph
+    assert "plmu.output" not in graph
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 @pytest.mark.parametrize("name", ["bias and ReLU", "W_x", "encoder"])

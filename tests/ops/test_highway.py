@@ -63,11 +63,11 @@ def check(rows: int, features: int, dtype: torch.dtype, needed: tuple[bool, bool
     """Each number within the roundings of float32, and that of the result."""
     bias_dtype = torch.float32 if dtype in HALF else dtype  # as under autocast
     weight = (torch.randn(2 * features, features, device=DEVICE) / features**0.5).to(dtype)
-    bias = torch.empty(2 * features, device=DEVICE, dtype=bias_dtype)
     x, of_out = (torch.randn(rows, features, device=DEVICE).to(dtype) for _ in range(2))
     pre = (2 * torch.randn(rows, 2 * features, device=DEVICE)).to(dtype)
-    of_pre, of_x, of_bias = highway.gradients(of_out, x, weight, bias, pre, *needed)
-    again = highway.gradients(of_out, x, weight, bias, pre, *needed)
+    given = (of_out, x, weight if needed[0] else None, pre, bias_dtype, needed[1])
+    of_pre, of_x, of_bias = highway.gradients(*given)
+    again = highway.gradients(*given)
     for value, other in zip((of_pre, of_x, of_bias), again, strict=True):
         assert (value is None and other is None) or torch.equal(value, other), "not bit for bit"
     assert (of_x is not None, of_bias is not None) == needed
@@ -137,8 +137,7 @@ def test_what_is_not_a_number_or_too_large_goes_where_torch_takes_it() -> None:
     x, pre, of_out = (torch.randn(len(bad), 1, device=DEVICE).expand(-1, 3).contiguous() for _ in range(3))
     pre = torch.cat([pre, pre], -1)
     pre[:, 0], pre[:, 3 + 1], x[:, 2] = bad, bad, bad
-    weight, bias = torch.eye(6, 3, device=DEVICE), torch.zeros(6, device=DEVICE)
-    of_pre, _, _ = highway.gradients(of_out, x, weight, bias, pre, False, False)
+    of_pre, _, _ = highway.gradients(of_out, x, None, pre, torch.float32, False)
     leaf = pre.clone().requires_grad_()
     transformed, gate = leaf.chunk(2, -1)
     (right,) = torch.autograd.grad(torch.lerp(x, transformed.relu(), gate.sigmoid()), leaf, of_out)
@@ -251,6 +250,63 @@ def test_second_and_third_derivatives(calls: list[torch.Size]) -> None:
     found = derivatives()
     calls.clear()
     assert_same(found, by_torch(derivatives))
+
+
+@pytest.mark.parametrize("trained", ["x", "weight", "bias"])
+def test_what_is_not_needed_may_change_before_the_backward_pass(trained: str, calls: list[torch.Size]) -> None:
+    """As with `nn.Linear`: the bias always, the weight unless x has a gradient."""
+    layer, x = layer_of(), input_of(3, FEATURES).requires_grad_(trained == "x")
+    layer.both.weight.requires_grad_(trained == "weight")
+    out = layer(x)
+    with torch.no_grad():
+        layer.both.bias.mul_(0.5)
+        if trained != "x":
+            layer.both.weight.mul_(0.5)
+    out.sum().backward()
+    assert len(calls) == 1
+    out = layer(x)
+    with torch.no_grad():
+        layer.both.bias.mul_(0.5)
+    with pytest.raises(RuntimeError, match="the weights of a highway layer were changed before a second derivative"):
+        torch.autograd.grad(
+            out.sum(), [one for one in (x, *layer.parameters()) if one.requires_grad], create_graph=True
+        )
+
+
+def test_under_autocast_calls_share_their_weight(calls: list[torch.Size]) -> None:
+    layer, x, saved = layer_of(), input_of(3, FEATURES), {}
+
+    def note(tensor: Tensor) -> Tensor:
+        saved[tensor.data_ptr()] = tensor
+        return tensor
+
+    kept = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with kept, torch.autocast(DEVICE.type, torch.bfloat16):
+        out = layer(layer(layer(x)))
+    assert [one for one in saved.values() if one.shape == layer.both.weight.shape] == [layer.both.weight]
+    out.sum().backward()
+    assert len(calls) == 3
+
+
+def test_a_compiler_that_traces_gradients_sees_operations_of_torch(
+    calls: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
+        pytest.skip("this torch never traces them")
+    monkeypatch.setattr(torch._dynamo.config, "trace_autograd_ops", True)
+    layer, x = layer_of(), input_of(3, FEATURES)
+
+    def penalised(x: Tensor) -> Tensor:
+        out = layer(x)
+        (gradient,) = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+        return out.sum() + gradient.square().sum()
+
+    def gradients(call: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(call(x), (x, *layer.parameters()))
+
+    found = gradients(torch.compile(penalised, fullgraph=True, backend="aot_eager"))
+    assert not calls
+    assert_same(found, by_torch(lambda: gradients(penalised)))
 
 
 def test_many_gradients_at_once(calls: list[torch.Size]) -> None:

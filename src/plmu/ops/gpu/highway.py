@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from plmu.modes import autocasts, exporting, transforming, watched
+from plmu.modes import autocasts, exporting, transformed, watched
 from plmu.ops.gpu.devices import laid_out, on
 from plmu.ops.gpu.direct import Launch
 from plmu.ops.gpu.division import prepared
@@ -39,7 +39,7 @@ Gradients = tuple[Tensor, Tensor | None, Tensor | None]  # of W x + b, x and b
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """Whether the kernel makes the gradients, where it can run: in training, eager or compiled, of plain tensors."""
-    if not torch.is_grad_enabled() or ((exporting() or transforming()) if torch.compiler.is_compiling() else watched()):
+    if not torch.is_grad_enabled() or (_seen_by_compiler() if torch.compiler.is_compiling() else watched()):
         return False
     given = (x, weight, bias)
     if not all(type(one) in PLAIN for one in given):
@@ -49,6 +49,17 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     if not all(one.dtype in KINDS and one.device == x.device for one in given):
         return False
     return _dtype(x) in KINDS and (autocasts(x.device) or x.dtype == weight.dtype == bias.dtype)
+
+
+def _seen_by_compiler() -> bool:
+    """Whether torch.compile is to see single operations: for an export, a transform, or derivatives of derivatives,
+    which an `autograd.Function` that is traced does not have."""
+    return exporting() or transformed() or _gradients_are_traced()
+
+
+def _gradients_are_traced() -> bool:
+    """Worked out once, while torch.compile traces: whether it may trace `torch.autograd.grad`."""
+    return bool(getattr(torch._dynamo.config, "trace_autograd_ops", False))
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -63,11 +74,16 @@ def _has_triton(device: str) -> bool:
 
 # What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
 _has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_gradients_are_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
 def _can_run(device: str) -> bool:
     if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return False
+    try:  # whether Triton can compile here at all: it needs a C compiler
+        importlib.import_module("triton").runtime.driver.active.get_current_target()
+    except Exception:  # whatever a compiler or a driver may raise: torch makes the gradients then
         return False
     return torch.cuda.get_device_capability(device)[0] >= OLDEST
 
@@ -75,7 +91,9 @@ def _can_run(device: str) -> bool:
 def highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The output for x (..., features), where it `fits`; the weight is (2 · features, features)."""
     dtype = _dtype(x)
-    found: Tensor = _Highway.apply(x.to(dtype), weight.to(dtype), bias)
+    if torch.compiler.is_compiling():
+        weight = weight.to(dtype)  # once for both passes
+    found: Tensor = _Highway.apply(x.to(dtype), weight, bias)
     return found
 
 
@@ -84,54 +102,65 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 class _Highway(torch.autograd.Function):
+    """Saves what `nn.Linear` saves, and W x + b: the weight in its own precision, and only for the gradient of x."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        pre = linear(x, weight, bias.to(x.dtype))
-        ctx.save_for_backward(x, weight, bias, pre)
+        pre = linear(x, weight.to(x.dtype), bias.to(x.dtype))
+        ctx.save_for_backward(x, weight if ctx.needs_input_grad[0] else None, pre)
+        ctx.dtypes = weight.dtype, bias.dtype
+        ctx.versions = None
+        if not torch.compiler.is_compiling():  # for further derivatives
+            ctx.parameters, ctx.versions = (weight, bias), (weight._version, bias._version)
         transformed, gate = pre.chunk(2, dim=-1)
         return torch.lerp(x, torch.relu(transformed), torch.sigmoid(gate))
 
     @staticmethod
     def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, pre = ctx.saved_tensors
+        x, weight, pre = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
+        kind, bias_kind = ctx.dtypes
+        weight = None if weight is None else weight.to(x.dtype)
         of_x: Tensor | None
         of_bias: Tensor | None
         if torch.compiler.is_compiling():
-            of_pre, of_x, of_bias = _highway_backward(of_out, x, weight, bias, pre, need_x, need_bias)
+            of_pre, of_x, of_bias = _highway_backward(of_out, x, weight, pre, bias_kind, need_bias)
         elif plain(of_out):
-            of_pre, of_x, of_bias = gradients(of_out, x, weight, bias, pre, need_x, need_bias)
+            of_pre, of_x, of_bias = gradients(of_out, x, weight, pre, bias_kind, need_bias)
         else:
-            of_pre, of_x, of_bias = by_operations(of_out, x, weight, bias)
-        of_weight = _rows(of_pre).mT @ _rows(x) if need_weight else None
+            if ctx.versions != tuple(one._version for one in ctx.parameters):
+                raise RuntimeError("the weights of a highway layer were changed before a second derivative was taken")
+            of_pre, of_x, of_bias = by_operations(of_out, x, *ctx.parameters)
+        of_weight = (_rows(of_pre).mT @ _rows(x)).to(kind) if need_weight else None
         return of_x if need_x else None, of_weight, of_bias if need_bias else None
 
 
 def gradients(
-    of_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor, pre: Tensor, need_x: bool, need_bias: bool
+    of_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
 ) -> Gradients:
-    """By the kernel, and None where not needed. That of the bias is rounded once."""
+    """By the kernel, and None where not needed: that of x is if there is a weight. That of the bias is rounded once."""
     of_out, x, pre = laid_out(of_out), laid_out(x), laid_out(pre)
     features = x.shape[-1]
     total = x.numel() // features
-    of_pre, of_x = pre.new_empty(pre.shape), x.new_empty(x.shape) if need_x else None
+    of_pre, of_x = pre.new_empty(pre.shape), None if weight is None else x.new_empty(x.shape)
     if not total:
-        return of_pre, of_x, torch.zeros_like(bias) if need_bias else None
-    launch, add_up, shares = _launches(x.device, x.dtype, bias.dtype, total, features, need_x, need_bias)
+        return of_pre, of_x, x.new_zeros(2 * features, dtype=bias_dtype) if need_bias else None
+    launch, add_up, shares = _launches(x.device, x.dtype, bias_dtype, total, features, of_x is not None, need_bias)
     sums = x.new_empty(shares, 2 * features, dtype=torch.float32) if need_bias else of_pre
     of_bias = None
     with on(x):
         launch(of_out, x, pre, of_pre, of_pre if of_x is None else of_x, sums)
         if need_bias:
-            of_bias = bias.new_empty(bias.shape)
+            of_bias = x.new_empty(2 * features, dtype=bias_dtype)
             add_up(sums, of_bias)
-        if of_x is not None:
+        if of_x is not None and weight is not None:
             _rows(of_x).addmm_(_rows(of_pre), weight)
     return of_pre, of_x, of_bias
 
 
 def by_operations(of_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """All of them by torch, which may look at single operations and differentiate them again."""
+    weight = weight.to(x.dtype)
     transformed, gate = linear(x, weight, bias.to(x.dtype)).chunk(2, dim=-1)
     gate = torch.sigmoid(gate)
     of_transformed = torch.where(transformed <= 0, 0.0, of_out * gate)
@@ -142,19 +171,20 @@ def by_operations(of_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tu
 
 @torch.library.custom_op("plmu::highway_backward", mutates_args=())
 def _highway_backward(
-    of_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor, pre: Tensor, need_x: bool, need_bias: bool
+    of_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of W x + b, x and b; empty where not needed. `pre` is W x + b as the forward pass left it."""
-    of_pre, of_x, of_bias = gradients(of_out, x, weight, bias, pre, need_x, need_bias)
-    return of_pre, x.new_empty(0) if of_x is None else of_x, bias.new_empty(0) if of_bias is None else of_bias
+    of_pre, of_x, of_bias = gradients(of_out, x, weight, pre, bias_dtype, need_bias)
+    nothing = x.new_empty(0, dtype=bias_dtype)
+    return of_pre, x.new_empty(0) if of_x is None else of_x, nothing if of_bias is None else of_bias
 
 
 @_highway_backward.register_fake
 def _(
-    of_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor, pre: Tensor, need_x: bool, need_bias: bool
+    of_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_x, of_bias = x.new_empty(x.shape if need_x else 0), bias.new_empty(bias.shape if need_bias else 0)
-    return pre.new_empty(pre.shape), of_x, of_bias
+    of_bias = x.new_empty(pre.shape[-1] if need_bias else 0, dtype=bias_dtype)
+    return pre.new_empty(pre.shape), x.new_empty(0 if weight is None else x.shape), of_bias
 
 
 @prepared

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.modes import watched
+from plmu.modes import exporting, watched
 from plmu.ops.gpu import hopper_launch, launch, triton_launch
 from plmu.ops.gpu.devices import aligned_if, laid_out, laid_out_if, on
 from plmu.ops.gpu.division import Sizes
@@ -35,7 +35,7 @@ def fits(u: Tensor, weight: Tensor, rest: Rest) -> bool:
     if not rest_fits(u.device, rest):
         return False
     if torch.compiler.is_compiling():  # what asks about the GPU cannot be traced, but the plan has asked
-        return u.dtype != torch.float32
+        return u.dtype != torch.float32 and not exporting()  # what is exported may run on another GPU
     return not watched() and launch.for_hopper(u, weight)
 
 
