@@ -278,12 +278,14 @@ def float32(found: Found) -> str:
             *(_number(row["ms"][way]) for way in ("GEMM both", "both")),
             *(_number(row["over the GEMM"][way]) for way in ("forward", "both")),
             _number(row["with resets over without"]),
+            _number(row["working memory over u + o"], 2),
             _number(max(row["error over plain"]), 2),
         ]
         for row in found["rows"]
     ]
     header = ["shape", "GEMM, ms both", "ours, ms both", "ours / GEMM, forward", "ours / GEMM, both"]
-    return _table([*header, "with resets / without", "largest error / plain float32's"], lines)
+    rest = ["with resets / without", "working memory / (u + o)", "largest error / plain float32's"]
+    return _table([*header, *rest], lines)
 
 
 def cpu(found: Found) -> str:
