@@ -7,9 +7,10 @@ ones, for Hopper in half precision). `gpu/triton_launch.py` and `gpu/hopper_laun
 `gpu/direct.py` launches what was compiled again.
 
 `gpu/output.py` is the output of a whole layer in one launch, with all that its calls have prepared. `gpu/encoding.py`
-is its encoder, and both as one node of autograd's graph. `gpu/ends.py` has gradients through first and final states.
-`gpu/split.py` and `gpu/triton_split.py` are the same products in float32 on tensor cores, `gpu/split_hopper.py`,
-`gpu/gluon_split.py` and `gpu/gluon_split_weight.py` those for Hopper.
+is its encoder, and both as one node of autograd's graph. `gpu/compiled_output.py` is the same for torch.compile.
+`gpu/ends.py` has gradients through first and final states. `gpu/split.py` and `gpu/triton_split.py` are the same
+products in float32 on tensor cores, `gpu/split_hopper.py`, `gpu/gluon_split.py` and `gpu/gluon_split_weight.py` those
+for Hopper.
 
 `gpu/tables.py` makes the constant matrices that they read. `gpu/all_states.py` and `gpu/triton_states.py` have
 `states` of the fused algorithm, `gpu/triton_coupled.py` the steps of the original LMU (`plmu.nn.coupled`),
