@@ -177,6 +177,12 @@ def test_features_that_are_all_alike_are_fitted(examples: int, first: int, featu
     assert ((x @ found.weight.mT + found.bias).argmax(1) == labels).all()
 
 
+def test_features_beyond_all_numbers_are_refused() -> None:
+    x = torch.full((6, 3), torch.nan).double()
+    with pytest.raises(ValueError, match="the series have values too large to compute with"):
+        loo._solved(x, torch.ones(6, 2).double(), 1.0)
+
+
 def test_labels_without_meaning_are_not_found() -> None:
     x = np.random.default_rng(0).standard_normal((60, 40))
     assert plmu.SequenceClassifier(**SMALL).fit(x, np.arange(60) % 2).loo_accuracy_ < 0.65

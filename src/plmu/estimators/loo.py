@@ -151,6 +151,8 @@ def _solved(x: Tensor, y: Tensor, strength: float) -> Tensor:
     more = max(strength, _floor(gram))
     gram.diagonal().add_(more)
     factor, failed = torch.linalg.cholesky_ex(gram)
+    if failed and not gram.isfinite().all():
+        raise ValueError("the series have values too large to compute with: scale them down")
     while failed:  # where features are all alike, their rounding adds up
         gram.diagonal().add_(more)
         factor, failed = torch.linalg.cholesky_ex(gram)
