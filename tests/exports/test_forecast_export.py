@@ -15,6 +15,7 @@ from plmu.nn import CovariateForecast, LookbackForecast
 CASES = {
     "plain": {"channels": 1, "season": 0},
     "season": {"channels": 1, "season": 5, "phase": 3},
+    "a long season": {"channels": 2, "season": 37, "phase": 20},
     "channels": {"channels": 3, "season": 4, "individual": True},
     "covariates": {"channels": 2, "covariates": 3, "season": 4, "lags": 5, "lag_order": 2},
     "relative": {"channels": 2, "covariates": 1, "relative": True},
@@ -44,9 +45,30 @@ def test_a_program_takes_the_models_steps(name: str) -> None:
     model = model_of(name)
     evaluator, state = Evaluator(program(model)), None
     with torch.no_grad():
-        for x in samples(model, 30):
+        for x in samples(model, 50):
             expected, state = model.step(x, state)
             within(relative(evaluator.step(x), expected), TOLERANCE)
+
+
+@pytest.mark.parametrize("season", [1, 2, 3, 7, 24, 365])
+def test_every_phase_of_a_season(season: int) -> None:
+    """Also where a window is longer than the season, and one from which each step may begin."""
+    torch.manual_seed(season)
+    model = LookbackForecast(1, horizon=4, order=5, theta=9.0, lookback=8, season=season, phase=season - 1)
+    with torch.no_grad():
+        model.weight.normal_()
+        model.season_pattern.normal_()
+        evaluator, state = Evaluator(program(model.eval())), None
+        for x in torch.randn(season + 9, 2, 1):
+            expected, state = model.step(x, state)
+            within(relative(evaluator.step(x), expected), TOLERANCE)
+
+
+def test_a_long_season_takes_little_room() -> None:
+    """Days with a course over week and year have 2,557 phases: a table of all windows would have 230,000 numbers."""
+    layer = LookbackForecast(1, horizon=30, order=5, theta=60.0, lookback=60, season=2557)
+    numbers = sum(one.numel() for operation in program(layer).operations for one in operation.constants())
+    assert numbers < 2557 + 2 * 30 * 60 + 64 * (64 + 64 + 90)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,5 +1,5 @@
-"""`LookbackForecast` and `CovariateForecast` as operations: windows are shifted, and the season's phase becomes a
-choice among tables."""
+"""`LookbackForecast` and `CovariateForecast` as operations: windows are shifted, and so is the season's pattern, by its
+phase."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Clock:
 
     begun: Value
     fresh: Value
-    chosen: Value  # 1 at the phase of this step, 0 elsewhere
+    phase: Value  # of this step
     after: Value  # the place after it
 
     @classmethod
@@ -87,13 +87,11 @@ class _Clock:
             b.add(ops.Multiply, 1, begun, phase),
             b.add(ops.Scale, 1, fresh, torch.full((1,), float(layer.phase)), None),
         )
-        chosen = _one_hot(b, now, season)
         # The phase after this step: one more, and 0 after the last.
-        wrap = torch.zeros(1, season)
-        wrap[0, -1] = -float(season)
-        following = b.add(ops.MatVec, 1, Weight(wrap, True), (chosen,), torch.ones(1), now)
+        last = _at_least(b, now, torch.tensor([season - 1.0]))
+        following = b.add(ops.MatVec, 1, Weight(torch.full((1, 1), -float(season)), True), (last,), torch.ones(1), now)
         one = b.add(ops.Constant, 1, torch.ones(1))
-        return cls(begun, fresh, chosen, b.add(ops.Concat, 2, (following, one)))
+        return cls(begun, fresh, now, b.add(ops.Concat, 2, (following, one)))
 
     def pushed(self, b: Builder, rows: Value, row: Value) -> Value:
         """Rows with a new one at the end, which fills them if it is the first."""
@@ -112,19 +110,22 @@ def _readout(b: Builder, layer: LookbackForecast, rows: Value, last: Value, cloc
         raise NotExportable(
             f"a forecast of {horizon} steps of {channels} channels from {lookback} is too large to export"
         )
-    repeated = b.add(ops.Concat, rows.size, (last,) * lookback)
-    changes = b.add(ops.Add, rows.size, rows, b.add(ops.Scale, rows.size, repeated, -torch.ones(rows.size), None))
+    changes = _minus(b, rows, last)
     level = b.add(ops.Concat, horizon * channels, (last,) * horizon)
     with torch.no_grad():
         exact = _exact(layer)
+        if layer.season:
+            # A season of some amplitude is taken out of the window, and added ahead.
+            amplitude, past, ahead = _seasonal(b, exact, changes, clock.phase)
+            present = b.add(ops.Multiply, past.size, past, b.add(ops.Concat, past.size, (amplitude,) * lookback))
+            changes = b.add(ops.Add, past.size, changes, _negative(b, present))
+            added = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (amplitude,) * horizon))
+            level = b.add(ops.Add, level.size, level, added)
         matrix = torch.zeros(horizon, channels, lookback, channels, dtype=torch.float64)
         for channel, read in enumerate(_read(exact)):
             matrix[:, channel, :, channel] = read
         flat = matrix.reshape(horizon * channels, lookback * channels)
-        out = b.add(ops.MatVec, horizon * channels, Weight(cast(flat), True), (changes,), None, level)
-        if layer.season:
-            out = b.add(ops.Add, out.size, out, _seasonal(b, exact, changes, clock.chosen))
-    return out
+        return b.add(ops.MatVec, horizon * channels, Weight(cast(flat), True), (changes,), None, level)
 
 
 def _exact(layer: _Layer) -> _Layer:
@@ -134,25 +135,23 @@ def _exact(layer: _Layer) -> _Layer:
     return found
 
 
-def _seasonal(b: Builder, layer: LookbackForecast, changes: Value, chosen: Value) -> Value:
-    """What a season of this phase adds to the forecast: its amplitude in the window times its course, of which the
-    readout of the window has seen a part."""
-    channels, horizon = layer.channels, layer.horizon
-    season = layer._season(torch.arange(layer.season))
-    weight = layer.weight.expand(channels, -1, -1)
-    course = season.ahead - torch.einsum("pco,cho->pch", season.features, weight)
-    fits = b.add(ops.Multiply, changes.size, changes, _table(b, season.centred.movedim(2, 1).flatten(1), chosen))
-    total = Weight(torch.eye(channels).repeat(1, layer.lookback), True)
-    agreement = b.add(ops.MatVec, channels, total, (fits,), cast(layer.prior))
-    raw = b.add(ops.Multiply, channels, agreement, _table(b, 1 / (season.power[..., 0] + layer.prior), chosen))
+def _seasonal(b: Builder, layer: LookbackForecast, changes: Value, phase: Value) -> tuple[Value, Value, Value]:
+    """The season's amplitude in a window, and its pattern there and ahead, both relative to the last step."""
+    channels, lookback, horizon = layer.channels, layer.lookback, layer.horizon
+    pattern = _around(b, layer.season_pattern, phase, lookback - 1, horizon)
+    past, ahead = b.split(pattern, lookback * channels, horizon * channels)
+    last = past if lookback == 1 else b.split(past, past.size - channels, channels)[1]
+    total = torch.eye(channels).repeat(1, lookback)
+    mean = b.add(ops.MatVec, channels, Weight(total / lookback, True), (past,))
+    fits = b.add(ops.Multiply, changes.size, changes, _minus(b, past, mean))
+    agreement = b.add(ops.MatVec, channels, Weight(total, True), (fits,), cast(layer.prior))
+    power = layer._season(torch.arange(layer.season)).power[..., 0]
+    raw = b.add(ops.Multiply, channels, agreement, _around(b, 1 / (power + layer.prior), phase, 0, 0))
     # Between 0 and the largest amplitude: relu(raw) − relu(raw − largest).
     ones = torch.ones(channels)
-    beyond = b.add(ops.Apply, channels, b.add(ops.Scale, channels, raw, ones, -AMPLITUDE * ones), "relu", {})
-    amplitude = b.add(
-        ops.Add, channels, b.add(ops.Apply, channels, raw, "relu", {}), b.add(ops.Scale, channels, beyond, -ones, None)
-    )
-    repeated = b.add(ops.Concat, horizon * channels, (amplitude,) * horizon)
-    return b.add(ops.Multiply, repeated.size, repeated, _table(b, course.movedim(2, 1).flatten(1), chosen))
+    beyond = _positive(b, b.add(ops.Scale, channels, raw, ones, -AMPLITUDE * ones))
+    amplitude = b.add(ops.Add, channels, _positive(b, raw), _negative(b, beyond))
+    return amplitude, _minus(b, past, last), _minus(b, ahead, last)
 
 
 def _read(layer: LookbackForecast) -> Tensor:
@@ -174,19 +173,60 @@ def _select(b: Builder, first: Value, x: Value, second: Value, y: Value) -> Valu
     return b.add(ops.Add, x.size, *parts)
 
 
-def _one_hot(b: Builder, number: Value, size: int) -> Value:
-    """1 at the place of a whole number, 0 elsewhere: relu(1 − |number − place|)."""
-    places = torch.arange(size, dtype=torch.float32)
-    distance = _absolute(b, b.add(ops.MatVec, size, Weight(torch.ones(size, 1), True), (number,), -places))
-    return b.add(ops.Apply, size, b.add(ops.Scale, size, distance, -torch.ones(size), torch.ones(size)), "relu", {})
+def _around(b: Builder, table: Tensor, phase: Value, before: int, after: int) -> Value:
+    """Of a table (season, numbers) that repeats, the rows from `before` a phase to `after` it.
+
+    Phases come in blocks, of a power of two. One product takes the rows that any phase of the block needs; then they
+    are shifted by the phase's place in it, bit by bit. A year of days with all rows of each would be megabytes.
+    """
+    season, numbers = table.shape
+    bits = season.bit_length() // 2
+    block, count = 1 << bits, before + 1 + after
+    blocks = -(-season // block)
+    first = torch.arange(blocks)[:, None] * block - before
+    needed = table[(first + torch.arange(block - 1 + count)) % season].flatten(1)  # (blocks, rows · numbers)
+    starts = block * torch.arange(1.0, blocks)
+    place = phase
+    if blocks == 1:
+        rows = b.add(ops.Constant, needed.shape[1], cast(needed[0]))
+    else:
+        reached = _at_least(b, phase, starts)
+        steps = torch.eye(blocks)[:, 1:] - torch.eye(blocks)[:, :-1]  # 1 at the last block that is reached
+        chosen = b.add(ops.MatVec, blocks, Weight(steps, True), (reached,), torch.eye(blocks)[0])
+        rows = b.add(ops.MatVec, needed.shape[1], Weight(cast(needed.mT), True), (chosen,))
+        back = torch.full((1, blocks - 1), -float(block))
+        place = b.add(ops.MatVec, 1, Weight(back, True), (reached,), None, phase)
+    for bit in reversed(range(bits)):
+        size = 1 << bit
+        which = _at_least(b, place, torch.tensor([float(size)]))
+        other = b.add(ops.Scale, 1, which, -torch.ones(1), torch.ones(1))
+        kept = rows.size - size * numbers
+        shifted, unshifted = b.split(rows, size * numbers, kept)[1], b.split(rows, kept, size * numbers)[0]
+        rows = _select(b, which, shifted, other, unshifted)
+        place = b.add(ops.Add, 1, place, b.add(ops.Scale, 1, which, torch.full((1,), -float(size)), None))
+    return rows
+
+
+def _at_least(b: Builder, number: Value, bounds: Tensor) -> Value:
+    """1 for each bound that a whole number reaches, else 0: relu(n − bound + 1) − relu(n − bound)."""
+    ones = Weight(torch.ones(len(bounds), 1), True)
+    above, below = (_positive(b, b.add(ops.MatVec, len(bounds), ones, (number,), -bounds + one)) for one in (1, 0))
+    return b.add(ops.Add, len(bounds), above, _negative(b, below))
+
+
+def _minus(b: Builder, rows: Value, row: Value) -> Value:
+    """Rows, each without this one."""
+    repeated = b.add(ops.Concat, rows.size, (row,) * (rows.size // row.size))
+    return b.add(ops.Add, rows.size, rows, _negative(b, repeated))
 
 
 def _absolute(b: Builder, x: Value) -> Value:
-    other = b.add(ops.Scale, x.size, x, -torch.ones(x.size), None)
-    sides = [b.add(ops.Apply, x.size, one, "relu", {}) for one in (x, other)]
-    return b.add(ops.Add, x.size, *sides)
+    return b.add(ops.Add, x.size, _positive(b, x), _positive(b, _negative(b, x)))
 
 
-def _table(b: Builder, rows: Tensor, chosen: Value) -> Value:
-    """The chosen row of a table (places, numbers)."""
-    return b.add(ops.MatVec, rows.shape[1], Weight(cast(rows.mT), True), (chosen,))
+def _positive(b: Builder, x: Value) -> Value:
+    return b.add(ops.Apply, x.size, x, "relu", {})
+
+
+def _negative(b: Builder, x: Value) -> Value:
+    return b.add(ops.Scale, x.size, x, -torch.ones(x.size), None)
