@@ -56,8 +56,12 @@ def test_nine_rounds_of_a_fiftieth_of_a_second_unless_told(
 def test_the_host_s_time_ends_when_a_call_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, waits = Clock(monkeypatch), list[int]()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(len(clock.called)))
-    assert measure.host_seconds(clock.candidate("a", 0.25), rounds=3, repeats=4) == pytest.approx(0.25)
-    assert waits == [1, 5, 9, 13], "nothing waits between the calls of a round"
+    assert measure.host_seconds(clock.candidate("a", 0.25), rounds=3, repeats=4, most=1.5) == pytest.approx(0.25)
+    assert waits == [1, 2, 6, 10, 14], "nothing waits between the calls of a round"
+    waits.clear()
+    clock.called.clear()
+    assert measure.host_seconds(clock.candidate("a", 0.25), rounds=3, repeats=4, most=0.6) == pytest.approx(0.25)
+    assert waits == [1, 2, 4, 6, 8], "slow calls are made less often"
 
 
 @pytest.mark.parametrize(("device", "waits"), [("cpu", 0), ("cuda", 1)])

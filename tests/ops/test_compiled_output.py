@@ -23,7 +23,8 @@ from plmu.ops.gpu.tables import Constants, segments_of
 pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
 # As in test_gluon_chunked.py: constants, states between chunks, each tile of m and the result are rounded once.
 ERROR = 4 * torch.finfo(torch.float16).eps / 2
-OPERATORS = [["plmu.output.default"], ["plmu.output_backward.default"]]  # forward and backward
+OPERATORS = [["plmu.output.default"], ["plmu.output_backward.default"]]  # forward and backward, for the output alone
+WITH_STATE = [["plmu.output.default", "plmu.final_state.default"], OPERATORS[1]]
 # Options of layers, and what is given beside x.
 LAYERS: dict[str, tuple[dict[str, Any], str]] = {
     "bias and ReLU": ({"encoder": False, "input_to_output": False}, ""),
@@ -102,7 +103,7 @@ def test_the_same_bits_as_eagerly_and_right(name: str) -> None:
     layer, x, given = layer_of(name).half(), torch.randn(2, 70, 24).half(), given_to(name)
     backend, graphs = recorder()
     ours = results(torch.compile(layer, fullgraph=True, backend=backend), x, given, *layer.parameters())
-    assert ours_in(graphs) == OPERATORS
+    assert ours_in(graphs) == (OPERATORS if "lengths" in given else WITH_STATE)  # whose state is made by torch
     encoded = 0 if layer.encoder is None else 3  # roundings more: u, its gradient, and the sum of both gradients of x
     bound = ERROR + encoded * torch.finfo(torch.float16).eps / 2 + 1e-6
     for value, eager in zip(ours, results(layer, x, given, *layer.parameters()), strict=True):
@@ -144,7 +145,7 @@ def test_other_sizes_and_autocast() -> None:
         ours, eager = (results(one, x, {}, *layer.parameters()) for one in (compiled, call))
         assert ours[0].dtype == torch.float16
         assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours, eager, strict=True))
-    assert ours_in(graphs) == 2 * OPERATORS
+    assert ours_in(graphs) == 2 * WITH_STATE
 
 
 def test_without_gradients() -> None:
@@ -152,7 +153,7 @@ def test_without_gradients() -> None:
     with torch.no_grad():
         found = torch.compile(layer, fullgraph=True, backend=backend)(x)
         assert all(torch.equal(a, b) for a, b in zip(found, layer(x), strict=True))
-    assert ours_in(graphs) == OPERATORS[:1]
+    assert ours_in(graphs) == WITH_STATE[:1]
 
 
 def test_a_layer_that_takes_several_launches() -> None:
@@ -224,6 +225,9 @@ def test_torch_accepts_the_operators(name: str) -> None:
     for segments in (None, segments_of(torch.rand(1, 66) < 0.03)):
         arguments = (u, weight, first, segments, *rest, constants.powers, *constants.tables, True, *how)
         torch.library.opcheck(compiled_output._output, arguments, test_utils=checks)
+        carried = compiled_output._output(*arguments)[1].detach()
+        arguments = (u, first, segments, carried, *constants.tables[3:], constants.steps, constants.groups)
+        torch.library.opcheck(compiled_output._final_state, arguments, test_utils=checks)
         x, input_weight, _ = rest
         o = torch.randn(1, 66, 16).half()
         for needed in ([one is not None for one in (u, weight, *rest)], [False] * 4 + [True]):

@@ -332,7 +332,7 @@ def test_compiled_layers_launch_no_kernel_for_bias_and_relu(from_input):
         call()
         torch.cuda.synchronize()
     counts = {one.key: one.count for one in profiler.key_averages()}
-    ours = {"project": 2, "finish": 1, "through_output": 1, "weight_gradient": 1}
+    ours = {"project": 2, "finish": 0, "through_output": 1, "weight_gradient": 1}  # no final state is asked for
     assert {name: counts.get(name, 0) for name in ours} == ours, counts
     assert not [name for name in counts if name.startswith("triton_") or "at::native::reduce_kernel" in name]
 

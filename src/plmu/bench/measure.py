@@ -84,9 +84,14 @@ def _once(call: Call, repeats: int, device: str) -> float:
     return float(begin.elapsed_time(end)) / 1e3 / repeats
 
 
-def host_seconds(call: Call, *, rounds: int = 9, repeats: int = 20) -> float:
-    """Median seconds until a call on a GPU returns, while its kernels may still wait or run."""
+def host_seconds(call: Call, *, rounds: int = 9, repeats: int = 20, most: float = 0.2) -> float:
+    """Median seconds until a call on a GPU returns, while its kernels may still wait or run. A round of `repeats` calls
+    ends after `most` seconds, if they are slow."""
     call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    repeats = max(1, min(repeats, int(most / max(time.perf_counter() - start, 1e-7))))
     found = []
     for _ in range(rounds):
         torch.cuda.synchronize()

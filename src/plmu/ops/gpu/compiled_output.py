@@ -1,7 +1,8 @@
 """`output` of `plmu.ops.gpu.output` for torch.compile: the operators `plmu::output` and `plmu::output_backward`.
 
 They launch the same kernels as an eager call and give the same bits. As with `plmu::project`, constant tables are
-arguments. Gradients through the first and the final state are products of torch, which a compiler may fuse.
+arguments. The final state is an operator of its own, `plmu::final_state`, which a compiler leaves out where nobody asks
+for it. Gradients through the first and the final state are products of torch, which a compiler may fuse.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plmu.ops.gpu import launch
+from plmu.ops.gpu.devices import aligned_if, laid_out, on
 from plmu.ops.gpu.ends import through_states
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.output import Gradients, by_kernels, cast, prepared
@@ -24,7 +26,9 @@ def output(
     """o and the final state, where it `fits`. All tensors of `rest` are cast to the precision of u."""
     x, input_weight, bias, relu = cast(rest, u.dtype)
     how = (relu, given.steps, given.run, given.groups)
-    o, last = _output(u, weight, first, segments, x, input_weight, bias, given.powers, *given.tables, *how)
+    o, carried = _output(u, weight, first, segments, x, input_weight, bias, given.powers, *given.tables, *how)
+    _, _, _, *passing = given.tables
+    last: Tensor = _final_state(u, first, segments, carried, *passing, given.steps, given.groups)
     return o, last
 
 
@@ -51,11 +55,35 @@ def _output(
     run: int,
     groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the final state in float32."""
+    """o, and the state that was carried to the last chunk, in float32; empty where inputs stand for it."""
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
     given = Constants(own, None, steps, run, groups)
     ready = prepared(u.shape, weight, Rest(x, input_weight, bias, relu), segments, given)
-    return ready.forward(u, weight, first, x, input_weight, bias, segments)
+    u = laid_out(u)
+    with on(u):
+        o, carried, _ = ready.output(u, weight, first, x, input_weight, bias, aligned_if(segments))
+    return o, advance.new_empty(0) if carried is None else carried
+
+
+@torch.library.custom_op("plmu::final_state", mutates_args=())
+def _final_state(
+    u: Tensor,
+    first: Tensor | None,
+    segments: Tensor | None,
+    carried: Tensor,
+    taps: Tensor,
+    advance: Tensor,
+    leap: Tensor,
+    last_taps: Tensor,
+    last_advance: Tensor,
+    steps: int,
+    groups: int,
+) -> Tensor:
+    """In float32, from what `plmu::output` carried. Gradients reach u and the first state, and not `carried`."""
+    u = laid_out(u)
+    with on(u):
+        before = None if steps else carried
+        return launch.final_state(u, before, aligned_if(segments), last_taps, last_advance, groups=groups)
 
 
 @torch.library.custom_op("plmu::output_backward", mutates_args=())
@@ -95,8 +123,14 @@ def _output_backward(
 @_output.register_fake
 def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, time, channels = u.shape
-    last = u.new_empty(batch, weight.shape[1], channels, dtype=torch.float32)
-    return u.new_empty(batch, time, weight.shape[0]), last
+    steps = rest[-3]
+    carried = u.new_empty(*((0,) if steps else (batch, weight.shape[1], channels)), dtype=torch.float32)
+    return u.new_empty(batch, time, weight.shape[0]), carried
+
+
+@_final_state.register_fake
+def _(u: Tensor, first: Any, segments: Any, carried: Any, taps: Tensor, *rest: Any) -> Tensor:
+    return u.new_empty(u.shape[0], taps.shape[-2], u.shape[2], dtype=torch.float32)
 
 
 @_output_backward.register_fake
@@ -114,7 +148,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> Gradients:
+def _backward(ctx: Any, of_o: Tensor | None, _: Tensor | None) -> Gradients:
     *saved, powers, toeplitz, past, future, taps, advance, leap, last_taps, last_advance = ctx.saved_tensors
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
     given = Constants(own, powers, ctx.steps, ctx.run, ctx.groups)
@@ -129,9 +163,25 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> Gradient
     if of_o is not None and o is not None and need_first:
         of_o = torch.where(o <= 0, 0.0, of_o)
     how = (given, (need_u, need_weight, need_first))
-    of_u, of_first = through_states(u, weight, segments, *how, of_o, of_last, of_u)
+    of_u, of_first = through_states(u, weight, segments, *how, of_o, None, of_u)
     return of_u, of_weight, of_first, None, *of_others, *([None] * 13)
 
 
+def _setup_final(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    u, _, segments, _, *passing, ctx.steps, ctx.groups = inputs
+    ctx.save_for_backward(u, segments, *passing)
+
+
+def _final_backward(ctx: Any, of_last: Tensor) -> Gradients:
+    u, segments, taps, *passing = ctx.saved_tensors
+    own = Tables(taps, taps, taps, taps, *passing)  # the first three are not for this, nor is the weight
+    given = Constants(own, None, ctx.steps, 0, ctx.groups)
+    need_u, need_first = ctx.needs_input_grad[:2]
+    how = (given, (need_u, False, need_first))
+    of_u, of_first = through_states(u, u, segments, *how, None, of_last, None)
+    return of_u if need_u else None, of_first, *([None] * 9)
+
+
 _output.register_autograd(_backward, setup_context=_setup)
+_final_state.register_autograd(_final_backward, setup_context=_setup_final)
 _output_backward.register_autograd(launch.no_second)

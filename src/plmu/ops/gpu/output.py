@@ -121,19 +121,35 @@ class Prepared:
         segments: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """o, and the final state in float32."""
-        u, weight, x, input_weight = laid_out(u), laid_out(weight), laid_out_if(x), laid_out_if(input_weight)
-        bias, segments = laid_out_if(bias), aligned_if(segments)
-        toeplitz, past, _, _, _, _, last_taps, last_advance = self._tables
+        u, segments = laid_out(u), aligned_if(segments)
         with on(u):
-            before, carried = self._before(u, aligned_if(first), segments)
-            marked = None if segments is None else launch.marks_of(segments)[0]
-            x = u if self.own else x
-            o, held = self._project(u, before, weight, toeplitz, past, marked, x, input_weight, bias)
+            o, carried, held = self.output(u, weight, first, x, input_weight, bias, segments)
+            _, _, _, _, _, _, last_taps, last_advance = self._tables
             last = last_advance.new_empty(self._last)
             given = (last if carried is None else carried, last if segments is None else segments)
             self._finish(u, last_taps, last_advance, *given, last)
             del held  # what runs beside the projection is launched
             return o, last
+
+    def output(
+        self,
+        u: Tensor,
+        weight: Tensor,
+        first: Tensor | None,
+        x: Tensor | None,
+        input_weight: Tensor | None,
+        bias: Tensor | None,
+        segments: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor]]:
+        """o alone, and the state that was carried to the last chunk, if one was. And the memory to hold until what runs
+        beside this is launched. On the device of u."""
+        weight, x, input_weight, bias = laid_out(weight), laid_out_if(x), laid_out_if(input_weight), laid_out_if(bias)
+        toeplitz, past, _, _, _, _, _, _ = self._tables
+        before, carried = self._before(u, aligned_if(first), segments)
+        marked = None if segments is None else launch.marks_of(segments)[0]
+        x = u if self.own else x
+        o, held = self._project(u, before, weight, toeplitz, past, marked, x, input_weight, bias)
+        return o, carried, held
 
     def gradients(
         self,
