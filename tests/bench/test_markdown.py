@@ -83,6 +83,12 @@ def test_whole_layers_are_compared_where_parameters_match(results: Path) -> None
     ]
 
 
+def test_eager_ratios_are_of_the_comparisons_that_have_them() -> None:
+    rows = [{key: one for key, one in row.items() if key != markdown.EAGER or row["order"] == 4} for row in WHOLE]
+    lines = markdown.whole_ratios({"whole layers": [row for row in rows if row["matched"]]}).splitlines()
+    assert "| x | 0.500 to 2.00 | order 16, 9 steps, 4.19 M | 1.50 to 1.50 | none |" in lines
+
+
 def test_versions_and_hardware_stand_under_a_table(results: Path) -> None:
     machine = {"hardware": "a GPU", "torch": "2.11", "plmu": "0.2", "python": "3.12"}
     file = results / "bench-layers-cuda.json"

@@ -86,21 +86,24 @@ def whole_ratios(found: Found) -> str:
     """For each baseline: its time relative to ours, from the least to the most, and where it is faster; as graphs and,
     where that was measured, eager."""
     groups = comparisons(found)
-    eager = all(EAGER in row for rows in groups for row in rows)
+    eager = any(EAGER in rows[0] for rows in groups)
     lines = []
     for name in dict.fromkeys(row["layer"] for rows in groups for row in rows[1:]):
         pairs = [(rows[0], row) for rows in groups for row in rows if row["layer"] == name]
         ratios = [_range([(row["times ours"], row) for _, row in pairs])]
         if eager:
-            ratios.append(_range([(row[EAGER]["both"] / ours[EAGER]["both"], row) for ours, row in pairs]))
+            known = [(ours, row) for ours, row in pairs if EAGER in ours and EAGER in row]
+            ratios.append(_range([(row[EAGER]["both"] / ours[EAGER]["both"], row) for ours, row in known]))
         lines.append([name, *(cell for cells in ratios for cell in cells)])
     header = [f"time relative to plmu, {way}" for way in ("graph", "eager")[: 1 + eager]]
     return _table(["baseline", *(cell for one in header for cell in (one, "shapes where it is faster"))], lines)
 
 
 def _range(known: Sequence[tuple[float, Found]]) -> tuple[str, str]:
-    """The least and the most of several ratios, and the rows of those below one."""
+    """The least and the most of several ratios, and the rows of those below one; nothing of none."""
     ratios = [ratio for ratio, _ in known]
+    if not ratios:
+        return "", ""
     wins = [f"order {row['order']}, {row['time']:,} steps, {_parameters(row)} M" for ratio, row in known if ratio < 1]
     return f"{_number(min(ratios))} to {_number(max(ratios))}", "; ".join(wins) or "none"
 
