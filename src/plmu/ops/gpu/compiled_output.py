@@ -46,13 +46,14 @@ def _output(
     leap: Tensor,
     last_taps: Tensor,
     last_advance: Tensor,
+    from_state: Tensor,
     relu: bool,
     steps: int,
     run: int,
     groups: int,
 ) -> tuple[Tensor, Tensor]:
     """o, and the final state in float32."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, None, steps, run, groups)
     ready = prepared(u.shape, weight, Rest(x, input_weight, bias, relu), segments, given)
     return ready.forward(u, weight, first, x, input_weight, bias, segments)
@@ -76,13 +77,14 @@ def _output_backward(
     leap: Tensor,
     last_taps: Tensor,
     last_advance: Tensor,
+    from_state: Tensor,
     steps: int,
     run: int,
     groups: int,
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of u, W_m, x, W_x and the bias from that of o; empty where not needed. With ReLU, o is given."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, None, steps, run, groups)
     ready = prepared(u.shape, weight, Rest(x, input_weight, None, o is not None), segments, given)
     saved = (u, weight, first, segments, x, input_weight, o)
@@ -115,8 +117,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 
 def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> Gradients:
-    *saved, powers, toeplitz, past, future, taps, advance, leap, last_taps, last_advance = ctx.saved_tensors
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    *saved, powers, toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state = ctx.saved_tensors
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, powers, ctx.steps, ctx.run, ctx.groups)
     u, weight, _, segments, _, _, o = saved
     need_u, need_weight, need_first, _, *others = ctx.needs_input_grad[:7]
@@ -130,7 +132,7 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> Gradient
         of_o = torch.where(o <= 0, 0.0, of_o)
     how = (given, (need_u, need_weight, need_first))
     of_u, of_first = through_states(u, weight, segments, *how, of_o, of_last, of_u)
-    return of_u, of_weight, of_first, None, *of_others, *([None] * 13)
+    return of_u, of_weight, of_first, None, *of_others, *([None] * 14)
 
 
 _output.register_autograd(_backward, setup_context=_setup)

@@ -105,6 +105,7 @@ class Prepared:
         backwards = Sizes(device, dtype, batch, time, out, channels, *how, True)
         self._project = hopper_launch.project(forwards, features, bias, relu)
         self._weight_gradient = hopper_launch.weight_gradient(forwards)
+        self._input_gradient = hopper_launch.input_gradient(backwards, own)  # with groups, where it is faster
         self._project_back = hopper_launch.project(backwards, out if own else 0)
         self._last = (batch, order, channels)
         sizes = (device, dtype, batch, time, channels, order, taps.shape[-1], groups, taps.shape[-3])
@@ -123,7 +124,7 @@ class Prepared:
         """o, and the final state in float32."""
         u, weight, x, input_weight = laid_out(u), laid_out(weight), laid_out_if(x), laid_out_if(input_weight)
         bias, segments = laid_out_if(bias), aligned_if(segments)
-        toeplitz, past, _, _, _, _, last_taps, last_advance = self._tables
+        toeplitz, past, _, _, _, _, last_taps, last_advance, _ = self._tables
         with on(u):
             before, carried = self._before(u, aligned_if(first), segments)
             marked = None if segments is None else launch.marks_of(segments)[0]
@@ -148,7 +149,7 @@ class Prepared:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Those of u and of the weight from that of o before ReLU; None where not needed."""
         u, weight, of_o, segments = laid_out(u), laid_out(weight), laid_out(of_o), aligned_if(segments)
-        toeplitz, past, future, taps, advance, leap, _, _ = self._tables
+        toeplitz, past, future, taps, advance, leap, _, _, from_state = self._tables
         of_u = of_weight = None
         with on(u):
             forwards, backwards = (None, None) if segments is None else launch.marks_of(segments)
@@ -156,7 +157,11 @@ class Prepared:
                 before, _ = self._before(u, aligned_if(first), segments)
                 of_weight = self._weight_gradient(u, before, of_o, toeplitz, past, forwards)
                 del before
-            if need_u:
+            if need_u and self._input_gradient is not None:
+                direct = laid_out_if(input_weight) if self.own else None
+                constants = (toeplitz, from_state, taps, advance)
+                of_u = self._input_gradient(of_o, weight, *constants, direct)
+            elif need_u:
                 after = None
                 if not self._steps:
                     how = (segments, taps, advance, leap, self._run)
@@ -171,7 +176,7 @@ class Prepared:
         """The states before chunks, and the one before the last, where inputs do not stand for them."""
         if self._steps:
             return None, None
-        _, _, _, taps, advance, leap, _, _ = self._tables
+        _, _, _, taps, advance, leap, _, _, _ = self._tables
         return launch.carry(u, first, segments, taps, advance, leap, self._run, groups=self._groups)
 
 

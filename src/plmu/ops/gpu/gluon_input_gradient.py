@@ -1,0 +1,286 @@
+"""The gradient of u of `plmu.ops.fused` for Hopper GPUs where groups of channels have systems of their own.
+
+`project` of `gluon_chunked` filters the gradient g of o first and multiplies it into the transposed weight then. With
+groups every tile of channels would have to filter all of g by its own system. Here the weight comes first: of order i,
+P_i = g W_i is the gradient of the states of these channels alone, and the filter is applied to that. With the
+gradient λ of the state behind a chunk,
+
+    of_u = Σ_i T_iᵀ P_i + Rᵀ λ,    and before the chunk    λ ← Aᵀ λ + Σ_i (powers of order i)ᵀ P_i.
+
+A program has one sequence and two tiles of channels, one for each group of four warps. It passes the sequence from its
+end, two chunks at a time, and keeps λ in registers, so no state is passed on between launches. All is transposed, with
+channels as rows: so a tile of Pᵀ goes from one product into the next in registers.
+
+One warp fetches. A turn is a tile of the weight for each tile of channels, or at the end of an order the tables T_i in
+its place. The gradient of two chunks stays until all orders are made. There are no more STAGES than turns of an order,
+so when a turn finds its stage empty, what the order before had of the same place has been used.
+
+λ is carried in float32: in products it is the sum of three parts in bfloat16, and so are the matrices. For other names
+see `gluon_chunked`.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from plmu.ops.gpu.gluon_chunked import COUNTS, barrier, tile_of
+
+
+@gluon.jit
+def _fetch_order(given, start, weight, offset, turn, FIRST: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr):
+    """The tiles of the weight for one order, whose columns begin at `offset`; and with the FIRST the gradient."""
+    tensors, buffers, barriers, sequence, places, _, _ = given
+    gradient, _, _, _, _ = tensors
+    gs, ws, _, _, _ = buffers
+    full, empty = barriers
+    width: gl.constexpr = weight.block_type.shape[0]
+    for k in range(BLOCKS):
+        stage = turn % STAGES
+        mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+        bar = full.index(stage)
+        mbarrier.expect(bar, 2 * weight.block_type.nbytes + (gradient.block_type.nbytes if FIRST else 0))
+        if FIRST:
+            tma.async_copy_global_to_shared(gradient, [sequence, start, k * width], bar, gs.index(k))
+        for c in gl.static_range(2):
+            place = [k * width, offset + places[c][1]]
+            tma.async_copy_global_to_shared(weight, place, bar, ws.index(2 * stage + c))
+        turn += 1
+    return turn
+
+
+@gluon.jit
+def _fetch_tables(given, i, turn, ORDER: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr):
+    """The tables of one order, for either tile of channels."""
+    tensors, buffers, barriers, _, places, _, _ = given
+    _, _, toeplitz, powers, _ = tensors
+    _, ws, ps, _, _ = buffers
+    full, empty = barriers
+    stage = turn % STAGES
+    mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+    bar = full.index(stage)
+    mbarrier.expect(bar, 2 * (toeplitz.block_type.nbytes + powers.block_type.nbytes))
+    for c in gl.static_range(2):
+        place = [(places[c][0] * ORDER + i) * CHUNK, 0]
+        tma.async_copy_global_to_shared(toeplitz, place, bar, ws.index(2 * stage + c))
+        tma.async_copy_global_to_shared(powers, place, bar, ps.index(c))
+    return turn + 1
+
+
+@gluon.jit
+def _fetch(
+    given, ORDER: gl.constexpr, CHUNK: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, DIRECT: gl.constexpr
+):
+    """All turns, from the end of the sequence."""
+    tensors, _, _, _, _, spans, channels = given
+    _, weight, _, _, input_weight = tensors
+    turn = 0
+    for span in range(spans):
+        start = (spans - 1 - span) * (2 * CHUNK)
+        if DIRECT:
+            turn = _fetch_order(given, start, input_weight, 0, turn, True, BLOCKS, STAGES)
+        else:
+            turn = _fetch_order(given, start, weight, 0, turn, True, BLOCKS, STAGES)
+            turn = _fetch_tables(given, 0, turn, ORDER, CHUNK, STAGES)
+        for i in range(0 if DIRECT else 1, ORDER):
+            turn = _fetch_order(given, start, weight, i * channels, turn, False, BLOCKS, STAGES)
+            turn = _fetch_tables(given, i, turn, ORDER, CHUNK, STAGES)
+
+
+@gluon.jit
+def _parts(value):
+    """Float32 as the sum of three numbers in bfloat16."""
+    first = value.to(gl.bfloat16)
+    rest = value - first.to(gl.float32)
+    second = rest.to(gl.bfloat16)
+    return first, second, (rest - second.to(gl.float32)).to(gl.bfloat16)
+
+
+@gluon.jit
+def _keep_constants(
+    c: gl.constexpr, taps, advance, rs, advances, group,
+    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, PARTS: gl.constexpr,
+):  # fmt: skip
+    """R and A of a group into shared memory: two parts of R, in whose place nothing is carried on, and three of A."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))[:, None]
+    step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, layout))[None, :]
+    response = gl.zeros((ROWS, CHUNK), gl.float32, layout)
+    for part in gl.static_range(PARTS):
+        place = taps + ((group * PARTS + part) * ORDER + row) * CHUNK + step
+        response += gl.load(place, mask=(row < ORDER) & (step >= 0), other=0.0).to(gl.float32)
+    first, second, _ = _parts(response)
+    rs.index(2 * c).store(first)
+    rs.index(2 * c + 1).store(second)
+    square: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [4, 1], [1, 0])
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, square))[:, None]
+    inner = gl.arange(0, ROWS, layout=gl.SliceLayout(0, square))[None, :]
+    place = advance + (group * ORDER + row) * ORDER + inner
+    first, second, third = _parts(gl.load(place, mask=(row < ORDER) & (inner < ORDER), other=0.0))
+    advances.index(3 * c).store(first)
+    advances.index(3 * c + 1).store(second)
+    advances.index(3 * c + 2).store(third)
+    fence_async_shared()
+    barrier()
+
+
+@gluon.jit
+def _through_state(c: gl.constexpr, state, rs, advances, inputs, before, CHUNK: gl.constexpr, ROWS: gl.constexpr):
+    """What λ behind a chunk says to its inputs, λᵀ R, and to the state before it, λᵀ A, is added to both."""
+    narrow: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16]), 2)
+    wide: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2)
+    first, second, third = _parts(state)
+    for_inputs, rest = gl.convert_layout(first, wide), gl.convert_layout(second, wide)
+    inputs = warpgroup_mma(rest, rs.index(2 * c), inputs, is_async=True)
+    inputs = warpgroup_mma(for_inputs, rs.index(2 * c + 1), inputs, is_async=True)
+    inputs = warpgroup_mma(for_inputs, rs.index(2 * c), inputs, is_async=True)
+    first, second = gl.convert_layout(first, narrow), gl.convert_layout(second, narrow)
+    third = gl.convert_layout(third, narrow)
+    before = warpgroup_mma(third, advances.index(3 * c), before, is_async=True)
+    before = warpgroup_mma(second, advances.index(3 * c + 1), before, is_async=True)
+    before = warpgroup_mma(first, advances.index(3 * c + 2), before, is_async=True)
+    before = warpgroup_mma(second, advances.index(3 * c), before, is_async=True)
+    before = warpgroup_mma(first, advances.index(3 * c + 1), before, is_async=True)
+    before = warpgroup_mma(first, advances.index(3 * c), before, is_async=True)
+    return warpgroup_mma_wait(0, deps=(inputs, before))
+
+
+@gluon.jit
+def _product(
+    c: gl.constexpr, buffers, barriers, turn,
+    CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Pᵀ of one order for both chunks, the earlier one first, and the turn after it."""
+    gs, ws, _, _, _ = buffers
+    full, empty = barriers
+    acc = gl.zeros((WIDTH, 2 * CHUNK), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * CHUNK, 16]))
+    for k in range(BLOCKS):
+        stage = turn % STAGES
+        mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+        steps = gs.index(k).reshape([2 * CHUNK, WIDTH]).permute((1, 0))
+        acc = warpgroup_mma(ws.index(2 * stage + c).permute((1, 0)), steps, acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=(acc,))
+        if k > 0:
+            mbarrier.arrive(empty.index((turn - 1) % STAGES), count=1)
+        turn += 1
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(empty.index((turn - 1) % STAGES), count=1)
+    return acc, turn
+
+
+@gluon.jit
+def _in_halves(value, CHUNK: gl.constexpr, WIDTH: gl.constexpr):
+    """The columns of either chunk."""
+    return gl.split(gl.permute(gl.reshape(value, (WIDTH, 2, CHUNK)), (0, 2, 1)))
+
+
+@gluon.jit
+def _store(of_u, value, sequence, start, place, time, channels, exists, CHUNK: gl.constexpr, WIDTH: gl.constexpr):
+    """The gradient of a chunk's inputs, from its transpose."""
+    _, column, begin, end = place
+    in_rows: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    moment = start + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, in_rows))[:, None]
+    channel = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, in_rows))[None, :]
+    whole_rows = channels // 8 * 8  # which it is: for the compiler to see that 16 bytes go at once
+    inside = (moment < time) & (channel >= begin) & (channel < end) & exists
+    value = gl.convert_layout(gl.permute(value.to(of_u.dtype.element_ty), (1, 0)), in_rows)
+    gl.store(of_u + (sequence.to(gl.int64) * time + moment) * whole_rows + channel, value, mask=inside)
+
+
+@gluon.jit
+def _multiply(
+    c: gl.constexpr, given,
+    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr,
+    STAGES: gl.constexpr, PARTS: gl.constexpr, DIRECT: gl.constexpr,
+):  # fmt: skip
+    """Tile c of the two: of each order the product, and then the filter."""
+    buffers, barriers, taps, advance, of_u, sequence, places, spans, exist, time, channels = given
+    gs, ws, ps, rs, advances = buffers
+    full, empty = barriers
+    operand: gl.constexpr = gs.dtype
+    by_step: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
+    by_row: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    for_steps: gl.constexpr = gl.DotOperandLayout(0, by_step, 2)
+    for_rows: gl.constexpr = gl.DotOperandLayout(0, by_row, 2)
+    place = places[c]
+    _keep_constants(c, taps, advance, rs, advances, place[0], ORDER, ROWS, CHUNK, PARTS)
+    state = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
+    turn = 0
+    for span in range(spans):
+        start = (spans - 1 - span) * (2 * CHUNK)
+        early = gl.zeros((WIDTH, CHUNK), gl.float32, by_step)
+        late = gl.zeros((WIDTH, CHUNK), gl.float32, by_step)
+        if DIRECT:
+            found, turn = _product(c, buffers, barriers, turn, CHUNK, WIDTH, BLOCKS, STAGES)
+            first, second = _in_halves(found, CHUNK, WIDTH)
+            early, late = gl.convert_layout(first, by_step), gl.convert_layout(second, by_step)
+        of_first = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
+        of_second = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
+        late, of_second = _through_state(c, state, rs, advances, late, of_second, CHUNK, ROWS)
+        for _i in range(ORDER):
+            found, turn = _product(c, buffers, barriers, turn, CHUNK, WIDTH, BLOCKS, STAGES)
+            first, second = _in_halves(found.to(operand), CHUNK, WIDTH)
+            stage = turn % STAGES
+            mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+            kernel, carried = ws.index(2 * stage + c), ps.index(c)
+            early = warpgroup_mma(gl.convert_layout(first, for_steps), kernel, early, is_async=True)
+            late = warpgroup_mma(gl.convert_layout(second, for_steps), kernel, late, is_async=True)
+            of_first = warpgroup_mma(gl.convert_layout(first, for_rows), carried, of_first, is_async=True)
+            of_second = warpgroup_mma(gl.convert_layout(second, for_rows), carried, of_second, is_async=True)
+            early, late, of_first, of_second = warpgroup_mma_wait(0, deps=(early, late, of_first, of_second))
+            mbarrier.arrive(empty.index(stage), count=1)
+            turn += 1
+        early, state = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
+        _store(of_u, late, sequence, start + CHUNK, place, time, channels, exist[c], CHUNK, WIDTH)
+        _store(of_u, early, sequence, start, place, time, channels, exist[c], CHUNK, WIDTH)
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def input_gradient(
+    gradient, weight, toeplitz, powers, input_weight, taps, advance, of_u, time, channels, tiles,
+    ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr,
+    STAGES: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr, PARTS: gl.constexpr, DIRECT: gl.constexpr,
+):  # fmt: skip
+    """The gradient of u (batch, time, channels) from that of o, which is BLOCKS tiles wide.
+
+    `weight` is (outputs, ORDER · channels), `taps` (groups, PARTS, ORDER, CHUNK) and `advance` (groups, ORDER, ORDER).
+    There are so many `tiles` of channels. DIRECT: `input_weight` (outputs, channels) adds to the gradient of u itself.
+    """
+    pairs = gl.cdiv(tiles, 2)
+    sequence, pair = gl.program_id(0) // pairs, gl.program_id(0) % pairs
+    place = tile_of(2 * pair, channels, GROUPS, WIDTH, UNIT)
+    other = tile_of(gl.minimum(2 * pair + 1, tiles - 1), channels, GROUPS, WIDTH, UNIT)
+    operand: gl.constexpr = gradient.dtype
+    gs = gl.allocate_shared_memory(operand, [BLOCKS, 1, 2 * CHUNK, WIDTH], gradient.layout)
+    ws = gl.allocate_shared_memory(operand, [2 * STAGES, WIDTH, WIDTH], weight.layout)
+    ps = gl.allocate_shared_memory(operand, [2, CHUNK, ROWS], powers.layout)
+    rs = gl.allocate_shared_memory(gl.bfloat16, [4, ROWS, CHUNK], toeplitz.layout)
+    advances = gl.allocate_shared_memory(gl.bfloat16, [6, ROWS, ROWS], powers.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for k in gl.static_range(STAGES):
+        mbarrier.init(full.index(k), count=1)
+        mbarrier.init(empty.index(k), count=2)
+    fence_async_shared()
+    spans = gl.cdiv(time, 2 * CHUNK)
+    buffers, barriers, places = (gs, ws, ps, rs, advances), (full, empty), (place, other)
+    tensors = (gradient, weight, toeplitz, powers, input_weight)
+    fetching = (tensors, buffers, barriers, sequence, places, spans, channels)
+    exist = (tiles > 0, 2 * pair + 1 < tiles)
+    given = (buffers, barriers, taps, advance, of_u, sequence, places, spans, exist, time, channels)
+    gl.warp_specialize(
+        [
+            (_multiply, (0, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, PARTS, DIRECT)),
+            (_multiply, (1, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, PARTS, DIRECT)),
+            (_fetch, (fetching, ORDER, CHUNK, BLOCKS, STAGES, DIRECT)),
+        ],
+        [4, 1],
+        [232, 40],
+    )
