@@ -7,13 +7,14 @@ gradient λ of the state behind a chunk,
 
     of_u = Σ_i T_iᵀ P_i + Rᵀ λ,    and before the chunk    λ ← Aᵀ λ + Σ_i (powers of order i)ᵀ P_i.
 
-A program has one sequence and two tiles of channels, one for each group of four warps. It passes the sequence from its
-end, two chunks at a time, and keeps λ in registers, so no state is passed on between launches. All is transposed, with
-channels as rows: so a tile of Pᵀ goes from one product into the next in registers.
+Each of two groups of four warps has a sequence and a tile of channels. It passes the sequence from its end, two chunks
+at a time, and keeps λ in registers, so no states are passed on by another launch. All is transposed, with channels as
+rows: so a tile of Pᵀ goes from one product into the next in registers. SEQUENCES: the two groups of warps have so many
+sequences together; two with one tile of channels, or one with two tiles.
 
-One warp fetches. A turn is a tile of the weight for each tile of channels, or at the end of an order the tables T_i in
-its place. The gradient of two chunks stays until all orders are made. There are no more STAGES than turns of an order,
-so when a turn finds its stage empty, what the order before had of the same place has been used.
+One warp fetches. A turn is a tile of the weight or, at the end of an order, a table T_i in its place. The gradient of
+two chunks stays until all orders are made. There are no more STAGES than turns of an order, so when a turn finds its
+stage empty, what the order before had in the same place has been used.
 
 λ is carried in float32: in products it is the sum of three parts in bfloat16, and so are the matrices. For other names
 see `gluon_chunked`.
@@ -35,49 +36,61 @@ from plmu.ops.gpu.gluon_chunked import COUNTS, barrier, tile_of
 
 
 @gluon.jit
-def _fetch_order(given, start, weight, offset, turn, FIRST: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr):
+def _fetch_order(
+    given, start, weight, offset, turn,
+    FIRST: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
+):  # fmt: skip
     """The tiles of the weight for one order, whose columns begin at `offset`; and with the FIRST the gradient."""
     tensors, buffers, barriers, sequence, places, _, _ = given
     gradient, _, _, _, _ = tensors
     gs, ws, _, _, _ = buffers
     full, empty = barriers
+    TILES: gl.constexpr = 3 - SEQUENCES
     width: gl.constexpr = weight.block_type.shape[0]
+    with_gradient: gl.constexpr = SEQUENCES * gradient.block_type.nbytes if FIRST else 0
     for k in range(BLOCKS):
         stage = turn % STAGES
         mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
         bar = full.index(stage)
-        mbarrier.expect(bar, 2 * weight.block_type.nbytes + (gradient.block_type.nbytes if FIRST else 0))
+        mbarrier.expect(bar, TILES * weight.block_type.nbytes + with_gradient)
         if FIRST:
-            tma.async_copy_global_to_shared(gradient, [sequence, start, k * width], bar, gs.index(k))
-        for c in gl.static_range(2):
+            for c in gl.static_range(SEQUENCES):
+                place = [sequence + c, start, k * width]
+                tma.async_copy_global_to_shared(gradient, place, bar, gs.index(SEQUENCES * k + c))
+        for c in gl.static_range(TILES):
             place = [k * width, offset + places[c][1]]
-            tma.async_copy_global_to_shared(weight, place, bar, ws.index(2 * stage + c))
+            tma.async_copy_global_to_shared(weight, place, bar, ws.index(TILES * stage + c))
         turn += 1
     return turn
 
 
 @gluon.jit
-def _fetch_tables(given, i, turn, ORDER: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr):
-    """The tables of one order, for either tile of channels."""
+def _fetch_tables(
+    given, i, turn, ORDER: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr
+):
+    """The tables of one order, for each tile of channels."""
     tensors, buffers, barriers, _, places, _, _ = given
     _, _, toeplitz, powers, _ = tensors
     _, ws, ps, _, _ = buffers
     full, empty = barriers
+    TILES: gl.constexpr = 3 - SEQUENCES
     stage = turn % STAGES
     mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
     bar = full.index(stage)
-    mbarrier.expect(bar, 2 * (toeplitz.block_type.nbytes + powers.block_type.nbytes))
-    for c in gl.static_range(2):
+    mbarrier.expect(bar, TILES * (toeplitz.block_type.nbytes + powers.block_type.nbytes))
+    for c in gl.static_range(TILES):
         place = [(places[c][0] * ORDER + i) * CHUNK, 0]
-        tma.async_copy_global_to_shared(toeplitz, place, bar, ws.index(2 * stage + c))
+        tma.async_copy_global_to_shared(toeplitz, place, bar, ws.index(TILES * stage + c))
         tma.async_copy_global_to_shared(powers, place, bar, ps.index(c))
     return turn + 1
 
 
 @gluon.jit
 def _fetch(
-    given, ORDER: gl.constexpr, CHUNK: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, DIRECT: gl.constexpr
-):
+    given,
+    ORDER: gl.constexpr, CHUNK: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
+    DIRECT: gl.constexpr,
+):  # fmt: skip
     """All turns, from the end of the sequence."""
     tensors, _, _, _, _, spans, channels = given
     _, weight, _, _, input_weight = tensors
@@ -85,13 +98,13 @@ def _fetch(
     for span in range(spans):
         start = (spans - 1 - span) * (2 * CHUNK)
         if DIRECT:
-            turn = _fetch_order(given, start, input_weight, 0, turn, True, BLOCKS, STAGES)
+            turn = _fetch_order(given, start, input_weight, 0, turn, True, BLOCKS, STAGES, SEQUENCES)
         else:
-            turn = _fetch_order(given, start, weight, 0, turn, True, BLOCKS, STAGES)
-            turn = _fetch_tables(given, 0, turn, ORDER, CHUNK, STAGES)
+            turn = _fetch_order(given, start, weight, 0, turn, True, BLOCKS, STAGES, SEQUENCES)
+            turn = _fetch_tables(given, 0, turn, ORDER, CHUNK, STAGES, SEQUENCES)
         for i in range(0 if DIRECT else 1, ORDER):
-            turn = _fetch_order(given, start, weight, i * channels, turn, False, BLOCKS, STAGES)
-            turn = _fetch_tables(given, i, turn, ORDER, CHUNK, STAGES)
+            turn = _fetch_order(given, start, weight, i * channels, turn, False, BLOCKS, STAGES, SEQUENCES)
+            turn = _fetch_tables(given, i, turn, ORDER, CHUNK, STAGES, SEQUENCES)
 
 
 @gluon.jit
@@ -108,7 +121,7 @@ def _keep_constants(
     c: gl.constexpr, taps, advance, rs, advances, group,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """R and A of a group into shared memory: two parts of R, in whose place nothing is carried on, and three of A."""
+    """R and A of a group into shared memory: two parts of R, since nothing is carried on by it, and three of A."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))[:, None]
     step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, layout))[None, :]
@@ -153,26 +166,89 @@ def _through_state(c: gl.constexpr, state, rs, advances, inputs, before, CHUNK: 
 
 
 @gluon.jit
-def _product(
-    c: gl.constexpr, buffers, barriers, turn,
-    CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
+def _operands(
+    c: gl.constexpr, buffers, barriers, turn, k,
+    CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
 ):  # fmt: skip
-    """Pᵀ of one order for both chunks, the earlier one first, and the turn after it."""
+    """Block k of outputs of the transposed weight, and of the gradient."""
     gs, ws, _, _, _ = buffers
-    full, empty = barriers
+    full, _ = barriers
+    stage = turn % STAGES
+    mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+    part = ws.index(stage if SEQUENCES == 2 else 2 * stage + c).permute((1, 0))
+    return part, gs.index(2 * k + c if SEQUENCES == 2 else k).reshape([2 * CHUNK, WIDTH])
+
+
+@gluon.jit
+def _release(empty, turn, STAGES: gl.constexpr):
+    """Give back the stage of a turn, if there was one."""
+    if turn >= 0:
+        mbarrier.arrive(empty.index(turn % STAGES), count=1)
+
+
+@gluon.jit
+def _product(
+    c: gl.constexpr, buffers, barriers, turn, sums,
+    CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
+):  # fmt: skip
+    """Pᵀ of one order for both chunks, the earlier one first; `sums`, which may still have been in the making; and the
+    turn after it. Each turn gives back the stage of the one before."""
+    _, empty = barriers
+    early, late, of_first, of_second = sums
     acc = gl.zeros((WIDTH, 2 * CHUNK), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * CHUNK, 16]))
-    for k in range(BLOCKS):
-        stage = turn % STAGES
-        mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
-        steps = gs.index(k).reshape([2 * CHUNK, WIDTH]).permute((1, 0))
-        acc = warpgroup_mma(ws.index(2 * stage + c).permute((1, 0)), steps, acc, is_async=True)
+    part, steps = _operands(c, buffers, barriers, turn, 0, CHUNK, WIDTH, STAGES, SEQUENCES)
+    acc = warpgroup_mma(part, steps.permute((1, 0)), acc, use_acc=False, is_async=True)
+    acc, early, late, of_first, of_second = warpgroup_mma_wait(1, deps=(acc, early, late, of_first, of_second))
+    _release(empty, turn - 1, STAGES)
+    turn += 1
+    for k in range(1, BLOCKS):
+        part, steps = _operands(c, buffers, barriers, turn, k, CHUNK, WIDTH, STAGES, SEQUENCES)
+        acc = warpgroup_mma(part, steps.permute((1, 0)), acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(acc,))
-        if k > 0:
-            mbarrier.arrive(empty.index((turn - 1) % STAGES), count=1)
+        _release(empty, turn - 1, STAGES)
         turn += 1
-    acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(empty.index((turn - 1) % STAGES), count=1)
-    return acc, turn
+    return warpgroup_mma_wait(0, deps=(acc,)), early, late, of_first, of_second, turn
+
+
+@gluon.jit
+def _direct(
+    c: gl.constexpr, buffers, barriers, turn, early, late,
+    CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
+):  # fmt: skip
+    """The product with W_x, which is not filtered, added for both chunks; and the turn after it."""
+    _, empty = barriers
+    for k in range(BLOCKS):
+        part, steps = _operands(c, buffers, barriers, turn, k, CHUNK, WIDTH, STAGES, SEQUENCES)
+        early = warpgroup_mma(part, steps.slice(0, CHUNK, 0).permute((1, 0)), early, is_async=True)
+        late = warpgroup_mma(part, steps.slice(CHUNK, CHUNK, 0).permute((1, 0)), late, is_async=True)
+        early, late = warpgroup_mma_wait(2, deps=(early, late))
+        _release(empty, turn - 1, STAGES)
+        turn += 1
+    early, late = warpgroup_mma_wait(0, deps=(early, late))
+    return early, late, turn
+
+
+@gluon.jit
+def _start_filter(
+    c: gl.constexpr, buffers, barriers, turn, found, sums,
+    CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
+):  # fmt: skip
+    """Start to add what Pᵀ of an order says to the inputs of both chunks, and to the states before them."""
+    gs, ws, ps, _, _ = buffers
+    full, empty = barriers
+    early, late, of_first, of_second = sums
+    by_step: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2)
+    by_row: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16]), 2)
+    first, second = _in_halves(found.to(gs.dtype), CHUNK, WIDTH)
+    _release(empty, turn - 1, STAGES)
+    stage = turn % STAGES
+    mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+    kernel, carried = ws.index(stage if SEQUENCES == 2 else 2 * stage + c), ps.index(0 if SEQUENCES == 2 else c)
+    early = warpgroup_mma(gl.convert_layout(first, by_step), kernel, early, is_async=True)
+    late = warpgroup_mma(gl.convert_layout(second, by_step), kernel, late, is_async=True)
+    of_first = warpgroup_mma(gl.convert_layout(first, by_row), carried, of_first, is_async=True)
+    of_second = warpgroup_mma(gl.convert_layout(second, by_row), carried, of_second, is_async=True)
+    return early, late, of_first, of_second
 
 
 @gluon.jit
@@ -198,18 +274,16 @@ def _store(of_u, value, sequence, start, place, time, channels, exists, CHUNK: g
 def _multiply(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr, PARTS: gl.constexpr, DIRECT: gl.constexpr,
+    STAGES: gl.constexpr, SEQUENCES: gl.constexpr, PARTS: gl.constexpr, DIRECT: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
-    """Tile c of the two: of each order the product, and then the filter."""
-    buffers, barriers, taps, advance, of_u, sequence, places, spans, exist, time, channels = given
-    gs, ws, ps, rs, advances = buffers
-    full, empty = barriers
-    operand: gl.constexpr = gs.dtype
+    """One of the two groups of warps: of each order the product, and then the filter."""
+    buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels = given
+    _, _, _, rs, advances = buffers
+    _, empty = barriers
     by_step: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     by_row: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    for_steps: gl.constexpr = gl.DotOperandLayout(0, by_step, 2)
-    for_rows: gl.constexpr = gl.DotOperandLayout(0, by_row, 2)
-    place = places[c]
+    place = places[0 if SEQUENCES == 2 else c]
+    sequence += c if SEQUENCES == 2 else 0
     _keep_constants(c, taps, advance, rs, advances, place[0], ORDER, ROWS, CHUNK, PARTS)
     state = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
     turn = 0
@@ -217,50 +291,66 @@ def _multiply(
         start = (spans - 1 - span) * (2 * CHUNK)
         early = gl.zeros((WIDTH, CHUNK), gl.float32, by_step)
         late = gl.zeros((WIDTH, CHUNK), gl.float32, by_step)
-        if DIRECT:
-            found, turn = _product(c, buffers, barriers, turn, CHUNK, WIDTH, BLOCKS, STAGES)
-            first, second = _in_halves(found, CHUNK, WIDTH)
-            early, late = gl.convert_layout(first, by_step), gl.convert_layout(second, by_step)
         of_first = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
         of_second = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
+        if DIRECT:
+            early, late, turn = _direct(c, buffers, barriers, turn, early, late, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES)
         late, of_second = _through_state(c, state, rs, advances, late, of_second, CHUNK, ROWS)
-        for _i in range(ORDER):
-            found, turn = _product(c, buffers, barriers, turn, CHUNK, WIDTH, BLOCKS, STAGES)
-            first, second = _in_halves(found.to(operand), CHUNK, WIDTH)
-            stage = turn % STAGES
-            mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
-            kernel, carried = ws.index(2 * stage + c), ps.index(c)
-            early = warpgroup_mma(gl.convert_layout(first, for_steps), kernel, early, is_async=True)
-            late = warpgroup_mma(gl.convert_layout(second, for_steps), kernel, late, is_async=True)
-            of_first = warpgroup_mma(gl.convert_layout(first, for_rows), carried, of_first, is_async=True)
-            of_second = warpgroup_mma(gl.convert_layout(second, for_rows), carried, of_second, is_async=True)
-            early, late, of_first, of_second = warpgroup_mma_wait(0, deps=(early, late, of_first, of_second))
-            mbarrier.arrive(empty.index(stage), count=1)
+        if OVERLAP:
+            sums = (early, late, of_first, of_second)
+            found, early, late, of_first, of_second, turn = _product(
+                c, buffers, barriers, turn, sums, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES
+            )
+            m = found.to(rs.dtype if False else buffers[0].dtype)
+            for _i in range(1, ORDER):
+                sums = (early, late, of_first, of_second)
+                sums = _start_filter(c, buffers, barriers, turn, m, sums, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES)
+                found, early, late, of_first, of_second, turn = _product(
+                    c, buffers, barriers, turn + 1, sums, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES
+                )
+                m = found.to(buffers[0].dtype)
+            sums = (early, late, of_first, of_second)
+            early, late, of_first, of_second = _start_filter(c, buffers, barriers, turn, m, sums, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES)
             turn += 1
+        else:
+            for _i in range(ORDER):
+                sums = (early, late, of_first, of_second)
+                found, early, late, of_first, of_second, turn = _product(
+                    c, buffers, barriers, turn, sums, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES
+                )
+                sums = (early, late, of_first, of_second)
+                sums = _start_filter(c, buffers, barriers, turn, found, sums, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES)
+                early, late, of_first, of_second = sums
+                turn += 1
+                early, late, of_first, of_second = warpgroup_mma_wait(0, deps=(early, late, of_first, of_second))
+        early, late, of_first, of_second = warpgroup_mma_wait(0, deps=(early, late, of_first, of_second))
         early, state = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
-        _store(of_u, late, sequence, start + CHUNK, place, time, channels, exist[c], CHUNK, WIDTH)
-        _store(of_u, early, sequence, start, place, time, channels, exist[c], CHUNK, WIDTH)
+        _store(of_u, late, sequence, start + CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
+        _store(of_u, early, sequence, start, place, time, channels, exists[c], CHUNK, WIDTH)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 def input_gradient(
-    gradient, weight, toeplitz, powers, input_weight, taps, advance, of_u, time, channels, tiles,
+    gradient, weight, toeplitz, powers, input_weight, taps, advance, of_u, time, batch, channels, tiles,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr, PARTS: gl.constexpr, DIRECT: gl.constexpr,
+    STAGES: gl.constexpr, SEQUENCES: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr, PARTS: gl.constexpr,
+    DIRECT: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """The gradient of u (batch, time, channels) from that of o, which is BLOCKS tiles wide.
 
     `weight` is (outputs, ORDER · channels), `taps` (groups, PARTS, ORDER, CHUNK) and `advance` (groups, ORDER, ORDER).
     There are so many `tiles` of channels. DIRECT: `input_weight` (outputs, channels) adds to the gradient of u itself.
     """
-    pairs = gl.cdiv(tiles, 2)
-    sequence, pair = gl.program_id(0) // pairs, gl.program_id(0) % pairs
-    place = tile_of(2 * pair, channels, GROUPS, WIDTH, UNIT)
-    other = tile_of(gl.minimum(2 * pair + 1, tiles - 1), channels, GROUPS, WIDTH, UNIT)
+    TILES: gl.constexpr = 3 - SEQUENCES
+    columns = gl.cdiv(tiles, TILES)
+    sequence, tile = SEQUENCES * (gl.program_id(0) // columns), TILES * (gl.program_id(0) % columns)
+    first = tile_of(tile, channels, GROUPS, WIDTH, UNIT)
+    second = tile_of(gl.minimum(tile + 1, tiles - 1), channels, GROUPS, WIDTH, UNIT)
+    places, exists = (first, second), (True, sequence + 1 < batch if SEQUENCES == 2 else tile + 1 < tiles)
     operand: gl.constexpr = gradient.dtype
-    gs = gl.allocate_shared_memory(operand, [BLOCKS, 1, 2 * CHUNK, WIDTH], gradient.layout)
-    ws = gl.allocate_shared_memory(operand, [2 * STAGES, WIDTH, WIDTH], weight.layout)
-    ps = gl.allocate_shared_memory(operand, [2, CHUNK, ROWS], powers.layout)
+    gs = gl.allocate_shared_memory(operand, [SEQUENCES * BLOCKS, 1, 2 * CHUNK, WIDTH], gradient.layout)
+    ws = gl.allocate_shared_memory(operand, [TILES * STAGES, WIDTH, WIDTH], weight.layout)
+    ps = gl.allocate_shared_memory(operand, [TILES, CHUNK, ROWS], powers.layout)
     rs = gl.allocate_shared_memory(gl.bfloat16, [4, ROWS, CHUNK], toeplitz.layout)
     advances = gl.allocate_shared_memory(gl.bfloat16, [6, ROWS, ROWS], powers.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -270,17 +360,18 @@ def input_gradient(
         mbarrier.init(empty.index(k), count=2)
     fence_async_shared()
     spans = gl.cdiv(time, 2 * CHUNK)
-    buffers, barriers, places = (gs, ws, ps, rs, advances), (full, empty), (place, other)
+    buffers, barriers = (gs, ws, ps, rs, advances), (full, empty)
     tensors = (gradient, weight, toeplitz, powers, input_weight)
     fetching = (tensors, buffers, barriers, sequence, places, spans, channels)
-    exist = (tiles > 0, 2 * pair + 1 < tiles)
-    given = (buffers, barriers, taps, advance, of_u, sequence, places, spans, exist, time, channels)
+    given = (buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels)
     gl.warp_specialize(
         [
-            (_multiply, (0, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, PARTS, DIRECT)),
-            (_multiply, (1, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, PARTS, DIRECT)),
-            (_fetch, (fetching, ORDER, CHUNK, BLOCKS, STAGES, DIRECT)),
+            (_multiply, (
+                0, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT, OVERLAP)),
+            (_multiply, (
+                1, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT, OVERLAP)),
+            (_fetch, (fetching, ORDER, CHUNK, BLOCKS, STAGES, SEQUENCES, DIRECT)),
         ],
         [4, 1],
         [232, 40],
-    )
+    )  # fmt: skip

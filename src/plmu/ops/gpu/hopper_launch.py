@@ -24,6 +24,8 @@ MOST_RESIDENT = 4  # orders whose tables stay in shared memory
 # Of `input_gradient`.
 MOST_ROWS = 32  # of a state that is carried in registers
 MOST_STAGES = 4
+MOST_BLOCKS = 8  # of the gradient that stay in shared memory
+OVERLAP = True
 LEAST_BUSY = 0.7  # of the multiprocessors, in all rounds
 
 
@@ -148,9 +150,11 @@ def input_gradient(given: Sizes, direct: bool = False) -> InputGradient | None:
     if groups == 1 or given.segmented or rows > MOST_ROWS:
         return None
     columns = _covering(channels, groups, WIDTH)
-    programs, at_once = batch * tiles(columns, 2), division.multiprocessors(given.device)
-    room = SHARED - _shared_by_input_gradient(rows, blocks, 0)
-    stages = min(MOST_STAGES, blocks + 1, room // (2 * 2 * WIDTH * WIDTH))
+    sequences = 2 if blocks <= MOST_BLOCKS // 2 and batch > 1 else 1  # that share tiles of the weight
+    programs = tiles(batch, sequences) * tiles(columns, 3 - sequences)
+    at_once = division.multiprocessors(given.device)
+    room = SHARED - _shared_by_input_gradient(rows, sequences * blocks)
+    stages = min(MOST_STAGES, blocks + 1, room // ((3 - sequences) * 2 * WIDTH * WIDTH))
     if stages < 2 or programs < LEAST_BUSY * tiles(programs, at_once) * at_once:
         return None
     systems = groups * order * CHUNK
@@ -164,8 +168,8 @@ def input_gradient(given: Sizes, direct: bool = False) -> InputGradient | None:
         tiled += (((inputs, channels), (WIDTH, WIDTH)),)
     constants = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "BLOCKS": blocks, "STAGES": stages}
     constants |= {"GROUPS": groups, "UNIT": math.gcd(channels // groups, 8), "DIRECT": direct}
-    constants |= {"PARTS": 3 if given.dtype == torch.bfloat16 else 1}
-    numbers = (given.time, channels, columns)
+    constants |= {"PARTS": 3 if given.dtype == torch.bfloat16 else 1, "SEQUENCES": sequences, "OVERLAP": OVERLAP}
+    numbers = (given.time, batch, channels, columns)
     launch = Launch(_input_gradient, "input_gradient", (programs,), numbers, constants, tiled=tiled, num_warps=4)
     return InputGradient(launch, given)
 
@@ -214,10 +218,10 @@ def _shared(rows: int, out: int, stages: int, tables: int) -> int:
     return 2 * (4 * (CHUNK + rows) * WIDTH + stages * out * WIDTH + tables * CHUNK * (CHUNK + rows)) + 1024
 
 
-def _shared_by_input_gradient(rows: int, blocks: int, stages: int) -> int:
-    """Bytes of shared memory that `input_gradient` takes, with room for the compiler to transpose two chunks."""
+def _shared_by_input_gradient(rows: int, blocks: int) -> int:
+    """Bytes of shared memory that `input_gradient` takes beside its stages, with room to transpose chunks."""
     tile = WIDTH * WIDTH
-    return 2 * (2 * (blocks + stages) * tile + (2 + 4) * CHUNK * rows + 6 * rows * rows + 2 * tile) + 1024
+    return 2 * (2 * blocks * tile + (2 + 4) * CHUNK * rows + 6 * rows * rows + 2 * tile) + 1024
 
 
 def _past(given: Sizes, systems: int = 1) -> Tiled:
