@@ -97,14 +97,13 @@ def _fetch(
     turn = 0
     for span in range(spans):
         start = (spans - 1 - span) * (2 * CHUNK)
-        if DIRECT:
-            turn = _fetch_order(given, start, input_weight, 0, turn, True, BLOCKS, STAGES, SEQUENCES)
-        else:
-            turn = _fetch_order(given, start, weight, 0, turn, True, BLOCKS, STAGES, SEQUENCES)
-            turn = _fetch_tables(given, 0, turn, ORDER, CHUNK, STAGES, SEQUENCES)
-        for i in range(0 if DIRECT else 1, ORDER):
+        turn = _fetch_order(given, start, weight, 0, turn, True, BLOCKS, STAGES, SEQUENCES)
+        turn = _fetch_tables(given, 0, turn, ORDER, CHUNK, STAGES, SEQUENCES)
+        for i in range(1, ORDER):
             turn = _fetch_order(given, start, weight, i * channels, turn, False, BLOCKS, STAGES, SEQUENCES)
             turn = _fetch_tables(given, i, turn, ORDER, CHUNK, STAGES, SEQUENCES)
+        if DIRECT:
+            turn = _fetch_order(given, start, input_weight, 0, turn, False, BLOCKS, STAGES, SEQUENCES)
 
 
 @gluon.jit
@@ -146,14 +145,11 @@ def _keep_constants(
 
 @gluon.jit
 def _through_state(c: gl.constexpr, state, rs, advances, inputs, before, CHUNK: gl.constexpr, ROWS: gl.constexpr):
-    """What λ behind a chunk says to its inputs, λᵀ R, and to the state before it, λᵀ A, is added to both."""
+    """Start to add what λ behind a chunk says to its inputs, λᵀ R, and to the state before it, λᵀ A."""
     narrow: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16]), 2)
     wide: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2)
     first, second, third = _parts(state)
     for_inputs, rest = gl.convert_layout(first, wide), gl.convert_layout(second, wide)
-    inputs = warpgroup_mma(rest, rs.index(2 * c), inputs, is_async=True)
-    inputs = warpgroup_mma(for_inputs, rs.index(2 * c + 1), inputs, is_async=True)
-    inputs = warpgroup_mma(for_inputs, rs.index(2 * c), inputs, is_async=True)
     first, second = gl.convert_layout(first, narrow), gl.convert_layout(second, narrow)
     third = gl.convert_layout(third, narrow)
     before = warpgroup_mma(third, advances.index(3 * c), before, is_async=True)
@@ -162,7 +158,17 @@ def _through_state(c: gl.constexpr, state, rs, advances, inputs, before, CHUNK: 
     before = warpgroup_mma(second, advances.index(3 * c), before, is_async=True)
     before = warpgroup_mma(first, advances.index(3 * c + 1), before, is_async=True)
     before = warpgroup_mma(first, advances.index(3 * c), before, is_async=True)
-    return warpgroup_mma_wait(0, deps=(inputs, before))
+    inputs = warpgroup_mma(rest, rs.index(2 * c), inputs, is_async=True)
+    inputs = warpgroup_mma(for_inputs, rs.index(2 * c + 1), inputs, is_async=True)
+    inputs = warpgroup_mma(for_inputs, rs.index(2 * c), inputs, is_async=True)
+    return inputs, before
+
+
+@gluon.jit
+def _release(empty, turn, STAGES: gl.constexpr):
+    """Give back the stage of a turn, if there was one."""
+    if turn >= 0:
+        mbarrier.arrive(empty.index(turn % STAGES), count=1)
 
 
 @gluon.jit
@@ -180,67 +186,46 @@ def _operands(
 
 
 @gluon.jit
-def _release(empty, turn, STAGES: gl.constexpr):
-    """Give back the stage of a turn, if there was one."""
-    if turn >= 0:
-        mbarrier.arrive(empty.index(turn % STAGES), count=1)
+def _start_product(
+    c: gl.constexpr, buffers, barriers, turn,
+    CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
+):  # fmt: skip
+    """Start Pᵀ of one order for both chunks, the earlier one first."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * CHUNK, 16])
+    nothing = gl.zeros((WIDTH, 2 * CHUNK), gl.float32, layout)
+    part, steps = _operands(c, buffers, barriers, turn, 0, CHUNK, WIDTH, STAGES, SEQUENCES)
+    return warpgroup_mma(part, steps.permute((1, 0)), nothing, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _product(
-    c: gl.constexpr, buffers, barriers, turn, sums,
-    CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
+    c: gl.constexpr, buffers, barriers, turn, acc,
+    FIRST: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
+    SEQUENCES: gl.constexpr,
 ):  # fmt: skip
-    """Pᵀ of one order for both chunks, the earlier one first; `sums`, which may still have been in the making; and the
-    turn after it. Each turn gives back the stage of the one before."""
+    """Pᵀ from block FIRST on, in the operands' precision. Each turn gives back the stage of the one before."""
+    gs, _, _, _, _ = buffers
     _, empty = barriers
-    early, late, of_first, of_second = sums
-    acc = gl.zeros((WIDTH, 2 * CHUNK), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * CHUNK, 16]))
-    part, steps = _operands(c, buffers, barriers, turn, 0, CHUNK, WIDTH, STAGES, SEQUENCES)
-    acc = warpgroup_mma(part, steps.permute((1, 0)), acc, use_acc=False, is_async=True)
-    acc, early, late, of_first, of_second = warpgroup_mma_wait(1, deps=(acc, early, late, of_first, of_second))
-    _release(empty, turn - 1, STAGES)
-    turn += 1
-    for k in range(1, BLOCKS):
-        part, steps = _operands(c, buffers, barriers, turn, k, CHUNK, WIDTH, STAGES, SEQUENCES)
+    for k in range(FIRST, BLOCKS):
+        part, steps = _operands(c, buffers, barriers, turn + k, k, CHUNK, WIDTH, STAGES, SEQUENCES)
         acc = warpgroup_mma(part, steps.permute((1, 0)), acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(acc,))
-        _release(empty, turn - 1, STAGES)
-        turn += 1
-    return warpgroup_mma_wait(0, deps=(acc,)), early, late, of_first, of_second, turn
-
-
-@gluon.jit
-def _direct(
-    c: gl.constexpr, buffers, barriers, turn, early, late,
-    CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
-):  # fmt: skip
-    """The product with W_x, which is not filtered, added for both chunks; and the turn after it."""
-    _, empty = barriers
-    for k in range(BLOCKS):
-        part, steps = _operands(c, buffers, barriers, turn, k, CHUNK, WIDTH, STAGES, SEQUENCES)
-        early = warpgroup_mma(part, steps.slice(0, CHUNK, 0).permute((1, 0)), early, is_async=True)
-        late = warpgroup_mma(part, steps.slice(CHUNK, CHUNK, 0).permute((1, 0)), late, is_async=True)
-        early, late = warpgroup_mma_wait(2, deps=(early, late))
-        _release(empty, turn - 1, STAGES)
-        turn += 1
-    early, late = warpgroup_mma_wait(0, deps=(early, late))
-    return early, late, turn
+        _release(empty, turn + k - 1, STAGES)
+    return warpgroup_mma_wait(0, deps=(acc,)).to(gs.dtype)
 
 
 @gluon.jit
 def _start_filter(
-    c: gl.constexpr, buffers, barriers, turn, found, sums,
+    c: gl.constexpr, buffers, barriers, turn, p, early, late, of_first, of_second,
     CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
 ):  # fmt: skip
     """Start to add what Pᵀ of an order says to the inputs of both chunks, and to the states before them."""
-    gs, ws, ps, _, _ = buffers
+    _, ws, ps, _, _ = buffers
     full, empty = barriers
-    early, late, of_first, of_second = sums
     by_step: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2)
     by_row: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16]), 2)
-    first, second = _in_halves(found.to(gs.dtype), CHUNK, WIDTH)
     _release(empty, turn - 1, STAGES)
+    first, second = gl.split(gl.permute(gl.reshape(p, (WIDTH, 2, CHUNK)), (0, 2, 1)))
     stage = turn % STAGES
     mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
     kernel, carried = ws.index(stage if SEQUENCES == 2 else 2 * stage + c), ps.index(0 if SEQUENCES == 2 else c)
@@ -252,9 +237,19 @@ def _start_filter(
 
 
 @gluon.jit
-def _in_halves(value, CHUNK: gl.constexpr, WIDTH: gl.constexpr):
-    """The columns of either chunk."""
-    return gl.split(gl.permute(gl.reshape(value, (WIDTH, 2, CHUNK)), (0, 2, 1)))
+def _direct(
+    c: gl.constexpr, buffers, barriers, turn, early, late,
+    CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
+):  # fmt: skip
+    """The product with W_x, which is not filtered, added for both chunks."""
+    _, empty = barriers
+    for k in range(BLOCKS):
+        part, steps = _operands(c, buffers, barriers, turn + k, k, CHUNK, WIDTH, STAGES, SEQUENCES)
+        early = warpgroup_mma(part, steps.slice(0, CHUNK, 0).permute((1, 0)), early, is_async=True)
+        late = warpgroup_mma(part, steps.slice(CHUNK, CHUNK, 0).permute((1, 0)), late, is_async=True)
+        early, late = warpgroup_mma_wait(2, deps=(early, late))
+        _release(empty, turn + k - 1, STAGES)
+    return warpgroup_mma_wait(0, deps=(early, late))
 
 
 @gluon.jit
@@ -274,59 +269,69 @@ def _store(of_u, value, sequence, start, place, time, channels, exists, CHUNK: g
 def _multiply(
     c: gl.constexpr, given,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr, SEQUENCES: gl.constexpr, PARTS: gl.constexpr, DIRECT: gl.constexpr, OVERLAP: gl.constexpr,
+    STAGES: gl.constexpr, SEQUENCES: gl.constexpr, PARTS: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """One of the two groups of warps: of each order the product, and then the filter."""
+    """One of the two groups of warps: of each order the product, and its filter while the next product is started.
+
+    A span, which is two chunks, is stored while the first product of the next one is made.
+    """
     buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels = given
-    _, _, _, rs, advances = buffers
+    gs, _, _, rs, advances = buffers
     _, empty = barriers
+    operand: gl.constexpr = gs.dtype
     by_step: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     by_row: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    AHEAD: gl.constexpr = 2 if BLOCKS > 1 else 1  # turns of the first product that are started at once
     place = places[0 if SEQUENCES == 2 else c]
     sequence += c if SEQUENCES == 2 else 0
     _keep_constants(c, taps, advance, rs, advances, place[0], ORDER, ROWS, CHUNK, PARTS)
-    state = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
+    no_inputs = gl.zeros((WIDTH, CHUNK), gl.float32, by_step)
+    no_state = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
+    early, late, of_first, of_second = no_inputs, no_inputs, no_state, no_state
     turn = 0
     for span in range(spans):
-        start = (spans - 1 - span) * (2 * CHUNK)
-        early = gl.zeros((WIDTH, CHUNK), gl.float32, by_step)
-        late = gl.zeros((WIDTH, CHUNK), gl.float32, by_step)
-        of_first = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
-        of_second = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
-        if DIRECT:
-            early, late, turn = _direct(c, buffers, barriers, turn, early, late, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES)
-        late, of_second = _through_state(c, state, rs, advances, late, of_second, CHUNK, ROWS)
-        if OVERLAP:
-            sums = (early, late, of_first, of_second)
-            found, early, late, of_first, of_second, turn = _product(
-                c, buffers, barriers, turn, sums, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES
+        start = (spans - span) * (2 * CHUNK)  # of the last span
+        _release(empty, turn - 1, STAGES)
+        early, of_first = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
+        acc = _start_product(c, buffers, barriers, turn, CHUNK, WIDTH, STAGES, SEQUENCES)
+        if AHEAD == 2:
+            part, steps = _operands(c, buffers, barriers, turn + 1, 1, CHUNK, WIDTH, STAGES, SEQUENCES)
+            acc = warpgroup_mma(part, steps.permute((1, 0)), acc, is_async=True)
+        acc, early, of_first = warpgroup_mma_wait(AHEAD, deps=(acc, early, of_first))
+        done, also_done = late.to(operand), early.to(operand)
+        late, of_second = _through_state(c, of_first, rs, advances, no_inputs, no_state, CHUNK, ROWS)
+        _store(of_u, done, sequence, start + CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
+        _store(of_u, also_done, sequence, start, place, time, channels, exists[c], CHUNK, WIDTH)
+        acc, late, of_second = warpgroup_mma_wait(0, deps=(acc, late, of_second))
+        early, of_first = no_inputs, no_state
+        if AHEAD == 2:
+            _release(empty, turn, STAGES)
+        p = _product(c, buffers, barriers, turn, acc, AHEAD, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES)
+        turn += BLOCKS
+        for _i in range(1, ORDER):
+            early, late, of_first, of_second = _start_filter(
+                c, buffers, barriers, turn, p, early, late, of_first, of_second, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES
             )
-            m = found.to(rs.dtype if False else buffers[0].dtype)
-            for _i in range(1, ORDER):
-                sums = (early, late, of_first, of_second)
-                sums = _start_filter(c, buffers, barriers, turn, m, sums, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES)
-                found, early, late, of_first, of_second, turn = _product(
-                    c, buffers, barriers, turn + 1, sums, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES
-                )
-                m = found.to(buffers[0].dtype)
-            sums = (early, late, of_first, of_second)
-            early, late, of_first, of_second = _start_filter(c, buffers, barriers, turn, m, sums, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES)
             turn += 1
-        else:
-            for _i in range(ORDER):
-                sums = (early, late, of_first, of_second)
-                found, early, late, of_first, of_second, turn = _product(
-                    c, buffers, barriers, turn, sums, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES
-                )
-                sums = (early, late, of_first, of_second)
-                sums = _start_filter(c, buffers, barriers, turn, found, sums, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES)
-                early, late, of_first, of_second = sums
-                turn += 1
-                early, late, of_first, of_second = warpgroup_mma_wait(0, deps=(early, late, of_first, of_second))
+            acc = _start_product(c, buffers, barriers, turn, CHUNK, WIDTH, STAGES, SEQUENCES)
+            acc, early, late, of_first, of_second = warpgroup_mma_wait(1, deps=(acc, early, late, of_first, of_second))
+            _release(empty, turn - 1, STAGES)
+            p = _product(c, buffers, barriers, turn, acc, 1, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES)
+            turn += BLOCKS
+        early, late, of_first, of_second = _start_filter(
+            c, buffers, barriers, turn, p, early, late, of_first, of_second, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES
+        )
+        turn += 1
         early, late, of_first, of_second = warpgroup_mma_wait(0, deps=(early, late, of_first, of_second))
-        early, state = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
-        _store(of_u, late, sequence, start + CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
-        _store(of_u, early, sequence, start, place, time, channels, exists[c], CHUNK, WIDTH)
+        if DIRECT:
+            early, late = _direct(
+                c, buffers, barriers, turn, early, late, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES
+            )
+            turn += BLOCKS
+    early, of_first = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
+    early, of_first = warpgroup_mma_wait(0, deps=(early, of_first))
+    _store(of_u, late, sequence, CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
+    _store(of_u, early, sequence, 0, place, time, channels, exists[c], CHUNK, WIDTH)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
@@ -334,7 +339,7 @@ def input_gradient(
     gradient, weight, toeplitz, powers, input_weight, taps, advance, of_u, time, batch, channels, tiles,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr,
     STAGES: gl.constexpr, SEQUENCES: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr, PARTS: gl.constexpr,
-    DIRECT: gl.constexpr, OVERLAP: gl.constexpr,
+    DIRECT: gl.constexpr,
 ):  # fmt: skip
     """The gradient of u (batch, time, channels) from that of o, which is BLOCKS tiles wide.
 
@@ -366,12 +371,10 @@ def input_gradient(
     given = (buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels)
     gl.warp_specialize(
         [
-            (_multiply, (
-                0, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT, OVERLAP)),
-            (_multiply, (
-                1, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT, OVERLAP)),
+            (_multiply, (0, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT)),
+            (_multiply, (1, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT)),
             (_fetch, (fetching, ORDER, CHUNK, BLOCKS, STAGES, SEQUENCES, DIRECT)),
         ],
         [4, 1],
         [232, 40],
-    )  # fmt: skip
+    )

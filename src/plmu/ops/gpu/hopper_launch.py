@@ -23,9 +23,8 @@ WIDTH, OUT = 64, 256  # channels and outputs of a tile
 MOST_RESIDENT = 4  # orders whose tables stay in shared memory
 # Of `input_gradient`.
 MOST_ROWS = 32  # of a state that is carried in registers
-MOST_STAGES = 4
+LEAST_STAGES, MOST_STAGES = 3, 6
 MOST_BLOCKS = 8  # of the gradient that stay in shared memory
-OVERLAP = True
 LEAST_BUSY = 0.7  # of the multiprocessors, in all rounds
 
 
@@ -154,8 +153,9 @@ def input_gradient(given: Sizes, direct: bool = False) -> InputGradient | None:
     programs = tiles(batch, sequences) * tiles(columns, 3 - sequences)
     at_once = division.multiprocessors(given.device)
     room = SHARED - _shared_by_input_gradient(rows, sequences * blocks)
-    stages = min(MOST_STAGES, blocks + 1, room // ((3 - sequences) * 2 * WIDTH * WIDTH))
-    if stages < 2 or programs < LEAST_BUSY * tiles(programs, at_once) * at_once:
+    turns = blocks if direct else blocks + 1  # between two uses of the same place, for which stages must be enough
+    stages = min(MOST_STAGES, turns, room // ((3 - sequences) * 2 * WIDTH * WIDTH))
+    if stages < max(2, min(turns, LEAST_STAGES)) or programs < LEAST_BUSY * tiles(programs, at_once) * at_once:
         return None
     systems = groups * order * CHUNK
     tiled: tuple[Tiled, ...] = (
@@ -168,7 +168,7 @@ def input_gradient(given: Sizes, direct: bool = False) -> InputGradient | None:
         tiled += (((inputs, channels), (WIDTH, WIDTH)),)
     constants = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "BLOCKS": blocks, "STAGES": stages}
     constants |= {"GROUPS": groups, "UNIT": math.gcd(channels // groups, 8), "DIRECT": direct}
-    constants |= {"PARTS": 3 if given.dtype == torch.bfloat16 else 1, "SEQUENCES": sequences, "OVERLAP": OVERLAP}
+    constants |= {"PARTS": 3 if given.dtype == torch.bfloat16 else 1, "SEQUENCES": sequences}
     numbers = (given.time, batch, channels, columns)
     launch = Launch(_input_gradient, "input_gradient", (programs,), numbers, constants, tiled=tiled, num_warps=4)
     return InputGradient(launch, given)
@@ -219,9 +219,9 @@ def _shared(rows: int, out: int, stages: int, tables: int) -> int:
 
 
 def _shared_by_input_gradient(rows: int, blocks: int) -> int:
-    """Bytes of shared memory that `input_gradient` takes beside its stages, with room to transpose chunks."""
-    tile = WIDTH * WIDTH
-    return 2 * (2 * blocks * tile + (2 + 4) * CHUNK * rows + 6 * rows * rows + 2 * tile) + 1024
+    """Bytes of shared memory that `input_gradient` takes beside its stages; 2 KB for either group of warps to transpose
+    what it stores."""
+    return 2 * (2 * blocks * CHUNK * WIDTH + (2 + 4) * CHUNK * rows + 6 * rows * rows) + 2 * 2048 + 1024
 
 
 def _past(given: Sizes, systems: int = 1) -> Tiled:
