@@ -324,9 +324,7 @@ def _multiply(
         turn += 1
         early, late, of_first, of_second = warpgroup_mma_wait(0, deps=(early, late, of_first, of_second))
         if DIRECT:
-            early, late = _direct(
-                c, buffers, barriers, turn, early, late, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES
-            )
+            early, late = _direct(c, buffers, barriers, turn, early, late, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES)
             turn += BLOCKS
     early, of_first = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
     early, of_first = warpgroup_mma_wait(0, deps=(early, of_first))

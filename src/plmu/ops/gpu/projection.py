@@ -178,7 +178,9 @@ def through(
         arguments = (of_o, u, weight, first, segments)
         if watched() or is_batched(of_o) or type(of_o) is not Tensor:
             how = (given.steps, given.run, given.groups, need_u, need_weight)
-            of_u, of_weight = _project_backward(of_o.contiguous(), *arguments[1:], *given.tables[:6], given.tables.from_state, *how)
+            of_u, of_weight = _project_backward(
+                of_o.contiguous(), *arguments[1:], *given.tables[:6], given.tables.from_state, *how
+            )
         elif torch.is_grad_enabled():
             of_u, of_weight = _ProjectBackward.apply(*arguments, given, need_u, need_weight)
         elif need_u or need_weight:
