@@ -23,7 +23,9 @@ from plmu.ops.gpu import direct, hopper_launch, launch, triton_launch
 from plmu.ops.plan import known_plan, known_plan_of_groups
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
-SOURCES = ("gluon_chunked.py", "gluon_weight.py", "gluon_split.py", "gluon_split_weight.py")
+SOURCES = (
+    "gluon_chunked.py", "gluon_weight.py", "gluon_input_gradient.py", "gluon_split.py", "gluon_split_weight.py",
+)  # fmt: skip
 PATIENCE = 60  # seconds after which a wait is a deadlock
 
 
@@ -197,7 +199,9 @@ def _language() -> ModuleType:
         "atomic_add": lambda place, value, sem: int(place.memory[place.offset]) + value,
         "allocate_shared_memory": _memory, "warp_specialize": _specialize,
         "abs": torch.abs, "max": torch.amax,
+        "reshape": torch.reshape, "permute": torch.permute, "split": lambda value: value.unbind(-1),
         "int32": torch.int32, "int64": torch.int64, "float16": torch.float16, "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
     }  # fmt: skip
     vars(gl).update(functions)
     return gl

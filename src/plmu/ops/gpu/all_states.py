@@ -23,7 +23,7 @@ def states(
     """m (batch, time, order, channels) for u (batch, time, channels), and the final state; with resets none."""
     first = None if state is None else state.contiguous()
     run, _ = grouping(*u.shape)
-    m, last = _states(u.contiguous(), first, segments_of(resets), *tables(u, system, 0, run), run)
+    m, last = _states(u.contiguous(), first, segments_of(resets), *tables(u, system, 0, run)[:8], run)
     return m, last
 
 

@@ -27,7 +27,7 @@ def output(
     x, input_weight, bias, relu = cast(rest, u.dtype)
     how = (relu, given.steps, given.run, given.groups)
     o, carried = _output(u, weight, first, segments, x, input_weight, bias, given.powers, *given.tables, *how)
-    _, _, _, *passing = given.tables
+    passing = given.tables[3:8]  # what takes states on
     last: Tensor = _final_state(u, first, segments, carried, *passing, given.steps, given.groups)
     return o, last
 
@@ -50,13 +50,14 @@ def _output(
     leap: Tensor,
     last_taps: Tensor,
     last_advance: Tensor,
+    from_state: Tensor,
     relu: bool,
     steps: int,
     run: int,
     groups: int,
 ) -> tuple[Tensor, Tensor]:
     """o, and the state that was carried to the last chunk, in float32; empty where inputs stand for it."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, None, steps, run, groups)
     ready = prepared(u.shape, weight, Rest(x, input_weight, bias, relu), segments, given)
     u = laid_out(u)
@@ -104,13 +105,14 @@ def _output_backward(
     leap: Tensor,
     last_taps: Tensor,
     last_advance: Tensor,
+    from_state: Tensor,
     steps: int,
     run: int,
     groups: int,
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of u, W_m, x, W_x and the bias from that of o; empty where not needed. With ReLU, o is given."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, None, steps, run, groups)
     ready = prepared(u.shape, weight, Rest(x, input_weight, None, o is not None), segments, given)
     saved = (u, weight, first, segments, x, input_weight, o)
@@ -149,8 +151,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 
 def _backward(ctx: Any, of_o: Tensor | None, _: Tensor | None) -> Gradients:
-    *saved, powers, toeplitz, past, future, taps, advance, leap, last_taps, last_advance = ctx.saved_tensors
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    *saved, powers, toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state = ctx.saved_tensors
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, powers, ctx.steps, ctx.run, ctx.groups)
     u, weight, _, segments, _, _, o = saved
     need_u, need_weight, need_first, _, *others = ctx.needs_input_grad[:7]
@@ -164,7 +166,7 @@ def _backward(ctx: Any, of_o: Tensor | None, _: Tensor | None) -> Gradients:
         of_o = torch.where(o <= 0, 0.0, of_o)
     how = (given, (need_u, need_weight, need_first))
     of_u, of_first = through_states(u, weight, segments, *how, of_o, None, of_u)
-    return of_u, of_weight, of_first, None, *of_others, *([None] * 13)
+    return of_u, of_weight, of_first, None, *of_others, *([None] * 14)
 
 
 def _setup_final(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -173,12 +175,12 @@ def _setup_final(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _final_backward(ctx: Any, of_last: Tensor) -> Gradients:
-    u, segments, taps, *passing = ctx.saved_tensors
-    own = Tables(taps, taps, taps, taps, *passing)  # the first three are not for this, nor is the weight
+    u, segments, taps, advance, leap, last_taps, last_advance = ctx.saved_tensors
+    own = Tables(taps, taps, taps, taps, advance, leap, last_taps, last_advance, taps)  # four are not for this
     given = Constants(own, None, ctx.steps, 0, ctx.groups)
     need_u, need_first = ctx.needs_input_grad[:2]
     how = (given, (need_u, False, need_first))
-    of_u, of_first = through_states(u, u, segments, *how, None, of_last, None)
+    of_u, of_first = through_states(u, u, segments, *how, None, of_last, None)  # nor is a weight
     return of_u if need_u else None, of_first, *([None] * 9)
 
 

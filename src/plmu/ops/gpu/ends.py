@@ -61,7 +61,7 @@ def _through_last(of_last: Tensor, time: int, given: Constants, need_u: bool) ->
         found = [_through_last(end, time, own, need_u) for end, own in alone]
         inputs, states = ([one for one in some if one is not None] for some in zip(*found, strict=True))
         return torch.cat(inputs, dim=2) if inputs else None, torch.cat(states, dim=2) if states else None
-    _, _, _, taps, advance, _, last_taps, last_advance = given.tables
+    _, _, _, taps, advance, _, last_taps, last_advance, _ = given.tables
     passed = added = None
     if not given.steps:
         passed = _before_chunks(of_last, tiles(time, CHUNK), advance, last_advance)

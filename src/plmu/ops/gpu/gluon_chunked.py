@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 # Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
-COUNTS = ("time", "chunks", "total", "whole", "work", "share")
+COUNTS = ("time", "batch", "chunks", "total", "whole", "work", "share")
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
 
 

@@ -1,4 +1,5 @@
-"""The launches of the kernels for Hopper, `gluon_chunked` and `gluon_weight`: grids, tiles, constants and memory."""
+"""The launches of the kernels for Hopper, `gluon_chunked`, `gluon_weight` and `gluon_input_gradient`: grids, tiles,
+constants and memory."""
 
 from __future__ import annotations
 
@@ -14,12 +15,17 @@ from plmu.ops.gpu import division
 from plmu.ops.gpu.devices import enter
 from plmu.ops.gpu.direct import Launch, Tiled
 from plmu.ops.gpu.division import Sizes, prepared, shared_out
-from plmu.ops.gpu.tables import CHUNK, tiles
+from plmu.ops.gpu.tables import CHUNK, rows_of, tiles
 from plmu.ops.gpu.triton_launch import added_up
 
 SHARED = 227 * 1024  # bytes of shared memory that a program may have
 WIDTH, OUT = 64, 256  # channels and outputs of a tile
 MOST_RESIDENT = 4  # orders whose tables stay in shared memory
+# Of `input_gradient`.
+MOST_ROWS = 32  # of a state that is carried in registers
+LEAST_STAGES, MOST_STAGES = 3, 6
+MOST_BLOCKS = 8  # of the gradient that stay in shared memory
+LEAST_BUSY = 0.7  # of the multiprocessors, in all rounds
 
 
 class Projection:
@@ -78,6 +84,30 @@ class WeightGradient:
         return partial if self._whole else added_up(partial, u.dtype)
 
 
+class InputGradient:
+    """`input_gradient` for given sizes."""
+
+    __slots__ = ("_device", "_launch", "_shape")
+
+    def __init__(self, launch: Launch, given: Sizes) -> None:
+        self._launch, self._device, self._shape = launch, given.device, (given.batch, given.time, given.outputs)
+
+    def __call__(
+        self,
+        of_o: Tensor,
+        weight: Tensor,
+        toeplitz: Tensor,
+        from_state: Tensor,
+        taps: Tensor,
+        advance: Tensor,
+        input_weight: Tensor | None = None,
+    ) -> Tensor:
+        of_u = of_o.new_empty(self._shape)
+        enter(self._device)
+        self._launch(of_o, weight, toeplitz, from_state, input_weight, taps, advance, of_u)
+        return of_u
+
+
 @prepared
 def project(given: Sizes, features: int = 0, bias: bool = False, relu: bool = False) -> Projection:
     """`features`: of x, which W_x multiplies; 0 without."""
@@ -109,6 +139,39 @@ def project(given: Sizes, features: int = 0, bias: bool = False, relu: bool = Fa
     numbers = (given.time, inputs, outputs, tiles(features, WIDTH), channels, given.chunks, total, whole, work)
     launch = Launch(_projection, "project", (min(work, programs),), numbers, constants, tiled=tiled, num_warps=4)
     return Projection(launch, given, halved * 2 * CHUNK * out, 2 * halved)
+
+
+@prepared
+def input_gradient(given: Sizes, direct: bool = False) -> InputGradient | None:
+    """None where it would not run, or leave too many multiprocessors idle. `direct`: W_x multiplies u itself."""
+    batch, inputs, channels, order, groups = given.batch, given.inputs, given.outputs, given.order, given.groups
+    rows, blocks = rows_of(order), tiles(inputs, WIDTH)
+    if groups == 1 or given.segmented or rows > MOST_ROWS:
+        return None
+    columns = _covering(channels, groups, WIDTH)
+    sequences = 2 if blocks <= MOST_BLOCKS // 2 and batch > 1 else 1  # that share tiles of the weight
+    programs = tiles(batch, sequences) * tiles(columns, 3 - sequences)
+    at_once = division.multiprocessors(given.device)
+    room = SHARED - _shared_by_input_gradient(rows, sequences * blocks)
+    turns = blocks if direct else blocks + 1  # between two uses of the same place, for which stages must be enough
+    stages = min(MOST_STAGES, turns, room // ((3 - sequences) * 2 * WIDTH * WIDTH))
+    if stages < max(2, min(turns, LEAST_STAGES)) or programs < LEAST_BUSY * tiles(programs, at_once) * at_once:
+        return None
+    systems = groups * order * CHUNK
+    tiled: tuple[Tiled, ...] = (
+        ((batch, given.time, inputs), (1, 2 * CHUNK, WIDTH)),
+        ((inputs, order * channels), (WIDTH, WIDTH)),
+        ((systems, CHUNK), (CHUNK, CHUNK)),
+        ((systems, rows), (CHUNK, rows)),
+    )
+    if direct:
+        tiled += (((inputs, channels), (WIDTH, WIDTH)),)
+    constants = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "BLOCKS": blocks, "STAGES": stages}
+    constants |= {"GROUPS": groups, "UNIT": math.gcd(channels // groups, 8), "DIRECT": direct}
+    constants |= {"PARTS": 3 if given.dtype == torch.bfloat16 else 1, "SEQUENCES": sequences}
+    numbers = (given.time, batch, channels, columns)
+    launch = Launch(_input_gradient, "input_gradient", (programs,), numbers, constants, tiled=tiled, num_warps=4)
+    return InputGradient(launch, given)
 
 
 @prepared
@@ -155,6 +218,12 @@ def _shared(rows: int, out: int, stages: int, tables: int) -> int:
     return 2 * (4 * (CHUNK + rows) * WIDTH + stages * out * WIDTH + tables * CHUNK * (CHUNK + rows)) + 1024
 
 
+def _shared_by_input_gradient(rows: int, blocks: int) -> int:
+    """Bytes of shared memory that `input_gradient` takes beside its stages; 2 KB for either group of warps to transpose
+    what it stores."""
+    return 2 * (2 * blocks * CHUNK * WIDTH + (2 + 4) * CHUNK * rows + 6 * rows * rows) + 2 * 2048 + 1024
+
+
 def _past(given: Sizes, systems: int = 1) -> Tiled:
     """How the inputs before chunks are read, or the states: both as (sequences, steps, channels)."""
     if given.history:
@@ -174,3 +243,7 @@ def _projection() -> ModuleType:
 
 def _weight() -> ModuleType:
     return importlib.import_module("plmu.ops.gpu.gluon_weight")
+
+
+def _input_gradient() -> ModuleType:
+    return importlib.import_module("plmu.ops.gpu.gluon_input_gradient")

@@ -174,6 +174,27 @@ def project(
     return o, ()
 
 
+def input_gradient(
+    of_o: Tensor,
+    segments: Tensor | None,
+    weight: Tensor,
+    toeplitz: Tensor,
+    from_state: Tensor,
+    taps: Tensor,
+    advance: Tensor,
+    *,
+    groups: int,
+) -> Tensor | None:
+    """The gradient of u from that of o, which needs no states; None where `project` makes it."""
+    if groups == 1 or not for_hopper(of_o, weight):
+        return None
+    out, order, channels = weight.shape
+    how = (from_state.shape[-1], groups, False, segments is not None, True)
+    sizes = Sizes(of_o.device, of_o.dtype, of_o.shape[0], of_o.shape[1], out, channels, order, *how)
+    ready = hopper_launch.input_gradient(sizes)
+    return None if ready is None else ready(of_o, weight, toeplitz, from_state, taps, advance)
+
+
 def weight_gradient(
     u: Tensor,
     before: Tensor | None,

@@ -105,6 +105,7 @@ class Prepared:
         backwards = Sizes(device, dtype, batch, time, out, channels, *how, True)
         self._project = hopper_launch.project(forwards, features, bias, relu)
         self._weight_gradient = hopper_launch.weight_gradient(forwards)
+        self._input_gradient = hopper_launch.input_gradient(backwards, own)  # with groups, where it is faster
         self._project_back = hopper_launch.project(backwards, out if own else 0)
         self._last = (batch, order, channels)
         sizes = (device, dtype, batch, time, channels, order, taps.shape[-1], groups, taps.shape[-3])
@@ -124,7 +125,7 @@ class Prepared:
         u, segments = laid_out(u), aligned_if(segments)
         with on(u):
             o, carried, held = self.output(u, weight, first, x, input_weight, bias, segments)
-            _, _, _, _, _, _, last_taps, last_advance = self._tables
+            last_taps, last_advance = self._tables.last_taps, self._tables.last_advance
             last = last_advance.new_empty(self._last)
             given = (last if carried is None else carried, last if segments is None else segments)
             self._finish(u, last_taps, last_advance, *given, last)
@@ -144,7 +145,7 @@ class Prepared:
         """o alone, and the state that was carried to the last chunk, if one was. And the memory to hold until what runs
         beside this is launched. On the device of u."""
         weight, x, input_weight, bias = laid_out(weight), laid_out_if(x), laid_out_if(input_weight), laid_out_if(bias)
-        toeplitz, past, _, _, _, _, _, _ = self._tables
+        toeplitz, past = self._tables.toeplitz, self._tables.past
         before, carried = self._before(u, aligned_if(first), segments)
         marked = None if segments is None else launch.marks_of(segments)[0]
         x = u if self.own else x
@@ -164,7 +165,7 @@ class Prepared:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Those of u and of the weight from that of o before ReLU; None where not needed."""
         u, weight, of_o, segments = laid_out(u), laid_out(weight), laid_out(of_o), aligned_if(segments)
-        toeplitz, past, future, taps, advance, leap, _, _ = self._tables
+        toeplitz, past, future, taps, advance, leap, _, _, from_state = self._tables
         of_u = of_weight = None
         with on(u):
             forwards, backwards = (None, None) if segments is None else launch.marks_of(segments)
@@ -172,7 +173,11 @@ class Prepared:
                 before, _ = self._before(u, aligned_if(first), segments)
                 of_weight = self._weight_gradient(u, before, of_o, toeplitz, past, forwards)
                 del before
-            if need_u:
+            if need_u and self._input_gradient is not None:
+                direct = laid_out_if(input_weight) if self.own else None
+                constants = (toeplitz, from_state, taps, advance)
+                of_u = self._input_gradient(of_o, weight, *constants, direct)
+            elif need_u:
                 after = None
                 if not self._steps:
                     how = (segments, taps, advance, leap, self._run)
@@ -187,7 +192,7 @@ class Prepared:
         """The states before chunks, and the one before the last, where inputs do not stand for them."""
         if self._steps:
             return None, None
-        _, _, _, taps, advance, leap, _, _ = self._tables
+        _, _, _, taps, advance, leap, _, _, _ = self._tables
         return launch.carry(u, first, segments, taps, advance, leap, self._run, groups=self._groups)
 
 

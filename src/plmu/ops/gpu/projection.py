@@ -76,7 +76,7 @@ def forward(
     u, weight = aligned(u.contiguous()), aligned(weight.contiguous())
     first, segments = aligned_if(first), aligned_if(segments)
     groups = given.groups
-    toeplitz, past, _, taps, advance, leap, last_taps, last_advance = given.tables
+    toeplitz, past, _, taps, advance, leap, last_taps, last_advance, _ = given.tables
     with on(u):
         before = last = None
         if not given.steps:
@@ -104,7 +104,7 @@ def _gradients(
     of_o, u, weight = (aligned(one.contiguous()) for one in (of_o, u, weight))
     first, segments = aligned_if(first), aligned_if(segments)
     groups = given.groups
-    toeplitz, past, future, taps, advance, leap, _, _ = given.tables
+    toeplitz, past, future, taps, advance, leap, _, _, from_state = given.tables
     of_u = of_weight = None
     with on(u):
         passing = (segments, taps, advance, leap, given.run)
@@ -118,6 +118,9 @@ def _gradients(
                 of_weight = launch.weight_gradient(*operands, forwards, groups=groups)
             del before, operands
         if need_u:
+            constants = (toeplitz, from_state, taps, advance)
+            of_u = launch.input_gradient(of_o, segments, weight, *constants, groups=groups)
+        if need_u and of_u is None:
             after = None if given.steps else launch.carry(of_o, None, *passing, groups=groups, reversed=True)[0]
             backward = (of_o, after, segments, weight, toeplitz, future)
             if given.in_parts:
@@ -175,7 +178,9 @@ def through(
         arguments = (of_o, u, weight, first, segments)
         if watched() or is_batched(of_o) or type(of_o) is not Tensor:
             how = (given.steps, given.run, given.groups, need_u, need_weight)
-            of_u, of_weight = _project_backward(of_o.contiguous(), *arguments[1:], *given.tables[:6], *how)
+            of_u, of_weight = _project_backward(
+                of_o.contiguous(), *arguments[1:], *given.tables[:6], given.tables.from_state, *how
+            )
         elif torch.is_grad_enabled():
             of_u, of_weight = _ProjectBackward.apply(*arguments, given, need_u, need_weight)
         elif need_u or need_weight:
@@ -199,12 +204,13 @@ def _project(
     leap: Tensor,
     last_taps: Tensor,
     last_advance: Tensor,
+    from_state: Tensor,
     steps: int,
     run: int,
     groups: int,
 ) -> tuple[Tensor, Tensor]:
     """o, and the final state in float32."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     return forward(u, weight, first, segments, Constants(own, powers, steps, run, groups))
 
 
@@ -221,6 +227,7 @@ def _project_backward(
     taps: Tensor,
     advance: Tensor,
     leap: Tensor,
+    from_state: Tensor,
     steps: int,
     run: int,
     groups: int,
@@ -228,7 +235,7 @@ def _project_backward(
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of u and of the weight; empty where not needed."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, taps, advance)  # the last two are not for this
+    own = Tables(toeplitz, past, future, taps, advance, leap, taps, advance, from_state)  # no final state is made
     given = Constants(own, None, steps, run, groups)
     of_u, of_weight = _gradients(of_o, u, weight, first, segments, given, need_u, need_weight)
     return u.new_empty(0) if of_u is None else of_u, weight.new_empty(0) if of_weight is None else of_weight
@@ -258,7 +265,7 @@ def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Te
     u, weight, first, segments, powers, *own = ctx.saved_tensors
     given = Constants(Tables(*own), powers, ctx.steps, ctx.run, ctx.groups)
     gradients = through((u, weight, first, segments), given, ctx.needs_input_grad[:3], of_o, of_last)
-    return *gradients, *([None] * 13)
+    return *gradients, *([None] * 14)
 
 
 _project.register_autograd(_backward, setup_context=_setup)

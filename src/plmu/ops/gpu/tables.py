@@ -59,6 +59,7 @@ class Tables(NamedTuple):
     leap: Tensor  #: and through a run of them
     last_taps: Tensor  #: what the last steps add to the final state
     last_advance: Tensor  #: and the state's way through them
+    from_state: Tensor  #: P_i, for the gradient of u where there are groups; else `past`
 
     def of_group(self, group: int) -> Tables:
         """The tables of one group."""
@@ -93,15 +94,20 @@ def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int,
         operand, toeplitz, past = half(parts), toeplitz_in_parts, (powers_in_parts, powers_from_end_in_parts)
     divided = (parts,) if parts else ()
     last = min(time, lasting(system)) if steps else (time - 1) % CHUNK + 1
+    before = system.derive(past[0], CHUNK, steps or rows, *divided, dtype=operand, device=device)
+    from_state = before
+    if steps and len(each(system)) > 1:
+        from_state = system.derive(powers_by_order, CHUNK, rows, dtype=operand, device=device)
     return Tables(
         system.derive(toeplitz, CHUNK, *divided, dtype=operand, device=device),
-        system.derive(past[0], CHUNK, steps or rows, *divided, dtype=operand, device=device),
+        before,
         system.derive(past[1], CHUNK, steps or rows, *divided, dtype=operand, device=device),
         system.derive(taps, CHUNK, dtype=taps_type, device=device),
         system.derive(power, CHUNK, dtype=wide, device=device),
         system.derive(power, CHUNK * run, dtype=wide, device=device),
         system.derive(taps, last, dtype=taps_type, device=device),
         system.derive(power, last, dtype=wide, device=device),
+        from_state,
     )
 
 
