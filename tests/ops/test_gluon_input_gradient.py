@@ -1,4 +1,4 @@
-"""The gradient of u with several windows on Hopper GPUs, by a kernel of its own, emulated on a CPU."""
+"""The gradient of u with several windows, by a kernel of its own for Hopper GPUs: emulated where there is no GPU."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +11,16 @@ from operations import needs_kernels
 from torch import Tensor
 
 import plmu
-from plmu.ops.gpu import division, hopper_launch, projection
+from plmu.ops.gpu import division, hopper_launch, launch, projection
 from plmu.ops.gpu.division import Sizes
 from plmu.ops.gpu.tables import by_order
 from plmu.ops.groups import SystemGroups
 
-pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+pytestmark = [
+    needs_kernels,
+    pytest.mark.skipif(DEVICE.type == "cuda" and not launch.has_hopper(DEVICE), reason="no Hopper GPU"),
+]
 HALF = (torch.bfloat16, torch.float16)
 SHAPES = {
     # batch, time, channels, out, order, windows
@@ -32,8 +36,10 @@ SHAPES = {
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(hopper_launch, "LEAST_BUSY", 0.0)
-    yield from gluon_emulator.in_place(monkeypatch)
+    monkeypatch.setattr(hopper_launch, "LEAST_BUSY", (0.0, 0.0))
+    hopper_launch.input_gradient.cache_clear()
+    yield from gluon_emulator.in_place(monkeypatch) if DEVICE.type == "cpu" else [None]
+    hopper_launch.input_gradient.cache_clear()
 
 
 def plain(of_o: Tensor, weight: Tensor, systems: SystemGroups) -> Tensor:
@@ -56,8 +62,8 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
 def test_against_float64(name: str, direct: bool, dtype: torch.dtype) -> None:
     batch, time, channels, out, order, windows = SHAPES[name]
     systems = SystemGroups([plmu.DelayNetwork(order, theta).discretize() for theta in windows])
-    of_o, input_weight = torch.randn(batch, time, out).to(dtype), torch.randn(out, channels).to(dtype)
-    weight = torch.randn(out, order, channels).to(dtype)
+    shapes = (batch, time, out), (out, channels), (out, order, channels)
+    of_o, input_weight, weight = (torch.randn(*shape, device=DEVICE).to(dtype) for shape in shapes)
     given = projection.constants(of_o.new_empty(batch, time, channels), systems, None)
     toeplitz, _, _, taps, advance, _, _, _, from_state = given.tables
     sizes = Sizes(of_o.device, dtype, batch, time, out, channels, order, 16, len(windows), False, False, True)
@@ -67,6 +73,9 @@ def test_against_float64(name: str, direct: bool, dtype: torch.dtype) -> None:
         return
     assert ready is not None
     found = ready(of_o, weight, toeplitz, from_state, taps, advance, input_weight if direct else None)
+    if DEVICE.type == "cuda":
+        again = ready(of_o, weight, toeplitz, from_state, taps, advance, input_weight if direct else None)
+        assert torch.equal(found, again), "not bit for bit"
     exact = plain(of_o.double(), weight.double(), systems)
     if direct:
         exact += of_o.double() @ input_weight.double()
@@ -79,7 +88,7 @@ def test_a_state_in_float16_may_exceed_its_range() -> None:
     """λ grows with the window; it is not rounded to the operands' precision."""
     system = plmu.LinearSystem(torch.tensor([[1.0]]), torch.tensor([2.0**-12]))  # a sum of all inputs
     systems = SystemGroups([system, system])
-    of_o, weight = torch.full((1, 300, 8), 64.0).half(), torch.full((8, 1, 16), 1.0).half()
+    of_o, weight = torch.full((1, 300, 8), 64.0).half().to(DEVICE), torch.full((8, 1, 16), 1.0).half().to(DEVICE)
     tables = projection.constants(of_o.new_empty(1, 300, 16), systems, None).tables
     ready = hopper_launch.input_gradient(Sizes(of_o.device, torch.float16, 1, 300, 8, 16, 1, 16, 2, False, False, True))
     assert ready is not None
@@ -111,7 +120,8 @@ def test_layers_with_several_windows_use_it(kind: str, monkeypatch: pytest.Monke
     sizes: dict[str, Any] = {"order": 2, "theta": [4.0, 90.0], "memory_size": 72, "output_activation": None}
     layers = [plmu.ParallelLMU(features, 72, **sizes, **options, algorithm=name) for name in ("fused", "recurrent")]
     layers[1].load_state_dict(layers[0].half().state_dict())
-    x, of_o = torch.randn(3, 140, features).half(), torch.randn(3, 140, 72).half()
+    x, of_o = (torch.randn(3, 140, one, device=DEVICE).half() for one in (features, 72))
+    layers[0].to(DEVICE), layers[1].to(DEVICE)
 
     def gradient(layer: plmu.ParallelLMU, x: Tensor) -> Tensor:
         x = x.clone().requires_grad_()
@@ -135,7 +145,9 @@ def test_layers_with_several_windows_use_it(kind: str, monkeypatch: pytest.Monke
         ({"inputs": 576}, True),
         ({"inputs": 584}, False),
         ({"batch": 8}, False),
-        ({"batch": 70}, False),
+        ({"batch": 70}, True),
+        ({"batch": 28}, False),
+        ({"batch": 40, "outputs": 512}, False),
     ],
 )
 def test_where_it_is_used(changed: dict[str, Any], fits: bool) -> None:

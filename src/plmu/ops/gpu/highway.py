@@ -203,7 +203,7 @@ def _launches(
     share = tiles(tiles(total, max(1, PROGRAMS // columns)), rows) * rows
     shares = tiles(total, share)
     constants = {"ROWS": rows, "WIDTH": width, "UNIT": math.gcd(features, 8), "DIRECT": need_x, "BIAS": need_bias}
-    launch = Launch(_kernels, "through_gate", (shares, columns), (total, features, share), constants)
+    launch = Launch(_kernels, "through_gate", (shares, columns), (total, features, share), constants, num_warps=8)
     constants = {"ROWS": SHARES, "WIDTH": SUMS, "UNIT": math.gcd(2 * features, 8)}
     add_up = Launch(kernels, "add_up", (tiles(2 * features, SUMS),), (shares, 2 * features), constants)
     return launch, add_up, shares

@@ -25,7 +25,7 @@ MOST_RESIDENT = 4  # orders whose tables stay in shared memory
 MOST_ROWS = 32  # of a state that is carried in registers
 LEAST_STAGES, MOST_STAGES = 3, 6
 MOST_BLOCKS = 8  # of the gradient that stay in shared memory
-LEAST_BUSY = 0.7  # of the multiprocessors, in all rounds
+LEAST_BUSY = (0.45, 0.7)  # of the multiprocessors in all rounds: for groups of one tile of channels, and of more
 
 
 class Projection:
@@ -155,7 +155,8 @@ def input_gradient(given: Sizes, direct: bool = False) -> InputGradient | None:
     room = SHARED - _shared_by_input_gradient(rows, sequences * blocks)
     turns = blocks if direct else blocks + 1  # between two uses of the same place, for which stages must be enough
     stages = min(MOST_STAGES, turns, room // ((3 - sequences) * 2 * WIDTH * WIDTH))
-    if stages < max(2, min(turns, LEAST_STAGES)) or programs < LEAST_BUSY * tiles(programs, at_once) * at_once:
+    least = LEAST_BUSY[channels // groups > WIDTH] * tiles(programs, at_once) * at_once
+    if stages < max(2, min(turns, LEAST_STAGES)) or programs < least:
         return None
     systems = groups * order * CHUNK
     tiled: tuple[Tiled, ...] = (

@@ -18,7 +18,7 @@ from plmu.ops.gpu.tables import CHANNELS, CHUNK, rows_of, tiles
 
 # Of `through_output`.
 STEPS, OUTPUTS = 16, 256  # of a tile
-PROGRAMS = 8  # that a multiprocessor runs at the same time
+PROGRAMS = 4  # that a multiprocessor runs at the same time
 # Of `add_up`.
 FEW, FEW_SHARES, MANY_SHARES = 64, (4, 512), (64, 16)  # shares; and then shares and numbers of a tile
 
