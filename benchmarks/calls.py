@@ -29,7 +29,7 @@ from benchmarks.profiling import kernel_times
 from plmu.bench import algorithms
 from plmu.bench.measure import graphed, peak_memory, random_like, timed, training
 from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
-from plmu.training.results import provenance
+from plmu.training.results import provenance, write_json
 
 # Shapes with four windows, which are compared with one window of the same order.
 WINDOWS = (
@@ -159,16 +159,14 @@ def milliseconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float],
     return {name: 1e3 * seconds for name, seconds in times.medians().items()}, times
 
 
-def compiled(layer: plmu.ParallelLMU, x: Tensor, rounds: int) -> Row:
-    """A layer under torch.compile, whose output is that of an eager call: host time, and time as a CUDA graph."""
+def compiled(layer: plmu.ParallelLMU, x: Tensor) -> tuple[Call, Call]:
+    """Its `ways` under torch.compile, after its output was compared with that of an eager call."""
     torch.compiler.reset()
     forward, both = ways(layer, x, compiled=True)
     right = ways(layer, x)[0]().float()
     if not (forward().float() - right).norm() <= BOUNDS[torch.bfloat16] * right.norm():
         raise RuntimeError(f"{tuple(x.shape)}: compiled, the output is wrong")
-    found: Row = {"host, ms": {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}}
-    found["graph, ms"], _ = milliseconds({"forward": graphed(forward), "both": graphed(both)}, rounds)
-    return found
+    return forward, both
 
 
 def whole(shape: Shape, name: str, rounds: int, profiled: bool, under_compile: bool) -> Row:
@@ -179,6 +177,8 @@ def whole(shape: Shape, name: str, rounds: int, profiled: bool, under_compile: b
     row["host, ms"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
     row["eager, ms"], _ = milliseconds({"forward": forward, "both": both}, rounds)
     row["peak memory, MB"] = peak_memory(both) / 1e6
+    if profiled:
+        row["kernels, us"] = kernel_times(both)
     with plmu.for_graphs():
         products = gemms(layer, shape)
 
@@ -193,12 +193,13 @@ def whole(shape: Shape, name: str, rounds: int, profiled: bool, under_compile: b
             "GEMMs forward": graphed(lambda: product()),
             "GEMMs both": graphed(lambda leaves=leaves, given=given: torch.autograd.grad(product(), leaves, given)),
         }
-    row["graph, ms"], times = milliseconds(calls, rounds)
-    row["over the GEMMs"] = {way: times.ratio(way, f"GEMMs {way}") for way in ("forward", "both")}
-    if profiled:
-        row["kernels, us"] = kernel_times(both)
     if under_compile:
-        row["compiled"] = compiled(layer, x, rounds)
+        forward, both = compiled(layer, x)
+        row["compiled, host, ms"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
+        calls |= {"compiled, forward": graphed(forward), "compiled, both": graphed(both)}
+    row["graph, ms"], times = milliseconds(calls, rounds)
+    for kind in ("", "compiled, ") if under_compile else ("",):
+        row[f"{kind}over the GEMMs"] = {way: times.ratio(kind + way, f"GEMMs {way}") for way in ("forward", "both")}
     torch.cuda.empty_cache()
     return row
 
@@ -229,7 +230,7 @@ def windows(shape: Shape, thetas: tuple[float, ...], rounds: int) -> Row:
     return row
 
 
-def warm(number: int) -> None:
+def warm(number: int, under_compile: bool) -> None:
     """Compile what one case runs: a form of a layer at a shape, several windows, or a small problem. And say how long
     the first call of a layer's simplest form took."""
     whole = len(GPU_SHAPES) * len(FORMS)
@@ -255,6 +256,9 @@ def warm(number: int) -> None:
         if number >= whole:  # one window too
             check(made(plmu.ParallelLMU(shape.channels, shape.out, shape.order, shape.theta, **memory)), shape)
         check(layer, shape)
+        if under_compile and number < whole:
+            for call in ways(layer, x, compiled=True):
+                call()
 
 
 def cases() -> list[str]:
@@ -264,10 +268,10 @@ def cases() -> list[str]:
     return found + [f"{shape}, eager" for shape in SMALL]
 
 
-def warmed() -> tuple[list[Row], dict[str, str]]:
+def warmed(under_compile: bool) -> tuple[list[Row], dict[str, str]]:
     """The first calls at all shapes, with compilation: all cases are compiled at the same time, in processes. And what
     fails or does not end there."""
-    command = [sys.executable, "-m", "benchmarks.calls", "--warm"]
+    command = [sys.executable, "-m", "benchmarks.calls", *(["--compiled"] if under_compile else []), "--warm"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = {label: subprocess.Popen([*command, str(i)], **pipes) for i, label in enumerate(cases())}
     first: list[Row] = []
@@ -285,32 +289,33 @@ def warmed() -> tuple[list[Row], dict[str, str]]:
     return first, failed
 
 
-def measure(rounds: int, profiled: bool, under_compile: bool) -> Row:
-    """All rows. What fails or is wrong has none, and is named under "failed"."""
-    first, wrong = warmed()
+def measure(rounds: int, profiled: bool, under_compile: bool, keep: Callable[[Row], None]) -> Row:
+    """All rows. What fails or is wrong has none, and is named under "failed". `keep` is given what there is after every
+    row."""
+    first, wrong = warmed(under_compile)
     failed = [f"{label}: {reason}" for label, reason in wrong.items()]
+    found: Row = {"whole layers": [], "windows": [], "small, eager": [], "first calls": first, "failed": failed}
 
-    def tried(calls: list[Callable[[], Row]], labels: list[str]) -> list[Row]:
-        rows: list[Row] = []
+    def tried(table: str, calls: list[Callable[[], Row]], labels: list[str]) -> None:
         for label, call in zip(labels, calls, strict=True):
             if label in wrong:
                 continue
             try:
-                rows.append(call())
+                found[table].append(call())
             except Exception as error:
                 failed.append(f"{label}: {type(error).__name__}: {error}")
-        return rows
+            keep(found)
 
     labels, many = cases(), len(GPU_SHAPES) * len(FORMS)
     with torch.cuda.stream(torch.cuda.Stream()):
-        rows = tried(
-            [partial(whole, shape, form, rounds, profiled, under_compile) for shape in GPU_SHAPES for form in FORMS],
-            labels[:many],
-        )
-        several = tried([partial(windows, *given, rounds) for given in WINDOWS], labels[many : many + len(WINDOWS)])
-        choices = [partial(algorithms.choice, shape, torch.bfloat16, "cuda", rounds) for shape in SMALL]
-        small = tried(choices, labels[many + len(WINDOWS) :])
-    return {"whole layers": rows, "windows": several, "small, eager": small, "first calls": first, "failed": failed}
+        how = (rounds, profiled, under_compile)
+        wholes = [partial(whole, shape, form, *how) for shape in GPU_SHAPES for form in FORMS]
+        several = [partial(windows, *given, rounds) for given in WINDOWS]
+        small = [partial(algorithms.choice, shape, torch.bfloat16, "cuda", rounds) for shape in SMALL]
+        tried("windows", several, labels[many : many + len(WINDOWS)])
+        tried("whole layers", wholes, labels[:many])
+        tried("small, eager", small, labels[many + len(WINDOWS) :])
+    return found
 
 
 def beside(found: Row, before: Row) -> list[Row]:
@@ -337,8 +342,9 @@ def show(found: Row) -> None:
         print(f"{row['shape']}, {row['layer']}: host {pair(row['host, ms'])}, eager {pair(row['eager, ms'])}, graph"
               f" {pair(row['graph, ms'])}, over the GEMMs {over},"
               f" {row['peak memory, MB']:.0f} MB")  # fmt: skip
-        if "compiled" in row:
-            print(f"  compiled: host {pair(row['compiled']['host, ms'])}, graph {pair(row['compiled']['graph, ms'])}")
+        if "compiled, over the GEMMs" in row:
+            over = pair(row["compiled, over the GEMMs"])
+            print(f"  compiled: host {pair(row['compiled, host, ms'])}, graph over the GEMMs {over}")
     for row in found["windows"]:
         print(f"{row['shape']}, windows {row['windows']}: over one window {row['several over one']}, host"
               f" {pair(row['host, ms, several'])}; {row['plan']}")  # fmt: skip
@@ -368,15 +374,20 @@ def main() -> None:
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.warm is not None:
-        warm(given.warm)
+        warm(given.warm, given.compiled)
         return
-    found = measure(given.rounds, given.profile, given.compiled)
     report: Row = {
         "benchmark": "calls",
         "command": f"python -m benchmarks.calls --rounds {given.rounds}{' --compiled' if given.compiled else ''}",
         "machine": provenance(torch.device("cuda")),
-        **found,
     }
+
+    def keep(found: Row) -> None:
+        if given.json is not None:
+            write_json(given.json, {**report, "unfinished": True, **found})
+
+    found = measure(given.rounds, given.profile, given.compiled, keep)
+    report |= found
     if given.before is not None:
         other = given.before / "before.json"
         paths = [str(given.before.resolve()), os.environ.get("PYTHONPATH", "")]
@@ -388,7 +399,7 @@ def main() -> None:
             report["beside before"] = beside(found, report["before"])
     show(report)
     if given.json is not None:
-        given.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(given.json, report)
     sys.exit(1 if found["failed"] else 0)
 
 
