@@ -49,7 +49,7 @@ def test_duplicate_times(data: Any) -> None:
     twice = hours(count=10) + "2024-01-01 03:00,5\n"
     found = data(twice)
     assert found.pieces[0].values[3, 0] == 4
-    assert {"times: rows put into the order of time", "times: 1 rows fall on the step of another; averaged"} <= set(
+    assert {"times: rows put into the order of time", "times: rows on the step of another: 1; averaged"} <= set(
         found.notes
     )
     assert data(twice, duplicates="first").pieces[0].values[3, 0] == 3

@@ -53,7 +53,7 @@ def test_a_messy_file_is_forecast_and_says_what_was_done(
         "left out, constant: Status",
         "values: Last, Temp",
         "every 2 h from 2024-01-01 00:00 to 2024-01-17 14:00",
-        "times: 1 rows fall on the step of another; averaged",
+        "times: rows on the step of another: 1; averaged",
         "gaps: 4 of 200 steps lack a value; filled with the last value, and not scored",
     ):
         assert note in shown

@@ -84,7 +84,7 @@ def test_predict_takes_options_for_the_faults_of_another_file(
     main([*words, "--data.duplicates", "last"])
     shown = capsys.readouterr()
     assert table(shown.out)[0]["time"] == "2024-01-31 00:00"
-    assert "1 rows fall on the step of another; the last is taken" in shown.err
+    assert "rows on the step of another: 1; the last is taken" in shown.err
     assert "gaps: 1 of 360 steps lack a value; filled with the last value\n" in shown.err
     assert "--data.longest-gap must be at least 0, got -1" in refused([*words, "--data.longest-gap", "-1"], capsys)
     (tmp_path / "far.csv").write_text("time,load,temp\n" + "".join(f"{1900 + i}-01-01,1,2\n" for i in range(100)))

@@ -310,7 +310,7 @@ def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool
     merged = "averaged" if config.duplicates == "mean" else f"the {config.duplicates} is taken"
     longest = 0 if config.missing == "split" else config.longest_gap
     words = {
-        "merged": "times: {} rows fall on the step of another; " + merged,
+        "merged": "times: rows on the step of another: {}; " + merged,
         "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}" + (", and not scored" if scored else ""),
         "covariates": f"gaps: {{}} steps lack a covariate; {how}",
         "gaps": "gaps: {} steps lack a value; the series are split there",
