@@ -1,8 +1,9 @@
-"""`output` of `plmu.ops.gpu.output` for torch.compile: the operators `plmu::output` and `plmu::output_backward`.
+"""`output` of `plmu.ops.gpu.output` for torch.compile: the operators `plmu::output`, `plmu::output_backward` and
+`plmu::final_state`.
 
-They launch the same kernels as an eager call and give the same bits. As with `plmu::project`, constant tables are
-arguments. The final state is an operator of its own, `plmu::final_state`, which a compiler leaves out where nobody asks
-for it. Gradients through the first and the final state are products of torch, which a compiler may fuse.
+They launch the same kernels as an eager call, with the same bits. As with `plmu::project`, constant tables are
+arguments. The final state is an operator of its own, which a compiler leaves out where it is not used. Gradients
+through the first and the final state are products of torch, which a compiler may fuse.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def output(
     x, input_weight, bias, relu = cast(rest, u.dtype)
     how = (relu, given.steps, given.run, given.groups)
     o, carried = _output(u, weight, first, segments, x, input_weight, bias, given.powers, *given.tables, *how)
-    passing = given.tables[3:8]  # what takes states on
-    last: Tensor = _final_state(u, first, segments, carried, *passing, given.steps, given.groups)
+    _, _, _, taps, advance, _, last_taps, last_advance, _ = given.tables
+    before = None if given.steps else carried
+    last: Tensor = _final_state(u, first, segments, before, taps, advance, last_taps, last_advance, given.groups)
     return o, last
 
 
@@ -71,20 +73,18 @@ def _final_state(
     u: Tensor,
     first: Tensor | None,
     segments: Tensor | None,
-    carried: Tensor,
+    carried: Tensor | None,
     taps: Tensor,
     advance: Tensor,
-    leap: Tensor,
     last_taps: Tensor,
     last_advance: Tensor,
-    steps: int,
     groups: int,
 ) -> Tensor:
-    """In float32, from what `plmu::output` carried. Gradients reach u and the first state, and not `carried`."""
+    """In float32, from the last inputs and, if there is one, the state that `plmu::output` carried. Gradients reach u
+    and the first state, and not `carried`."""
     u = laid_out(u)
     with on(u):
-        before = None if steps else carried
-        return launch.final_state(u, before, aligned_if(segments), last_taps, last_advance, groups=groups)
+        return launch.final_state(u, carried, aligned_if(segments), last_taps, last_advance, groups=groups)
 
 
 @torch.library.custom_op("plmu::output_backward", mutates_args=())
@@ -170,18 +170,19 @@ def _backward(ctx: Any, of_o: Tensor | None, _: Tensor | None) -> Gradients:
 
 
 def _setup_final(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    u, _, segments, _, *passing, ctx.steps, ctx.groups = inputs
-    ctx.save_for_backward(u, segments, *passing)
+    u, _, segments, carried, *tables, ctx.groups = inputs
+    ctx.carries = carried is not None
+    ctx.save_for_backward(u, segments, *tables)
 
 
 def _final_backward(ctx: Any, of_last: Tensor) -> Gradients:
-    u, segments, taps, advance, leap, last_taps, last_advance = ctx.saved_tensors
-    own = Tables(taps, taps, taps, taps, advance, leap, last_taps, last_advance, taps)  # four are not for this
-    given = Constants(own, None, ctx.steps, 0, ctx.groups)
+    u, segments, taps, advance, last_taps, last_advance = ctx.saved_tensors
+    # Only four tables are for this; the others, and the weight, are not looked at without a gradient of o.
+    own = Tables(taps, taps, taps, taps, advance, advance, last_taps, last_advance, taps)
+    given = Constants(own, None, 0 if ctx.carries else last_taps.shape[-1], 0, ctx.groups)
     need_u, need_first = ctx.needs_input_grad[:2]
-    how = (given, (need_u, False, need_first))
-    of_u, of_first = through_states(u, u, segments, *how, None, of_last, None)  # nor is a weight
-    return of_u if need_u else None, of_first, *([None] * 9)
+    of_u, of_first = through_states(u, u, segments, given, (need_u, False, need_first), None, of_last, None)
+    return of_u if need_u else None, of_first, *([None] * 7)
 
 
 _output.register_autograd(_backward, setup_context=_setup)

@@ -7,10 +7,13 @@ gradient λ of the state behind a chunk,
 
     of_u = Σ_i T_iᵀ P_i + Rᵀ λ,    and before the chunk    λ ← Aᵀ λ + Σ_i (powers of order i)ᵀ P_i.
 
-Each of two groups of four warps has a sequence and a tile of channels. It passes the sequence from its end, two chunks
-at a time, and keeps λ in registers, so no states are passed on by another launch. All is transposed, with channels as
-rows: so a tile of Pᵀ goes from one product into the next in registers. SEQUENCES: the two groups of warps have so many
-sequences together; two with one tile of channels, or one with two tiles.
+T_i is the Toeplitz matrix of order i in a chunk, R what the inputs of a chunk add to the state behind it, and A the
+state's way through a chunk. P_i is rounded to the operands' precision, so in float16 it must stay below 65504.
+
+Each of two groups of four warps has a sequence and a tile of channels. It goes backwards through the sequence, two
+chunks at a time, and keeps λ in registers, so no states are passed on by another launch. All is transposed, with
+channels as rows: so a tile of Pᵀ goes from one product into the next in registers. SEQUENCES: with 2, the two groups
+take two sequences and the same tile of channels; with 1, one sequence and two tiles.
 
 One warp fetches. A turn is a tile of the weight or, at the end of an order, a table T_i in its place. The gradient of
 two chunks stays until all orders are made. There are no more STAGES than turns of an order, so when a turn finds its
@@ -290,7 +293,7 @@ def _multiply(
     early, late, of_first, of_second = no_inputs, no_inputs, no_state, no_state
     turn = 0
     for span in range(spans):
-        start = (spans - span) * (2 * CHUNK)  # of the last span
+        start = (spans - span) * (2 * CHUNK)  # of the span before this one, which is later in time
         _release(empty, turn - 1, STAGES)
         early, of_first = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
         acc = _start_product(c, buffers, barriers, turn, CHUNK, WIDTH, STAGES, SEQUENCES)
@@ -298,10 +301,10 @@ def _multiply(
             part, steps = _operands(c, buffers, barriers, turn + 1, 1, CHUNK, WIDTH, STAGES, SEQUENCES)
             acc = warpgroup_mma(part, steps.permute((1, 0)), acc, is_async=True)
         acc, early, of_first = warpgroup_mma_wait(AHEAD, deps=(acc, early, of_first))
-        done, also_done = late.to(operand), early.to(operand)
+        second, first = late.to(operand), early.to(operand)
         late, of_second = _through_state(c, of_first, rs, advances, no_inputs, no_state, CHUNK, ROWS)
-        _store(of_u, done, sequence, start + CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
-        _store(of_u, also_done, sequence, start, place, time, channels, exists[c], CHUNK, WIDTH)
+        _store(of_u, second, sequence, start + CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
+        _store(of_u, first, sequence, start, place, time, channels, exists[c], CHUNK, WIDTH)
         acc, late, of_second = warpgroup_mma_wait(0, deps=(acc, late, of_second))
         early, of_first = no_inputs, no_state
         if AHEAD == 2:

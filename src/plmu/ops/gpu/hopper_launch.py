@@ -22,9 +22,9 @@ SHARED = 227 * 1024  # bytes of shared memory that a program may have
 WIDTH, OUT = 64, 256  # channels and outputs of a tile
 MOST_RESIDENT = 4  # orders whose tables stay in shared memory
 # Of `input_gradient`.
-MOST_ROWS = 32  # of a state that is carried in registers
+MOST_ROWS = 16  # of a state that is carried in registers; with 32 some are spilled
 LEAST_STAGES, MOST_STAGES = 3, 6
-MOST_BLOCKS = 8  # of the gradient that stay in shared memory
+MOST_BLOCKS = 4  # of the gradient of each, where two sequences share tiles of the weight
 LEAST_BUSY = (0.45, 0.7)  # of the multiprocessors in all rounds: for groups of one tile of channels, and of more
 
 
@@ -149,7 +149,7 @@ def input_gradient(given: Sizes, direct: bool = False) -> InputGradient | None:
     if groups == 1 or given.segmented or rows > MOST_ROWS:
         return None
     columns = _covering(channels, groups, WIDTH)
-    sequences = 2 if blocks <= MOST_BLOCKS // 2 and batch > 1 else 1  # that share tiles of the weight
+    sequences = 2 if blocks <= MOST_BLOCKS and batch > 1 else 1  # that share tiles of the weight
     programs = tiles(batch, sequences) * tiles(columns, 3 - sequences)
     at_once = division.multiprocessors(given.device)
     room = SHARED - _shared_by_input_gradient(rows, sequences * blocks)

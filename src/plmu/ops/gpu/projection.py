@@ -47,7 +47,14 @@ def project(
     if watched() or not all(type(one) in (Tensor, torch.nn.Parameter) for one in (u, weight)):
         how = (given.steps, given.run, given.groups)
         o, last = _project(
-            u.contiguous(), weight.contiguous(), first, segments_of(resets), given.powers, *given.tables, *how
+            u.contiguous(),
+            weight.contiguous(),
+            first,
+            segments_of(resets),
+            given.powers,
+            *given.tables[:8],
+            *how,
+            given.tables.from_state if given.steps and given.groups > 1 else None,
         )
         return o, last
     return eagerly(u, weight, first, segments_of(resets), given)
@@ -204,13 +211,15 @@ def _project(
     leap: Tensor,
     last_taps: Tensor,
     last_advance: Tensor,
-    from_state: Tensor,
     steps: int,
     run: int,
     groups: int,
+    from_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the final state in float32."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
+    """o, and the final state in float32. `from_state`: for the gradient, where it is not `past`. It comes last, so that
+    programs that were exported without it run."""
+    tables = (toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
+    own = Tables(*tables, past if from_state is None else from_state)
     return forward(u, weight, first, segments, Constants(own, powers, steps, run, groups))
 
 
@@ -256,14 +265,16 @@ def _(of_o: Tensor, u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tens
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.steps, ctx.run, ctx.groups = inputs
-    ctx.save_for_backward(*tensors)
+    *tensors, ctx.steps, ctx.run, ctx.groups, from_state = inputs
+    ctx.save_for_backward(*tensors, from_state)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
-    u, weight, first, segments, powers, *own = ctx.saved_tensors
-    given = Constants(Tables(*own), powers, ctx.steps, ctx.run, ctx.groups)
+    u, weight, first, segments, powers, *tables, from_state = ctx.saved_tensors
+    _, past, *_ = tables
+    own = Tables._make((*tables, past if from_state is None else from_state))
+    given = Constants(own, powers, ctx.steps, ctx.run, ctx.groups)
     gradients = through((u, weight, first, segments), given, ctx.needs_input_grad[:3], of_o, of_last)
     return *gradients, *([None] * 14)
 

@@ -59,7 +59,7 @@ class Tables(NamedTuple):
     leap: Tensor  #: and through a run of them
     last_taps: Tensor  #: what the last steps add to the final state
     last_advance: Tensor  #: and the state's way through them
-    from_state: Tensor  #: P_i, for the gradient of u where there are groups; else `past`
+    from_state: Tensor  #: row i of Ā¹ … Ā^CHUNK, for the gradient of u where there are groups; else `past`
 
     def of_group(self, group: int) -> Tables:
         """The tables of one group."""
