@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 import plmu
+from benchmarks.layer_errors import BOUNDS, check, inputs, made
 from benchmarks.profiling import kernel_times
 from plmu.bench import algorithms
 from plmu.bench.measure import graphed, peak_memory, random_like, timed, training
-from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, TOLERANCE, Problem, Shape
+from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, Problem, Shape
 from plmu.training.results import provenance, write_json
 
 # Shapes with four windows, which are compared with one window of the same order.
@@ -37,7 +38,6 @@ WINDOWS = (
     (Shape(64, 512, 512, 512, 4, 16.0), (4.0, 16.0, 64.0, 256.0)),
     (Shape(64, 512, 208, 208, 4, 16.0), (4.0, 16.0, 64.0, 256.0)),
 )
-BOUNDS = {torch.float32: 5e-6, torch.bfloat16: TOLERANCE[torch.bfloat16]}  # of final states, and of all else
 # Small problems, where launches decide which algorithm is fastest in an eager call.
 SMALL = GPU_CHOICES[-4:]
 PATIENCE = 150  # seconds for all to compile
@@ -51,14 +51,6 @@ def layers(shape: Shape) -> dict[str, plmu.ParallelLMU]:
     sizes = (shape.channels, shape.out)
     options: list[dict[str, Any]] = [{"encoder": False, "input_to_output": False}, {"encoder": False}, {}]
     return {name: plmu.ParallelLMU(*sizes, **memory, **given) for name, given in zip(FORMS, options, strict=True)}
-
-
-def made(layer: plmu.ParallelLMU) -> plmu.ParallelLMU:
-    return layer.cuda().bfloat16()
-
-
-def inputs(shape: Shape) -> Tensor:
-    return torch.randn(shape.batch, shape.time, shape.channels, device="cuda").bfloat16().requires_grad_()
 
 
 def ways(layer: plmu.ParallelLMU, x: Tensor, compiled: bool = False) -> tuple[Call, Call]:
@@ -75,54 +67,6 @@ def ways(layer: plmu.ParallelLMU, x: Tensor, compiled: bool = False) -> tuple[Ca
             return call()
 
     return forward, training(call, x, *layer.parameters())
-
-
-def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
-    """The largest relative errors with ReLU and with a smooth activation, which is not part of a launch."""
-    found = [errors(given, shape, activation) for activation in ("relu", "silu")]
-    return {name: max(one[name] for one in found) for name in found[0]}
-
-
-def errors(given: plmu.ParallelLMU, shape: Shape, activation: str) -> dict[str, float]:
-    """Relative errors of two sequences against float64 chunks, on other numbers than what is timed.
-
-    The exact ReLU is zero where ours is: near zero, which side of it a sum falls on is a matter of rounding.
-    """
-    options = {**given.config, "output_activation": activation}
-    del options["algorithm"]
-    layer = made(plmu.ParallelLMU(**options))
-    layer.load_state_dict(given.state_dict())
-    x = inputs(shape).detach()[:2]
-    gradients = [torch.randn(2, shape.time, shape.out, device="cuda").bfloat16()]
-    gradients.append(torch.randn(2, shape.order, shape.channels, device="cuda"))
-
-    def results(one: plmu.ParallelLMU, x: Tensor) -> list[Tensor]:
-        x = x.clone().requires_grad_()
-        answer = one(x)
-        leaves = (x, *one.parameters())
-        given = [gradient.to(value) for gradient, value in zip(gradients, answer, strict=True)]
-        return [value.detach() for value in (*answer, *torch.autograd.grad(answer, leaves, given))]
-
-    ours, again, third = (results(layer, x) for _ in range(3))  # the second call takes another way than the first
-    if not all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(ours, again, third, strict=True)):
-        raise RuntimeError(f"{shape}: results do not repeat bit for bit")
-    double = plmu.ParallelLMU(**options, algorithm="chunked").cuda().double()
-    double.load_state_dict(layer.state_dict())
-    with torch.no_grad():
-        right = double(x.double())[0]
-    if not (ours[0].double() - right).norm() <= BOUNDS[torch.bfloat16] * right.norm():
-        raise RuntimeError(f"{shape}: the output with {activation} is wrong")
-    if activation == "relu":
-        double.f2 = lambda total: torch.where(ours[0] > 0, total, 0.0)
-    exact = results(double, x.double())
-    names = ["output", "final state", "gradient of x", *(f"gradient of {name}" for name, _ in layer.named_parameters())]
-    found = {}
-    for name, value, right in zip(names, ours, exact, strict=True):
-        found[name] = float((value.double() - right).norm() / right.norm())
-        bound = BOUNDS[torch.bfloat16 if name != "final state" or layer.encoder is not None else torch.float32]
-        if not found[name] <= bound:
-            raise RuntimeError(f"{shape}: {name} is wrong by {found[name]:.1e}, above {bound:.1e}")
-    return found
 
 
 def gemms(layer: plmu.ParallelLMU, shape: Shape) -> list[tuple[Tensor, Tensor]]:
@@ -373,6 +317,8 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="whole layers under torch.compile too")
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs a GPU")
     if given.warm is not None:
         warm(given.warm, given.compiled)
         return

@@ -79,6 +79,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs a GPU")
     torch.backends.cuda.matmul.allow_tf32 = False
     rows = []
     with torch.cuda.stream(torch.cuda.Stream()):

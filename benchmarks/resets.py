@@ -222,6 +222,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="the time of each kernel too")
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs a GPU")
     if given.warm is not None:
         warm(given.warm)
         return

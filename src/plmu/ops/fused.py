@@ -116,7 +116,8 @@ class Fused(Algorithm):
     def options(self, case: Case) -> list[Option]:
         """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. Passing states on is counted
         whether or not the response fades within a chunk: that is a matter of the system's values. Of groups of channels
-        the products are those of one, but tiles have channels of one group, and so has m for the gradient of u."""
+        the products are those of one, but tiles have channels of one group, and so has m for the gradient of u. Where
+        that is filtered after the product, this counts too much."""
         _, passed = grouping(case.batch, case.time, case.channels, case.groups)  # one after another
         carrying = self.CARRIES * passed * rows_of(case.order) * self.CARRIED_ROW
         if case.kind == "states":
