@@ -225,7 +225,8 @@ def test_torch_accepts_the_operators(name: str) -> None:
     for segments in (None, segments_of(torch.rand(1, 66) < 0.03)):
         arguments = (u, weight, first, segments, *rest, constants.powers, *constants.tables, True, *how)
         torch.library.opcheck(compiled_output._output, arguments, test_utils=checks)
-        carried = None if constants.steps else compiled_output._output(*arguments)[1].detach()
+        _, kept, last = (one.detach() for one in compiled_output._output(*arguments))
+        carried = None if constants.steps else last
         _, _, _, taps, advance, _, *ends, _ = constants.tables
         arguments = (u, first, segments, carried, taps, advance, *ends, constants.groups)
         torch.library.opcheck(compiled_output._final_state, arguments, test_utils=checks)
@@ -233,7 +234,7 @@ def test_torch_accepts_the_operators(name: str) -> None:
         o = torch.randn(1, 66, 16).half()
         for needed in ([one is not None for one in (u, weight, *rest)], [False] * 4 + [True]):
             saved = [None if one is None else one.detach() for one in (u, weight, first, segments, x, input_weight, o)]
-            arguments = (o, *saved, *constants.tables, *how, needed)
+            arguments = (o, *saved, kept, *constants.tables, *how, needed)
             torch.library.opcheck(compiled_output._output_backward, arguments, test_utils=checks)
 
 

@@ -241,3 +241,22 @@ def test_a_repeated_call_takes_few_operators_and_launches(name: str, launches: l
     launches.clear()
     both()
     assert launches == [*FORWARD, *backward]
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+@pytest.mark.parametrize(("order", "kept"), [(2, True), (32, True), (33, False)])
+def test_states_between_chunks_are_kept_where_they_are_small(
+    order: int, kept: bool, encoder: bool, launches: list[str]
+) -> None:
+    """For the gradient of the weight, at most half as many numbers as u has."""
+    options = {"order": order, "theta": 300.0, "memory_size": 24, "encoder": encoder, "algorithm": "fused"}
+    layer, x = plmu.ParallelLMU(24, 16, **options).half(), inputs()
+    layer(x), layer(x)
+    launches.clear()
+    out = layer(x)[0]
+    held = [one for one in out.grad_fn.saved_tensors if one is not None and one.dim() == 4]
+    assert sum(one.numel() for one in held) == kept * 2 * 2 * max(16, order) * 24  # sequences, chunks, rows, channels
+    out.sum().backward()
+    assert launches.count("carry") == (2 if kept else 3)
+    layer.memory_weight.requires_grad_(False)
+    assert not [one for one in layer(x)[0].grad_fn.saved_tensors if one is not None and one.dim() == 4]

@@ -24,6 +24,7 @@ from torch.nn.functional import linear, pad
 from plmu.folded import CoupledMemory, wide_dtype
 from plmu.modes import is_batched, watched
 from plmu.nn.folding import fold_activation
+from plmu.ops.gpu.devices import lacking
 from plmu.ops.matrices import step_matrix
 from plmu.systems import LinearSystem
 
@@ -197,6 +198,8 @@ def why_not_triton(device: torch.device, dtype: torch.dtype, batch: int) -> str 
         reason = "there are no sequences"
     elif importlib.util.find_spec("triton") is None:
         reason = "our kernels need Triton: pip install triton"
+    elif (missing := lacking(device)) is not None:
+        reason = f"our kernels need {missing}"
     return reason
 
 

@@ -4,8 +4,8 @@ Forward: one kernel writes W_m m once, and no tile of m ever reaches memory. Wha
 before it, for all chunks in one launch or two; or, where the impulse response fades within a chunk, the last inputs
 before it, and no state is passed at all. Backward: the gradient of u is the same projection with time running
 backwards, of the gradient of o by the transposed weight. That of the weight is one more kernel, whose sum over time is
-cut into fixed shares and added up in a fixed order, so that results repeat bit for bit. Nothing but u and the weight is
-kept between the two passes.
+cut into fixed shares and added up in a fixed order, so that results repeat bit for bit. Between the two passes u and the
+weight are kept and, by the kernels for Hopper in half precision, states before chunks.
 
 The kernels are in `plmu.ops.gpu`, written twice: in Triton for every GPU and precision, and the two heavy ones for the
 TMA unit and the tensor cores of Hopper GPUs.
@@ -21,8 +21,9 @@ from torch import Tensor
 
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of
 from plmu.ops.gpu import all_states, compiled_output, launch, projection, split, split_hopper
+from plmu.ops.gpu.devices import lacking
 from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.output import fits, output
+from plmu.ops.gpu.output import MOST_KEPT, fits, output
 from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, segments_of, tiles
 from plmu.ops.groups import each, final_of_groups
 from plmu.ops.matrices import may_grow
@@ -52,6 +53,7 @@ class Fused(Algorithm):
     STATES_TRAFFIC = 4  # passes over m where all states are the result
     STATES_LAUNCHES = 8
     ALL_STATES = "fused, all states"  # as a plan lists it
+    BETWEEN = "states between chunks if the memory is long"  # the same
 
     def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
         inputs = problem.u.squeeze(2).to(problem.dtype)
@@ -86,6 +88,8 @@ class Fused(Algorithm):
             reason = f"runs on a GPU alone, not on {case.target.type}"
         elif not AVAILABLE:
             reason = "needs Triton: pip install triton"
+        elif case.target.type == "cuda" and (missing := lacking(case.target, products=True)) is not None:
+            reason = f"needs {missing}"
         elif case.dtype == torch.float64:
             reason = "has no float64"
         elif case.several_inputs:
@@ -153,7 +157,10 @@ class Fused(Algorithm):
         return ("Hopper", None) if reason is None else ("Triton", reason)
 
     def stored(self, case: Case, option: Option) -> tuple[str, ...]:
-        return ("u", "weight") if case.kind == "project" else ()
+        if case.kind == "states":
+            return ()
+        keeps = case.half and rows_of(case.order) <= MOST_KEPT and self._why_not_hopper(case) is None
+        return ("u", "weight", *((self.BETWEEN,) if keeps else ()))
 
     def _why_not_in_parts(self, case: Case) -> str | None:
         """Why float32 is left to others: it pays where tensor cores multiply its parts as fast as on Hopper GPUs."""
@@ -161,7 +168,7 @@ class Fused(Algorithm):
             return "divides the constants in float32 of systems that do not grow alone"
         if not launch.has_hopper(case.target):
             return "is considered for float32 on Hopper GPUs alone"
-        return split.why_not(case.target)
+        return None if split.PARTS else "products in float32 are not divided into parts"
 
     def _why_not_hopper(self, case: Case) -> str | None:
         sizes = (case.batch, case.time, case.channels, case.out or case.channels)

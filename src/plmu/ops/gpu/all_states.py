@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu import launch
+from plmu.ops.gpu import division, launch
 from plmu.ops.gpu.devices import aligned, aligned_if, on
 from plmu.ops.gpu.tables import CHUNK, grouping, segments_of, summed, tables, tiles
 from plmu.ops.gpu.triton_launch import constants_of, exact, precision
@@ -83,6 +83,7 @@ def _states_backward(
         kernels.states_gradient[batch * chunks, tiles(channels, 64)](
             of_m, toeplitz, past, marks, of_u, of_states, time, channels, chunks,
             **options, PRECISION=precision(of_m.dtype), num_warps=4,
+            num_stages=3 if division.roomy(of_m.device) else 2,
         )  # fmt: skip
     if of_last is not None and segments is None:
         of_states[:, -1] += last_advance.mT @ of_last

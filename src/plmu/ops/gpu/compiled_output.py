@@ -17,8 +17,8 @@ from plmu.ops.gpu import launch
 from plmu.ops.gpu.devices import aligned_if, laid_out, on
 from plmu.ops.gpu.ends import through_states
 from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.output import Gradients, by_kernels, cast, prepared
-from plmu.ops.gpu.tables import Constants, Tables
+from plmu.ops.gpu.output import MOST_KEPT, Gradients, by_kernels, cast, prepared
+from plmu.ops.gpu.tables import CHUNK, Constants, Tables, rows_of, tiles
 
 
 def output(
@@ -27,7 +27,7 @@ def output(
     """o and the final state, where it `fits`. All tensors of `rest` are cast to the precision of u."""
     x, input_weight, bias, relu = cast(rest, u.dtype)
     how = (relu, given.steps, given.run, given.groups)
-    o, carried = _output(u, weight, first, segments, x, input_weight, bias, given.powers, *given.tables, *how)
+    o, _, carried = _output(u, weight, first, segments, x, input_weight, bias, given.powers, *given.tables, *how)
     _, _, _, taps, advance, _, last_taps, last_advance, _ = given.tables
     before = None if given.steps else carried
     last: Tensor = _final_state(u, first, segments, before, taps, advance, last_taps, last_advance, given.groups)
@@ -57,15 +57,16 @@ def _output(
     steps: int,
     run: int,
     groups: int,
-) -> tuple[Tensor, Tensor]:
-    """o, and the state that was carried to the last chunk, in float32; empty where inputs stand for it."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o; the states before chunks, where they are kept; and the one that was carried to the last chunk, in float32.
+    They are empty where not kept, or where inputs stand for them."""
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, None, steps, run, groups)
     ready = prepared(u.shape, weight, Rest(x, input_weight, bias, relu), segments, given)
     u = laid_out(u)
     with on(u):
-        o, carried, _ = ready.output(u, weight, first, x, input_weight, bias, aligned_if(segments))
-    return o, advance.new_empty(0) if carried is None else carried
+        o, kept, carried, _ = ready.output(u, weight, first, x, input_weight, bias, aligned_if(segments))
+    return o, u.new_empty(0) if kept is None else kept, advance.new_empty(0) if carried is None else carried
 
 
 @torch.library.custom_op("plmu::final_state", mutates_args=())
@@ -97,6 +98,7 @@ def _output_backward(
     x: Tensor | None,
     input_weight: Tensor | None,
     o: Tensor | None,
+    kept: Tensor,
     toeplitz: Tensor,
     past: Tensor,
     future: Tensor,
@@ -111,11 +113,12 @@ def _output_backward(
     groups: int,
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of u, W_m, x, W_x and the bias from that of o; empty where not needed. With ReLU, o is given."""
+    """The gradients of u, W_m, x, W_x and the bias from that of o; empty where not needed. With ReLU, o is given.
+    `kept` are the states before chunks, or empty."""
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, None, steps, run, groups)
     ready = prepared(u.shape, weight, Rest(x, input_weight, None, o is not None), segments, given)
-    saved = (u, weight, first, segments, x, input_weight, o)
+    saved = (u, weight, first, segments, x, input_weight, o, kept if kept.numel() else None)
     with torch.no_grad():
         made = by_kernels(given, ready, saved, (*needed[:2], False, *needed[2:]), of_o, None)
     of_u, of_weight, _, of_x, of_input_weight, of_bias = (u.new_empty(0) if one is None else one for one in made)
@@ -123,11 +126,12 @@ def _output_backward(
 
 
 @_output.register_fake
-def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, time, channels = u.shape
-    steps = rest[-3]
-    carried = u.new_empty(*((0,) if steps else (batch, weight.shape[1], channels)), dtype=torch.float32)
-    return u.new_empty(batch, time, weight.shape[0]), carried
+    steps, (out, order, _) = rest[-3], weight.shape
+    kept = (0,) if steps or rows_of(order) > MOST_KEPT else (batch, tiles(time, CHUNK), rows_of(order), channels)
+    carried = u.new_empty(*((0,) if steps else (batch, order, channels)), dtype=torch.float32)
+    return u.new_empty(batch, time, out), u.new_empty(kept), carried
 
 
 @_final_state.register_fake
@@ -146,15 +150,16 @@ def _(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     u, weight, first, segments, x, input_weight, _, powers, *own, relu, ctx.steps, ctx.run, ctx.groups = inputs
-    ctx.save_for_backward(u, weight, first, segments, x, input_weight, output[0] if relu else None, powers, *own)
+    o, kept, _ = output
+    ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if relu else None, kept, powers, *own)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, of_o: Tensor | None, _: Tensor | None) -> Gradients:
+def _backward(ctx: Any, of_o: Tensor | None, *_: Tensor | None) -> Gradients:
     *saved, powers, toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state = ctx.saved_tensors
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, powers, ctx.steps, ctx.run, ctx.groups)
-    u, weight, _, segments, _, _, o = saved
+    u, weight, _, segments, _, _, o, _ = saved
     need_u, need_weight, need_first, _, *others = ctx.needs_input_grad[:7]
     needed = [need_u, need_weight, *others]
     found: list[Tensor | None] = [None] * 5

@@ -1,16 +1,58 @@
-"""What kernels ask of tensors and of their device: where memory begins, the current device, and its context."""
+"""What kernels ask of tensors and their device: where memory begins, the current device, its context and its kind."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import importlib.util
 import threading
 
 import torch
 from torch import Tensor
 
+OLDEST = (7, 0)  # compute capability of a GPU that Triton knows
+WITH_PRODUCTS = (8, 0)  # and of one whose tensor cores it uses
 ALIGNED = 16  # bytes at which operands, and for Hopper the rows of these, must begin
 _SAME: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 _entered = threading.local()  # the devices whose context each thread has
+
+
+def lacking(device: torch.device, products: bool = False) -> str | None:
+    """What is missing for Triton to compile kernels for a GPU, if anything. Nothing is asked of one that is not here.
+
+    Args:
+        device: the GPU.
+        products: whether the kernels are matrix products, which ours are for tensor cores of NVIDIA alone.
+    """
+    return _lacking(device, products) if torch.cuda.is_available() else None
+
+
+@functools.cache
+def _lacking(device: torch.device, products: bool) -> str | None:
+    fault = _fault_of_triton()
+    if fault is not None:
+        return fault
+    if torch.version.hip is not None:  # the numbers of AMD's GPUs mean something else
+        return "an NVIDIA GPU" if products else None
+    found, oldest = torch.cuda.get_device_capability(device), WITH_PRODUCTS if products else OLDEST
+    return None if found >= oldest else f"a GPU of compute capability {_dotted(oldest)} or newer, not {_dotted(found)}"
+
+
+@functools.cache
+def _fault_of_triton() -> str | None:
+    """Why Triton compiles nothing here: it needs a C compiler, for one."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton: pip install triton"
+    try:
+        importlib.import_module("triton").runtime.driver.active.get_current_target()
+    except Exception as error:  # whatever a compiler or a driver may raise: torch's own operations run then
+        return f"a Triton that works. It says: {(str(error) or repr(error)).splitlines()[0]}"
+    return None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -50,6 +50,12 @@ def shared_out(chunks: int, programs: int, device: torch.device) -> tuple[int, i
     return share, tiles(chunks, share)
 
 
+def roomy(device: torch.device) -> bool:
+    """Whether a program may have 227 KB of shared memory, as on Hopper and on the large GPUs after it. Others have at
+    least 99 KB, and smaller tiles."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
 def multiprocessors(device: torch.device) -> int:
     """How many programs run at the same time; where there is no GPU, that of the ones these kernels are made for."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -59,7 +59,7 @@ def output(
     ready = prepared(x.shape, weight, rest, segments, given)
     if not torch.is_grad_enabled():
         taken = None if rest.weight is None else x
-        return ready.forward(linear(x, *encoder), weight, first, taken, rest.weight, rest.bias, segments)
+        return ready.forward(linear(x, *encoder), weight, first, taken, rest.weight, rest.bias, segments)[:2]
     o: Tensor
     last: Tensor
     o, last = _Output.apply(x, *encoder, weight, first, rest.weight, rest.bias, segments, given, ready)
@@ -83,8 +83,9 @@ class _Output(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         u = linear(x, encoder, encoder_bias)
         taken = None if input_weight is None else x
-        o, last = ready.forward(u, weight, first, taken, input_weight, bias, segments)
-        ctx.save_for_backward(x, encoder, u, weight, first, segments, taken, input_weight, o if ready.relu else None)
+        o, last, kept = ready.forward(u, weight, first, taken, input_weight, bias, segments)
+        through, kept = o if ready.relu else None, kept if ctx.needs_input_grad[3] else None
+        ctx.save_for_backward(x, encoder, u, weight, first, segments, taken, input_weight, through, kept)
         ctx.given, ctx.ready = given, ready
         ctx.set_materialize_grads(False)
         return o, last

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import math
 from types import ModuleType
 from typing import Any
@@ -20,14 +19,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from plmu.modes import autocasts, exporting, transformed, watched
-from plmu.ops.gpu.devices import laid_out, on
+from plmu.ops.gpu.devices import lacking, laid_out, on
 from plmu.ops.gpu.direct import Launch
 from plmu.ops.gpu.division import prepared
 from plmu.ops.gpu.projection import plain
 from plmu.ops.gpu.tables import tiles
 from plmu.ops.gpu.triton_launch import kernels
 
-OLDEST = 7  # compute capability of a GPU that Triton knows
 PLAIN = (Tensor, torch.nn.Parameter)
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 TILE, WIDTHS = 1024, (256, 128, 64)  # numbers, and features
@@ -79,13 +77,7 @@ _gradients_are_traced._dynamo_marked_constant = True  # type: ignore[attr-define
 
 @functools.cache
 def _can_run(device: str) -> bool:
-    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
-        return False
-    try:  # whether Triton can compile here at all: it needs a C compiler
-        importlib.import_module("triton").runtime.driver.active.get_current_target()
-    except Exception:  # whatever a compiler or a driver may raise: torch makes the gradients then
-        return False
-    return torch.cuda.get_device_capability(device)[0] >= OLDEST
+    return torch.cuda.is_available() and lacking(torch.device(device)) is None
 
 
 def highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from plmu.ops.gpu import hopper_launch, triton_launch
 from plmu.ops.gpu.devices import enter as enter
+from plmu.ops.gpu.devices import lacking
 from plmu.ops.gpu.direct import gluon
 from plmu.ops.gpu.division import Sizes
 from plmu.ops.gpu.division import multiprocessors as multiprocessors
@@ -55,12 +56,14 @@ def why_not_hopper(
 
 def has_hopper(device: torch.device) -> bool:
     """Whether the device is a Hopper GPU with a Triton that has what its kernels are written in."""
-    return device.type == "cuda" and _is_hopper(device.index)
+    return device.type == "cuda" and _is_hopper(device)
 
 
 @functools.cache
-def _is_hopper(index: int | None) -> bool:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability(index)[0] != 9:
+def _is_hopper(device: torch.device) -> bool:
+    if not torch.cuda.is_available() or torch.version.hip is not None:  # AMD has a compute capability of 9 too
+        return False
+    if torch.cuda.get_device_capability(device)[0] != 9 or lacking(device) is not None:
         return False
     try:
         gluon()

@@ -2,6 +2,7 @@
 
 The sum is rounded once, and neither W_m m nor W_x x reaches memory. Backward: one pass over the gradient takes it
 through ReLU and sums it up for the bias. Where x itself enters the memory, W_x adds to its gradient as to the output.
+States between chunks are kept for the gradient of W_m, where they take at most half of the memory of u.
 
 Called eagerly, a layer spends most of its time on the host. So what depends on shapes alone is found out once: a
 `Prepared` allocates and launches, forwards and backwards. `compiled_output` does the same under torch.compile.
@@ -21,10 +22,11 @@ from plmu.ops.gpu.division import Sizes
 from plmu.ops.gpu.ends import through_states
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.projection import plain, through
-from plmu.ops.gpu.tables import Constants
+from plmu.ops.gpu.tables import Constants, rows_of
 
 PLAIN = (Tensor, torch.nn.Parameter)
 NOTHING = Rest()
+MOST_KEPT = 32  # rows of the state before a chunk, where it is kept: half as many as a chunk has steps
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -55,7 +57,7 @@ def output(
     ready = prepared(u.shape, weight, rest, segments, given)
     operands = (u, weight, first, *rest[:3], segments)
     if not torch.is_grad_enabled():
-        return ready.forward(*operands)
+        return ready.forward(*operands)[:2]
     o: Tensor
     last: Tensor
     o, last = _Output.apply(*operands, given, ready)
@@ -99,6 +101,7 @@ class Prepared:
         out, order, channels = weight.shape
         device, dtype, taps, groups = weight.device, weight.dtype, given.tables.last_taps, given.groups
         self._tables, self._steps, self._run, self._groups = given.tables, given.steps, given.run, groups
+        self._keeps = rows_of(order) <= MOST_KEPT
         self.relu, self.own = relu, own  # own: W_x multiplies u itself
         how = (order, given.tables.past.shape[-1], groups, given.steps > 0, segmented)
         forwards = Sizes(device, dtype, batch, time, channels, out, *how)
@@ -120,17 +123,17 @@ class Prepared:
         input_weight: Tensor | None,
         bias: Tensor | None,
         segments: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """o, and the final state in float32."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """o, the final state in float32, and what is kept for `gradients`."""
         u, segments = laid_out(u), aligned_if(segments)
         with on(u):
-            o, carried, held = self.output(u, weight, first, x, input_weight, bias, segments)
+            o, kept, carried, held = self.output(u, weight, first, x, input_weight, bias, segments)
             last_taps, last_advance = self._tables.last_taps, self._tables.last_advance
             last = last_advance.new_empty(self._last)
             given = (last if carried is None else carried, last if segments is None else segments)
             self._finish(u, last_taps, last_advance, *given, last)
             del held  # what runs beside the projection is launched
-            return o, last
+            return o, last, kept
 
     def output(
         self,
@@ -141,16 +144,16 @@ class Prepared:
         input_weight: Tensor | None,
         bias: Tensor | None,
         segments: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor]]:
-        """o alone, and the state that was carried to the last chunk, if one was. And the memory to hold until what runs
-        beside this is launched. On the device of u."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, Tensor]]:
+        """o alone, what is kept for `gradients`, and the state that was carried to the last chunk, if one was. And the
+        memory to hold until what runs beside this is launched. On the device of u."""
         weight, x, input_weight, bias = laid_out(weight), laid_out_if(x), laid_out_if(input_weight), laid_out_if(bias)
         toeplitz, past = self._tables.toeplitz, self._tables.past
         before, carried = self._before(u, aligned_if(first), segments)
         marked = None if segments is None else launch.marks_of(segments)[0]
         x = u if self.own else x
         o, held = self._project(u, before, weight, toeplitz, past, marked, x, input_weight, bias)
-        return o, carried, held
+        return o, before if self._keeps else None, carried, held
 
     def gradients(
         self,
@@ -160,19 +163,21 @@ class Prepared:
         first: Tensor | None,
         segments: Tensor | None,
         input_weight: Tensor | None,
+        kept: Tensor | None,
         need_u: bool,
         need_weight: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Those of u and of the weight from that of o before ReLU; None where not needed."""
+        """Those of u and of the weight from that of o before ReLU; None where not needed. `kept`: what the forward pass
+        left, or None."""
         u, weight, of_o, segments = laid_out(u), laid_out(weight), laid_out(of_o), aligned_if(segments)
         toeplitz, past, future, taps, advance, leap, _, _, from_state = self._tables
         of_u = of_weight = None
         with on(u):
             forwards, backwards = (None, None) if segments is None else launch.marks_of(segments)
             if need_weight:
-                before, _ = self._before(u, aligned_if(first), segments)
+                before = self._before(u, aligned_if(first), segments)[0] if kept is None else kept
                 of_weight = self._weight_gradient(u, before, of_o, toeplitz, past, forwards)
-                del before
+                del before, kept
             if need_u and self._input_gradient is not None:
                 direct = laid_out_if(input_weight) if self.own else None
                 constants = (toeplitz, from_state, taps, advance)
@@ -210,8 +215,9 @@ class _Output(torch.autograd.Function):
         given: Constants,
         ready: Prepared,
     ) -> tuple[Tensor, Tensor]:
-        o, last = ready.forward(u, weight, first, x, input_weight, bias, segments)
-        ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if ready.relu else None)
+        o, last, kept = ready.forward(u, weight, first, x, input_weight, bias, segments)
+        kept = kept if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if ready.relu else None, kept)
         ctx.given, ctx.ready = given, ready
         ctx.set_materialize_grads(False)
         return o, last
@@ -245,7 +251,7 @@ def by_kernels(
     of_last: Tensor | None,
 ) -> Gradients:
     """The same where nothing but the values of the gradient is asked."""
-    u, weight, first, segments, x, input_weight, o = saved
+    u, weight, first, segments, x, input_weight, o, kept = saved
     assert u is not None
     assert weight is not None
     need_u, need_weight, need_first, need_x, need_input_weight, need_bias = needed
@@ -264,7 +270,7 @@ def by_kernels(
             of_input_weight = torch.mm(rows.t(), taken.reshape(-1, taken.shape[2]))
     of_u = of_weight = of_first = None
     if need_u or need_weight:
-        of_u, of_weight = ready.gradients(of_o, u, weight, first, segments, input_weight, need_u, need_weight)
+        of_u, of_weight = ready.gradients(of_o, u, weight, first, segments, input_weight, kept, need_u, need_weight)
     if need_first or of_last is not None:
         how = (given, (need_u, need_weight, need_first))
         of_u, of_first = through_states(u, weight, segments, *how, of_o, of_last, of_u)
@@ -280,7 +286,7 @@ def _by_operations(
     of_last: Tensor | None,
 ) -> Gradients:
     """The same by single operations of torch, where it looks at them."""
-    u, _, _, _, x, input_weight, o = saved
+    u, _, _, _, x, input_weight, o, _ = saved
     need_u, need_weight, need_first, need_x, need_input_weight, need_bias = needed
     of_x = of_input_weight = of_bias = None
     if of_o is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu import launch, split_hopper
+from plmu.ops.gpu import division, launch, split_hopper
 from plmu.ops.gpu.direct import Launch
 from plmu.ops.gpu.tables import CHUNK, SCALE, by_order, tiles
 from plmu.ops.groups import SystemGroups, each
@@ -22,7 +22,6 @@ PARTS = 2  # 2 in float16, 3 in bfloat16, 0: products in plain float32
 MOST = 7  # times smaller than u and o that the parts of a weight should be
 LARGEST = 127.0  # constant that float16 holds then
 LARGEST_SIZE = 2.0**60  # of a channel that the weight makes up for, and one over the smallest
-OLDEST = (8, 0)  # compute capability of GPUs that it was made for
 
 
 class Tile(NamedTuple):
@@ -43,25 +42,17 @@ class Tile(NamedTuple):
 
 PROJECT = Tile(64, 128, 1, 4, 1)
 WEIGHT_GRADIENT = Tile(64, 128, 1, 4, 2)
+SMALL_WEIGHT_GRADIENT = Tile(64, 128, 1, 8, 1)  # on GPUs with less shared memory
 
 
 def parts_for(u: Tensor, system: LinearSystem | SystemGroups) -> int:
     """How many parts the operands are divided into; 0 for products as they are.
 
     Not divided are the constants of a system that grows, which may have any size."""
-    if u.dtype != torch.float32 or why_not(u.device) is not None:
+    if u.dtype != torch.float32 or not PARTS:
         return 0
     fits = all(not may_grow(one) and one.numbers(largest, CHUNK)[0] <= LARGEST for one in each(system))
     return PARTS if fits else 0
-
-
-def why_not(device: torch.device) -> str | None:
-    """Why operands in float32 are not divided there, if they are not."""
-    if not PARTS:
-        return "products in float32 are not divided into parts"
-    if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) < OLDEST:
-        return "the tensor cores of this GPU are too old for it"
-    return None
 
 
 def largest(system: LinearSystem, chunk: int) -> Tensor:
@@ -186,7 +177,8 @@ def weight_gradient(
         sizes_of_u = _sizes(u, before[:, 0])
         return split_hopper.weight_gradient(u, before, segments, of_o, weight, toeplitz, past, sizes_of_u)
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], groups, segments is not None)
-    tile = (tile or WEIGHT_GRADIENT).fitted(channels // groups, out)
+    tile = tile or (WEIGHT_GRADIENT if division.roomy(u.device) else SMALL_WEIGHT_GRADIENT)
+    tile = tile.fitted(channels // groups, out)
     run, shares = _weight_gradient(*sizes, toeplitz.shape[-4], tile)
     partial = weight.new_empty(shares, *weight.shape)
     run(u, of_o, toeplitz, past, before, u if segments is None else segments, partial)

@@ -16,6 +16,7 @@ from plmu.ops.gpu.direct import Launch
 from plmu.ops.gpu.division import Sizes, prepared, shared_out, unit
 from plmu.ops.gpu.tables import CHANNELS, CHUNK, rows_of, tiles
 
+LARGE_STATE = 64  # rows, which with all channels of a program take more than 99 KB of shared memory
 # Of `through_output`.
 STEPS, OUTPUTS = 16, 256  # of a tile
 PROGRAMS = 4  # that a multiprocessor runs at the same time
@@ -41,10 +42,11 @@ def carry(
 ) -> Launch:
     chunks = tiles(time, CHUNK)
     runs = tiles(chunks, run)
-    constants: dict[str, Any] = {"WIDTH": CHANNELS, "PARTS": parts, "STARTED": started, "KEEP": keep}
+    width = CHANNELS if rows_of(order) < LARGE_STATE or division.roomy(device) else CHANNELS // 2
+    constants: dict[str, Any] = {"WIDTH": width, "PARTS": parts, "STARTED": started, "KEEP": keep}
     constants |= {"REVERSED": reversed, "SEGMENTED": segmented, "PRECISION": exact(dtype), "GROUPS": groups}
     constants |= {"UNIT": 1 if reversed else unit(channels, groups), **constants_of(order)}
-    grid = (batch * runs, groups * tiles(channels if reversed else channels // groups, CHANNELS))
+    grid = (batch * runs, groups * tiles(channels if reversed else channels // groups, width))
     return Launch(_kernels, "carry", grid, (time, channels, chunks, runs, run), constants)
 
 
@@ -92,14 +94,17 @@ def project(given: Sizes, precision: str) -> Launch:
 def weight_gradient(given: Sizes, precision: str) -> tuple[Launch, int]:
     """And how many shares the sum over all chunks is cut into."""
     channels, out, groups = given.inputs, given.outputs, given.groups
-    width, height = (64, 64) if given.dtype == torch.float32 else (128, min(256, max(64, 1 << (out - 1).bit_length())))
+    width, height, stages = 64, 64, 3
+    if given.dtype != torch.float32:
+        height = min(256, max(64, 1 << (out - 1).bit_length()))
+        width, stages = (128, 3) if division.roomy(given.device) else (64, 2)
     columns, rows_of_tiles = groups * tiles(channels // groups, width), tiles(out, height)
     total = given.batch * given.chunks
     share, shares = shared_out(total, given.order * columns * rows_of_tiles, given.device)
     constants = _constants(given, precision) | {"WIDTH": width, "OUT": height, "UNIT": unit(channels, groups)}
     grid = (given.order * columns, rows_of_tiles, shares)
     numbers = (given.time, channels, out, given.chunks, given.batch, share)
-    return Launch(_kernels, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=3), shares
+    return Launch(_kernels, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=stages), shares
 
 
 @prepared
