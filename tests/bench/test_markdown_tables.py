@@ -199,7 +199,8 @@ def test_several_windows_over_one() -> None:
         "ratio": "1.09",
     }
     later = {**row, "several over one": {"graph, both": 1.01}}
-    assert cells("windows", {"windows": [row], "windows, filtered after the product": {"rows": [later]}})[1][-1] == "1.01"
+    both = {"windows": [row], "windows, filtered after the product": {"rows": [later]}}
+    assert cells("windows", both)[1][-1] == "1.01"
 
 
 def test_language_models() -> None:

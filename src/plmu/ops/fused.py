@@ -4,8 +4,8 @@ Forward: one kernel writes W_m m once, and no tile of m ever reaches memory. Wha
 before it, for all chunks in one launch or two; or, where the impulse response fades within a chunk, the last inputs
 before it, and no state is passed at all. Backward: the gradient of u is the same projection with time running
 backwards, of the gradient of o by the transposed weight. That of the weight is one more kernel, whose sum over time is
-cut into fixed shares and added up in a fixed order, so that results repeat bit for bit. Between the two passes u and the
-weight are kept and, by the kernels for Hopper in half precision, states before chunks.
+cut into fixed shares and added up in a fixed order, so that results repeat bit for bit. Between the two passes u and
+the weight are kept and, by the kernels for Hopper in half precision, states before chunks.
 
 The kernels are in `plmu.ops.gpu`, written twice: in Triton for every GPU and precision, and the two heavy ones for the
 TMA unit and the tensor cores of Hopper GPUs.
