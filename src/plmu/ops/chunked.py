@@ -134,10 +134,16 @@ class Chunked(Algorithm):
         width = max(case.channels, chunk * case.inputs) if resets else case.channels
         return max(1, max(least, case.moved // self.TILE_SHARE) // (chunk * case.order * width))
 
+    def _rounds(self, case: Case, chunk: int, chunks: int) -> int:
+        """In how many rounds states are carried: all, or until the memory has faded, where that is known. A few more
+        follow until the powers of Ā are zero, but counting these too gave worse choices."""
+        far = min(chunks - 1, -(-case.reach // chunk)) if case.reach else chunks - 1
+        return far.bit_length()
+
     def _cost(self, case: Case, chunk: int, fold: bool) -> float:
         rates = case.rates
         chunks = -(-case.time // chunk)
-        blocks, rounds = case.batch * chunks, (chunks - 1).bit_length()
+        blocks, rounds = case.batch * chunks, self._rounds(case, chunk, chunks)
         columns = chunk * case.inputs + (case.order if chunk < case.time else 0)
         carried = blocks * case.channels * case.order
         passing = self.CARRY_FLOPS * carried * (chunk * case.inputs + rounds * case.order) if rounds else 0
