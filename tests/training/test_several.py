@@ -1,5 +1,8 @@
 """Several processes, seen from one of them: its share of the work, what it sums with the others, and how it joins."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -133,3 +136,35 @@ def test_joining_the_others(device, backend, monkeypatch):
     assert shared.get("attempt 4/a") == b"b", "apart from earlier attempts"
     assert used == ([] if device == CPU else [device])
     assert ended == [1]
+
+
+FREED = """
+import resource, torch
+from plmu.training.processes import keep_freed_memory
+kept = keep_freed_memory()
+for turn in range(20):
+    torch.ones(1 << 22)  # 16 MiB
+    if turn == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print(kept, (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize() >> 20)
+"""
+
+
+def test_memory_that_is_freed_is_taken_again():
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True).stdout.split()
+    if done[0] == "False":
+        pytest.skip("not glibc")
+    assert int(done[1]) < 64  # MiB of new pages, where 19 · 16 were taken and freed
+
+
+@pytest.mark.parametrize("library", [object(), None])
+def test_other_allocators_are_left_alone(library, monkeypatch):
+    def load(name):
+        if library is None:
+            raise TypeError("a name is needed")  # as on Windows
+        return library
+
+    monkeypatch.setattr(module.ctypes, "CDLL", load)
+    assert not module.keep_freed_memory()
+    with processes("cpu") as group:
+        assert group.device == CPU
