@@ -142,7 +142,7 @@ FREED = """
 import resource, torch
 from plmu.training.processes import keep_freed_memory
 kept = keep_freed_memory()
-for turn in range(20):
+for turn in range(100):
     torch.ones(1 << 22)  # 16 MiB
     if turn == 0:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -154,7 +154,7 @@ def test_memory_that_is_freed_is_taken_again():
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True).stdout.split()
     if done[0] == "False":
         pytest.skip("not glibc")
-    assert int(done[1]) < 64  # MiB of new pages, where 19 · 16 were taken and freed
+    assert int(done[1]) < 800  # MiB of new pages, where 99 · 16 were taken and freed
 
 
 @pytest.mark.parametrize("library", [object(), None])
