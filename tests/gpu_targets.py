@@ -124,10 +124,12 @@ def cases(name: str, dtype: Any) -> Any:
 
 
 def used(compiled: Any) -> dict[str, Any]:
-    """Bytes of shared memory, registers of a thread, and bytes that are spilled."""
+    """Bytes of shared memory and, where Triton has the tool for it, registers of a thread and bytes that are spilled."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.is_file():
+        return {"shared": compiled.metadata.shared}
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(compiled.asm["cubin"])
         said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
