@@ -124,7 +124,7 @@ def cases(name: str, dtype: Any) -> Any:
 
 
 def used(compiled: Any) -> dict[str, Any]:
-    """Bytes of shared memory and, where Triton has the tool for it, registers of a thread and bytes that are spilled."""
+    """Bytes of shared memory and, if Triton has the tool for it, registers of a thread and bytes that are spilled."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
