@@ -29,6 +29,8 @@ LAYERS: dict[str, Layer] = {
     "odd sizes": {"order": 5, "theta": 40.0, "sizes": (37, 21)},
     "encoder and W_x": {"order": 4, "theta": 6.0, "sizes": (512, 512), "memory_size": 512, "encoder": True},
     "resets": {"order": 4, "theta": 6.0, "sizes": (512, 512), "resets": True},
+    "growing": {"order": 64, "system": "growing", "sizes": (128, 128)},
+    "growing, resets": {"order": 32, "system": "growing", "sizes": (128, 128), "resets": True},
     "order 32, resets": {"order": 32, "theta": 128.0, "sizes": (512, 512), "resets": True},
     "order 64, resets": {"order": 64, "theta": 256.0, "sizes": (128, 128), "resets": True},
 }
@@ -119,6 +121,9 @@ def cases(name: str, dtype: Any) -> Any:
         return plmu.LMU(1, 212 if "wide" in name else 49, order=4, theta=4.0)(inputs(2, 1))[0]
     options = {"encoder": False, "input_to_output": bool(LAYERS[name].get("encoder")), **LAYERS[name]}
     sizes, batch, marked = options.pop("sizes"), options.pop("batch", 2), options.pop("resets", False)
+    if "system" in options:  # one that is not divided into parts in float32
+        order = options.pop("order")
+        options["system"] = plmu.LinearSystem(torch.eye(order), torch.ones(order))
     layer = plmu.ParallelLMU(*sizes, **options, algorithm="fused").to(dtype)
     return layer(inputs(batch, sizes[0]), resets=resets(batch) if marked else None)[0]
 

@@ -3,6 +3,7 @@
 Here a CPU counts as one. Kernels are emulated, or launched as nothing where operators are counted.
 """
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 import gluon_emulator
 import pytest
 import torch
+import torch.utils.checkpoint
 from closeness import within
 from operations import needs_kernels
 from torch import Tensor
@@ -250,13 +252,79 @@ def test_states_between_chunks_are_kept_where_they_are_small(
 ) -> None:
     """For the gradient of the weight, at most half as many numbers as u has."""
     options = {"order": order, "theta": 300.0, "memory_size": 24, "encoder": encoder, "algorithm": "fused"}
-    layer, x = plmu.ParallelLMU(24, 16, **options).half(), inputs()
-    layer(x), layer(x)
-    launches.clear()
-    out = layer(x)[0]
-    held = [one for one in out.grad_fn.saved_tensors if one is not None and one.dim() == 4]
-    assert sum(one.numel() for one in held) == kept * 2 * 2 * max(16, order) * 24  # sequences, chunks, rows, channels
-    out.sum().backward()
-    assert launches.count("carry") == (2 if kept else 3)
+    layer, x = plmu.ParallelLMU(24, 16, **options).half(), torch.randn(2, 128, 24).half().requires_grad_()
+    for _ in range(2):  # the first call and one that repeats
+        launches.clear()
+        out = layer(x)[0]
+        states = [one for one in saved(out) if one.dim() == 4]
+        assert sum(one.numel() for one in states) == kept * 2 * 2 * max(16, order) * 24  # batch, chunks, rows, channels
+        out.sum().backward()
+        assert launches.count("carry") == (2 if kept else 3)
+    assert not [one for one in saved(layer(x[:, :31])[0]) if one.dim() == 4]  # they would be larger than half of it
     layer.memory_weight.requires_grad_(False)
-    assert not [one for one in layer(x)[0].grad_fn.saved_tensors if one is not None and one.dim() == 4]
+    assert not [one for one in saved(layer(x)[0]) if one.dim() == 4]
+
+
+def saved(value: Tensor) -> list[Tensor]:
+    """What the last node of autograd's graph keeps."""
+    return [one for one in value.grad_fn.saved_tensors if one is not None]
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("name", ["states", "windows"])
+def test_gradients_with_kept_states(name: str) -> None:
+    """Against float64; also where hooks give back what was saved in another layout."""
+    layer, x = layer_of(name), inputs()
+    of_out = torch.randn(2, 70, 16).half()
+    exact = plmu.ParallelLMU(**layer.config | {"algorithm": "recurrent"}).double()
+    exact.load_state_dict(layer.state_dict())
+    leaves, wide = [x, *layer.parameters()], x.detach().double().requires_grad_()
+    right = torch.autograd.grad(exact(wide)[0], [wide, *exact.parameters()], of_out.double())
+
+    def turned(one: Tensor) -> Tensor:
+        return one.transpose(0, 1).contiguous().transpose(0, 1) if one.dim() > 2 else one
+
+    for hooks in (contextlib.nullcontext(), torch.autograd.graph.saved_tensors_hooks(turned, lambda one: one)):
+        with hooks:
+            layer(x)
+            out = layer(x)[0]
+        assert any(one.dim() == 4 for one in saved(out))
+        for value, other in zip(torch.autograd.grad(out, leaves, of_out), right, strict=True):
+            within(float((value.double() - other).norm() / other.norm()), 2 * ERROR)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("options", [{}, {"encoder": False, "input_to_output": False, "bias": False}])
+def test_checkpoints_of_a_first_call(options: dict[str, Any]) -> None:
+    """The first call, and the one that is made again for its gradients, save the same."""
+    layer = plmu.ParallelLMU(24, 16, 2, 300.0, 24, output_activation=None, algorithm="fused", **options).half()
+    x = inputs()
+    found = torch.utils.checkpoint.checkpoint(lambda one: torch.tanh(layer(one)[0]), x, use_reentrant=False)
+    (of_x,) = torch.autograd.grad(found.sum(), x)
+    assert torch.equal(of_x, torch.autograd.grad(torch.tanh(layer(x)[0]).sum(), x)[0])
+
+
+@pytest.mark.parametrize("given", ["a high order", "resets", "a weight in another layout"])
+def test_what_is_read_is_held_until_all_is_launched(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The final state is written while the projection may still run: not to memory that this one reads."""
+    read: list[weakref.ref[Tensor]] = []
+    gone: list[bool] = []
+
+    class Noted(direct.Launch):
+        def __call__(self, *tensors: Any) -> None:
+            if self._kernel == "project":
+                read[:] = [weakref.ref(one) for one in tensors if one is not None]
+            elif self._kernel == "finish":
+                gone.append(any(one() is None for one in read))
+
+    for _ in gluon_emulator.in_place(monkeypatch, Noted):
+        memory: dict[str, Any] = {"order": 40 if given == "a high order" else 2, "theta": 300.0}
+        layer = plmu.ParallelLMU(24, 16, **memory, memory_size=24, algorithm="fused").half()
+        if given.startswith("a weight"):
+            turned = layer.memory_weight.detach().permute(2, 1, 0).contiguous().permute(2, 1, 0)
+            layer.memory_weight = torch.nn.Parameter(turned)
+        resets = torch.rand(2, 70) < 0.05 if given == "resets" else None
+        for _ in range(2):
+            with torch.no_grad():
+                layer(inputs(), resets=resets)
+    assert gone == [False, False]

@@ -1,5 +1,7 @@
 """Kernels compile for GPUs that are not here and fit into them. GPUs that they are not made for are left to torch."""
 
+import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,14 +18,14 @@ import torch
 import plmu
 from plmu.nn import coupled
 from plmu.ops.gpu import devices, division, highway, launch
-from plmu.ops.plan import known_plan
+from plmu.ops.plan import known_plan, known_plan_of_groups
 
 ROOT = Path(__file__).parents[2]
 HOPPER = 90
 # What is compiled in every run of the tests: for 99 KB of shared memory, for Hopper, and something for each other GPU.
 SOME = {
     80: ["bfloat16, windows"],
-    86: ["float16, order 64, resets", "bfloat16, order 4", "float32, order 64, resets", "float32, all states, resets"],
+    86: ["float16, order 64, resets", "bfloat16, order 4", "float32, growing", "float32, all states, resets"],
     HOPPER: ["bfloat16, encoder and W_x", "bfloat16, windows", "float32, order 32"],
     100: ["bfloat16, resets"],
     120: ["bfloat16, order 64", "float16, highway", "float32, original LMU"],
@@ -70,7 +72,7 @@ def test_all_kernels_compile_and_fit(capability: int, dtype: str) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A GPU counts as being here, of which the test says what it is."""
-    kept = [devices._lacking, launch._is_hopper, highway._can_run, known_plan]
+    kept = [launch._is_hopper, highway._can_run, known_plan, known_plan_of_groups]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(devices, "_fault_of_triton", lambda: None)
     for one in kept:
@@ -86,6 +88,7 @@ def plan(**options: Any) -> plmu.Plan:
     return plmu.plan("project", system=system, **sizes, **options)
 
 
+@compiles
 @pytest.mark.parametrize(
     ("capability", "hip", "fault", "missing", "others"),
     [
@@ -95,13 +98,7 @@ def plan(**options: Any) -> plmu.Plan:
         ((7, 5), None, None, "a GPU of compute capability 8.0 or newer, not 7.5", True),
         ((6, 1), None, None, "a GPU of compute capability 8.0 or newer, not 6.1", False),
         ((9, 4), "6.4", None, "an NVIDIA GPU", True),  # which is not Hopper
-        (
-            (9, 0),
-            None,
-            "a Triton that works. It says: no C compiler",
-            "a Triton that works. It says: no C compiler",
-            False,
-        ),
+        ((9, 0), None, "a working Triton (no C compiler)", None, False),
     ],
 )
 def test_gpus_that_kernels_are_not_made_for(
@@ -116,13 +113,11 @@ def test_gpus_that_kernels_are_not_made_for(
     gpu.setattr(torch.version, "hip", hip)
     gpu.setattr(devices, "_fault_of_triton", lambda: fault)
     device = torch.device("cuda", 0)
-    hopper = capability[0] == 9 and missing is None and find_spec("triton") is not None
+    hopper = capability == (9, 0) and fault is None
     assert launch.has_hopper(device) == hopper
     assert division.roomy(device) == (capability[0] in (9, 10))
-    assert (coupled.why_not_triton(device, torch.float32, 1) is None) == (others and find_spec("triton") is not None)
+    assert (coupled.why_not_triton(device, torch.float32, 1) is None) == others
     assert highway._can_run("cuda:0") == others
-    if find_spec("triton") is None:
-        return
     if missing is None:
         assert plan(algorithm="fused").kernel == ("Hopper" if hopper else "Triton")
     else:
@@ -130,24 +125,43 @@ def test_gpus_that_kernels_are_not_made_for(
         with pytest.raises(ValueError, match=f"^algorithm='fused' needs {missing}: use chunked or auto$"):
             plan(algorithm="fused")
     assert plan().algorithm == ("fused" if hopper else "chunked")
+    if fault is not None:
+        assert plan().passed_over["fused"] == f"the kernels for Hopper need {fault}"
+        assert coupled.why_not_triton(device, torch.float32, 1) == f"our kernels need {fault}"
 
 
-def test_a_triton_that_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_is_not_started_where_it_is_not_needed(gpu: pytest.MonkeyPatch) -> None:
+    """To plan for a GPU on which `auto` takes torch's products."""
+    gpu.setattr(torch.cuda, "get_device_capability", lambda _=None: (8, 0))
+    gpu.setattr(devices, "_fault_of_triton", lambda: pytest.fail("Triton was started"))
+    assert plan().algorithm == "chunked"
+    assert "a Hopper GPU" in plan().passed_over["fused"]
+
+
+@pytest.fixture
+def fault() -> Iterator[Any]:
+    """What is said of Triton, asked anew."""
     devices._fault_of_triton.cache_clear()
-    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda _: None)
-    assert devices._fault_of_triton() == "Triton: pip install triton"
+    yield devices._fault_of_triton
     devices._fault_of_triton.cache_clear()
-    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda _: object())
 
+
+def test_without_triton(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert fault() == "Triton: pip install triton"
+
+
+def test_a_triton_that_does_not_work_says_why(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def __getattr__(self, name: str) -> Any:
-            raise RuntimeError("Failed to find C compiler.\nPlease specify one.")
+            raise RuntimeError("Failed to find C compiler. Please specify one.\nSee the manual.")
 
-    monkeypatch.setattr(devices.importlib, "import_module", lambda _: Broken())
-    assert devices._fault_of_triton() == "a Triton that works. It says: Failed to find C compiler."
-    devices._fault_of_triton.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(importlib, "import_module", lambda _: Broken())
+    assert fault() == "a working Triton (Failed to find C compiler. Please specify one)"
 
 
 def test_nothing_is_missing_on_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert devices.lacking(torch.device("cuda"), products=True) is None
+    device = torch.device("cuda")
+    assert devices.lacking(device) is devices.lacking_for_products(device) is None

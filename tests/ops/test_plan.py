@@ -274,8 +274,9 @@ def test_the_fused_kernels_are_taken_where_they_run_fast(monkeypatch: pytest.Mon
     chosen = plan("project", system=of_order(4), **sizes)
     assert chosen.algorithm == "fused"
     assert "made on chip" in str(chosen)
-    assert chosen.stored == ("u", "weight", "states between chunks if the memory is long")
+    assert chosen.stored == ("u", "weight", "states between chunks, where they are carried")
     assert plan("project", system=of_order(40), **sizes).stored == ("u", "weight")
+    assert plan("project", system=of_order(4), **sizes | {"time": 31}).stored == ("u", "weight")
     assert plan("project", system=of_order(4), **sizes | {"dtype": torch.float32}).stored == ("u", "weight")
     assert plan("project", system=of_order(4), **sizes, resets=True).algorithm == "fused"
     assert plan("project", system=of_order(100), **sizes).algorithm == "chunked"

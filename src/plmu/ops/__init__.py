@@ -29,6 +29,7 @@ from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of,
 from plmu.ops.check import Lengths, checked
 from plmu.ops.fused import ALGORITHM as FUSED
 from plmu.ops.gpu.launch import Rest
+from plmu.ops.gpu.output import NOTHING
 from plmu.ops.groups import SystemGroups
 from plmu.ops.matrices import apply, input_matrix
 from plmu.ops.nonfinite import infinity_as_nan, isolate_nonfinite, isolated
@@ -169,10 +170,16 @@ def output(
     if key is not None and chosen is not None and chosen.algorithm == "fused":
         routes.keep(key, u, system, weight, state, problem.dtype)
     with _no_autocast(u.device):
-        if rest is not None and chosen is not None and chosen.kernel == "Hopper" and spoilt is None:
-            whole = FUSED.output(problem, weight, rest)
+        # A call that will repeat makes the same node of autograd's graph now as then.
+        if (
+            chosen is not None
+            and chosen.kernel == "Hopper"
+            and spoilt is None
+            and (rest is not None or key is not None)
+        ):
+            whole = FUSED.output(problem, weight, rest or NOTHING)
             if whole is not None:
-                return *whole, True
+                return *whole, rest is not None
         if chosen is None:
             m, last = _exported(problem)
             o = projected(problem, m, weight)
@@ -223,10 +230,10 @@ def output_of_groups(
     problem, spoilt = isolated(problem)
     problem = replace(problem, groups=systems)
     with _no_autocast(u.device):
-        if rest is not None and chosen.kernel == "Hopper" and spoilt is None:
-            whole = FUSED.output(problem, weight, rest)
+        if chosen.kernel == "Hopper" and spoilt is None and (rest is not None or key is not None):
+            whole = FUSED.output(problem, weight, rest or NOTHING)
             if whole is not None:
-                return *whole, True
+                return *whole, rest is not None
         o, last = named(chosen.algorithm).project(problem, weight, chosen)
         if spoilt is not None:
             o, last = spoilt.mark_outputs(o), spoilt.mark_final(last)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of
 from plmu.ops.gpu import all_states, compiled_output, launch, projection, split, split_hopper
-from plmu.ops.gpu.devices import lacking
+from plmu.ops.gpu.devices import lacking_for_products
 from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.output import MOST_KEPT, fits, output
+from plmu.ops.gpu.output import fits, keeps, output
 from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, segments_of, tiles
 from plmu.ops.groups import each, final_of_groups
 from plmu.ops.matrices import may_grow
@@ -53,7 +53,7 @@ class Fused(Algorithm):
     STATES_TRAFFIC = 4  # passes over m where all states are the result
     STATES_LAUNCHES = 8
     ALL_STATES = "fused, all states"  # as a plan lists it
-    BETWEEN = "states between chunks if the memory is long"  # the same
+    BETWEEN = "states between chunks, where they are carried"  # the same
 
     def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
         inputs = problem.u.squeeze(2).to(problem.dtype)
@@ -88,8 +88,6 @@ class Fused(Algorithm):
             reason = f"runs on a GPU alone, not on {case.target.type}"
         elif not AVAILABLE:
             reason = "needs Triton: pip install triton"
-        elif case.target.type == "cuda" and (missing := lacking(case.target, products=True)) is not None:
-            reason = f"needs {missing}"
         elif case.dtype == torch.float64:
             reason = "has no float64"
         elif case.several_inputs:
@@ -102,6 +100,8 @@ class Fused(Algorithm):
             reason = "needs a system whose values are known"
         elif case.transformed:
             reason = "works neither under torch.func nor with forward-mode gradients"
+        elif case.target.type == "cuda" and (missing := lacking_for_products(case.target)) is not None:
+            reason = f"needs {missing}"
         return reason
 
     def auto_limit(self, case: Case) -> str | None:
@@ -123,7 +123,8 @@ class Fused(Algorithm):
         the products are those of one, but tiles have channels of one group, and so has m for the gradient of u. Where
         that is filtered after the product, this counts too much."""
         _, passed = grouping(case.batch, case.time, case.channels, case.groups)  # one after another
-        carrying = self.CARRIES * passed * rows_of(case.order) * self.CARRIED_ROW
+        carries = self.CARRIES - 1 if case.kind == "project" and self._keeps(case) else self.CARRIES
+        carrying = carries * passed * rows_of(case.order) * self.CARRIED_ROW
         if case.kind == "states":
             moved = HALF * self.STATES_TRAFFIC * case.states
             seconds = case.rates.seconds(flops=0, moved=moved, launches=self.STATES_LAUNCHES, half=True, own=True)
@@ -159,8 +160,11 @@ class Fused(Algorithm):
     def stored(self, case: Case, option: Option) -> tuple[str, ...]:
         if case.kind == "states":
             return ()
-        keeps = case.half and rows_of(case.order) <= MOST_KEPT and self._why_not_hopper(case) is None
-        return ("u", "weight", *((self.BETWEEN,) if keeps else ()))
+        return ("u", "weight", *((self.BETWEEN,) if self._keeps(case) else ()))
+
+    def _keeps(self, case: Case) -> bool:
+        """Whether states that are carried are kept for the backward pass, and so carried once less."""
+        return case.half and keeps(case.order, case.time) and self._why_not_hopper(case) is None
 
     def _why_not_in_parts(self, case: Case) -> str | None:
         """Why float32 is left to others: it pays where tensor cores multiply its parts as fast as on Hopper GPUs."""

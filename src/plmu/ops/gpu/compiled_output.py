@@ -17,7 +17,7 @@ from plmu.ops.gpu import launch
 from plmu.ops.gpu.devices import aligned_if, laid_out, on
 from plmu.ops.gpu.ends import through_states
 from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.output import MOST_KEPT, Gradients, by_kernels, cast, prepared
+from plmu.ops.gpu.output import Gradients, by_kernels, cast, keeps, prepared
 from plmu.ops.gpu.tables import CHUNK, Constants, Tables, rows_of, tiles
 
 
@@ -98,7 +98,7 @@ def _output_backward(
     x: Tensor | None,
     input_weight: Tensor | None,
     o: Tensor | None,
-    kept: Tensor,
+    kept: Tensor | None,
     toeplitz: Tensor,
     past: Tensor,
     future: Tensor,
@@ -114,11 +114,11 @@ def _output_backward(
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of u, W_m, x, W_x and the bias from that of o; empty where not needed. With ReLU, o is given.
-    `kept` are the states before chunks, or empty."""
+    `kept` are the states before chunks, where they are."""
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, None, steps, run, groups)
     ready = prepared(u.shape, weight, Rest(x, input_weight, None, o is not None), segments, given)
-    saved = (u, weight, first, segments, x, input_weight, o, kept if kept.numel() else None)
+    saved = (u, weight, first, segments, x, input_weight, o, kept)
     with torch.no_grad():
         made = by_kernels(given, ready, saved, (*needed[:2], False, *needed[2:]), of_o, None)
     of_u, of_weight, _, of_x, of_input_weight, of_bias = (u.new_empty(0) if one is None else one for one in made)
@@ -129,7 +129,7 @@ def _output_backward(
 def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, time, channels = u.shape
     steps, (out, order, _) = rest[-3], weight.shape
-    kept = (0,) if steps or rows_of(order) > MOST_KEPT else (batch, tiles(time, CHUNK), rows_of(order), channels)
+    kept = (batch, tiles(time, CHUNK), rows_of(order), channels) if not steps and keeps(order, time) else (0,)
     carried = u.new_empty(*((0,) if steps else (batch, order, channels)), dtype=torch.float32)
     return u.new_empty(batch, time, out), u.new_empty(kept), carried
 
@@ -150,7 +150,7 @@ def _(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     u, weight, first, segments, x, input_weight, _, powers, *own, relu, ctx.steps, ctx.run, ctx.groups = inputs
-    o, kept, _ = output
+    o, kept = output[0], output[1] if output[1].numel() and ctx.needs_input_grad[1] else None
     ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if relu else None, kept, powers, *own)
     ctx.set_materialize_grads(False)
 

@@ -18,25 +18,33 @@ _SAME: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 _entered = threading.local()  # the devices whose context each thread has
 
 
-def lacking(device: torch.device, products: bool = False) -> str | None:
-    """What is missing for Triton to compile kernels for a GPU, if anything. Nothing is asked of one that is not here.
-
-    Args:
-        device: the GPU.
-        products: whether the kernels are matrix products, which ours are for tensor cores of NVIDIA alone.
-    """
-    return _lacking(device, products) if torch.cuda.is_available() else None
+def lacking(device: torch.device) -> str | None:
+    """What is missing for Triton to compile simple kernels for a GPU, if anything. Nothing is asked of one that is not
+    here."""
+    if not torch.cuda.is_available():
+        return None
+    return (None if is_amd() else _too_old(device, OLDEST)) or _fault_of_triton()
 
 
-@functools.cache
-def _lacking(device: torch.device, products: bool) -> str | None:
-    fault = _fault_of_triton()
-    if fault is not None:
-        return fault
-    if torch.version.hip is not None:  # the numbers of AMD's GPUs mean something else
-        return "an NVIDIA GPU" if products else None
-    found, oldest = torch.cuda.get_device_capability(device), WITH_PRODUCTS if products else OLDEST
-    return None if found >= oldest else f"a GPU of compute capability {_dotted(oldest)} or newer, not {_dotted(found)}"
+def lacking_for_products(device: torch.device) -> str | None:
+    """What a GPU lacks for our kernels with matrix products, if anything: they are for tensor cores of NVIDIA. Triton,
+    which takes a while to start, is not asked."""
+    if not torch.cuda.is_available():
+        return None
+    return "an NVIDIA GPU" if is_amd() else _too_old(device, WITH_PRODUCTS)
+
+
+def is_amd() -> bool:
+    """Whether GPUs are AMD's, whose compute capabilities mean something else."""
+    return torch.version.hip is not None
+
+
+def _too_old(device: torch.device, oldest: tuple[int, int]) -> str | None:
+    found = torch.cuda.get_device_capability(device)
+    if found >= oldest:
+        return None
+    wanted, given = (".".join(map(str, one)) for one in (oldest, found))
+    return f"a GPU of compute capability {wanted} or newer, not {given}"
 
 
 @functools.cache
@@ -47,12 +55,8 @@ def _fault_of_triton() -> str | None:
     try:
         importlib.import_module("triton").runtime.driver.active.get_current_target()
     except Exception as error:  # whatever a compiler or a driver may raise: torch's own operations run then
-        return f"a Triton that works. It says: {(str(error) or repr(error)).splitlines()[0]}"
+        return f"a working Triton ({(str(error) or repr(error)).splitlines()[0].rstrip('.')})"
     return None
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return f"{capability[0]}.{capability[1]}"
 
 
 def aligned(tensor: Tensor) -> Tensor:

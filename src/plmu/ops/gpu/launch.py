@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plmu.ops.gpu import hopper_launch, triton_launch
 from plmu.ops.gpu.devices import enter as enter
-from plmu.ops.gpu.devices import lacking
+from plmu.ops.gpu.devices import is_amd, lacking
 from plmu.ops.gpu.direct import gluon
 from plmu.ops.gpu.division import Sizes
 from plmu.ops.gpu.division import multiprocessors as multiprocessors
@@ -50,7 +50,7 @@ def why_not_hopper(
     elif batch * (time + MARGIN) >= 1 << 31:
         reason = "the kernels for Hopper count steps in 32 bits"
     elif not has_hopper(device):
-        reason = "the kernels for Hopper need a Hopper GPU and Triton 3.6 or newer"
+        reason = f"the kernels for Hopper need {_lacking_for_hopper(device)}"
     return reason
 
 
@@ -61,15 +61,23 @@ def has_hopper(device: torch.device) -> bool:
 
 @functools.cache
 def _is_hopper(device: torch.device) -> bool:
-    if not torch.cuda.is_available() or torch.version.hip is not None:  # AMD has a compute capability of 9 too
-        return False
-    if torch.cuda.get_device_capability(device)[0] != 9 or lacking(device) is not None:
+    if not _has_capability(device) or lacking(device) is not None:
         return False
     try:
         gluon()
     except (ImportError, AttributeError):
         return False
     return True
+
+
+def _has_capability(device: torch.device) -> bool:
+    """Whether it is a Hopper GPU. Some of AMD's have a compute capability of 9 too."""
+    return torch.cuda.is_available() and not is_amd() and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _lacking_for_hopper(device: torch.device) -> str:
+    missing = lacking(device) if device.type == "cuda" and _has_capability(device) else None
+    return missing or "a Hopper GPU and Triton 3.6 or newer"
 
 
 def for_hopper(u: Tensor, weight: Tensor) -> bool:

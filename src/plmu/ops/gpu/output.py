@@ -22,11 +22,10 @@ from plmu.ops.gpu.division import Sizes
 from plmu.ops.gpu.ends import through_states
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.projection import plain, through
-from plmu.ops.gpu.tables import Constants, rows_of
+from plmu.ops.gpu.tables import CHUNK, Constants, rows_of, tiles
 
 PLAIN = (Tensor, torch.nn.Parameter)
 NOTHING = Rest()
-MOST_KEPT = 32  # rows of the state before a chunk, where it is kept: half as many as a chunk has steps
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -47,6 +46,11 @@ def rest_fits(device: torch.device, rest: Rest) -> bool:
         if one is not None and not (type(one) in PLAIN and one.device == device):
             return False
     return rest.weight is None or rest.weight.shape[1] % 8 == 0
+
+
+def keeps(order: int, time: int) -> bool:
+    """Whether the states before chunks, where there are any, are at most half as large as u, and so are kept."""
+    return 2 * rows_of(order) * tiles(time, CHUNK) <= time
 
 
 def output(
@@ -101,7 +105,7 @@ class Prepared:
         out, order, channels = weight.shape
         device, dtype, taps, groups = weight.device, weight.dtype, given.tables.last_taps, given.groups
         self._tables, self._steps, self._run, self._groups = given.tables, given.steps, given.run, groups
-        self._keeps = rows_of(order) <= MOST_KEPT
+        self._keeps = keeps(order, time)
         self.relu, self.own = relu, own  # own: W_x multiplies u itself
         how = (order, given.tables.past.shape[-1], groups, given.steps > 0, segmented)
         forwards = Sizes(device, dtype, batch, time, channels, out, *how)
@@ -144,15 +148,17 @@ class Prepared:
         input_weight: Tensor | None,
         bias: Tensor | None,
         segments: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, Tensor]]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor | None, ...]]:
         """o alone, what is kept for `gradients`, and the state that was carried to the last chunk, if one was. And the
-        memory to hold until what runs beside this is launched. On the device of u."""
+        memory to hold until what runs beside this is launched: all that is read, since that must not be written to yet.
+        On the device of u."""
         weight, x, input_weight, bias = laid_out(weight), laid_out_if(x), laid_out_if(input_weight), laid_out_if(bias)
         toeplitz, past = self._tables.toeplitz, self._tables.past
         before, carried = self._before(u, aligned_if(first), segments)
         marked = None if segments is None else launch.marks_of(segments)[0]
         x = u if self.own else x
-        o, held = self._project(u, before, weight, toeplitz, past, marked, x, input_weight, bias)
+        o, own = self._project(u, before, weight, toeplitz, past, marked, x, input_weight, bias)
+        held = (*own, u, before, weight, marked, x, input_weight, bias)
         return o, before if self._keeps else None, carried, held
 
     def gradients(
@@ -175,9 +181,9 @@ class Prepared:
         with on(u):
             forwards, backwards = (None, None) if segments is None else launch.marks_of(segments)
             if need_weight:
-                before = self._before(u, aligned_if(first), segments)[0] if kept is None else kept
+                before = self._before(u, aligned_if(first), segments)[0] if kept is None else laid_out(kept)
                 of_weight = self._weight_gradient(u, before, of_o, toeplitz, past, forwards)
-                del before, kept
+                del before
             if need_u and self._input_gradient is not None:
                 direct = laid_out_if(input_weight) if self.own else None
                 constants = (toeplitz, from_state, taps, advance)
@@ -259,7 +265,7 @@ def by_kernels(
     if o is not None or need_bias:
         of_o = laid_out(of_o)
         with on(of_o):
-            of_o, of_bias = launch.through_output(of_o, o, need_bias)
+            of_o, of_bias = launch.through_output(of_o, laid_out_if(o), need_bias)
     if need_x or need_input_weight:
         assert input_weight is not None
         rows = of_o.reshape(-1, of_o.shape[2])

@@ -94,17 +94,18 @@ def project(given: Sizes, precision: str) -> Launch:
 def weight_gradient(given: Sizes, precision: str) -> tuple[Launch, int]:
     """And how many shares the sum over all chunks is cut into."""
     channels, out, groups = given.inputs, given.outputs, given.groups
-    width, height, stages = 64, 64, 3
+    width, height, roomy = 64, 64, division.roomy(given.device)
     if given.dtype != torch.float32:
-        height = min(256, max(64, 1 << (out - 1).bit_length()))
-        width, stages = (128, 3) if division.roomy(given.device) else (64, 2)
+        width, height = 128 if roomy else 64, min(256, max(64, 1 << (out - 1).bit_length()))
     columns, rows_of_tiles = groups * tiles(channels // groups, width), tiles(out, height)
     total = given.batch * given.chunks
     share, shares = shared_out(total, given.order * columns * rows_of_tiles, given.device)
     constants = _constants(given, precision) | {"WIDTH": width, "OUT": height, "UNIT": unit(channels, groups)}
     grid = (given.order * columns, rows_of_tiles, shares)
     numbers = (given.time, channels, out, given.chunks, given.batch, share)
-    return Launch(_kernels, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=stages), shares
+    return Launch(
+        _kernels, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=3 if roomy else 2
+    ), shares
 
 
 @prepared
