@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument(
         "--random", type=int, default=0, metavar="N", help="instead: `auto` at N random shapes, on one thread"
     )
+    parser.add_argument("--seed", type=int, default=0, help="of the random shapes (0)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -57,7 +58,7 @@ def main() -> None:
     report: dict[str, Any] = {"command": command, "machine": provenance(torch.device("cpu"))}
     rows: list[Row] = []
     if arguments.random:
-        report |= compare_choices(arguments.random, arguments.rounds)
+        report |= compare_choices(arguments.random, arguments.rounds, arguments.seed)
     else:
         rows = all_rows(arguments.rounds)
         show(rows)
