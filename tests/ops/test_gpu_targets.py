@@ -30,6 +30,8 @@ SOME = {
     100: ["bfloat16, resets"],
     120: ["bfloat16, order 64", "float16, highway", "float32, original LMU"],
 }
+# Cases without kernels for Hopper.
+SIMPLE = ("odd sizes", "all states", "highway", "original LMU", "float32, windows", "float32, growing")
 compiles = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
 
 
@@ -49,9 +51,7 @@ def check(capability: int, cases: list[str]) -> None:
         assert one["shared"] <= 1024 * gpu_targets.SHARED[capability], one
     for name in cases:
         own = {one["kernel"].partition("_")[0] for one in found if one["case"] == name}
-        simple = any(
-            word in name for word in ("odd sizes", "all states", "highway", "original LMU", "float32, windows")
-        )
+        simple = any(word in name for word in SIMPLE)
         assert own == ({"triton"} if capability != HOPPER or simple else {"triton", "gluon"}), name
 
 
