@@ -75,7 +75,7 @@ def prepared(capability: int) -> tuple[Callable[[str], None], list[tuple[str, An
 
     (driver if hasattr(driver, "set_active") else driver.driver).set_active(Driver())
     found: list[tuple[str, Any]] = []
-    launched, in_parts = JITFunction.run, split._precision
+    launched, in_parts, roomy = JITFunction.run, split._precision, division.roomy
 
     def compiled(kernel: Any, *given: Any, warmup: bool, **options: Any) -> None:
         found.append((f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}",
@@ -84,7 +84,8 @@ def prepared(capability: int) -> tuple[Callable[[str], None], list[tuple[str, An
     JITFunction.run = compiled
     split._precision = lambda device, parts: in_parts(torch.device("cuda"), parts)
     launch.has_hopper = functools.cache(lambda _: capability == 90)
-    division.roomy = lambda _: capability in (90, 100)
+    torch.cuda.get_device_capability = lambda _: divmod(capability, 10)
+    division.roomy = lambda _: roomy(torch.device("cuda"))
     fused.interpreted = routes.on_gpu = lambda *_: True
     coupled.why_not_triton = lambda *_: None
     torch.cuda.is_current_stream_capturing = lambda: False

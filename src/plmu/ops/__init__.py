@@ -170,13 +170,9 @@ def output(
     if key is not None and chosen is not None and chosen.algorithm == "fused":
         routes.keep(key, u, system, weight, state, problem.dtype)
     with _no_autocast(u.device):
-        # A call that will repeat makes the same node of autograd's graph now as then.
-        if (
-            chosen is not None
-            and chosen.kernel == "Hopper"
-            and spoilt is None
-            and (rest is not None or key is not None)
-        ):
+        # Without a rest too, if it may repeat: so it makes the same node of autograd's graph now as then.
+        in_one = chosen is not None and chosen.kernel == "Hopper" and spoilt is None
+        if in_one and (rest is not None or key is not None):
             whole = FUSED.output(problem, weight, rest or NOTHING)
             if whole is not None:
                 return *whole, rest is not None
