@@ -29,8 +29,8 @@ import torch
 
 import plmu
 from benchmarks.forecasting import FILES, read
-from plmu.estimators import choosing
-from plmu.training.results import provenance
+from plmu.runs.results import provenance
+from plmu.timeseries import choosing
 
 ENDS = ((0.6, 0.7), (0.7, 0.8), (0.8, 1.0))
 CHICAGO = ("ridership", "Austin", "Addison", "Monroe", "temp", "humidity", "dew", "wind", "pressure", "percip")

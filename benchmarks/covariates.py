@@ -8,8 +8,8 @@ A forecaster is fitted to the first 50, 60 and 70 % of the rows, and tested on t
 choose how much is asked of covariates. The last fit, to 80 % of the rows, is tested on the rest and chooses nothing.
 
 `gain` is the share of the validation error that covariates must take away, by the number of horizons in the validation
-rows (`GAIN` of `plmu.estimators.choosing`). `repeats` is how many times a series must be as long as the lags that are
-tried (`REPEATS` of `plmu.estimators.effects`).
+rows (`GAIN` of `plmu.timeseries.choosing`). `repeats` is how many times a series must be as long as the lags that are
+tried (`REPEATS` of `plmu.timeseries.effects`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 import plmu
-from plmu.estimators import choosing, effects
-from plmu.training.results import provenance
+from plmu.runs.results import provenance
+from plmu.timeseries import choosing, effects
 
 ENDS = (0.5, 0.6, 0.7, 0.8, 1.0)  # shares of the rows: each fit has those before one, and is tested up to the next
 ORIGINS = 200  # forecasts of a series that are tested, at most

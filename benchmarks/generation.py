@@ -20,7 +20,7 @@ import torch
 import plmu
 from plmu.experiments import EXPERIMENTS, language
 from plmu.experiments.language import ModernModel
-from plmu.training.results import provenance, write_json
+from plmu.runs.results import provenance, write_json
 
 LETTERS = 27
 CHECKED = 50  # characters

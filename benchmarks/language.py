@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from plmu.bench.measure import medians
-from plmu.data.symbols import Characters, Words
 from plmu.experiments import EXPERIMENTS, language
+from plmu.runs.results import provenance, write_json
+from plmu.text.symbols import Characters, Words
 from plmu.training.loop import Trainer
 from plmu.training.processes import processes
-from plmu.training.results import provenance, write_json
 
 BATCHES = 4  # of random tokens
 MODELS = (("text8", "plmu"), ("text8", "modern"), ("text8", "lstm"), ("text8", "plmu-attention"), ("reviews", "plmu"))

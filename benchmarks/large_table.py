@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from plmu.training.results import provenance, write_json
+from plmu.runs.results import provenance, write_json
 
 NOISE = 1.0
 DAY = 1440
@@ -89,7 +89,7 @@ def first_batch(file: Path) -> dict[str, float]:
 
 def train(file: Path) -> dict[str, float]:
     """Seconds of `plmu train forecast`."""
-    from plmu.cli import main as program
+    from plmu.cli.program import main as program
 
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ from torch import nn
 
 import plmu
 from benchmarks.websocket import Connection, frame
-from plmu.training.results import provenance, read_json, write_json
+from plmu.runs.results import provenance, read_json, write_json
 
 RATE = 50  # samples of a session a second
 SLOWEST = 50.0  # milliseconds of all but one in a hundred answers
@@ -323,7 +323,7 @@ def _catch_up(client: Client) -> int:
 
 
 def _width(states: Path) -> int:
-    from plmu.files import reading
+    from plmu.modelfiles.files import reading
 
     with reading(max(states.glob("sessions-*.plmu")), ("sessions",)) as file:
         return int(file.description["width"])

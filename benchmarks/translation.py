@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from plmu.data.reading import lines
-from plmu.data.vocabularies import BEGIN
 from plmu.experiments.translate import Options, Translator
-from plmu.state_tree import leaves
-from plmu.training.results import provenance, write_json
+from plmu.runs.results import provenance, write_json
+from plmu.runtime.state_tree import leaves
+from plmu.text.vocabularies import BEGIN
 
 BATCHES = (1, 32)
 CHECKED = 20  # steps

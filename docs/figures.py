@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import plmu
-from plmu import report
 from plmu.bench import show
+from plmu.cli import report
 
 IMAGES = Path(__file__).parent / "images"
 RESULTS = Path(__file__).parents[1] / "results"

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import plmu
-from plmu.cli import main as program
-from plmu.data.mackey_glass import HORIZON, prediction_task
+from plmu.cli.program import main as program
+from plmu.experiments.data.mackey_glass import HORIZON, prediction_task
 
 PAPER = 0.044
 

@@ -24,7 +24,8 @@ from plmu.ops.plan import known_plan, known_plan_of_groups
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
 SOURCES = (
-    "gluon_chunked.py", "gluon_weight.py", "gluon_input_gradient.py", "gluon_split.py", "gluon_split_weight.py",
+    "gluon_chunked.py", "gluon_weight.py", "gluon_input_gradient.py", "float32/gluon_split.py",
+    "float32/gluon_split_weight.py",
 )  # fmt: skip
 PATIENCE = 60  # seconds after which a wait is a deadlock
 
@@ -238,7 +239,7 @@ def kernels(source: str = SOURCES[0]) -> dict[str, Any]:
     try:
         sys.modules.update(fakes)
         for one in files:
-            path = Path(direct.__file__).with_name(one)
+            path = Path(direct.__file__).parent / one
             text = path.read_text(encoding="utf-8").replace(".to(gl.int64)", "")  # numbers have 64 bits here
             text = re.sub(r"\.to\((gl\.\w+), bitcast=True\)", r".view(\1)", text)
             exec(compile(text, str(path), "exec"), vars(fakes[_module(one)]))
@@ -249,7 +250,7 @@ def kernels(source: str = SOURCES[0]) -> dict[str, Any]:
 
 
 def _module(source: str) -> str:
-    return f"plmu.ops.gpu.{source.removesuffix('.py')}"
+    return f"plmu.ops.gpu.{source.removesuffix('.py').replace('/', '.')}"
 
 
 class Launch(direct.Launch):

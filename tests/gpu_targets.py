@@ -61,7 +61,8 @@ def prepared(capability: int) -> tuple[Callable[[str], None], list[tuple[str, An
 
     from plmu.nn import coupled
     from plmu.ops import fused, routes
-    from plmu.ops.gpu import division, launch, split
+    from plmu.ops.gpu import division, launch
+    from plmu.ops.gpu.float32 import split
 
     class Driver:
         def get_current_target(self) -> Any:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from plmu.data import labelled
-from plmu.data.files import DataError
-from plmu.data.labelled import LabelledConfig, LabelledData
+from plmu.errors import DataError
+from plmu.timeseries import labelled
+from plmu.timeseries.labelled import LabelledConfig, LabelledData
 
 
 def load(path: Path, content: str | None = None, **options: Any) -> LabelledData:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plmu.cli import main
+from plmu.cli.program import main
 
 
 def refused(words, capsys, status=2) -> str:

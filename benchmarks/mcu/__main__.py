@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import plmu
-from plmu.training.results import provenance, write_json
+from plmu.runs.results import provenance, write_json
 
 HERE = Path(__file__).parent
 TOOLS = {"arm-none-eabi-gcc": "gcc-arm-none-eabi libnewlib-arm-none-eabi", "qemu-system-arm": "qemu-system-arm"}

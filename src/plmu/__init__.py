@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from plmu import nn
-    from plmu.cache import set_cache_limit
-    from plmu.estimators import Forecaster, SequenceClassifier
+    from plmu.core.cache import set_cache_limit
+    from plmu.core.systems import DelayNetwork, LinearSystem
+    from plmu.errors import FileFormatError
     from plmu.exports import export
-    from plmu.files import FileFormatError, load, load_into, save
-    from plmu.frozen import FrozenModel
-    from plmu.keras_weights import load_keras
+    from plmu.modelfiles.files import load, load_into, save
+    from plmu.modelfiles.keras_weights import load_keras
     from plmu.nn import (
         LMU,
         Bidirectional,
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
         standardize,
     )
     from plmu.ops import Plan, final_state, for_graphs, isolate_nonfinite, plan, project, states
-    from plmu.sampling import generate
-    from plmu.sessions import Sessions
-    from plmu.stream import Stream
-    from plmu.systems import DelayNetwork, LinearSystem
+    from plmu.runtime.frozen import FrozenModel
+    from plmu.runtime.sampling import generate
+    from plmu.runtime.sessions import Sessions
+    from plmu.runtime.stream import Stream
+    from plmu.timeseries import Forecaster, SequenceClassifier
 
 __version__ = "0.2.0"
 
@@ -94,15 +95,12 @@ __all__ = [
 
 # Which module each public name is in. They are imported at first use, so that `plmu --version` need not import torch.
 _MODULES: dict[str, tuple[str, ...]] = {
-    "cache": ("set_cache_limit",),
-    "datasets": (),
-    "describe": (),
-    "estimators": ("Forecaster", "SequenceClassifier"),
+    "core.cache": ("set_cache_limit",),
     "exports": ("export",),
-    "files": ("FileFormatError", "load", "load_into", "save"),
-    "keras_weights": ("load_keras",),
-    "folded": (),
-    "frozen": ("FrozenModel",),
+    "errors": ("FileFormatError",),
+    "modelfiles.files": ("load", "load_into", "save"),
+    "modelfiles.keras_weights": ("load_keras",),
+    "runtime.frozen": ("FrozenModel",),
     "nn": (
         "LMU",
         "Bidirectional",
@@ -128,17 +126,19 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "standardize",
     ),
     "ops": ("Plan", "final_state", "for_graphs", "isolate_nonfinite", "plan", "project", "states"),
-    "sampling": ("generate",),
-    "sessions": ("Sessions",),
-    "stream": ("Stream",),
-    "systems": ("DelayNetwork", "LinearSystem"),
+    "runtime.sampling": ("generate",),
+    "runtime.sessions": ("Sessions",),
+    "runtime.stream": ("Stream",),
+    "core.systems": ("DelayNetwork", "LinearSystem"),
+    "timeseries": ("Forecaster", "SequenceClassifier"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_ROOMS = ("core", "datasets", "exports", "folded", "nn", "ops", "runtime", "timeseries")
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, or a module of the library, at its first use; from then on it is an ordinary attribute."""
-    if name in _MODULES:
+    """A public name, or a room of the library, at its first use; from then on it is an ordinary attribute."""
+    if name in _ROOMS:
         return import_module(f"plmu.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'plmu' has no attribute {name!r}")
@@ -147,4 +147,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -1,5 +1,5 @@
 """`python -m plmu`, the same as `plmu`."""
 
-from plmu.cli import main
+from plmu.cli.program import main
 
 main()

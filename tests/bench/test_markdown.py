@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plmu.bench import markdown
-from plmu.cli import main
+from plmu.cli.program import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / name for name in ("performance.md", "performance-record.md")]

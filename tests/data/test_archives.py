@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 from texts import PACK, pack, snli_folder, snli_lines, zip_file
 
-from plmu.data import imdb, qqp, reading, snli, vectors
-from plmu.data.files import DataConfig, DataError
-from plmu.data.text import Builder
+from plmu.data import reading
+from plmu.data.files import DataConfig
+from plmu.errors import DataError
+from plmu.experiments.data import imdb, qqp, snli, vectors
+from plmu.text.words import Builder
 
 REVIEW = "aclImdb/train/pos/5_9.txt"
 

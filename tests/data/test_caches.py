@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from texts import pack, qqp_partition, snli_folder
 
-from plmu.atomic import replacing
-from plmu.data import cache, characters, imdb, mackey_glass, mnist, qqp, reading, reviews, snli, vectors
-from plmu.data.files import DataConfig, DataError, Remote, clear_abandoned, find, present
-from plmu.data.overview import overview
+from plmu.data import cache, reading
+from plmu.data.files import DataConfig, Remote, clear_abandoned, find, present
+from plmu.errors import DataError
+from plmu.experiments.data import characters, imdb, mackey_glass, mnist, qqp, reviews, snli, vectors
+from plmu.experiments.data.overview import overview
+from plmu.modelfiles.atomic import replacing
 
 
 @pytest.fixture(autouse=True)

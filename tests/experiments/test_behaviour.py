@@ -11,11 +11,12 @@ from program import raising
 from torch import nn
 from untrained import built
 
-from plmu.experiments import EXPERIMENTS, folders, psmnist
-from plmu.experiments.base import Config
-from plmu.experiments.fields import RANGES
+from plmu.errors import RunError
+from plmu.experiments import EXPERIMENTS, psmnist
+from plmu.runs import folders
+from plmu.runs.experiment import Config
+from plmu.runs.fields import RANGES
 from plmu.training.config import TrainingConfig
-from plmu.training.errors import RunError
 
 RESULTS = Path(__file__).parents[2] / "results"
 SMALLEST = math.ulp(0.0)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import plmu
-from plmu.data.vocabularies import BEGIN, END, FIRST, PADDING
 from plmu.experiments import decoding
 from plmu.experiments.decoding import translate
+from plmu.text.vocabularies import BEGIN, END, FIRST, PADDING
 
 WORDS = 7
 

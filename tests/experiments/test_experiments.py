@@ -12,13 +12,14 @@ import torch
 from program import raising, refused, short_task
 
 import plmu
-from plmu.cli import main
-from plmu.experiments import EXPERIMENTS, folders
+from plmu.cli.program import main
+from plmu.cli.report import load
+from plmu.experiments import EXPERIMENTS
 from plmu.experiments import psmnist as psmnist_module
-from plmu.experiments.fields import RANGES
 from plmu.experiments.mackey_glass import ACTIVATION_MODULES
 from plmu.nn import ACTIVATIONS
-from plmu.report import load
+from plmu.runs import folders
+from plmu.runs.fields import RANGES
 
 
 def test_the_command_trains_resumes_and_evaluates(tmp_path, monkeypatch, capsys):

@@ -14,16 +14,17 @@ from torch import nn
 from untrained import built
 
 import plmu
-from plmu.cli import main
-from plmu.data.symbols import SEPARATOR, Characters, Words
-from plmu.data.text import UNKNOWN
-from plmu.experiments import EXPERIMENTS, language, pretrained, sources
-from plmu.experiments.deployed import load
+from plmu.cli.program import main
+from plmu.errors import RunError
+from plmu.experiments import EXPERIMENTS, language, pretrained
 from plmu.experiments.imdb_pretrained import PretrainedModel, ScratchModel, adversarial_loss, begin_reviews, groups
 from plmu.experiments.reviews import WordModel
 from plmu.experiments.text_models import RANDOM, classification_loss, logits
+from plmu.runs import sources
+from plmu.runs.deployed import load
+from plmu.text.symbols import SEPARATOR, Characters, Words
+from plmu.text.words import UNKNOWN
 from plmu.training.config import TrainingConfig
-from plmu.training.errors import RunError
 from plmu.training.optimizers import optimizers
 from plmu.training.task import Task
 

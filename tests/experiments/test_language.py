@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from untrained import built
 
 import plmu
-from plmu.data.symbols import Characters, Words
 from plmu.experiments import EXPERIMENTS, language
 from plmu.experiments.language import (
     LSTMLanguageModel,
@@ -25,6 +24,7 @@ from plmu.experiments.language import (
     reset_nats,
     scores,
 )
+from plmu.text.symbols import Characters, Words
 
 CPU = torch.device("cpu")
 SIZE = 11

@@ -11,9 +11,9 @@ from program import refused
 from texts import amazon_file, imdb_archive, opinions
 
 import plmu
-from plmu.cli import main
-from plmu.data.symbols import Characters, Words, read
-from plmu.experiments.deployed import load
+from plmu.cli.program import main
+from plmu.runs.deployed import load
+from plmu.text.symbols import Characters, Words, read
 from plmu.training.step import TrainingStep
 
 SMALL = ["--model.width", "8", "--model.blocks", "1", "--model.order", "2"]

@@ -9,9 +9,9 @@ from untrained import built
 import plmu
 from plmu.bench.training_time import random_task
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.base import Config
 from plmu.experiments.baselines import lstm
 from plmu.experiments.text_models import TextExperiment
+from plmu.runs.experiment import Config
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.task import Task

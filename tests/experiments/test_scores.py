@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plmu.cli import main
+from plmu.cli.program import main
 from plmu.experiments import EXPERIMENTS, psmnist
 from plmu.training.step import TrainingStep
 

@@ -14,13 +14,13 @@ from texts import imdb_archive, keras_file, qqp_official, qqp_partition, snli_fo
 from torch import nn
 
 import plmu
-from plmu.cli import main
+from plmu.cli.program import main
 from plmu.data.files import DataConfig
-from plmu.data.text import FIRST
+from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.deployed import load
 from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, classifier, logits
-from plmu.training.errors import RunError
+from plmu.runs.deployed import load
+from plmu.text.words import FIRST
 
 TEXTS = ("imdb", "qqp", "snli")
 SIDES = {"imdb": 1, "qqp": 2, "snli": 2}

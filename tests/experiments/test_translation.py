@@ -11,13 +11,14 @@ from program import refused
 from texts import GLOSSARY, iwslt_folder, pairs
 from untrained import built
 
-from plmu.cli import main
-from plmu.data.moses import detokenise
-from plmu.data.vocabularies import BEGIN, END, PADDING
-from plmu.experiments import EXPERIMENTS, folders, translate, translation
+from plmu.cli.program import main
+from plmu.experiments import EXPERIMENTS, translate, translation
 from plmu.experiments.bleu import bleu
 from plmu.experiments.decoding import Translation
 from plmu.experiments.translate import Options, Translator
+from plmu.runs import folders
+from plmu.text.moses import detokenise
+from plmu.text.vocabularies import BEGIN, END, PADDING
 from plmu.training.batches import source_of
 from plmu.training.processes import Processes
 

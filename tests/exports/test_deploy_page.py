@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import plmu
-from plmu.cli import main
+from plmu.cli.program import main
 from plmu.exports.measure import compiler
 
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import plmu
 from plmu import DelayLayer, ParallelLMU, Sequential
-from plmu.cli import main
-from plmu.data.symbols import Characters, Words
+from plmu.cli.program import main
 from plmu.experiments.mackey_glass import MackeyGlass
 from plmu.exports import AccuracyWarning, exporting
+from plmu.text.symbols import Characters, Words
 
 SMALL = {"order": 4, "theta": 7.0}
 

@@ -14,7 +14,7 @@ from torch import nn
 import plmu
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.onnx_model import step_model, whole_model
-from plmu.state_tree import leaves
+from plmu.runtime.state_tree import leaves
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from exported import NAMES, TOLERANCE, inputs, model_of, program, relative
 import plmu
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.program import MatVec, Remember, rounded
-from plmu.state_tree import leaves
+from plmu.runtime.state_tree import leaves
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from torch import nn
 
 import plmu
 from plmu.exports.torch_program import METADATA, runs_whole
-from plmu.state_tree import leaves
+from plmu.runtime.state_tree import leaves
 
 ROUNDINGS = 10_000  # a state is a sum over many steps; see `assert_same`
 

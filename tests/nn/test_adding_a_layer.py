@@ -68,8 +68,8 @@ def test_a_layer_of_plmu_is_saved_whole(copy: Path) -> None:
 
 def test_the_tests_of_all_layers_hold_for_it(copy: Path) -> None:
     """As they do for the layers that are there."""
-    files = ("nn/test_layer_modes.py", "nn/test_layer_traces.py", "nn/test_export.py", "test_folded.py")
-    chosen = [f"tests/{name}" for name in (*files, "test_public.py", "test_pages.py")]
+    files = ("nn/test_layer_modes.py", "nn/test_layer_traces.py", "nn/test_export.py", "folded/test_folded.py")
+    chosen = [f"tests/{name}" for name in (*files, "project/test_public.py", "project/test_pages.py")]
     pattern = "difference or names_are_frozen or the_reference_has"
     said = _run("-m", "pytest", "-p", "no:cacheprovider", "-k", pattern, *chosen, cwd=copy)
     passed = re.search(r"(\d+) passed", said)

@@ -216,7 +216,7 @@ def test_a_file_must_have_both_layers(path: Path) -> None:
     tensors, inner = {}, {"class": "ParallelLMU", "config": {"input_size": 3, "hidden_size": 4, **SMALL}}
     for modules in ([inner], [inner] * 3, []):
         description = {"class": "Bidirectional", "modules": modules, "merge": "concat"}
-        plmu.files.write(path, tensors, {"kind": "model", "tied": {}, "model": description})
+        plmu.modelfiles.files.write(path, tensors, {"kind": "model", "tied": {}, "model": description})
         with pytest.raises(plmu.FileFormatError, match="must have two modules"):
             plmu.load(path)
 

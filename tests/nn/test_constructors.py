@@ -79,7 +79,7 @@ def test_files_neither_hold_nor_take_them(name: str, path: Path) -> None:
     assert all(value.dtype == torch.float64 for value in plmu.load(path).parameters())
     for option, value in (("dtype", "float32"), ("device", "cpu"), ("device", None)):
         description = {"class": type(layer).__name__, "config": {**layer.config, option: value}}
-        plmu.files.write(path, {}, {"kind": "model", "tied": {}, "model": description})
+        plmu.modelfiles.files.write(path, {}, {"kind": "model", "tied": {}, "model": description})
         with pytest.raises(plmu.FileFormatError, match=f"option '{option}', which this plmu does not know"):
             plmu.load(path)
 

@@ -47,7 +47,7 @@ def test_steps_agree_with_the_whole_sequence(kind):
     for t in range(5):
         out, state = model.step(target[:, t], state, context)
         torch.testing.assert_close(out, whole[:, t])
-        sizes.add(sum(leaf.numel() for leaf in plmu.state_tree.leaves(state)))
+        sizes.add(sum(leaf.numel() for leaf in plmu.runtime.state_tree.leaves(state)))
     assert len(sizes) == 1, "the state of a hypothesis does not grow"
 
 

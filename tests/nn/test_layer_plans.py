@@ -14,7 +14,8 @@ import plmu
 from plmu import LMU, DelayLayer, ParallelLMU
 from plmu.nn import coupled, original
 from plmu.ops import chunked, fft, fused, recurrent, toeplitz, transforms
-from plmu.ops.gpu import all_states, launch, projection, split, split_hopper
+from plmu.ops.gpu import all_states, launch, projection
+from plmu.ops.gpu.float32 import split, split_hopper
 from plmu.ops.plan import known_plan, known_plan_of_groups
 from plmu.ops.rates import DEVICES
 

@@ -9,7 +9,8 @@ from operations import needs_kernels
 from test_split import DEVICE, check
 
 import plmu
-from plmu.ops.gpu import division, launch, split, split_hopper
+from plmu.ops.gpu import division, launch
+from plmu.ops.gpu.float32 import split, split_hopper
 
 pytestmark = needs_kernels
 SHAPES = {
@@ -145,8 +146,8 @@ def test_what_it_leaves_to_other_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.skipif(DEVICE == "cuda", reason="of the emulator")
 def test_a_broken_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator is no rubber stamp: parts that are left out and a lost arrival are seen."""
-    kernels = gluon_emulator.kernels("gluon_split.py")
-    both = gluon_emulator.kernels("gluon_split_weight.py") | kernels
+    kernels = gluon_emulator.kernels("float32/gluon_split.py")
+    both = gluon_emulator.kernels("float32/gluon_split_weight.py") | kernels
     monkeypatch.setattr(gluon_emulator.Launch, "emulated", both)
     monkeypatch.setattr(gluon_emulator, "PATIENCE", 0.5)
     given, of_o = [torch.randn(1, 200, 8), torch.randn(8, 2, 8)], torch.randn(1, 200, 8)

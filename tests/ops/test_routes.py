@@ -11,7 +11,7 @@ from operations import needs_kernels
 from torch import Tensor
 
 import plmu
-from plmu import cache
+from plmu.core import cache
 from plmu.ops import check, nonfinite, routes
 from plmu.ops.gpu import projection
 

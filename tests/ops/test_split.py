@@ -7,7 +7,8 @@ from operations import needs_kernels
 from torch import Tensor
 
 import plmu
-from plmu.ops.gpu import launch, projection, split, tables
+from plmu.ops.gpu import launch, projection, tables
+from plmu.ops.gpu.float32 import split
 from plmu.ops.plan import known_plan
 
 pytestmark = needs_kernels

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from plmu.data.symbols import Characters
 from plmu.experiments import language
 from plmu.experiments.language import PlmuModel, language_task
+from plmu.text.symbols import Characters
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes

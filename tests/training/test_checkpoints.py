@@ -13,8 +13,8 @@ import torch
 from program import raising
 from worker import config, model, task
 
+from plmu.errors import CheckpointError, RunError
 from plmu.training.checkpoints import BEST, MAGIC, STATE, Checkpoints, pack, unpack
-from plmu.training.errors import CheckpointError, RunError
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from worker import task
 
+from plmu.errors import RunError
+from plmu.runs.results import read_json, spread, write_json
 from plmu.training.config import TrainingConfig
-from plmu.training.errors import RunError
-from plmu.training.results import read_json, spread, write_json
 from plmu.training.task import check_finite
 
 LEAST = {

@@ -15,7 +15,7 @@ from worker import config, seeded_model, task
 
 from plmu.experiments import language
 from plmu.experiments.language import LSTMModel, ModernModel, PlmuModel
-from plmu.state_tree import leaves, map_state
+from plmu.runtime.state_tree import leaves, map_state
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.loop import Outcome, Trainer
 from plmu.training.processes import Processes

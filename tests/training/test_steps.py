@@ -11,15 +11,15 @@ import pytest
 import torch
 from worker import config, seeded_model, task
 
-from plmu.training import results
+from plmu.errors import Diverged, RunError
+from plmu.runs import results
+from plmu.runs.results import provenance
 from plmu.training.batches import Shape
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig
-from plmu.training.errors import Diverged, RunError
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes, _device, processes
 from plmu.training.progress import Progress
-from plmu.training.results import provenance
 
 ONE = Processes(0, 1, torch.device("cpu"))
 

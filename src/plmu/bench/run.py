@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from plmu.arguments import OneOf, Parser
 from plmu.bench import algorithms, complexity, layers, show, streaming, training_time
 from plmu.bench.measure import Keep, copy_bandwidth
-from plmu.training.results import provenance
+from plmu.cli.arguments import OneOf, Parser
+from plmu.runs.results import provenance
 
 KINDS: dict[str, Callable[[str, int, Keep], dict[str, Any]]] = {
     "layers": layers.run,

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from plmu.atomic import replacing
-from plmu.terminal import show_table
+from plmu.modelfiles.atomic import replacing
+from plmu.training.terminal import show_table
 
 FEW = 5
 

@@ -1,1 +1,1 @@
-"""Data sources: find or download, verify, parse, split. One module a source."""
+"""Data files of any kind: find or download them with checksums, read them within bounds, cache what was parsed."""

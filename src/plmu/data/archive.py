@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.data.files import DataError, unreadable
+from plmu.data.files import unreadable
+from plmu.errors import DataError
 
 SUFFIXES = (".ts", ".arff")
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from plmu.atomic import replacing
 from plmu.data.files import cache_folder, clear_abandoned, unreadable
+from plmu.modelfiles.atomic import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Parsed = TypeVar("Parsed")

@@ -11,14 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from plmu.errors import DataError
+
 ABANDONED = 3600.0  # seconds after which a temporary file that nobody writes to is left over from a killed process
-
-
-class DataError(RuntimeError):
-    """Data that is missing, incomplete or damaged, with what to do about it: one line, whatever it quotes of a file."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__("".join(letter if letter.isprintable() else " " for letter in message[:1000]))
 
 
 def unreadable(error: OSError, path: Path | None = None) -> DataError:
@@ -94,7 +89,7 @@ def is_file(path: Path) -> bool:
 
 
 def clear_abandoned(folder: Path) -> None:
-    """Remove the temporary files of killed processes: those of `plmu.atomic.replacing` and of pooch's downloads."""
+    """Remove the temporary files of killed processes: of `replacing` and of pooch's downloads."""
     for path in (*folder.glob(".*.tmp"), *folder.glob("tmp????????")):
         try:
             if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED:

@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from plmu.data.files import DataError, unreadable
+from plmu.data.files import unreadable
+from plmu.errors import DataError
 
 RATIO, ALLOWANCE = 50, 2**20  # what was read may unpack to RATIO times its size and ALLOWANCE bytes
 LONGEST = 2**20  # bytes of a line, of a wanted file of a tar archive and of a header in it

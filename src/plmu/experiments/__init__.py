@@ -1,7 +1,6 @@
 """The paper's experiments, and those on data of one's own: configuration, data, model, baselines and score."""
 
 from plmu.experiments.addition import Addition
-from plmu.experiments.base import Config, Experiment
 from plmu.experiments.classify import Classify
 from plmu.experiments.forecast import Forecast
 from plmu.experiments.imdb import IMDB
@@ -12,6 +11,7 @@ from plmu.experiments.qqp import QQP
 from plmu.experiments.reviews import Reviews
 from plmu.experiments.snli import SNLI
 from plmu.experiments.text8 import Text8
+from plmu.runs.experiment import Config, Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one

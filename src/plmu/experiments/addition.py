@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import plmu
-from plmu.data import addition
-from plmu.experiments.base import Config, Experiment
 from plmu.experiments.baselines import LastOutput, lstm
-from plmu.experiments.fields import Checked
+from plmu.experiments.data import addition
+from plmu.runs.experiment import Config, Experiment
+from plmu.runs.fields import Checked
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 

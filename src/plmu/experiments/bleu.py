@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from plmu.data.moses import detokenise
+from plmu.text.moses import detokenise
 
 ORDER = 4  # longest sequences of words that count
 DETOKENISED = "bleu_detokenised"

@@ -21,18 +21,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import plmu
-from plmu.data import labelled
-from plmu.data.files import DataError
-from plmu.data.labelled import LabelledConfig
-from plmu.estimators.classifier import SequenceClassifier
-from plmu.estimators.labelled import by_number
+from plmu.errors import DataError, RunError
 from plmu.experiments import classify_report
-from plmu.experiments.base import Config, Experiment, Predictions
 from plmu.experiments.classify_run import Settings, predict, write_models
-from plmu.experiments.fields import Checked
 from plmu.nn import Sequential
+from plmu.runs.experiment import Config, Experiment, Predictions
+from plmu.runs.fields import Checked
+from plmu.timeseries import labelled
+from plmu.timeseries.classifier import SequenceClassifier
+from plmu.timeseries.labelled import LabelledConfig
+from plmu.timeseries.sequences import by_number
 from plmu.training.config import TrainingConfig
-from plmu.training.errors import RunError
 from plmu.training.task import Batch, Group, Task
 
 VALIDATED = 0.2  # share of the training series to choose the epoch by

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from plmu.experiments.forecast_report import text_table
-from plmu.plotting import literal, pyplot
-from plmu.training.results import write_json
+from plmu.runs.results import write_json
+from plmu.timeseries.plotting import literal, pyplot
 
 SHOWN = 20  # classes that are printed
 NUMBERED = 25  # classes up to which the picture has numbers in it

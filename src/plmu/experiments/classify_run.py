@@ -10,18 +10,17 @@ import torch
 from torch import nn
 
 import plmu
-from plmu.data import labelled
-from plmu.data.files import DataError
-from plmu.data.labelled import LabelledConfig
-from plmu.data.labelled_columns import Format
-from plmu.estimators.classifier import SequenceClassifier
-from plmu.estimators.shares import over_blocks, padded
-from plmu.experiments.base import Predictions
-from plmu.experiments.outputs import Outputs
-from plmu.experiments.outputs import write as write_outputs
+from plmu.errors import DataError, RunError
 from plmu.nn import Sequential
-from plmu.training.errors import RunError
-from plmu.training.results import read_json, write_json
+from plmu.runs.experiment import Predictions
+from plmu.runs.outputs import Outputs
+from plmu.runs.outputs import write as write_outputs
+from plmu.runs.results import read_json, write_json
+from plmu.timeseries import labelled
+from plmu.timeseries.classifier import SequenceClassifier
+from plmu.timeseries.labelled import LabelledConfig
+from plmu.timeseries.labelled_columns import Format
+from plmu.timeseries.shares import over_blocks, padded
 
 SERIES, MODEL, WHOLE, NORMALIZED = "series.json", "model.plmu", "whole.plmu", "normalization.json"
 

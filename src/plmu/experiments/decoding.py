@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.data.vocabularies import BEGIN, END, PADDING
 from plmu.nn import EncoderDecoder
-from plmu.state_tree import map_state
+from plmu.runtime.state_tree import map_state
+from plmu.text.vocabularies import BEGIN, END, PADDING
 
 RATIO, MORE = 2, 10  # a translation has at most RATIO times as many tokens as its source, and MORE
 

@@ -20,16 +20,16 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from plmu.data.series import SeriesConfig
+from plmu.errors import RunError
 from plmu.experiments import forecast_report
-from plmu.experiments.base import Config, Experiment, Predictions
 from plmu.experiments.forecast_models import LSTM_TRAINING, ClosedModel, GradientModel, LSTMModel
 from plmu.experiments.forecast_run import predict, write_model
 from plmu.experiments.forecast_scores import last_value, model_method, score
 from plmu.experiments.forecast_task import METRIC, ForecastConfig, ForecastTask, fitted, lstm_of, prepare, rolling
 from plmu.nn import LookbackForecast
+from plmu.runs.experiment import Config, Experiment, Predictions
+from plmu.timeseries.series import SeriesConfig
 from plmu.training.config import TrainingConfig
-from plmu.training.errors import RunError
 from plmu.training.task import Task
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.experiments.baselines import lstm
-from plmu.experiments.fields import Checked
+from plmu.runs.fields import Checked
 from plmu.training.config import TrainingConfig
 
 LSTM_TRAINING = TrainingConfig(epochs=10, batch_size=64, learning_rate=3e-3, schedule="cosine", graph=False)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from plmu.experiments.forecast_scores import Intervals, model_method
-from plmu.plotting import literal, pyplot, shortened
-from plmu.training.results import write_json
+from plmu.runs.results import write_json
+from plmu.timeseries.plotting import literal, pyplot, shortened
 
 if TYPE_CHECKING:
     from plmu.experiments.forecast_task import ForecastTask

@@ -12,21 +12,20 @@ import numpy as np
 import torch
 
 import plmu
-from plmu.data import series
-from plmu.data.clock import Clock
-from plmu.data.columns import Columns
-from plmu.data.files import DataError
-from plmu.data.series import Piece, SeriesConfig, SeriesData
-from plmu.estimators.season import aligned
-from plmu.experiments.base import Predictions
+from plmu.core.systems import DelayNetwork
+from plmu.errors import DataError, RunError
 from plmu.experiments.forecast_scores import Intervals
 from plmu.experiments.forecast_windows import Windows
-from plmu.experiments.outputs import Outputs
-from plmu.experiments.outputs import write as write_outputs
 from plmu.nn import CovariateForecast, LookbackForecast
-from plmu.systems import DelayNetwork
-from plmu.training.errors import RunError
-from plmu.training.results import read_json, write_json
+from plmu.runs.experiment import Predictions
+from plmu.runs.outputs import Outputs
+from plmu.runs.outputs import write as write_outputs
+from plmu.runs.results import read_json, write_json
+from plmu.timeseries import series
+from plmu.timeseries.clock import Clock
+from plmu.timeseries.columns import Columns
+from plmu.timeseries.season import aligned
+from plmu.timeseries.series import Piece, SeriesConfig, SeriesData
 
 SERIES, INTERVALS, MODEL = "series.json", "intervals.json", "model.plmu"
 

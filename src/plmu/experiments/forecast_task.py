@@ -13,14 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from plmu.data import series
-from plmu.data.files import DataError
-from plmu.data.series import SeriesConfig, SeriesData
-from plmu.estimators.choosing import standard_deviation
-from plmu.estimators.effects import LAGS
-from plmu.estimators.forecaster import Forecaster
-from plmu.estimators.season import has_years, period
-from plmu.experiments.base import Config
+from plmu.errors import DataError
 from plmu.experiments.forecast_models import LSTM_TRAINING, ClosedModel, LSTMModel, WindowLSTM, equal_size
 from plmu.experiments.forecast_run import Settings
 from plmu.experiments.forecast_scores import (
@@ -36,6 +29,13 @@ from plmu.experiments.forecast_scores import (
 )
 from plmu.experiments.forecast_windows import Windows
 from plmu.nn import LookbackForecast
+from plmu.runs.experiment import Config
+from plmu.timeseries import series
+from plmu.timeseries.choosing import standard_deviation
+from plmu.timeseries.effects import LAGS
+from plmu.timeseries.forecaster import Forecaster
+from plmu.timeseries.season import has_years, period
+from plmu.timeseries.series import SeriesConfig, SeriesData
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 from plmu.training.task import Batch, Task

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plmu.data.series import Piece
+from plmu.timeseries.series import Piece
 
 _BLOCK = 2**22  # numbers of windows that are held at a time
 

@@ -19,11 +19,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from plmu.data import imdb
-from plmu.data.symbols import SEPARATOR
-from plmu.data.text import FIRST, VOCABULARY, TextData
 from plmu.experiments import imdb_pretrained, pretrained
-from plmu.experiments.base import Config
+from plmu.experiments.data import imdb
 from plmu.experiments.imdb_pretrained import ClassifierModel
 from plmu.experiments.text_models import (
     RANDOM,
@@ -34,6 +31,9 @@ from plmu.experiments.text_models import (
     TextTask,
     training,
 )
+from plmu.runs.experiment import Config
+from plmu.text.symbols import SEPARATOR
+from plmu.text.words import FIRST, VOCABULARY, TextData
 from plmu.training.task import Task
 
 

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 import plmu
-from plmu.data.symbols import SEPARATOR, Words
+from plmu.errors import RunError
 from plmu.experiments import language
-from plmu.experiments.fields import Checked
 from plmu.experiments.pretrained import Pretrained
 from plmu.experiments.reviews import WordModel
 from plmu.experiments.text_models import classification_loss, logits
 from plmu.nn import Steppable
+from plmu.runs.fields import Checked
+from plmu.text.symbols import SEPARATOR, Words
 from plmu.training.config import TrainingConfig
-from plmu.training.errors import RunError
 from plmu.training.task import Batch, Group, Task
 
 SAMPLE = 250  # training reviews by which states are standardised

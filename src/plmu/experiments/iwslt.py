@@ -14,12 +14,13 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from plmu.data import parallel, vocabularies
-from plmu.data.parallel import ParallelConfig
 from plmu.experiments import bleu, translation_models
-from plmu.experiments.base import Config, Experiment
+from plmu.experiments.data import parallel
+from plmu.experiments.data.parallel import ParallelConfig
 from plmu.experiments.translation import HYPOTHESES, REFERENCES, UNSCORED, TranslationTask, translation_task
 from plmu.experiments.translation_models import BpeModel, LSTMModel, PlmuModel
+from plmu.runs.experiment import Config, Experiment
+from plmu.text import vocabularies
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Task
 

@@ -18,10 +18,10 @@ from torch.nn.functional import cross_entropy
 
 import plmu
 from plmu.data.cache import Array
-from plmu.data.symbols import Symbols
 from plmu.experiments.baselines import lstm
-from plmu.experiments.fields import Checked
 from plmu.nn import Steppable
+from plmu.runs.fields import Checked
+from plmu.text.symbols import Symbols
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Group, Task
 

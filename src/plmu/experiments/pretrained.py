@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 import plmu
-from plmu.data import symbols
-from plmu.data.symbols import Symbols
-from plmu.experiments.sources import MODEL, checked_run, digest
+from plmu.errors import RunError
 from plmu.nn import Steppable
-from plmu.training.errors import RunError
+from plmu.runs.sources import MODEL, checked_run, digest
+from plmu.text import symbols
+from plmu.text.symbols import Symbols
 
 
 @dataclass

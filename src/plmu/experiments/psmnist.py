@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import plmu
-from plmu.data import mnist
-from plmu.experiments.base import Config, Experiment
 from plmu.experiments.baselines import LastOutput, lstm
-from plmu.experiments.fields import Checked
+from plmu.experiments.data import mnist
+from plmu.runs.experiment import Config, Experiment
+from plmu.runs.fields import Checked
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from plmu.data import qqp
-from plmu.data.text import TextData
-from plmu.experiments.base import Config
+from plmu.experiments.data import qqp
 from plmu.experiments.text_models import PAIR, PAIR_DEEP, DeepModel, LSTMModel, PlmuModel, TextExperiment, training
+from plmu.runs.experiment import Config
+from plmu.text.words import TextData
 
 
 @dataclass

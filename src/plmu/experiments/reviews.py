@@ -14,14 +14,14 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from plmu.data import reviews
-from plmu.data.reviews import ReviewsConfig
-from plmu.data.symbols import Words
+from plmu.errors import RunError
 from plmu.experiments import language, pretrained
-from plmu.experiments.base import Config, Experiment
+from plmu.experiments.data import reviews
+from plmu.experiments.data.reviews import ReviewsConfig
 from plmu.experiments.language import LanguageTask, LSTMModel, PlmuModel, language_task, training
 from plmu.experiments.pretrained import Pretrained
-from plmu.training.errors import RunError
+from plmu.runs.experiment import Config, Experiment
+from plmu.text.symbols import Words
 from plmu.training.task import Task
 
 ModelConfig = TypeVar("ModelConfig")

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from plmu.data import snli
-from plmu.data.text import TextData
-from plmu.experiments.base import Config
+from plmu.experiments.data import snli
 from plmu.experiments.text_models import PAIR, PAIR_DEEP, DeepModel, LSTMModel, PlmuModel, TextExperiment, training
+from plmu.runs.experiment import Config
+from plmu.text.words import TextData
 
 
 class SNLI(TextExperiment):

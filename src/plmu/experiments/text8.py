@@ -17,11 +17,11 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from plmu.data import characters
-from plmu.data.characters import CharactersConfig
 from plmu.experiments import language
-from plmu.experiments.base import Config, Experiment
+from plmu.experiments.data import characters
+from plmu.experiments.data.characters import CharactersConfig
 from plmu.experiments.language import LanguageTask, LSTMModel, ModernModel, PlmuModel, language_task, training
+from plmu.runs.experiment import Config, Experiment
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Task
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import plmu
-from plmu.data import vectors
-from plmu.data.text import FIRST, TextData
-from plmu.experiments.base import Config, Experiment
 from plmu.experiments.baselines import lstm
-from plmu.experiments.fields import Checked
+from plmu.experiments.data import vectors
+from plmu.runs.experiment import Config, Experiment
+from plmu.runs.fields import Checked
+from plmu.text.words import FIRST, TextData
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 

@@ -15,15 +15,16 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from plmu.data import vocabularies
-from plmu.data.moses import detokenise, tokenise, unescaped
 from plmu.data.reading import lines, lines_of
-from plmu.data.vocabularies import PADDING, UNKNOWN, Vocabulary
-from plmu.experiments import EXPERIMENTS, folders, translation_models
+from plmu.errors import RunError
+from plmu.experiments import EXPERIMENTS, translation_models
 from plmu.experiments.decoding import Translation, translate
 from plmu.experiments.translation_models import TranslationModel
+from plmu.runs import folders
+from plmu.text import vocabularies
+from plmu.text.moses import detokenise, tokenise, unescaped
+from plmu.text.vocabularies import PADDING, UNKNOWN, Vocabulary
 from plmu.training.checkpoints import Checkpoints, other_version
-from plmu.training.errors import RunError
 
 READ_AHEAD = 8  # batches that are read to find sentences of similar length
 MOST_TOKENS = 4_096  # of the sources of a batch, padding included, unless it is a single sentence

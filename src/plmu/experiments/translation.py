@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import plmu
-from plmu.data.parallel import ParallelData
-from plmu.data.text import Ragged
-from plmu.data.vocabularies import BEGIN, END, Vocabulary
+from plmu.errors import RunError
 from plmu.experiments import bleu
+from plmu.experiments.data.parallel import ParallelData
 from plmu.experiments.decoding import translate
 from plmu.experiments.translation_models import TranslationModel
-from plmu.training.errors import RunError
+from plmu.text.vocabularies import BEGIN, END, Vocabulary
+from plmu.text.words import Ragged
 from plmu.training.task import Batch, Group, Task
 
 AT_ONCE = {"cpu": 64, "cuda": 512}  # sentences that are translated at a time

@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 import plmu
-from plmu.data.vocabularies import Pieces, Vocabulary
-from plmu.experiments.fields import Checked
+from plmu.runs.fields import Checked
+from plmu.text.vocabularies import Pieces, Vocabulary
 
 EPS = 1e-6  # of norms
 

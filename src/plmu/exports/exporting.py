@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import plmu
-from plmu.atomic import replacing
+from plmu.core.modes import unwrapped
 from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_harm
 from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.lowering import lowered
 from plmu.exports.program import Program
-from plmu.modes import unwrapped
+from plmu.modelfiles.atomic import replacing
 from plmu.nn.folding import fold
 from plmu.nn.stacking import entrance, features_of
 from plmu.nn.steppable import Steppable

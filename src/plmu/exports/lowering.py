@@ -19,7 +19,7 @@ from plmu.nn.folding import FUNCTIONS, is_plain
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.shares import ThresholdShares, legendre
 from plmu.nn.steppable import ACTIVATIONS
-from plmu.state_tree import map_state
+from plmu.runtime.state_tree import map_state
 
 _ELEMENTWISE_OR_ROW = {name for name, _ in FUNCTIONS.values()} | set(ACTIVATIONS)
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from plmu.exports.c_files import FLAGS
 from plmu.exports.program import Program
-from plmu.stream import Stream
+from plmu.runtime.stream import Stream
 
 SECONDS = 0.2  # that a measurement takes
 SERIES = 0.002  # seconds of calls that are timed together: short, so that some run without interruption

@@ -15,7 +15,7 @@ from torch.export import Dim
 from plmu.exports.program import Program
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.steppable import Steppable
-from plmu.state_tree import leaves, map_state
+from plmu.runtime.state_tree import leaves, map_state
 
 METADATA = "metadata.json"  # among the program's extra files
 

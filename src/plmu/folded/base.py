@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
-from plmu.modes import autocasts
+from plmu.core.modes import autocasts
 
 
 class Place(TypedDict):

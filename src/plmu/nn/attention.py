@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from plmu.core.modes import is_open
 from plmu.folded import wide_dtype
-from plmu.modes import is_open
 from plmu.nn.past import documents, ends, since_reset
 from plmu.nn.steppable import Steppable, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid

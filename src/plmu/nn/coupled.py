@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from plmu.core.modes import is_batched, watched
+from plmu.core.systems import LinearSystem
 from plmu.folded import CoupledMemory, wide_dtype
-from plmu.modes import is_batched, watched
 from plmu.nn.folding import fold_activation
 from plmu.ops.gpu.devices import lacking
 from plmu.ops.matrices import step_matrix
-from plmu.systems import LinearSystem
 
 if TYPE_CHECKING:
     from plmu.nn.original import LMUCell

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plmu.core.systems import DelayNetwork
 from plmu.folded import wide_dtype
 from plmu.nn.forecast import LookbackForecast, began, final_rows, row_windows, window_taps
 from plmu.nn.steppable import check_features, factory, positive
 from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid, result_dtype
-from plmu.systems import DelayNetwork
 
 
 class CovariateForecast(LookbackForecast):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.core.systems import LinearSystem
 from plmu.folded import Folded
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
@@ -15,7 +16,6 @@ from plmu.nn.steppable import check_features, factory, options_repr, positive
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
 from plmu.ops.nonfinite import infinity_as_nan
-from plmu.systems import LinearSystem
 
 
 class DelayLayer(Filling):

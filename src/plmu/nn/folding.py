@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from plmu.core.modes import unwrapped
 from plmu.folded import (
     Affine,
     Applied,
@@ -25,7 +26,6 @@ from plmu.folded import (
     Unit,
     chain,
 )
-from plmu.modes import unwrapped
 from plmu.nn.steppable import Steppable, activation_name
 
 # Those that do nothing once training is over.

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from plmu.core.modes import is_open
+from plmu.core.systems import DelayNetwork, LinearSystem
 from plmu.folded import wide_dtype
-from plmu.modes import is_open
 from plmu.nn.memory import plain_theta
 from plmu.nn.past import ends
 from plmu.nn.steppable import Steppable, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
-from plmu.systems import DelayNetwork, LinearSystem
 
 _LARGEST = 2**22  # numbers of windows that are held at a time
 Ahead = Callable[[Tensor, Tensor, Tensor], Tensor]  # of windows, their phase and their steps, to forecasts

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from plmu import ops
+from plmu.core.modes import among_fakes, autocasts, values_unknown
+from plmu.core.systems import DelayNetwork, LinearSystem, is_stable
 from plmu.folded import Delay
-from plmu.modes import among_fakes, autocasts, values_unknown
 from plmu.nn.steppable import Factory
 from plmu.ops import routes
 from plmu.ops.check import Lengths, check_state, result_dtype
@@ -22,7 +23,6 @@ from plmu.ops.groups import SystemGroups, together
 from plmu.ops.matrices import step_matrix
 from plmu.ops.plan import joined, named, plan_groups
 from plmu.ops.recurrent import Stepper
-from plmu.systems import DelayNetwork, LinearSystem, is_stable
 
 TRAINABLE = ("none", "theta", "system")
 _NARROW = (torch.float16, torch.bfloat16)

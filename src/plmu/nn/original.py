@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from plmu.core.modes import is_open, values_unknown, watched
+from plmu.core.systems import LinearSystem
 from plmu.folded import Folded, Stepped
-from plmu.modes import is_open, values_unknown, watched
 from plmu.nn import coupled
 from plmu.nn.folding import is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
@@ -22,7 +23,6 @@ from plmu.nn.steppable import Activation, activation, check_features, factory, l
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, precision, result_dtype
 from plmu.ops.nonfinite import infinity_as_nan
-from plmu.systems import LinearSystem
 
 State = tuple[Tensor, Tensor]
 INITS = ("general", "memory")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, relu
 
+from plmu.core.modes import autocasts, is_open, values_unknown
+from plmu.core.systems import LinearSystem
 from plmu.folded import Folded
-from plmu.modes import autocasts, is_open, values_unknown
 from plmu.nn import encoder_after
 from plmu.nn.folding import is_plain, watched_backward
 from plmu.nn.memory import Memory, plain_order, plain_theta
@@ -35,7 +36,6 @@ from plmu.ops.gpu import encoding
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.nonfinite import infinity_as_nan
 from plmu.ops.rates import rates_of
-from plmu.systems import LinearSystem
 
 
 class ParallelLMU(Filling):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.modes import autocasts
+from plmu.core.modes import autocasts
 from plmu.nn.delay import DelayLayer
 from plmu.nn.dense import dense
 from plmu.nn.folding import is_plain

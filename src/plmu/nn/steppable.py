@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plmu.core.modes import autocasts
 from plmu.folded import Folded, Stepped
-from plmu.modes import autocasts
 from plmu.ops.check import Lengths, check_padded, checked_lengths, reversed_steps
 
 Activation = str | Callable[[Tensor], Tensor] | None

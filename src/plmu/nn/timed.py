@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.core.modes import values_unknown
+from plmu.core.systems import DelayNetwork
 from plmu.folded import wide_dtype
-from plmu.modes import values_unknown
 from plmu.nn.memory import plain_order
 from plmu.nn.steppable import Steppable, check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
-from plmu.systems import DelayNetwork
 
 _BLOCK = 16  # steps that are taken one after another, in all blocks at once
 _AT_ONCE = 4096  # matrix exponentials

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding_bag
 
+from plmu.core.modes import autocasts, is_open, transformed
+from plmu.core.systems import LinearSystem
 from plmu.folded import After, Folded, Stateless
-from plmu.modes import autocasts, is_open, transformed
 from plmu.nn.delay import DelayLayer
 from plmu.nn.folding import fold_module, is_plain
 from plmu.nn.memory import Memory
 from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, share
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_padded, checked_lengths
-from plmu.systems import LinearSystem
 
 MOST_SUMS = 4  # orders up to which one sum of table rows for each beats the embedded text
 

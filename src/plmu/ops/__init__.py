@@ -23,7 +23,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plmu.modes import autocasts, is_open
+from plmu.core.modes import autocasts, is_open
+from plmu.core.systems import LinearSystem
 from plmu.ops import exported, routes
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of, last_of, projected
 from plmu.ops.check import Lengths, checked
@@ -34,7 +35,6 @@ from plmu.ops.groups import SystemGroups
 from plmu.ops.matrices import apply, input_matrix
 from plmu.ops.nonfinite import infinity_as_nan, isolate_nonfinite, isolated
 from plmu.ops.plan import ALGORITHMS, for_graphs, named, plan, plan_groups, register
-from plmu.systems import LinearSystem
 
 __all__ = [
     "ALGORITHMS",

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.core.systems import LinearSystem
 from plmu.ops.carry import carry
 from plmu.ops.matrices import apply, block_matrix, block_toeplitz, may_grow, reversed_response
-from plmu.systems import LinearSystem
 
 # Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state
 # before the block reaches (blocks, chunk), or without the first which steps there are at all. Other states are zero.

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.modes import watched
+from plmu.core.modes import watched
+from plmu.core.systems import LinearSystem
 from plmu.ops.matrices import apply, power
-from plmu.systems import LinearSystem
 
 
 def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: int) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from plmu.modes import autocasts, values_unknown
-from plmu.systems import LinearSystem
+from plmu.core.modes import autocasts, values_unknown
+from plmu.core.systems import LinearSystem
 
 if TYPE_CHECKING:
     from plmu.ops.groups import SystemGroups

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from plmu.modes import surely
+from plmu.core.modes import surely
+from plmu.core.systems import LinearSystem
 from plmu.ops.matrices import apply, block_matrix, input_matrix, power, reversed_response
-from plmu.systems import LinearSystem
 
 LONGEST = 1 << 31  # steps, where the export sets no end
 CHUNKS = (64, 32, 16)  # steps

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from plmu.core.systems import LinearSystem
 from plmu.ops import transforms
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of, last_of
 from plmu.ops.blocks import BlockProject
 from plmu.ops.carry import carry
 from plmu.ops.matrices import apply, free_response, power, response, response_spectrum
-from plmu.systems import LinearSystem
 
 DECAY_CHUNK = 16  # steps
 

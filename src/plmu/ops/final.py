@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plmu.modes import is_open
+from plmu.core.modes import is_open
+from plmu.core.systems import LinearSystem
 from plmu.ops import exported
 from plmu.ops.case import Case, Plan
 from plmu.ops.matrices import apply, power, reversed_response
-from plmu.systems import LinearSystem
 
 LARGEST_PRODUCT = 1 << 22  # elements of the reversed impulse response; beyond it the sequence is taken in blocks
 FLOPS = 4  # a multiplication and an addition, forward and backward

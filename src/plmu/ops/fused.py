@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of
-from plmu.ops.gpu import all_states, compiled_output, launch, projection, split, split_hopper
+from plmu.ops.gpu import all_states, compiled_output, launch, projection
 from plmu.ops.gpu.devices import lacking_for_products
+from plmu.ops.gpu.float32 import split, split_hopper
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.output import fits, keeps, output
 from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, segments_of, tiles

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.cache import constants_of
-from plmu.derived import Derived
+from plmu.core.cache import constants_of
+from plmu.core.derived import Derived
+from plmu.core.systems import LinearSystem
 from plmu.ops.algorithm import final_of
 from plmu.ops.check import Problem
 from plmu.ops.final import turned
-from plmu.systems import LinearSystem
 
 
 class SystemGroups(Derived):

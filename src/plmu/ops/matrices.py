@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from plmu.systems import LinearSystem, is_stable
+from plmu.core.systems import LinearSystem, is_stable
 
 LONGEST = 24  # powers of two that are looked at for how long a memory lasts
 FEW_CHANNELS = 16  # up to here one product over all sequences and channels beats one for each sequence

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from plmu.modes import transformed, values_unknown, watched
+from plmu.core.modes import transformed, values_unknown, watched
 from plmu.ops.check import Problem
 
 _entered = 0  # how many times, by all threads: autograd's own must do as the forward pass did

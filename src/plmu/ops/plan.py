@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from plmu.modes import transformed, watched
+from plmu.core.modes import transformed, watched
+from plmu.core.systems import LinearSystem
 from plmu.ops import final
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan
 from plmu.ops.check import precision
 from plmu.ops.groups import SystemGroups
 from plmu.ops.matrices import lasts, may_grow
 from plmu.ops.rates import DEVICES
-from plmu.systems import LinearSystem
 
 KINDS = ("states", "final_state", "project")
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from plmu.core.systems import LinearSystem
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, last_of
 from plmu.ops.matrices import apply, step_matrix
-from plmu.systems import LinearSystem
 
 
 class Stepper:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plmu.modes import autocasts, watched
+from plmu.core.modes import autocasts, watched
+from plmu.core.systems import LinearSystem
 from plmu.ops.gpu import encoding, launch, output, projection
 from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.tables import Constants, segments_of
 from plmu.ops.groups import SystemGroups
 from plmu.ops.nonfinite import isolates
 from plmu.ops.plan import ALGORITHMS, in_graphs
-from plmu.systems import LinearSystem
 
 Route = tuple[torch.dtype, Constants, bool]  # and whether the kernels for Hopper run
 Key = tuple[object, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from plmu.core.systems import LinearSystem
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, last_of
 from plmu.ops.matrices import apply, block_toeplitz, free_response
-from plmu.systems import LinearSystem
 
 
 def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> Tensor:

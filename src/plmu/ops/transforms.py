@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from plmu.modes import is_batched, watched
+from plmu.core.modes import is_batched, watched
+from plmu.core.systems import LinearSystem
 from plmu.ops.matrices import response
-from plmu.systems import LinearSystem
 
 
 def piece_spectra(system: LinearSystem, block: int, pieces: int) -> Tensor:

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 import plmu
-from plmu.experiments.deployed import Deployed, load
+from plmu.runs.deployed import Deployed, load
 from plmu.serve.access import Access, checked_token
 from plmu.serve.app import Server
 from plmu.serve.batching import Batcher

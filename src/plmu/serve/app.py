@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 import plmu
-from plmu.experiments.deployed import Deployed
+from plmu.runs.deployed import Deployed
 from plmu.serve.access import Access
 from plmu.serve.batching import Batcher
 from plmu.serve.limits import BadMessage

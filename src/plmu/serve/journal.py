@@ -24,10 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.blueprint import FileFormatError
-from plmu.files import reading, write
-from plmu.training.errors import RunError
-from plmu.training.folder import held
+from plmu.errors import FileFormatError, RunError
+from plmu.modelfiles.files import reading, write
+from plmu.runs.folder import held
 
 OPEN, SAMPLES, RESET, CLOSE = range(4)
 CHUNK, RECORD = struct.Struct("<II"), struct.Struct("<BII")

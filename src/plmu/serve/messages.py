@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from plmu.experiments.deployed import Deployed, softmax
+from plmu.runs.deployed import Deployed, softmax
 from plmu.serve.limits import BadMessage, Limits
 
 KINDS = ("sample", "samples", "text", "reset", "close")

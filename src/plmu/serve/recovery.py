@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from plmu.errors import RunError
 from plmu.serve.journal import OPEN, SAMPLES, Journal, Record, Snapshot, answers_as_tensors, answers_from_tensors
 from plmu.serve.limits import Rate
 from plmu.serve.messages import Message
 from plmu.serve.work import Request, Session, Work
-from plmu.training.errors import RunError
 
 MOST = 2**20  # rows that a saved state may ask for
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import plmu
-from plmu.atomic import replacing
-from plmu.training.errors import CheckpointError, RunError
+from plmu.errors import CheckpointError, RunError
+from plmu.modelfiles.atomic import replacing
 
 Fields = dict[str, type | tuple[type, ...]]
 MAGIC = b"plmu checkpoint 1\n"
@@ -41,7 +41,7 @@ STATE: Fields = {
 class Checkpoints:
     """The checkpoints of a run, in a folder: `step-00001234.ckpt`, and `best.ckpt` if the run diverged.
 
-    One process writes to a folder at a time (see `plmu.training.folder`).
+    One process writes to a folder at a time (see `plmu.runs.folder`).
     """
 
     def __init__(self, folder: Path) -> None:

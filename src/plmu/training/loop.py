@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 import plmu
+from plmu.errors import CheckpointError, Diverged, RunError
 from plmu.training.batches import Prefetcher, Shape, Step, fits, source_of
 from plmu.training.checkpoints import Checkpoints, other_version
 from plmu.training.config import TrainingConfig
-from plmu.training.errors import CheckpointError, Diverged, RunError
 from plmu.training.optimizers import optimizers
 from plmu.training.processes import Processes
 from plmu.training.progress import Progress

@@ -11,7 +11,7 @@ from types import TracebackType
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from plmu.terminal import Console
+from plmu.training.terminal import Console
 
 
 class Progress:

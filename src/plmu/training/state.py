@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import plmu
-from plmu.state_tree import leaves
+from plmu.runtime.state_tree import leaves
 from plmu.training.optimizers import parameters_of
 
 if TYPE_CHECKING:

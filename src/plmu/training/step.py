@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import plmu
-from plmu.state_tree import leaves, map_state
+from plmu.runtime.state_tree import leaves, map_state
 from plmu.training.batches import Shape, Source
 from plmu.training.config import TrainingConfig
 from plmu.training.processes import Processes

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.training.errors import RunError
+from plmu.errors import RunError
 
 Batch = tuple[Tensor, ...]
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.core.systems import LinearSystem
 from plmu.ops.gpu import division, launch
 from plmu.ops.gpu.devices import aligned, aligned_if, on
 from plmu.ops.gpu.tables import CHUNK, grouping, segments_of, summed, tables, tiles
 from plmu.ops.gpu.triton_launch import constants_of, exact, precision
 from plmu.ops.matrices import finite
-from plmu.systems import LinearSystem
 
 
 def states(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from plmu.modes import watched
+from plmu.core.modes import watched
 from plmu.ops.check import result_dtype
 from plmu.ops.gpu import launch
 from plmu.ops.gpu.devices import laid_out, on

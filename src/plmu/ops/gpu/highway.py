@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from plmu.modes import autocasts, exporting, transformed, watched
+from plmu.core.modes import autocasts, exporting, transformed, watched
 from plmu.ops.gpu.devices import lacking, laid_out, on
 from plmu.ops.gpu.direct import Launch
 from plmu.ops.gpu.division import prepared

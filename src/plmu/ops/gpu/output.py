@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.modes import exporting, watched
+from plmu.core.modes import exporting, watched
 from plmu.ops.gpu import hopper_launch, launch, triton_launch
 from plmu.ops.gpu.devices import aligned_if, laid_out, laid_out_if, on
 from plmu.ops.gpu.division import Sizes

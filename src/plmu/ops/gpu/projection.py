@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.modes import is_batched, watched
-from plmu.ops.gpu import launch, split
+from plmu.core.modes import is_batched, watched
+from plmu.core.systems import LinearSystem
+from plmu.ops.gpu import launch
 from plmu.ops.gpu.devices import aligned, aligned_if, on
 from plmu.ops.gpu.ends import through_states
+from plmu.ops.gpu.float32 import split
 from plmu.ops.gpu.tables import Constants, Tables, all_powers, grouping, history, segments_of, tables
 from plmu.ops.groups import SystemGroups, each
-from plmu.systems import LinearSystem
 
 SEGMENT = 1024  # steps at a time in the gradient of the first state
 

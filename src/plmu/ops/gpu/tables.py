@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from plmu.core.systems import LinearSystem
 from plmu.ops.groups import SystemGroups, each
 from plmu.ops.matrices import power, response, reversed_response
-from plmu.systems import LinearSystem
 
 CHUNK = 64  # steps
 HISTORIES = (16, 32, 64)  # inputs before a chunk that may stand for the state

@@ -1,0 +1,50 @@
+"""The words of the command line: a parser that suggests what was meant. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, NoReturn
+
+from plmu.errors import suggestion
+
+
+class OneOf:
+    """The type of an argument that is one of a few words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def __call__(self, word: str) -> str:
+        if word not in self.words:
+            names = ", ".join(self.words)
+            raise argparse.ArgumentTypeError(
+                f"there is no {word!r}: it is one of {names}{suggestion(word, self.words)}"
+            )
+        return word
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with suggestions in its errors, which are one line; options must be written out."""
+
+    def __init__(self, **given: Any) -> None:
+        self.known: dict[str, tuple[str, ...]] = {}  # options, and words in their place; each with the values it takes
+        self.takes_path = False  # in the place of a word
+        super().__init__(allow_abbrev=False, **given)
+
+    def add_argument(self, *names: str, **given: Any) -> argparse.Action:
+        kind = given.get("type")
+        values = kind.words if isinstance(kind, OneOf) else ()
+        self.takes_path |= kind is Path and not names[0].startswith("-")
+        self.known |= dict.fromkeys(names, values) if names[0].startswith("-") else dict.fromkeys(values, ())
+        return super().add_argument(*names, **given)
+
+    def parse_args(self, words: list[str]) -> argparse.Namespace:  # type: ignore[override]
+        found, unknown = self.parse_known_args(words)
+        if unknown:
+            hint = suggestion(unknown[0].split("=")[0], self.known)
+            self.error(f"there is no argument {unknown[0]!r}{hint}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"plmu: {message} (`{self.prog} --help` says more)\n")

@@ -1,0 +1,301 @@
+"""Commands that run a trained model: plmu generate | translate | predict | stream | serve | export.
+
+As in `plmu.cli.program`, each imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plmu.cli.arguments import OneOf, Parser
+
+
+def generate_parser() -> Parser:
+    parser = Parser(
+        prog="plmu generate",
+        description="Print the prompt and the text that a language model continues it with, as it is sampled."
+        " How fast that was goes to standard error.",
+    )
+    parser.add_argument(
+        "run", type=Path, help="folder of a finished run of a language model (text8, reviews), or its model.plmu"
+    )
+    parser.add_argument("--prompt", help="text to begin with (a new text: a line break, space or separator)")
+    parser.add_argument("--length", type=int, default=500, help="how many tokens to sample: characters or words (500)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="below 1 more likely, above 1 more varied; 0 is greedy (1)"
+    )
+    parser.add_argument("--top-k", type=int, help="sample from the k most likely tokens alone (all)")
+    parser.add_argument(
+        "--top-p", type=float, help="sample from the fewest tokens that have this probability together (all)"
+    )
+    parser.add_argument("--seed", type=int, help="makes the text the same again (a new text each time)")
+    parser.add_argument("--stop", help="end when the sampled text contains this, which is printed too")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
+    return parser
+
+
+def generate(words: list[str]) -> None:
+    given = vars(generate_parser().parse_args(words))
+    with _threads(given.pop("threads")):
+        from plmu.runs.generate import show
+
+        try:
+            show(given.pop("run"), **given)
+        except KeyboardInterrupt:
+            return
+
+
+def translate_parser() -> Parser:
+    parser = Parser(
+        prog="plmu translate",
+        description="Translate sentences, one a line, and print as many lines."
+        " How fast that was goes to standard error.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a run of iwslt")
+    parser.add_argument("file", type=Path, nargs="?", help="sentences, one a line in UTF-8 (standard input)")
+    parser.add_argument("--beam", type=int, help="hypotheses of the beam search; 1 is greedy (that of the run)")
+    parser.add_argument(
+        "--length-penalty", type=float, help="scores are divided by the length to this power (that of the run)"
+    )
+    parser.add_argument(
+        "--copy-unknown", action="store_true", help="replace <unk> by the source word with the highest attention"
+    )
+    parser.add_argument("--scores", action="store_true", help="print the score and a tab before each translation")
+    parser.add_argument("--attention", type=Path, help="draw the attention of the first sentence into this PNG file")
+    parser.add_argument("--batch", type=int, default=32, help="sentences translated together (32; 1 at a terminal)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
+    return parser
+
+
+def translate(words: list[str]) -> None:
+    given = vars(translate_parser().parse_args(words))
+    run, file, name = given.pop("run"), given.pop("file"), given.pop("device")
+
+    from plmu.experiments.translate import Options, show
+    from plmu.training.processes import processes
+
+    options = Options(**given)
+    with processes(name) as group:
+        try:
+            show(run, file, options, str(group.device))
+        except KeyboardInterrupt:
+            return
+
+
+READING = (
+    "bad",
+    "absent",
+    "missing",
+    "longest_gap",
+    "irregular",
+    "duplicates",
+    "day_first",
+    "header",
+)  # of a file to predict
+
+
+def predict_parser() -> Parser:
+    parser = Parser(
+        prog="plmu predict",
+        description="Print what a model says of the series in a file of your own, as CSV: the steps after the last row"
+        " of each series with their times and intervals, or the class of each series with its probabilities."
+        " What was found in the file goes to standard error.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run of forecast or classify")
+    parser.add_argument(
+        "--data.file",
+        dest="file",
+        type=Path,
+        required=True,
+        help="CSV, Parquet or NumPy file, or a folder of them, with the columns of the run's file",
+    )
+    parser.add_argument(
+        "--data.future",
+        dest="future",
+        type=Path,
+        help="file with the covariates after the last row (rows at the end of --data.file without values)",
+    )
+    for name, choices, text in (
+        ("bad", ("raise", "missing"), "text in a column of numbers: raise, or take it as missing"),
+        ("missing", ("hold", "linear", "split", "raise"), "gaps: hold, linear, split or raise"),
+        ("irregular", ("grid", "raise"), "times off the grid: grid or raise"),
+        ("duplicates", ("mean", "first", "last", "raise"), "rows with the same time: mean, first, last or raise"),
+    ):
+        parser.add_argument(f"--data.{name}", dest=name, type=OneOf(*choices), help=f"{text} (as in training)")
+    parser.add_argument(
+        "--data.absent",
+        dest="absent",
+        type=float,
+        nargs="+",
+        help="numbers that stand for a missing value (as in training)",
+    )
+    parser.add_argument(
+        "--data.longest-gap",
+        dest="longest_gap",
+        type=int,
+        help="steps; at longer gaps a series is split (as in training)",
+    )
+    for name, text in (
+        ("day-first", "whether 2/1/2024 is the second of January (as in training)"),
+        ("header", "whether the first line of a CSV file names the columns (found)"),
+    ):
+        place = name.replace("-", "_")
+        parser.add_argument(f"--data.{name}", dest=place, action="store_true", default=None, help=text)
+        parser.add_argument(f"--data.no-{name}", dest=place, action="store_false", default=None, help="or not")
+    parser.add_argument("--out", type=Path, help="CSV file to write (standard output)")
+    parser.add_argument("--quiet", action="store_true", help="do not say what was found")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
+    return parser
+
+
+def predict(words: list[str]) -> None:
+    given = predict_parser().parse_args(words)
+    with _threads(given.threads):
+        from plmu.runs.predict import predict as run_model
+
+        reading = {name: getattr(given, name) for name in READING if getattr(given, name) is not None}
+        run_model(given.run, given.file, given.out, given.quiet, given.future, reading)
+
+
+def stream_parser() -> Parser:
+    missing, faults = OneOf("raise", "hold", "zero"), OneOf("skip", "stop")
+    parser = Parser(
+        prog="plmu stream",
+        description="Read samples line by line and print a prediction after each, as soon as it is known. A line is"
+        " numbers with commas between them (a line of names may come first), JSON, or text for a model of text. Printed"
+        " are numbers with commas between them; or a class and its probability; or each word with the sentiment so far,"
+        " from 0 (negative) to 1 (positive); or each token with the probability that a language model gave it."
+        " An empty line starts another sequence, and so does another name in the column that names series.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
+    parser.add_argument("--input", type=Path, help="file to read (standard input)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument(
+        "--missing",
+        type=missing,
+        help="what an empty field or NaN does: raise, hold or zero (what the model does)",
+    )
+    parser.add_argument("--state", type=Path, help="file to continue from, if it is there, and to save the state to")
+    parser.add_argument(
+        "--on-error", type=faults, default="stop", help="whether to skip a bad line or to stop there (stop)"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
+    return parser
+
+
+def stream(words: list[str]) -> None:
+    given = stream_parser().parse_args(words)
+    with _threads(given.threads):
+        from plmu.runs.stream_lines import Options, show
+
+        options = Options(given.missing, given.state, given.on_error, given.json)
+        _tell_of_other_model(given.run)
+        try:
+            if given.input is None:
+                show(given.run, sys.stdin, options)
+            else:
+                with open(given.input, encoding="utf-8") as lines:
+                    show(given.run, lines, options)
+        except KeyboardInterrupt:
+            return
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def _tell_of_other_model(run: Path) -> None:
+    """Say on standard error where `plmu predict` has a better model than one that takes samples as they come."""
+    if run.is_dir() and (run / "whole.plmu").is_file():
+        print(
+            "this is the model for samples as they come: `plmu predict` has another, which normalises whole series, and"
+            " may give other classes",
+            file=sys.stderr,
+        )
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many CPU threads for torch."""
+    if count < 1:
+        raise ValueError(f"--threads must be at least 1, got {count}")
+
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def serve_parser() -> Parser:
+    parser = Parser(
+        prog="plmu serve",
+        description="Serve a trained model over HTTP and WebSockets until Ctrl-C. Each connection to /ws is a session"
+        " with a state of its own; all sessions are stepped together. / is a live page, /openapi.json lists the"
+        " addresses, /metrics is for Prometheus.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 for any that is free (8000)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
+    parser.add_argument("--token", help="what clients must know; needed for any other --host (PLMU_TOKEN)")
+    parser.add_argument("--states", type=Path, help="folder in which states survive a restart, and a kill")
+    parser.add_argument("--sessions", type=int, default=1000, help="sessions at once, at most (1000)")
+    parser.add_argument("--idle", type=float, default=300.0, help="seconds after which an idle session ends (300)")
+    parser.add_argument("--rate", type=float, default=1000.0, help="samples of a session a second, at most (1000)")
+    parser.add_argument("--message-bytes", type=int, default=65_536, help="bytes of a message, at most (65536)")
+    parser.add_argument("--samples", type=int, default=1000, help="samples of a message, at most (1000)")
+    parser.add_argument("--missing", type=OneOf("raise", "hold", "zero"), help="what null in a sample does (an error)")
+    parser.add_argument("--width", type=int, help="sessions of a batch (16 to 256, by the size of the model)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
+    return parser
+
+
+def serve(words: list[str]) -> None:
+    given = serve_parser().parse_args(words)
+    with _threads(given.threads):
+        from plmu.serve import Options
+        from plmu.serve import serve as run_server
+        from plmu.serve.limits import Limits
+
+        limits = Limits(given.sessions, given.message_bytes, given.samples, given.rate, given.idle)
+        token = given.token or os.environ.get("PLMU_TOKEN") or None
+        options = Options(given.host, given.port, token, given.states, given.missing, given.width, limits=limits)
+        _tell_of_other_model(given.run)
+        run_server(given.run, options, lambda address: print(f"plmu serves {given.run} at {address}", flush=True))
+
+
+def export_parser() -> Parser:
+    parser = Parser(
+        prog="plmu export",
+        description="Write the model of a run as files that run without plmu: the model of one step, with its states as"
+        " explicit inputs and outputs. Prints sizes, multiply-adds per step and the measured time of a step.",
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
+    parser.add_argument("--to", type=OneOf("onnx", "torch", "c"), default="onnx", help="onnx, torch or c (onnx)")
+    parser.add_argument("--out", type=Path, default=Path("export"), help="folder to write to (export)")
+    parser.add_argument("--name", default="model", help="name of the files, and of the functions in C (model)")
+    parser.add_argument("--whole", action="store_true", help="also a model of whole sequences; torch has it anyway")
+    parser.add_argument("--int8", action="store_true", help="round weights to int8, for onnx and c; prints the error")
+    parser.add_argument("--fixed-point", action="store_true", help="C with --int8: sum whole numbers; prints the error")
+    parser.add_argument("--units", help="units of the samples, for the metadata")
+    parser.add_argument("--dt", type=float, help="time between samples, for the metadata")
+    return parser
+
+
+def export(words: list[str]) -> None:
+    given = vars(export_parser().parse_args(words))
+
+    from plmu.exports import AccuracyWarning
+    from plmu.runs.export_run import export_run
+
+    more = {name: value for name in ("units", "dt") if (value := given.pop(name)) is not None}
+    _tell_of_other_model(given["run"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AccuracyWarning)  # the report has it
+        print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))

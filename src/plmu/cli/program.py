@@ -1,0 +1,354 @@
+"""The program: plmu train | evaluate | data | report | bench | completion, and those of `model_commands.py`.
+
+Each command imports what it needs when it runs, so that `plmu --version` and `--help` answer at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import field, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import plmu
+from plmu.cli import model_commands
+from plmu.cli.arguments import OneOf, Parser
+from plmu.errors import suggestion
+
+if TYPE_CHECKING:
+    from plmu.runs.experiment import Experiment
+
+USAGE = """usage: plmu COMMAND …
+
+  plmu train EXPERIMENT   train a model, test it once, write a run folder and a result
+  plmu evaluate RUN       score the best model of a run again
+  plmu generate RUN       print text that a language model writes, as it is sampled
+  plmu translate RUN      translate sentences from a file or standard input, one a line
+  plmu predict RUN        forecast or classify the series of a file of your own, as CSV
+  plmu stream RUN         read numbers or text line by line, print a prediction after each sample
+  plmu serve RUN          serve a model to many sessions over HTTP and WebSockets, with a live page
+  plmu export RUN         write a model for other programs: ONNX, torch.export or C
+  plmu data               list data sets: which are here, which are complete, where to get them
+  plmu report             show all results as a table, a page and plots
+  plmu bench KIND         measure speed on this machine: layers, training-time, complexity or streaming
+  plmu completion SHELL   print a completion script for bash, zsh or fish
+  plmu --version
+
+`plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment.
+--traceback also prints the Python traceback of an error."""
+OWN_OPTIONS = ("--help", "--version", "--traceback")
+OWN_FILES = {  # options of the data that are files of the user's own
+    "file": "file",
+    "test-file": "file that tests",
+    "labels": "table of labels",
+    "source": "sentences that were trained on",
+    "target": "translations that were trained on",
+    "valid-source": "sentences that validate",
+    "valid-target": "translations that validate",
+    "test-source": "sentences that test",
+    "test-target": "translations that test",
+}
+PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE has ended
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Errors that a user can fix are one message and exit status 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may not have θ; that must not be an error
+    shows_traceback = "--traceback" in words
+    words = [word for word in words if word != "--traceback"]
+    done = False
+    try:
+        try:
+            _run(words)
+            done = True
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a closed pipe can be caught
+    except BrokenPipeError:  # what reads the output has gone, for example `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        works = words[:1] in (["train"], ["bench"]) and not {"-h", "--help"} & set(words) and len(words) > 1
+        if works and not done:
+            raise SystemExit(PIPE_CLOSED) from None
+    except ModuleNotFoundError as error:
+        missing = (error.name or "plmu").split(".")[0]
+        if missing == "plmu":
+            raise
+        _fail(
+            f"{missing} is missing, which the program needs: pip install 'plmu[{_extra(missing)}]'",
+            shows_traceback,
+        )
+    except KeyboardInterrupt as error:
+        _fail(str(error) or "stopped", shows_traceback, status=130)
+    except OSError as error:
+        said = _said(error)
+        _fail(
+            said or ": ".join(str(part) for part in (error.filename, error.strerror or error) if part), shows_traceback
+        )
+    except Exception as error:
+        said = _said(error)
+        if said is None:
+            raise
+        _fail(said, shows_traceback)
+
+
+def _extra(module: str) -> str:
+    """The extra of plmu that a module is in."""
+    if module in ("onnx", "onnxruntime"):
+        return "export"
+    if module in ("polars", "pandas", "sklearn"):
+        return "data"
+    return "serve" if module in ("starlette", "uvicorn", "websockets") else "train"
+
+
+def _said(error: Exception) -> str | None:
+    """What to tell the user, if the message of this error is for them."""
+    if isinstance(error, ValueError):
+        return str(error)
+    from plmu.errors import (
+        CheckpointError,
+        DataError,  # these import nothing that the library alone does not have
+        Diverged,
+        RunError,
+    )
+
+    return str(error) if isinstance(error, (DataError, RunError, Diverged, CheckpointError)) else None
+
+
+def _fail(message: str, shows_traceback: bool = False, status: int = 2) -> NoReturn:
+    if shows_traceback:
+        traceback.print_exc()
+    print(f"plmu: {message}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def _run(words: list[str]) -> None:
+    if words and words[0] in ("--version", "version"):
+        print(f"plmu {plmu.__version__}")
+    elif not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE)
+    elif words[0] not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        hint = suggestion(words[0], [*COMMANDS, *OWN_OPTIONS])
+        _fail(f"there is no command {words[0]!r}: the commands are {known}{hint}")
+    else:
+        COMMANDS[words[0]](words[1:])
+
+
+def _train(words: list[str]) -> None:
+    from plmu.experiments import EXPERIMENTS
+
+    known = ", ".join(EXPERIMENTS)
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: plmu train EXPERIMENT [--model NAME] [options]\n\nexperiments: {known}")
+        for name, experiment in EXPERIMENTS.items():
+            print(f"  {name:<14} models: {', '.join(experiment.models)}")
+        print("\n`plmu train EXPERIMENT --help` lists all options; the same command resumes an interrupted run.")
+        return
+    if words[0] not in EXPERIMENTS:
+        hint = suggestion(words[0], EXPERIMENTS)
+        _fail(f"there is no experiment {words[0]!r}: the experiments are {known}{hint}")
+    experiment = EXPERIMENTS[words[0]]
+    model, rest = _model_name(experiment, words[1:])
+    config, options = _parse(experiment, model, rest)
+
+    from plmu.cli.report import summary_table
+    from plmu.runs.runner import run
+    from plmu.training.processes import processes
+
+    with processes(options.device) as group:
+        summary = run(experiment, model, config, options, group, ["train", *words])
+        if group.writes:
+            summary_table([summary])
+
+
+def _model_name(experiment: Experiment, words: list[str]) -> tuple[str, list[str]]:
+    """Take `--model NAME` out of the words: it decides which other options there are."""
+    options = [word.partition("=")[0] for word in words]
+    started = "--from" in options
+    model, rest = experiment.default_model(started), words
+    if "--model" in options:
+        i = options.index("--model")
+        after = words[i + 1 : i + 2] if words[i] == "--model" else [words[i].removeprefix("--model=")]
+        if not after:
+            _fail(f"--model needs a name: {', '.join(experiment.models)}")
+        model, rest = experiment.check(after[0]), words[:i] + words[i + (2 if words[i] == "--model" else 1) :]
+    if not {"-h", "--help"} & set(words):
+        experiment.check_start(model, started)
+    return model, rest
+
+
+def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, Any]:
+    """The configuration from the command line, over the defaults of the experiment and model."""
+    import tyro
+
+    from plmu.runs.runner import Options
+    from plmu.training.config import TrainingConfig
+
+    default = experiment.defaults(model)
+    own: Any = type(default)
+    config = own[type(default.model)] if own.__parameters__ else own
+    start: Any = (tyro.conf.Fixed, tyro.conf.Suppress)
+    if experiment.starts:
+        runs = " or ".join(experiment.starts)
+        start = (tyro.conf.arg(name="from", help=f"Folder of a finished run of {runs} to start from."),)
+    fields: list[Any] = [("start", Annotated[Path | None, *start], field(default=None))]
+    if experiment.closed_form(model):  # there is nothing to train
+        hidden: Any = Annotated[TrainingConfig, tyro.conf.Fixed, tyro.conf.Suppress]
+        fields.append(("training", hidden, field(default_factory=lambda: default.training)))
+    config = make_dataclass("Config", fields, bases=(config,))
+    usual, started = experiment.default_model(started=False), experiment.default_model(started=True)
+    with_start = f", with --from {started}" if started != usual else ""
+    flat = tyro.conf.arg(name="")
+    parts: Any = {"options": Options, "config": config}
+    command: Any = make_dataclass("Command", [(name, Annotated[part, flat]) for name, part in parts.items()])
+    parsed = tyro.cli(
+        command,
+        default=command(Options(), config(**vars(default))),
+        args=words,
+        prog=f"plmu train {experiment.name}",
+        description=(
+            f"{(sys.modules[type(experiment).__module__].__doc__ or '').strip()}\n\n"
+            f"--model {{{','.join(experiment.models)}}} (default: {usual}{with_start})."
+            f" The options below are those of {model}."
+        ),
+    )
+    return own(**vars(parsed.config)), parsed.options
+
+
+def _evaluate_parser() -> Parser:
+    parser = Parser(prog="plmu evaluate", description="Score a run's best model on its test data.")
+    parser.add_argument("run", type=Path, help="folder of the run, such as runs/mackey-glass-plmu-seed0")
+    parser.add_argument(
+        "--data.root", dest="root", type=Path, help="folder with the data sets (where the run had its data)"
+    )
+    for name, what in OWN_FILES.items():
+        parser.add_argument(f"--data.{name}", type=Path, help=f"your own {what} (the one of the run)")
+    parser.add_argument("--from", dest="start", type=Path, help="folder of the run that this one started from")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
+    return parser
+
+
+def _evaluate(words: list[str]) -> None:
+    given = _evaluate_parser().parse_args(words)
+
+    from plmu.runs.evaluate import evaluate
+    from plmu.training.processes import processes
+
+    paths = {"data.root": given.root, "from": given.start}
+    paths |= {f"data.{name}".replace("-", "_"): getattr(given, f"data.{name}".replace("-", "_")) for name in OWN_FILES}
+    with processes(given.device) as group:
+        epoch, scores = evaluate(given.run, {name: path for name, path in paths.items() if path is not None}, group)
+        if group.writes:
+            print(f"best_epoch {epoch}")
+            for name, value in scores.items():
+                print(f"{name} {value:.6g}")
+
+
+def _data_parser() -> Parser:
+    parser = Parser(prog="plmu data", description="List data sets: which are here, and where to get them.")
+    parser.add_argument("--data.root", dest="root", type=Path, help="folder with the data sets (PLMU_DATA)")
+    return parser
+
+
+def _data(words: list[str]) -> None:
+    given = _data_parser().parse_args(words)
+
+    from plmu.data.files import DataConfig
+    from plmu.experiments.data.overview import overview
+
+    overview(DataConfig(given.root))
+
+
+def _report_parser() -> Parser:
+    parser = Parser(prog="plmu report", description="All results as a table and plots.")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        action="append",
+        help="folder of result JSON files; may be given several times. On duplicate names the first folder wins."
+        " (results, then runs, those that are there; with --readme, results alone)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"), help="folder for report.html and the plots (report)"
+    )
+    parser.add_argument(
+        "--readme",
+        type=Path,
+        action="append",
+        help="also write tables into the marked places of this Markdown file; may be given several times",
+    )
+    return parser
+
+
+def _report(words: list[str]) -> None:
+    given = _report_parser().parse_args(words)
+
+    from plmu.cli.report import report
+
+    usual = [Path("results")] if given.readme else [Path("results"), Path("runs")]
+    folders = given.results or [one for one in usual if one.is_dir()] or usual[:1]
+    report(folders, given.out, given.readme or ())
+
+
+def _bench(words: list[str]) -> None:
+    from plmu.bench.run import main as bench
+
+    bench(words)
+
+
+def _completion_parser() -> Parser:
+    parser = Parser(
+        prog="plmu completion",
+        description="Print a script that completes plmu's commands, experiments and options. Save it, and source it"
+        " in ~/.bashrc, or in ~/.zshrc after compinit; for fish, save it as ~/.config/fish/completions/plmu.fish.",
+    )
+    parser.add_argument("shell", type=OneOf("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
+    return parser
+
+
+def _completion(words: list[str]) -> None:
+    given = _completion_parser().parse_args(words)
+
+    from plmu.bench.run import parser as bench_parser
+    from plmu.cli.completion import script
+
+    parsers = {
+        "evaluate": _evaluate_parser(),
+        "generate": model_commands.generate_parser(),
+        "translate": model_commands.translate_parser(),
+        "predict": model_commands.predict_parser(),
+        "stream": model_commands.stream_parser(),
+        "serve": model_commands.serve_parser(),
+        "export": model_commands.export_parser(),
+        "data": _data_parser(),
+        "report": _report_parser(),
+        "bench": bench_parser(),
+        "completion": _completion_parser(),
+    }
+    print(script(given.shell, {name: parsers.get(name) for name in COMMANDS}, OWN_OPTIONS), end="")
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "generate": model_commands.generate,
+    "translate": model_commands.translate,
+    "predict": model_commands.predict,
+    "stream": model_commands.stream,
+    "serve": model_commands.serve,
+    "export": model_commands.export,
+    "data": _data,
+    "report": _report,
+    "bench": _bench,
+    "completion": _completion,
+}
+
+if __name__ == "__main__":
+    main()

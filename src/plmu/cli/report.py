@@ -1,0 +1,181 @@
+"""The report of all results: a table in the terminal, a page and plots."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from plmu.cli.curves import curves, has_curves, labelled, plot_curves
+from plmu.cli.tables import HEADER, SHORTENED, rows, shortened, titled, write_tables
+from plmu.errors import RunError
+from plmu.runs.results import read_json
+from plmu.timeseries.plotting import literal
+from plmu.training.terminal import Console, show_table
+
+
+def summary_table(summaries: list[dict[str, Any]]) -> None:
+    """Print results beside the paper's figures."""
+    console = Console()
+    show_table(HEADER, [row[:-1] for summary in summaries for row in rows(summary)], console=console)
+    if any(shortened(summary) for summary in summaries):
+        console.print(SHORTENED, highlight=False)
+    console.print("on " + "; ".join(sorted({summary["hardware"] for summary in summaries})), highlight=False)
+
+
+def load(*folders: Path) -> list[dict[str, Any]]:
+    """All result files of the folders, in the order of their names; of files of the same name the first folder's."""
+    chosen: dict[str, Path] = {}
+    for path in (path for folder in folders for path in folder.glob("*.json")):
+        chosen.setdefault(path.name, path)
+    found = (_read(path) for path in sorted(chosen.values(), key=lambda path: path.stem))
+    return [one for one in found if one is not None]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A result; None if the file is something else."""
+    try:
+        one = read_json(path)
+        if not isinstance(one, dict) or not {"experiment", "seeds"} <= one.keys():
+            return None
+        one["name"] = path.stem
+        if not all(isinstance(cell, str) for row in rows(one) for cell in row):
+            raise TypeError("a name is not text")
+        _details(one)
+        labelled(one)
+        _points(one)
+        curves(one)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
+        raise RunError(
+            f"{path} is damaged ({type(error).__name__}: {error}): remove it, or make it again with `plmu train`"
+        ) from None
+    return one
+
+
+def report(folders: Sequence[Path], out: Path, write: Sequence[Path] = ()) -> None:
+    """Write report.html and the plots, and the tables into the marked places of files if asked."""
+    missing = [str(folder) for folder in folders if not folder.is_dir()]
+    summaries = load(*folders)
+    if missing or not summaries:
+        where = ", ".join(missing or map(str, folders))
+        raise RunError(f"no results in {where}: `plmu train` writes them to runs/, copy those to keep to results/")
+    page = _page(summaries)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        plot(summaries, out / "results.png")
+        drawn = plot_curves(summaries, out / "curves.png")
+        (out / "report.html").write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from None
+    for file in write:
+        write_tables(file, summaries, folders)
+    summary_table(summaries)
+    for number, folder in enumerate(folders):
+        for path in sorted(folder.glob("*.json")):
+            first = next((one for one in folders[:number] if (one / path.name).is_file()), None)
+            if first is not None:
+                print(f"{path} is not shown: {first / path.name} comes first (--results)")
+    written = ["report.html", "results.png", *(["curves.png"] if drawn else [])]
+    print(f"wrote {', '.join(str(out / name) for name in written)}")
+
+
+def _page(summaries: list[dict[str, Any]]) -> str:
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for summary in summaries
+        for row in rows(summary)
+    )
+    details = "\n".join(_details(one) for one in summaries)
+    head = "".join(f"<th>{name}</th>" for name in (*HEADER, "hardware"))
+    drawn = CURVES if any(map(has_curves, summaries)) else ""
+    return PAGE.format(head=head, body=body, details=details, shortened=html.escape(SHORTENED), curves=drawn)
+
+
+def _details(one: dict[str, Any]) -> str:
+    return (
+        f"<h2>{html.escape(one['name'])}: {html.escape(one['experiment'])}, {html.escape(one['model'])}</h2>"
+        f"<p><code>{html.escape(one['command'])}</code>"
+        f"<br>{html.escape(one['source'])}, torch {html.escape(one['torch'])};"
+        f" {html.escape('; '.join(f'{k}: {v}' for k, v in one['notes'].items()))}</p>"
+    )
+
+
+def _points(one: dict[str, Any]) -> tuple[float, float, float | None]:
+    """The deciding score as it is plotted: mean, spread, and the paper's."""
+    factor = 100 if one["percent"] else 1
+    score, paper = one["test"][one["metric"]], one["paper"]
+    return factor * float(score["mean"]), factor * float(score["std"]), None if paper is None else factor * float(paper)
+
+
+def _wrapped(label: str) -> str:
+    """In lines so short that labels fit under the plot, however long the name of a run is."""
+    return "\n".join(textwrap.fill(line, 20) for line in label.splitlines())
+
+
+def plot(summaries: list[dict[str, Any]], path: Path) -> None:
+    """One panel an experiment: each model's test score with its spread, and the paper's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+
+    experiments = sorted({one["experiment"] for one in summaries})
+    across = min(3, len(experiments))
+    down = -(-len(experiments) // across)
+    most = max(Counter(one["experiment"] for one in summaries).values())
+    size = (max(4.2, 0.9 * most) * across, 3.4 * down)  # a name takes 0.9 inches
+    figure, axes = pyplot.subplots(down, across, figsize=size, squeeze=False)
+    for axis in axes.flat[len(experiments) :]:
+        axis.remove()
+    for axis, experiment in zip(axes.flat, experiments, strict=False):
+        own = [one for one in summaries if one["experiment"] == experiment]
+        for i, one in enumerate(own):
+            mean, std, paper = _points(one)
+            axis.errorbar(i, mean, std, fmt="o", color="tab:blue", capsize=4)
+            if paper is not None:
+                axis.plot(i, paper, "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
+        axis.set_xticks(
+            range(len(own)), [_wrapped(labelled(one)) for one in own], fontsize="small", rotation=25, ha="right"
+        )
+        axis.set_xlim(-0.6, len(own) - 0.4)
+        axis.set_title(literal(titled(own[0])))
+        axis.set_ylabel(literal(own[0]["metric"]) + (", %" if own[0]["percent"] else ""))
+        axis.grid(axis="y", alpha=0.3)
+        low, high = min(_points(one)[0] for one in own), max(_points(one)[0] for one in own)
+        if not own[0]["percent"] and 0 < 3 * low < high:
+            axis.set_yscale("log")
+    handles = [
+        Line2D([], [], color="tab:blue", marker="o", linestyle="", label="here, mean ± spread of seeds"),
+        Line2D([], [], color="tab:orange", marker="_", markersize=14, linestyle="", label="the paper"),
+    ]
+    figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False)
+    figure.tight_layout(rect=(0, 0.07 / down, 1, 1))
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+CURVES = """<h2>Learning curves</h2>
+<p>Training loss and validation score after each epoch, mean over seeds.</p>
+<p><img src="curves.png" alt="Training loss and validation score over epochs"></p>
+"""
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>plmu results</title>
+<style>
+body {{ font-family: system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
+table {{ border-collapse: collapse; }}
+td, th {{ padding: .35rem .7rem; border-bottom: 1px solid #ddd; text-align: left; }}
+code {{ background: #f3f3f3; padding: .1rem .3rem; }} img {{ max-width: 100%; }}
+</style></head><body>
+<h1>plmu: results</h1>
+<p>Test scores, chosen on validation data, mean and spread over seeds, beside the paper's. A model that was refit was
+trained on validation data too, with settings chosen before. {shortened}</p>
+<table><tr>{head}</tr>
+{body}</table>
+<p><img src="results.png" alt="Each model's test score beside the paper's"></p>
+{curves}{details}
+</body></html>
+"""

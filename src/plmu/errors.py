@@ -1,0 +1,39 @@
+"""Errors whose message is for the user: it names what is at fault and what would be right. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RunError(RuntimeError):
+    """A run cannot be started, continued or scored as requested."""
+
+
+class DataError(RuntimeError):
+    """Data is missing, incomplete or damaged. The message says what to do, in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(letter if letter.isprintable() else " " for letter in message[:1000]))
+
+
+class FileFormatError(ValueError):
+    """A model file is broken, foreign, of a newer version, or of another model."""
+
+
+class TooLarge(FileFormatError):
+    """Building the model that a file describes would cost too much."""
+
+
+class Diverged(RuntimeError):
+    """Training made the model far worse than at the start, or its numbers are no longer finite."""
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'train'?` if one of the known words is near, else nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,109 @@
+"""Word vectors in GloVe's text format: a word and its numbers a line; plain, .zip, .gz, .bz2 or .xz.
+
+Vectors of different origin differ in size: all are brought to one mean absolute component, about that of GloVe 840B.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from plmu.data.cache import Array, cached
+from plmu.data.files import DataConfig, find, is_file, present
+from plmu.data.reading import filled_lines
+from plmu.errors import DataError
+from plmu.text.words import FIRST, PACKINGS
+
+FOLDER = "glove"
+HOME = "https://nlp.stanford.edu/data/glove.840B.300d.zip"
+GLOVE = ("glove.840B.300d.zip", *(f"glove.840B.300d.txt{packing}" for packing in PACKINGS))
+COMPONENT = 0.3  # mean absolute component after loading
+
+
+@dataclass
+class Vectors:
+    """A row for each token number: zeros for padding, unknown words and words without a vector."""
+
+    matrix: Array  # (words + FIRST, dimension), float32
+    description: str  # name, coverage and scale, for the result
+
+
+def locate(config: DataConfig, name: str = "auto") -> Path:
+    """The vector file of this name; for "auto" GloVe 840B if it is there, else the first other one."""
+    folder = config.folder()
+    if name != "auto":
+        return Path(name) if is_file(Path(name)) else find(config, FOLDER, (name,), HOME)
+    if folder is not None and present(config, FOLDER, GLOVE) is None:
+        ends = (*(f".txt{packing}" for packing in PACKINGS), ".zip")
+        others = sorted(path for path in (folder / FOLDER).glob("*") if path.name.endswith(ends) and is_file(path))
+        if others:
+            return others[0]
+    try:
+        return find(config, FOLDER, GLOVE, HOME)
+    except DataError as error:
+        raise DataError(f"{error}; or train the embeddings from a random start: --model.vectors random") from None
+
+
+def load(config: DataConfig, words: Sequence[str], dimension: int, name: str = "auto") -> Vectors:
+    """Vectors for a vocabulary, scaled; read once and kept in the cache."""
+    path = locate(config, name)
+    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+    def make() -> dict[str, Array]:
+        matrix, found = read(path, words, dimension)
+        if not found:
+            raise DataError(f"{path} has a vector for none of the {len(words):,} words of the vocabulary")
+        return {"matrix": matrix, "found": np.array(found)}
+
+    def parse(arrays: dict[str, Array]) -> tuple[Array, int]:
+        matrix, found = arrays["matrix"], arrays["found"]
+        fits = matrix.shape == (len(words) + FIRST, dimension) and np.isfinite(matrix).all()
+        if not fits or found.shape or not 1 <= found <= len(words):
+            raise ValueError(f"a matrix {matrix.shape} for {len(words)} words")
+        return matrix, int(found)
+
+    matrix, found = cached("vectors", [path], {"words": digest, "dimension": dimension}, make, parse)
+    size = float(np.abs(matrix).sum(dtype=np.float64)) / (found * dimension)
+    if size < 1e-30:  # or the scale would overflow
+        raise DataError(f"{path} has nothing but zeros for the words of the vocabulary")
+    scale = COMPONENT / size
+    kind = "GloVe 840B" if path.name in GLOVE else "not GloVe 840B"
+    description = f"{path.name} ({kind}), {found:,} of {len(words):,} words, scaled by {scale:.3g}"
+    return Vectors((matrix * scale).astype(np.float32), description)
+
+
+@np.errstate(over="ignore")  # what is too large for float32 is told below
+def read(path: Path, words: Sequence[str], dimension: int) -> tuple[Array, int]:
+    """The matrix as the file has it, and how many words have a row. A word in lower case takes what is there, the
+    same word with capitals if nothing else is."""
+    numbers = {word: number for number, word in enumerate(words, FIRST)}
+    matrix = np.zeros((len(words) + FIRST, dimension), np.float32)
+    state = bytearray(len(matrix))  # 1: a vector of another case, 2: its own
+    for number, line in filled_lines(path):
+        count = line.rstrip().count(" ")
+        if number == 1 and count == 1 and all(part.isdigit() for part in line.split()):
+            continue  # word2vec's header: how many, and how long
+        if count < dimension or (count > dimension and number <= 2):
+            raise DataError(
+                f"{path}, line {number}: {count} numbers instead of {dimension}; --model.embedding {count} takes them"
+            )
+        if count > dimension:
+            continue  # GloVe 840B has some words with spaces
+        word, rest = line.split(" ", 1)
+        row, own = numbers.get(word), 2
+        if row is None:
+            row, own = numbers.get(word.lower()), 1
+        if row is None or state[row] >= own:
+            continue
+        try:
+            values = np.array(rest.split(), np.float32)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {str(error)[:100]}") from None
+        if len(values) != dimension or not np.isfinite(values).all():
+            raise DataError(f"{path}, line {number}: the vector of {word[:40]!r} is not {dimension} finite numbers")
+        matrix[row], state[row] = values, own
+    return matrix, sum(map(bool, state))

@@ -1,0 +1,152 @@
+"""Whether two models are the same: the first difference in words, and a fingerprint of what one step computes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import inspect
+import json
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plmu.core.systems import LinearSystem
+from plmu.modelfiles.blueprint import OPTIONS, OWN
+from plmu.nn.memory import Memory
+from plmu.nn.steppable import activation_name
+
+
+def difference(model: nn.Module, rebuilt: nn.Module) -> str | None:
+    """In words, the first thing in which a rebuilt model is not the one that was described; weights apart."""
+    mine, theirs = (dict(one.named_modules(remove_duplicate=False)) for one in (model, rebuilt))
+    for name in {**theirs, **mine}:
+        one, other = mine.get(name), theirs.get(name)
+        where = f"model.{name}" if name else "model"
+        if one is None or other is None or type(one) is not type(other):
+            found, made = ("nothing" if each is None else f"a {type(each).__name__}" for each in (one, other))
+            return f"{where} is {found} where load would build {made}"
+        for key, value in vars(other).items():
+            if key.startswith("_") or key in ("training", "inplace", "config"):
+                continue
+            if key not in vars(one) or not _equal(vars(one)[key], value):
+                return f"{where}.{key} was changed to {vars(one).get(key)!r}, where load would give {value!r}"
+        if isinstance(one, Memory) and isinstance(other, Memory) and one.trainable == "none":
+            if one.thetas() != other.thetas():
+                return f"{where} has theta {one.thetas()}, where load would build {other.thetas()}"
+            if not _same_systems(one, other):
+                return f"{where} has a system with other matrices than load would build"
+    return None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+def _same_systems(one: Memory, other: Memory) -> bool:
+    # Matrices made from one θ on two machines may differ by rounding.
+    same = torch.allclose if one.thetas() else torch.equal
+    pairs = zip(one.systems(), other.systems(), strict=True)
+    return all(same(a.cpu(), b.cpu()) for x, y in pairs for a, b in ((x.A, y.A), (x.B, y.B)))
+
+
+# Options that change neither what a step computes nor its state, or that the shapes of weights tell.
+_UNSEEN = {"algorithm", "return_sequences", "init", "sparse", "scale_grad_by_freq", "padding_idx", "memory_size"}
+_UNSEEN |= {"p", "memory_noise", "memory_dropout", "token_dropout"}  # of training alone
+# Attributes of plmu's layers that are younger than fingerprints: of a subclass, their options tell.
+_LATER = {"standardize"}
+_FUNCTIONS = {"input_activation": "f1", "output_activation": "f2", "hidden_activation": "f"}  # where options are kept
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of a model's classes, options and weights: of what one step computes.
+
+    Of a class that plmu does not know, the options are its public attributes that are numbers, names, tensors, systems
+    or functions, and lists or dictionaries of those. A function counts by its name. Options of plmu's layers that have
+    their default value are left out, so that new ones change nothing.
+    """
+    digest = hashlib.sha256()
+    modules = dict(model.named_modules(remove_duplicate=False))
+    known = {id(_memory(module)) for module in modules.values() if isinstance(module, OWN)}
+    for name, module in modules.items():
+        kind = type(module)
+        options: dict[str, Any] = {}
+        if isinstance(module, OWN):
+            options = _own_options(module)
+        elif isinstance(module, Memory) and id(module) not in known:
+            options = {"width": module.width, **_memory_options(module)}
+        elif kind in OPTIONS:
+            options = {key: getattr(module, key) for key in OPTIONS[kind] if key != "dropout"}  # of training alone
+        if kind not in OPTIONS and not kind.__module__.startswith("plmu."):
+            later = _LATER if isinstance(module, OWN) else ()
+            options |= {key: value for key, value in vars(module).items() if _is_option(key) and key not in later}
+        kept = {key: _hashable(value) for key, value in options.items() if key not in _UNSEEN}
+        kept = {key: value for key, value in kept.items() if value is not ...}
+        digest.update(json.dumps([name, kind.__name__, kept], sort_keys=True, default=str).encode())
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape), _hashed(tensor)]).encode())
+    return digest.hexdigest()
+
+
+def _is_option(name: str) -> bool:
+    return not name.startswith("_") and name not in ("training", "config")
+
+
+def _holder(layer: nn.Module) -> Any:
+    """The module in a layer that has its memory: an LMU's is in its cell."""
+    return getattr(layer, "cell", layer)
+
+
+def _memory(layer: nn.Module) -> Memory | None:
+    """None of a layer that keeps a window, or counts."""
+    return getattr(_holder(layer), "memory", None)
+
+
+def _own_options(layer: nn.Module) -> dict[str, Any]:
+    """The options of a layer as they are now, which may not be those it was made with, unless they are the default."""
+    holder, memory = _holder(layer), _memory(layer)
+    options: dict[str, Any] = {**layer.config, **({} if memory is None else _memory_options(memory))}  # type: ignore[dict-item]
+    for option, attribute in _FUNCTIONS.items():
+        if option in options:
+            options[option] = getattr(holder, attribute)
+    if "missing" in options:
+        options["missing"] = layer.missing
+    kind = next(one for one in OWN if isinstance(layer, one))
+    defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items()}
+    return {key: value for key, value in options.items() if _hashable(value) != defaults[key]}
+
+
+def _memory_options(memory: Memory) -> dict[str, Any]:
+    """What a memory computes; the weights tell it where it is trained."""
+    if memory.trainable != "none":
+        return {"trainable": memory.trainable, "theta": None, "system": None}
+    thetas = memory.thetas()
+    if not thetas:
+        return {"trainable": "none", "order": None, "theta": None, "system": memory.systems()[0]}
+    theta = thetas[0] if len(thetas) == 1 else thetas
+    return {"trainable": "none", "order": memory.order, "theta": theta, "system": None}
+
+
+def _hashable(value: Any) -> Any:
+    """A value as JSON, or ... where it is of no known kind."""
+    if value is None or isinstance(value, Number | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [made for one in value if (made := _hashable(one)) is not ...]
+    if isinstance(value, dict):
+        return {str(key): made for key, one in value.items() if (made := _hashable(one)) is not ...}
+    if isinstance(value, LinearSystem):
+        return [_hashed(value.A), _hashed(value.B)]
+    if isinstance(value, Tensor) and not value.is_meta and not value.is_nested:
+        return [str(value.dtype), list(value.shape), _hashed(value)]
+    if callable(value):
+        return activation_name(value) or getattr(value, "__qualname__", type(value).__qualname__)
+    return ...
+
+
+def _hashed(tensor: Tensor) -> str:
+    values = (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach().cpu().contiguous()
+    content = (ctypes.c_char * values.nbytes).from_address(values.data_ptr()) if values.nbytes else b""
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,337 @@
+"""Models and stream states as files: safetensors with a versioned JSON description in the metadata.
+
+Writing goes to a temporary file that then takes the name, so a full disk or a killed process leaves the old file.
+Reading builds known classes with named activations only: it never executes code from a file. Nothing that a file
+declares is allocated before the names, shapes and types of its tensors were checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from plmu.core.modes import unwrapped, values_unknown
+from plmu.errors import FileFormatError as FileFormatError  # and for those who read them
+from plmu.errors import TooLarge
+from plmu.modelfiles.atomic import replacing
+from plmu.modelfiles.blueprint import SYSTEMS, Description, build, describe
+from plmu.modelfiles.compare import difference
+
+FORMAT = 1
+# Precisions of weights, as safetensors calls them.
+_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_PRECISIONS = tuple(_NAMES.values())
+_WEIGHTS_ONLY = "use save(model, path, weights_only=True), and load_into(model, path) to read it back"
+Shapes = dict[str, tuple[tuple[int, ...], str]]  # of tensors by name, with the types' names in safetensors
+
+
+def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool = False) -> None:
+    """Write a model so that `load(path)` rebuilds it, with its weights, their precision and which are frozen.
+
+    That takes known classes with named activations, as their constructors made them. For any other module use
+    `weights_only=True`, which writes its tensors alone, and `load_into(model, path)`. Of a model that is wrapped for
+    averaging, for distributed training or by `torch.compile`, the model inside is written. Hooks are not saved.
+
+    Args:
+        model: the model; its classes are those of plmu and the per-step modules of torch.
+        path: the file. It is replaced only when all of it has been written.
+        weights_only: write the tensors of any `nn.Module`, without a description of the model.
+
+    Raises:
+        ValueError: `load` could not rebuild this model, or would build another one.
+    """
+    if not isinstance(model, nn.Module):
+        hint = ": pass the model itself, not its state_dict()" if isinstance(model, dict) else ""
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}{hint}")
+    model = unwrapped(model)
+    tensors, tied = _unique_tensors(model)
+    description: Description = {"kind": "weights" if weights_only else "model", "tied": tied}
+    if not weights_only:
+        try:
+            description["model"], systems = describe(model)
+            # As `load` will see it.
+            size = sum(value.numel() * value.element_size() for value in (*tensors.values(), *systems.values()))
+            rebuilt = build(json.loads(json.dumps(description["model"])), systems.__getitem__, size)
+            problem = difference(model, rebuilt)
+            if problem is not None:
+                raise ValueError(problem)
+            _check_fit(rebuilt, {name: _shape(tensors[tied.get(name, name)]) for name in (*tensors, *tied)}, "the file")
+        except TooLarge as error:
+            raise ValueError(f"load would refuse the file, since {error}: {_WEIGHTS_ONLY}") from None
+        except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{error}; {_WEIGHTS_ONLY}") from error
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        frozen = [name for name, value in tensors.items() if not value.requires_grad and name not in buffers]
+        description["frozen"] = frozen
+        tensors |= systems
+    write(path, tensors, description)
+
+
+def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
+    """The model that `save` wrote, with its precision, in training mode as any new module.
+
+    Args:
+        path: the file.
+        device: where the model is to be.
+
+    Raises:
+        FileFormatError: the file is broken, or is no file of a model; or to build what it describes would take longer
+            than one or two seconds, and half a second more for each megabyte of tensors, as a memory of order 2,000
+            does. Then build the model yourself and call `load_into`.
+    """
+    place = _checked_device(device)
+    with reading(path, ("model", "weights")) as file:
+        if file.description["kind"] == "weights":
+            raise FileFormatError(f"{path} holds weights alone: build the model and call plmu.load_into(model, path)")
+        try:
+            model = build(file.description["model"], file.system_tensor, file.size)
+        except TooLarge as error:
+            raise FileFormatError(f"{path}: {error}: build it yourself and call plmu.load_into(model, path)") from None
+        except Exception as error:  # whatever constructors raise for what a file gives them
+            raise FileFormatError(f"{path} has a description that cannot be built: {_short(error)}") from error
+        tied = file.tied()
+        _check_fit(model, file.own_shapes(), path)
+        model.load_state_dict(file.own_tensors(place), assign=True)
+        frozen = file.description.get("frozen", [])
+    for name, first in tied.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+    parameters = dict(model.named_parameters())
+    if not isinstance(frozen, list) or not all(isinstance(name, str) and name in parameters for name in frozen):
+        raise FileFormatError(f"{path} has a broken description of its frozen weights: {_short(frozen)}")
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    return model
+
+
+def load_into(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+    """Fill a model's parameters from a file of `save`, or from any safetensors file of its `state_dict()`.
+
+    Names and shapes must match exactly; if they do not, the model is left as it was. What is frozen stays so.
+
+    Args:
+        model: any `nn.Module`, built by you.
+        path: the file.
+
+    Returns:
+        The same model.
+
+    Raises:
+        FileFormatError: the file is broken or does not fit the model.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    with reading(path, ("model", "weights", None)) as file:
+        found = file.own_shapes()
+        filled = model if set(found) == set(model.state_dict()) else unwrapped(model)
+        _check_fit(filled, found, path)
+        filled.load_state_dict(file.own_tensors("cpu"))
+    return model
+
+
+def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], description: Description) -> None:
+    """Write tensors and a description to a temporary file beside `path`, then rename it to `path`."""
+    metadata = {"plmu": json.dumps({"format": FORMAT, **description})}
+    with replacing(_checked_path(path)) as temporary:
+        try:
+            save_file(_separate(tensors), temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from error
+        except KeyError as error:  # how safetensors names a type that it does not know
+            name = next((name for name, value in tensors.items() if value.dtype == error.args[0]), "a tensor")
+            raise ValueError(f"{name} cannot be saved: safetensors has no {error}") from None
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a name in the model cannot be saved: {error}") from None
+
+
+@dataclass
+class Contents:
+    """What an open file says that it holds; tensors are read on request."""
+
+    path: str | os.PathLike[str]
+    description: Description
+    shapes: Shapes
+    opened: Any  # safetensors' own
+
+    @property
+    def size(self) -> int:
+        """Of all tensors, in bytes."""
+        with open(self.path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        return os.path.getsize(self.path) - 8 - header
+
+    def tensors(self, names: list[str], device: torch.device | str) -> dict[str, Tensor]:
+        """Copies: what safetensors gives is a view of the file, which a write to it would change or crash."""
+        try:
+            return {name: self.opened.get_tensor(name).to(device=device, copy=True) for name in names}
+        except SafetensorError as error:
+            raise FileFormatError(f"{self.path} has tensors that cannot be read: {error}") from error
+
+    def system_tensor(self, name: str) -> Tensor:
+        if name not in self.shapes or self.shapes[name][1] not in _PRECISIONS:
+            raise FileFormatError(f"there is no system {name!r} of floating-point numbers")
+        return self.tensors([name], "cpu")[name]
+
+    def tied(self) -> dict[str, str]:
+        """Names of tied tensors, with the names of those that are in the file."""
+        if self.description["kind"] is None:
+            return {}
+        tied = self.description.get("tied")
+        if not isinstance(tied, dict) or not all(isinstance(one, str) and one in self.shapes for one in tied.values()):
+            raise FileFormatError(f"{self.path} has a broken description of its tied tensors: {_short(tied)}")
+        return tied
+
+    def own_shapes(self) -> Shapes:
+        """The model's own, tied ones under all their names."""
+        return {name: self.shapes[first] for name, first in self._places().items()}
+
+    def own_tensors(self, device: torch.device | str) -> dict[str, Tensor]:
+        """The model's own, tied ones under all their names."""
+        places = self._places()
+        found = self.tensors(sorted(set(places.values())), device)
+        return {name: found[first] for name, first in places.items()}
+
+    def _places(self) -> dict[str, str]:
+        return {**{name: name for name in self.shapes if not name.startswith(SYSTEMS)}, **self.tied()}
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], kinds: tuple[str | None, ...]) -> Iterator[Contents]:
+    """A file of one of these kinds; None stands for one without a description."""
+    if not Path(_checked_path(path)).is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        opened = safe_open(path, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise FileFormatError(f"{path} is truncated or not a safetensors file: {error}") from error
+    with opened as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+        yield Contents(path, _description(path, file.metadata() or {}, kinds), shapes, file)
+
+
+def _description(path: str | os.PathLike[str], metadata: dict[str, str], kinds: tuple[str | None, ...]) -> Description:
+    if "plmu" not in metadata:
+        if None in kinds:
+            return {"kind": None}
+        raise FileFormatError(f"{path} was not written by plmu: it has no description; see plmu.load_into")
+    try:
+        description: Description = json.loads(metadata["plmu"])
+        version, kind = description["format"], description["kind"]
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{path} has a broken description: {_short(error)}") from error
+    if version != FORMAT:
+        raise FileFormatError(
+            f"{path} has format version {_short(version)}, this plmu reads version {FORMAT}: upgrade plmu"
+        )
+    if kind not in kinds:
+        expected = " or ".join(str(one) for one in kinds if one)
+        raise FileFormatError(f"{path} holds a {_short(kind)}, not a {expected}")
+    return description
+
+
+def _short(given: object) -> str:
+    """What a file gave, at a length that an error can show."""
+    text = str(given)
+    return text if len(text) <= 300 else text[:300] + "…"
+
+
+def _checked_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise TypeError(f"path must be a string or a path, got {type(path).__name__}")
+    if "\0" in os.fspath(path):
+        raise ValueError(f"path must not have a null character, got {path!r}")
+    return path
+
+
+def _checked_device(device: torch.device | str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"device must be one that torch has here, such as 'cpu'; got {device!r}: {reason}") from None
+    return place
+
+
+def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A module's tensors by name, each once, and for tied ones the name under which they are kept."""
+    kept: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first_name: dict[int, str] = {}
+    try:
+        found = model.state_dict(keep_vars=True)
+    except RecursionError:
+        raise ValueError("model cannot be saved: it is nested too deep, or holds itself") from None
+    for name, value in found.items():
+        problem = _problem(value)
+        if problem is not None:
+            raise ValueError(f"{name} cannot be saved: it {problem}")
+        if id(value) in first_name:
+            tied[name] = first_name[id(value)]
+        else:
+            first_name[id(value)] = name
+            kept[name] = value
+    return kept, tied
+
+
+def _problem(value: object) -> str | None:
+    """Why a value of a state_dict cannot be written."""
+    if not isinstance(value, Tensor):
+        return f"is a {type(value).__name__}"
+    if is_lazy(value):
+        return "has no shape yet: run the model once"
+    if value.is_nested or value.layout is not torch.strided:
+        return f"is {'nested' if value.is_nested else value.layout}, not a dense tensor"
+    if value.is_meta:
+        return "is on the meta device and has no values"
+    return "has no values" if values_unknown(value) else None
+
+
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, each in memory of its own, which safetensors asks for."""
+    separate: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, value in tensors.items():
+        own = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if own.untyped_storage().data_ptr() in places:
+            own = own.clone()
+        places.add(own.untyped_storage().data_ptr())
+        separate[name] = own
+    return separate
+
+
+def _shape(value: Tensor) -> tuple[tuple[int, ...], str]:
+    return tuple(value.shape), _NAMES.get(value.dtype, str(value.dtype))
+
+
+def _check_fit(model: nn.Module, found: Shapes, path: str | os.PathLike[str]) -> None:
+    """Raise unless names and shapes are the model's, and floating point meets floating point."""
+    expected = model.state_dict()
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unexpected {name}" for name in found if name not in expected]
+    for name, value in expected.items():
+        if name not in found:
+            continue
+        shape, dtype = found[name]
+        fits = dtype in _PRECISIONS  # a model that `load` builds takes the file's precision, any other keeps its own
+        if not value.is_meta:
+            fits = value.is_floating_point() == (fits or dtype.startswith("F"))
+        if shape != value.shape:
+            problems.append(f"{name} is {shape} in the file and {tuple(value.shape)} in the model")
+        elif not fits:
+            problems.append(f"{name} is {dtype} in the file and {value.dtype} in the model")
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise FileFormatError(f"{path} does not fit the model: {_short(shown)}")

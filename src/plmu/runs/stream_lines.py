@@ -1,0 +1,212 @@
+"""`plmu stream`: lines come in, numbers or text, and after each sample the prediction goes out at once."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import plmu
+from plmu.text.symbols import Words
+from plmu.runs.deployed import Deployed, load
+from plmu.runs.number_lines import NumberLines
+
+
+@dataclass
+class Options:
+    """How a stream runs."""
+
+    missing: str | None = None  # "raise", "hold" or "zero"
+    state: Path | None = None  # file to continue from, and to save to
+    on_error: str = "stop"  # or "skip"
+    json: bool = False
+
+
+class LineStream:
+    """A deployed model that reads lines."""
+
+    def __init__(self, deployed: Deployed, options: Options) -> None:
+        self.deployed, self.options = deployed, options
+        frozen = deployed.frozen
+        if options.missing is not None and frozen.takes_tokens:
+            raise ValueError(f"--missing {options.missing} is for models of numbers: this one reads text")
+        if options.state is not None and options.state.is_file():
+            self.stream = plmu.Stream.restore(frozen, options.state)
+            self.stream.missing = options.missing or self.stream.missing
+        else:
+            self.stream = plmu.Stream(frozen, options.missing)
+        known = deployed.outputs
+        self.numbers = None
+        if frozen.features is not None:
+            self.numbers = NumberLines(frozen.features, known.inputs, known.time, known.series, known.sample())
+        # In a text of characters or bytes an empty line is part of it.
+        self.separable = deployed.kind != "language" or isinstance(deployed.symbols, Words)
+        self.names: list[str] = []  # of the series so far, if they have names
+        self.ended = False  # whether the next sample begins another sequence
+        self.expected: list[float] | None = None  # log-probabilities of the next token
+
+    def answers(self, line: str) -> Iterator[dict[str, Any] | None]:
+        """What is known after each sample of a line; None where a sequence ends."""
+        if self.separable and not line.strip():
+            if self.stream.steps and not self.ended:
+                self.ended = True
+                yield None
+            return
+        if self.numbers is not None:
+            sample = self.numbers.read(line)
+            if sample is not None:
+                if self.stream.missing == "raise" and any(map(math.isnan, sample)):
+                    raise ValueError("a number is missing: --missing hold or --missing zero fills it")
+                if self._other_series(self.numbers.of):
+                    yield None
+                    self.ended = True
+                self._begin()
+                when = self.numbers.when
+                if not self.stream.steps and when is not None:
+                    self.stream.reset(self.deployed.state_at(when))
+                answer = self._told(self.stream.push(sample).tolist())
+                yield answer if when is None else {"time": when, **answer}
+            return
+        for number, name in self.deployed.tokens(line, first=self.ended or not self.stream.steps):
+            self._begin()
+            before = self.expected
+            out = self.stream.push(number)
+            if self.deployed.kind == "language":
+                self.expected = torch.log_softmax(out.double(), 0).tolist()
+                if name or before is not None:
+                    yield self._surprise(name, None if before is None else before[number])
+            elif name:
+                yield {"token": name, **self._told(out.tolist())}
+
+    def _other_series(self, name: str | None) -> bool:
+        """Whether a sample of this name ends the series before it.
+
+        Raises:
+            ValueError: its series has ended already.
+        """
+        if name is None or (self.names and self.names[-1] == name):
+            return False
+        if name in self.names:
+            raise ValueError(f"series {name} has ended: the samples of a series must follow one another")
+        self.names.append(name)
+        return len(self.names) > 1 and not self.ended
+
+    def _begin(self) -> None:
+        if self.ended:
+            self.stream.reset()
+            self.ended, self.expected = False, None
+
+    def _told(self, output: list[float]) -> dict[str, Any]:
+        return self.deployed.answer(output) or {"output": output}
+
+    def _surprise(self, name: str, likely: float | None) -> dict[str, Any]:
+        """How likely a token was; after a saved state the first one's probability is not known."""
+        if likely is None:
+            return {"token": name, "probability": None, "bits": None}
+        return {"token": name, "probability": math.exp(likely), "bits": -likely / math.log(2)}
+
+    def save(self) -> None:
+        if self.options.state is not None:
+            self.stream.save(self.options.state)
+
+
+def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None = None) -> None:
+    """Print what the model of a run says after each sample of these lines, as soon as it is known.
+
+    A line that cannot be read is named: `on_error` says whether it stops the program, as ValueError, or is left out.
+    The state is saved at the end, however that comes about.
+    """
+    screen = sys.stdout if out is None else out
+    stream = LineStream(load(run), options)
+    try:
+        with _stoppable() as reading:
+            for number, line in enumerate(reading(lines), 1):
+                try:
+                    for answer in stream.answers(line.removeprefix("\ufeff") if number == 1 else line):
+                        print(_shown(answer, number, stream), file=screen, flush=True)
+                except (TypeError, ValueError) as error:
+                    fault = f"line {number}: {error}"
+                    if options.on_error == "stop":
+                        raise ValueError(fault) from None
+                    if options.json:
+                        print(json.dumps({"line": number, "error": str(error)}), file=screen, flush=True)
+                    print(f"plmu: {fault}", file=sys.stderr, flush=True)
+    finally:
+        stream.save()
+
+
+def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
+    """A line of output."""
+    if stream.options.json:
+        return json.dumps({"line": line, **({"end": True} if answer is None else answer)}, ensure_ascii=False)
+    if answer is None:
+        return ""
+    if stream.deployed.kind == "text":
+        labels = stream.deployed.outputs.labels
+        if len(labels) == 2:
+            return f"{answer['probabilities'][labels[1]]:.3f}  {answer['token']}"
+        told = f"{answer['label']} {answer['probability']:.6f}" if labels else _joined(answer["output"])
+        return f"{told}  {answer['token']}"
+    if stream.deployed.kind == "language":
+        quoted = not isinstance(stream.deployed.symbols, Words)  # a space or a line break could not be seen
+        name = json.dumps(answer["token"], ensure_ascii=False) if quoted else answer["token"]
+        likely = answer["probability"]
+        return f"{'-' if likely is None else format(likely, '.6f')}  {name}"
+    if "label" in answer:
+        return f"{answer['label']} {answer['probability']:.6f}"
+    if "forecast" in answer:  # all columns of the next step, then those of the step after it
+        return _joined([value for step in zip(*answer["forecast"].values(), strict=True) for value in step])
+    return _joined(answer["output"])
+
+
+def _joined(output: list[float]) -> str:
+    """Numbers with commas between them, with the digits that float32 has."""
+    return ",".join(f"{value:.9g}" for value in output)
+
+
+@contextmanager
+def _stoppable() -> Iterator[Any]:
+    """While lines are awaited, SIGINT and SIGTERM end them; while one is worked on, they wait for it to be finished."""
+    asked, waits = False, False
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        if waits:
+            raise KeyboardInterrupt
+
+    def reading(lines: Iterable[str]) -> Iterator[str]:
+        nonlocal waits
+        source = iter(lines)
+        try:
+            while not asked:
+                waits = True
+                line = next(source, None)
+                waits = False
+                if line is None:
+                    return
+                yield line
+        except KeyboardInterrupt:
+            return
+        finally:
+            waits = False
+
+    before: dict[int, Any] = {}
+    try:
+        for kind in (signal.SIGINT, signal.SIGTERM):
+            before[kind] = signal.signal(kind, stop)
+    except ValueError:  # not in the main thread, where no signal comes
+        pass
+    try:
+        yield reading
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

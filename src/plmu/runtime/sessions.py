@@ -1,0 +1,279 @@
+"""Many streams of one model, stepped together as rows of batches whose width is fixed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from plmu.errors import FileFormatError
+from plmu.nn.steppable import Steppable, positive
+from plmu.runtime.frozen import FrozenModel, as_sample, converted
+from plmu.runtime.session_rows import Rows
+from plmu.runtime.state_tree import leaves, map_state
+from plmu.runtime.stream_files import Saved, read_state, write_state
+
+
+class Sessions:
+    """Many streams of one model that step together. A session holds its state alone, one row of a batch.
+
+    >>> sessions = plmu.Sessions(model)
+    >>> a, b = sessions.add(), sessions.add()
+    >>> outputs = sessions.push({a: [0.1], b: [0.2]})  # {a: y, b: y}, as two streams would give them
+    >>> sessions.drop(a)
+
+    A step always runs batches of `width` rows, the rest of them empty: what a session gives does not depend on which
+    others step beside it, down to the last bit. Torch may round the rows of a batch differently, by where they are in
+    it. That is tried once; where it does, a session has the same place in every batch.
+
+    Args:
+        model: any steppable module, or a `plmu.FrozenModel`, whose arrays streams and sessions share.
+        width: rows of a batch. A wide one is faster for many sessions, a narrow one for few.
+        missing: what a sample of None or NaN does, as in `plmu.Stream`: "raise", "hold" or "zero".
+        features: numbers of a sample, for a model that takes any number.
+
+    Raises:
+        TypeError: the model's states are not one for each row of a batch.
+    """
+
+    def __init__(
+        self,
+        model: Steppable | FrozenModel,
+        width: int = 64,
+        *,
+        missing: str | None = None,
+        features: int | None = None,
+    ) -> None:
+        self.frozen = FrozenModel.of(model)
+        self.width = positive(width, "width")
+        self.missing = self.frozen.checked_missing(missing)
+        self.features = self.frozen.features if features is None else positive(features, "features")
+        if self.features is None and not self.frozen.takes_tokens:
+            raise ValueError("features must be given: this model takes samples of any number of features")
+        if self.frozen.features not in (None, self.features):
+            raise ValueError(f"features must be {self.frozen.features}, as the model has; got {features}")
+        self._rows = Rows(self.frozen, self.width, self.missing, self.features)
+        self.outputs = self._rows.outputs
+        self._open: set[int] = set()
+
+    @property
+    def rows(self) -> list[int]:
+        """The numbers of all sessions."""
+        return sorted(self._open)
+
+    def add(self, row: int | None = None) -> int:
+        """Begin a session.
+
+        Args:
+            row: its number, which must be free; None for the lowest that is.
+
+        Returns:
+            The number of its row, by which it is known until it is dropped.
+        """
+        if row is None:
+            row = next(number for number in range(len(self._open) + 1) if number not in self._open)
+        elif type(row) is not int or row < 0 or row in self._open:
+            taken = "it is taken" if row in self._open else "it must be a whole number of at least 0"
+            raise ValueError(f"row {row!r} cannot be added: {taken}")
+        self._rows.room(row + 1)
+        self._open.add(row)
+        self.reset(row)
+        return row
+
+    def drop(self, row: int) -> None:
+        """End a session: its row is free for another.
+
+        Args:
+            row: the session.
+        """
+        self.reset(row)
+        self._open.remove(row)
+
+    def reset(self, row: int) -> None:
+        """Let a session forget everything: its next sample is its first.
+
+        Args:
+            row: the session.
+        """
+        self._check_open([row])
+        self._rows.clear(row)
+
+    def steps(self, row: int) -> int:
+        """How many samples a session has taken.
+
+        Args:
+            row: the session.
+        """
+        self._check_open([row])
+        return int(self._rows.steps[row])
+
+    def push(self, samples: Mapping[int, Any]) -> dict[int, Tensor]:
+        """One sample for each of some sessions in, one output for each out. The others stay as they are.
+
+        Args:
+            samples: by row: (features,), or a token number; numbers, lists, arrays or tensors. None is a missing one.
+
+        Returns:
+            The model's output by row, (features,) each.
+
+        Raises:
+            ValueError: a sample does not fit, is missing or infinite, or would make a state overflow. No session has
+                changed.
+        """
+        rows = list(samples)
+        if not rows:
+            return {}
+        x = torch.stack([self._sample(row, given) for row, given in samples.items()])
+        self._check(rows, x)
+        out, taken, steps = self._rows.compute(rows, x.unsqueeze(1))
+        wrong = [row for row, count in zip(rows, taken.tolist(), strict=True) if not count]
+        if wrong:
+            raise ValueError(
+                f"samples of rows {', '.join(map(str, wrong[:10]))} are missing, infinite or would make their state so:"
+                " no session has changed"
+            )
+        self._rows.take_over(steps)
+        return dict(zip(rows, out[:, 0].clone(), strict=True))
+
+    def step(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for tensors, where a sample that cannot be taken does not stop the others.
+
+        Args:
+            rows: numbers of sessions, each once.
+            x: (rows, features), or token numbers (rows,), in the precision of the model. NaN is a missing value.
+
+        Returns:
+            The outputs (rows, outputs), and (rows,), False where a sample is missing, infinite or would make the state
+            so: these sessions have not changed, and their output means nothing.
+        """
+        self._check(rows, x)
+        out, taken = self._taken(rows, x.unsqueeze(1))
+        return out[:, 0], taken == 1
+
+    def run(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Several samples for each of some sessions: the same bits as one `step` after another, in less time.
+
+        Args:
+            rows: numbers of sessions, each once.
+            x: (rows, time, features), or token numbers (rows, time), in the precision of the model.
+
+        Returns:
+            The outputs (rows, time, outputs), and (rows,), how many samples each session has taken: all, or those
+            before the first that is missing, infinite or would make the state so. Outputs after them mean nothing.
+        """
+        time = x.shape[1] if x.dim() > 1 else 0
+        if time == 0:
+            raise ValueError(f"x must have samples of at least one time step for each row, got {tuple(x.shape)}")
+        self._check(rows, x, time)
+        return self._taken(rows, x)
+
+    def tensors(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """What some sessions remember, for `fill`.
+
+        Args:
+            rows: the sessions.
+
+        Returns:
+            "state.0" and so on, "last" and "steps", each with one row for each session.
+        """
+        self._check_open(rows)
+        index = self._rows.index(rows)
+        return {name: value[index].clone() for name, value in self._rows.everything().items()}
+
+    def fill(self, rows: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        """Let sessions remember what `tensors` gave, in this process or another.
+
+        Args:
+            rows: the sessions.
+            tensors: one row of each for each of them.
+
+        Raises:
+            ValueError: names, shapes or precisions do not fit.
+        """
+        wanted = self.tensors(rows)
+        kinds = [{name: (tuple(t.shape), t.dtype) for name, t in one.items()} for one in (wanted, tensors)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(f"tensors do not fit these sessions: got {kinds[1]!s:.300}, not {kinds[0]!s:.300}")
+        index = self._rows.index(rows)
+        with torch.inference_mode():
+            for name, whole in self._rows.everything().items():
+                whole[index] = tensors[name].to(whole.device)
+
+    def save(self, row: int, path: str | os.PathLike[str]) -> None:
+        """Write the state of a session to a file, from which it continues in any process, as a session or a stream.
+
+        Args:
+            row: the session.
+            path: the file. It is replaced only when all of it has been written.
+        """
+        saved = Saved(self.steps(row), self.missing, single=True, row=row)
+        if saved.steps:
+            own = iter([one[row : row + 1] for one in self._rows.states])
+            saved.state = map_state(self._rows.start, lambda _: next(own))
+            saved.last = self._rows.last[row : row + 1]
+        write_state(path, self.frozen, saved)
+
+    def restore(self, path: str | os.PathLike[str]) -> int:
+        """A session that continues where a saved one, or a stream of single samples, was.
+
+        Args:
+            path: a file of `Sessions.save` or `Stream.save`, of the same model.
+
+        Returns:
+            Its row, which has the place in a batch that the saved one had.
+
+        Raises:
+            FileFormatError: the file is broken, is of another model, or of a stream with a batch.
+        """
+        saved = read_state(path, self.frozen)
+        last = self._rows.zeros[:1] if saved.last is None else saved.last
+        if last.shape[0] != 1 or last.shape[1:] != self._rows.zeros.shape[1:] or last.dtype != self._rows.zeros.dtype:
+            raise FileFormatError(f"{path} has samples {tuple(last.shape)} of {last.dtype}, which no session here has")
+        row = 0 if saved.row is None else saved.row % self.width
+        while row in self._open:
+            row += 1 if saved.row is None else self.width
+        self.add(row)
+        if saved.steps:
+            with torch.inference_mode():
+                for whole, own in zip(self._rows.states, leaves(saved.state), strict=True):
+                    whole[row] = own[0]
+                self._rows.last[row], self._rows.steps[row] = last[0], saved.steps
+        return row
+
+    def _check_open(self, rows: Sequence[int]) -> None:
+        strange = next((row for row in rows if row not in self._open), None)
+        if strange is not None:
+            raise ValueError(f"there is no session in row {strange!r}: add() begins one")
+
+    def _sample(self, row: int, given: Any) -> Tensor:
+        """A sample without a batch axis, checked but for missing values."""
+        wanted = self._rows.zeros.shape[1:]
+        if given is None:
+            if self.frozen.takes_tokens:
+                raise ValueError(f"row {row}: a token cannot be missing")
+            return torch.full(wanted, float("nan"), dtype=self._rows.zeros.dtype, device=self._rows.zeros.device)
+        sample = as_sample(given, self.frozen.takes_tokens)
+        sample = self.frozen.tokens(sample) if self.frozen.takes_tokens else converted(sample, self._rows.zeros)
+        if sample.shape != wanted:
+            raise ValueError(f"row {row}: a sample must have shape {tuple(wanted)}, got {tuple(sample.shape)}")
+        return sample
+
+    def _check(self, rows: Sequence[int], x: Tensor, *time: int) -> None:
+        if len(set(rows)) != len(rows):
+            raise ValueError("rows must be numbers of sessions, each once")
+        self._check_open(rows)
+        zeros = self._rows.zeros
+        shape = (len(rows), *time, *zeros.shape[1:])
+        if x.shape != shape or x.dtype != zeros.dtype:
+            raise ValueError(f"x must be {zeros.dtype} of shape {shape}, got {x.dtype} of shape {tuple(x.shape)}")
+
+    def _taken(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
+        out, taken, steps = self._rows.compute(rows, x)
+        self._rows.take_over(steps)
+        return out.clone(), taken.clone()  # ordinary tensors
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("Sessions cannot be pickled: use sessions.save(row, path) and sessions.restore(path)")

@@ -1,0 +1,1 @@
+"""Text as token numbers: words, characters, bytes, subwords, and their files."""

@@ -1,0 +1,141 @@
+"""Series of one's own as plain torch datasets, for training loops of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from plmu.errors import suggestion
+from plmu.timeseries.sequences import by_number
+
+
+class LabelledSeries(Dataset[tuple[Tensor, int]]):
+    """Series of equal or unequal length, each with the number of its class.
+
+    >>> data = LabelledSeries.from_file("gestures.csv")
+    >>> loader = DataLoader(data, batch_size=16, shuffle=True, collate_fn=data.collate)
+    >>> for x, lengths, labels in loader:
+    ...     out, _ = model(x, lengths=lengths)
+
+    Args:
+        series: arrays (time,) or (time, channels), with equally many channels.
+        labels: the label of each series: numbers or names.
+
+    Attributes:
+        classes: the different labels, numbers in their order, then names; the numbers count them.
+
+    Raises:
+        ValueError: there are not as many labels as series, one is missing, or a series has no steps, NaN, or other
+            channels.
+    """
+
+    def __init__(self, series: Sequence[Any], labels: Sequence[Any]) -> None:
+        if len(series) != len(labels):
+            raise ValueError(f"labels must be one for each of the {len(series)} series, got {len(labels)}")
+        self.series = [_series(one, f"series[{place}]") for place, one in enumerate(series)]
+        widths = sorted({one.shape[1] for one in self.series})
+        if len(widths) > 1:
+            raise ValueError(f"series must have equally many channels, got {widths}")
+        given = np.asarray(labels)
+        if given.ndim != 1 or any(one is None or one != one for one in given.tolist()):
+            raise ValueError("labels must be a number or a name for each series, without NaN or None")
+        try:
+            self.classes: list[Any] = sorted(set(given.tolist()), key=by_number)
+        except TypeError:
+            raise ValueError("labels must be of one kind: all numbers, or all names") from None
+        self.numbers: list[int] = [self.classes.index(one) for one in given.tolist()]
+
+    @classmethod
+    def from_file(cls, path: str | Path, **options: Any) -> LabelledSeries:
+        """The series of a file or folder, as `plmu train classify` reads them.
+
+        Args:
+            path: CSV, Parquet, NumPy, .ts or .arff file, or a folder.
+            options: of the data, by the names that `plmu train classify --help` gives: `label="class"`, `id="case"`.
+        """
+        from plmu.timeseries import labelled
+
+        kinds = get_type_hints(labelled.LabelledConfig)
+        for name, value in options.items():
+            if name not in kinds:
+                raise TypeError(f"there is no option {name!r} of data{suggestion(name, list(kinds))}")
+            if get_origin(kinds[name]) is Literal and value not in get_args(kinds[name]):
+                allowed = ", ".join(map(repr, get_args(kinds[name])))
+                raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
+        if options.get("labels") is not None:
+            options["labels"] = Path(options["labels"])
+        if isinstance(options.get("values"), str):
+            options["values"] = (options["values"],)
+        found = labelled.load(labelled.LabelledConfig(**{**options, "file": Path(path)}))
+        return cls(found.series, [str(label) for label in found.labels])
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.series[index], self.numbers[index]
+
+    @staticmethod
+    def collate(batch: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """A batch for a model of plmu: series padded with zeros (batch, time, channels), their lengths, and labels."""
+        lengths = torch.tensor([len(one) for one, _ in batch])
+        padded = torch.nn.utils.rnn.pad_sequence([one for one, _ in batch], batch_first=True)
+        return padded, lengths, torch.tensor([label for _, label in batch])
+
+
+class ForecastWindows(Dataset[tuple[Tensor, Tensor]]):
+    """Every window of a series, (lookback, channels), and the steps that follow it, (horizon, channels).
+
+    >>> loader = DataLoader(ForecastWindows(load, lookback=96, horizon=24), batch_size=64, shuffle=True)
+
+    Args:
+        series: an array (time,) or (time, channels); or a list of them, whose windows come one series after the other.
+        lookback: steps of a window.
+        horizon: steps that follow.
+
+    Raises:
+        ValueError: no series is long enough for a window, or one has NaN.
+    """
+
+    def __init__(self, series: Any, lookback: int, horizon: int) -> None:
+        for name, value in (("lookback", lookback), ("horizon", horizon)):
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        several = isinstance(series, list | tuple) and bool(series) and np.ndim(series[0]) > 0
+        self.series = [_series(one, f"series[{i}]") for i, one in enumerate(series if several else [series])]
+        self.lookback, self.horizon = lookback, horizon
+        counts = [max(0, len(one) - lookback - horizon + 1) for one in self.series]
+        self.ends = np.cumsum(counts)  # how many windows there are up to the end of each series
+        if not len(self):
+            longest = max(map(len, self.series))
+            raise ValueError(f"lookback and horizon must be shorter: {lookback} + {horizon} steps exceed {longest}")
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there are {len(self)} windows, got index {index}")
+        index %= len(self)
+        place = int(np.searchsorted(self.ends, index, side="right"))
+        start = index - (int(self.ends[place - 1]) if place else 0)
+        middle = start + self.lookback
+        return self.series[place][start:middle], self.series[place][middle : middle + self.horizon]
+
+
+def _series(given: Any, name: str) -> Tensor:
+    """(time, channels) in float32."""
+    found = torch.tensor(np.asarray(given, dtype=np.float64), dtype=torch.float32)
+    found = found[:, None] if found.ndim == 1 else found
+    if found.ndim != 2 or not found.numel():
+        raise ValueError(f"{name} must have the shape (time,) or (time, channels), got {tuple(np.shape(given))}")
+    if not bool(found.isfinite().all()):
+        row = int((~found.isfinite()).any(1).nonzero()[0])
+        raise ValueError(f"{name} has NaN or infinity in step {row}: fill missing values first")
+    return found

@@ -1,0 +1,135 @@
+"""The rows of series as they are in files, before they are put on a clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plmu.errors import DataError
+from plmu.timeseries.columns import Columns
+from plmu.timeseries.tables import Table, read_tables
+
+if TYPE_CHECKING:
+    from plmu.timeseries.series import SeriesConfig
+
+Numbers = NDArray[np.float64]
+_MARKS = (-99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0, 999999.0, -99.9, -999.9, -9999.9)
+_LARGEST = 1e15  # values of which sums of squares are still numbers in float32
+
+
+@dataclass
+class RawSeries:
+    """The rows of one series as they are in the file, in the order of time."""
+
+    name: str
+    times: NDArray[Any] | None
+    values: Numbers  # (rows, values and covariates)
+
+
+def raw_series(
+    table: Table, columns: Columns, config: SeriesConfig, several: bool, zone: int | None
+) -> list[RawSeries]:
+    """The series of one file. Times that have a time zone are given in `zone`, in minutes east of Greenwich."""
+    known = {name: table.numbers(name, config.bad, name in columns.covariates) for name in columns.read}
+    values = np.stack(list(known.values()), axis=1)
+    if config.absent:
+        marked = np.isin(values, config.absent)
+        values[marked] = np.nan
+        table.notes.append(
+            f"{int(marked.sum()):,} values taken as missing: {', '.join(f'{x:g}' for x in config.absent)}"
+        )
+    for name, column in zip(known, values.T, strict=True):
+        table.notes += _marks(name, column)
+    if np.fmax.reduce(values, axis=None) > _LARGEST or np.fmin.reduce(values, axis=None) < -_LARGEST:
+        large = np.flatnonzero((np.abs(values) > _LARGEST).any(axis=1))
+        place = int((np.abs(values[large[0]]) > _LARGEST).argmax())
+        fault = f"{values[large[0], place]:g} is too large to compute with: divide the column"
+        raise DataError(f"{table.place(int(large[0]), columns.read[place])}: {fault}")
+    times = None
+    if columns.time is not None:
+        times = table.times(columns.time, config.day_first, config.bad)
+        if zone and table.zone(columns.time) is not None:
+            times = times + np.timedelta64(zone, "m")
+    name = table.path.stem if several else ""
+    if columns.id is None:
+        return [_sorted(table, name, times, values)]
+    codes, labels = table.codes(columns.id)
+    order = np.argsort(codes, kind="stable")
+    ends = np.searchsorted(codes[order], np.arange(1, len(labels) + 1))
+    found = []
+    for label, rows in zip(labels, np.split(order, ends[:-1]), strict=True):
+        own = f"{name}/{label}" if name else label
+        found.append(_sorted(table, own, None if times is None else times[rows], values[rows]))
+    return found
+
+
+def _marks(name: str, values: Numbers) -> list[str]:
+    """What to say of numbers that may stand for missing values: they repeat, and are far from all others."""
+    found = []
+    for mark in _MARKS:
+        same = values == mark
+        if np.count_nonzero(same) < 2:
+            continue
+        others = values[~same & ~np.isnan(values)]
+        low, high = (others.min(), others.max()) if len(others) else (mark, mark)
+        if max(low - mark, mark - high) > high - low > 0:
+            found.append(
+                f"column {name!r}: {mark:g} comes {int(same.sum()):,} times and is far from all others: if it stands"
+                f" for a missing value, give --data.absent {mark:g}"
+            )
+    return found
+
+
+def _sorted(table: Table, name: str, times: NDArray[Any] | None, values: Numbers) -> RawSeries:
+    """Without rows that have no time, in the order of time."""
+    if times is None:
+        return RawSeries(name, None, values)
+    absent = np.isnat(times) if np.issubdtype(times.dtype, np.datetime64) else np.isnan(times)
+    if absent.any():
+        table.notes.append(f"times: {int(absent.sum()):,} rows without one left out")
+        times, values = times[~absent], values[~absent]
+    if len(times) > 1 and (times[1:] < times[:-1]).any():
+        order = np.argsort(times, kind="stable")
+        times, values = times[order], values[order]
+        table.notes.append("times: rows put into the order of time")
+    return RawSeries(name, times, values)
+
+
+def rows_of(values: Numbers) -> int:
+    """How many rows there are up to the last one with a value."""
+    known = np.asarray(~np.isnan(values).all(axis=1))
+    return len(known) - int(known[::-1].argmax()) if known.any() else 0
+
+
+def read_future(path: Path, columns: Columns, config: SeriesConfig, zone: int | None) -> dict[str, RawSeries]:
+    """Covariates ahead, by series; "" is for all of them where the file does not name series."""
+    tables = read_tables(path, config.header)
+    for table in tables:
+        table.join_again(columns.time, columns.id)
+    alone = len(tables) == 1 and columns.id not in tables[0].names
+    plain = replace(columns, values=(), id=None if alone else columns.id)
+    rows = [one for table in tables for one in raw_series(table, plain, config, len(tables) > 1, zone)]
+    return {one.name: one for one in rows}
+
+
+def with_future(one: RawSeries, future: dict[str, RawSeries]) -> RawSeries:
+    """A series with the rows of another file after its last value."""
+    ahead = future.get(one.name, future.get(""))
+    if ahead is None:
+        return one
+    channels = one.values.shape[1] - ahead.values.shape[1]
+    last = rows_of(one.values[:, :channels])
+    if not last:
+        return one
+    times, values = None, ahead.values
+    if one.times is not None and ahead.times is not None:
+        if one.times.dtype != ahead.times.dtype:
+            raise DataError("the times of --data.future are not written as those of --data.file")
+        later = ahead.times > one.times[last - 1]
+        times, values = np.concatenate([one.times[:last], ahead.times[later]]), values[later]
+    empty = np.full((len(values), channels), np.nan)
+    return RawSeries(one.name, times, np.concatenate([one.values[:last], np.concatenate([empty, values], axis=1)]))

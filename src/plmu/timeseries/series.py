@@ -1,0 +1,355 @@
+"""Series of one's own: from tables to rows at equal steps, without gaps, and their split by time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plmu.data.files import DataConfig
+from plmu.errors import DataError
+from plmu.timeseries.clock import DAY, Clock, Steps, find_clock
+from plmu.timeseries.columns import Columns, find_columns
+from plmu.timeseries.raw import Numbers, RawSeries, raw_series, read_future, rows_of, with_future
+from plmu.timeseries.tables import Table, read_tables
+
+_NOTES = 20  # of further files
+_BROKEN = 0.1  # share of long gaps, above which the times cannot be meant as a grid
+
+
+@dataclass
+class SeriesConfig(DataConfig):
+    """Which series, and how gaps are treated."""
+
+    file: Path | None = None
+    """CSV, Parquet or NumPy file of yours, or a folder of them with a series each."""
+    time: str | None = None
+    """Column of times. Default: found. Without one rows are equally far apart."""
+    values: tuple[str, ...] = ()
+    """Columns to forecast. Default: all columns of numbers that vary."""
+    covariates: tuple[str, ...] = ()
+    """Columns that are known ahead, such as holidays or planned prices: they help to forecast, and are not forecast."""
+    id: str | None = None
+    """Column that names the series of a row, where a file holds several; or columns, with commas. Default: found where
+    times repeat."""
+    step: str | None = None
+    """Time between rows, such as 15min, 1h, 1d or 1mo; rows of one step are averaged. Default: found."""
+    missing: Literal["hold", "linear", "split", "raise"] = "hold"
+    """Gaps: hold the last value, join both ends linearly (which looks ahead), split the series there, or raise."""
+    longest_gap: int = 48
+    """Steps; at longer gaps a series is split."""
+    irregular: Literal["grid", "rows", "raise"] = "grid"
+    """Times off the grid: move them to the nearest step, take rows as equally far apart, or raise."""
+    duplicates: Literal["mean", "first", "last", "raise"] = "mean"
+    """Rows with the same time: their mean, the first, the last, or raise."""
+    bad: Literal["raise", "missing"] = "raise"
+    """Text in a column of numbers, or a time that is none: raise, or take it as missing."""
+    absent: tuple[float, ...] = ()
+    """Numbers that stand for a missing value, such as -999."""
+    day_first: bool | None = None
+    """Whether 2/1/2024 is the second of January. Default: found."""
+    header: bool | None = None
+    """Whether the first line of a CSV file names the columns. Default: found."""
+    valid: float = 0.1
+    """Share of the rows, before the test rows, to choose settings and intervals by."""
+    test: float = 0.2
+    """Share of the rows at the end to test on."""
+
+    def __post_init__(self) -> None:
+        for name in ("valid", "test"):
+            if not 0 < getattr(self, name) < 0.5:
+                raise ValueError(f"data.{name} must be a share between 0 and 0.5, got {getattr(self, name)}")
+        if self.longest_gap < 0:
+            raise ValueError(f"data.longest_gap must be at least 0, got {self.longest_gap}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one series at consecutive steps."""
+
+    name: str  # of the series
+    start: int  # the step of its first row
+    values: Numbers  # (time, channels), without NaN
+    measured: NDArray[np.bool_]  # (time, channels): False where a gap was filled
+    offset: float = 0.0  # of its times after those of the clock, in steps
+    covariates: Numbers | None = None  # (time and steps ahead, covariates); NaN where a value ahead is missing
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass
+class SeriesData:
+    """Series on one clock, and what was found and done."""
+
+    columns: Columns
+    clock: Clock
+    pieces: list[Piece]
+    notes: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)  # of rows that were changed
+    other: bool = False  # than the data that the clock is of
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, future: Path | None = None) -> SeriesData:
+    """The series of the configuration's file.
+
+    Args:
+        config: the file and how to read it.
+        known: columns and clock of the data that a model was trained on, to read other data alike.
+        future: a file with the covariates of the steps after the last values.
+
+    Raises:
+        DataError: there is no file, or something in it is at fault.
+    """
+    if config.file is None:
+        raise DataError("give your data as --data.file: a CSV, Parquet or NumPy file, or a folder of them")
+    tables = read_tables(config.file, config.header)
+    columns = known[0] if known is not None else find_columns(tables, config)
+    for table in tables:
+        table.join_again(columns.time, columns.id)
+    if known is not None and columns.id is not None and not any(columns.id in table.names for table in tables):
+        columns = replace(columns, id=None, notes=(*columns.notes, f"series: one, since there is no {columns.id!r}"))
+        for table in tables:
+            _check_alone(table, columns.time, known[0].id, config)
+    if known is not None and config.day_first is None:
+        config = replace(config, day_first=known[1].day_first)  # a few dates may not tell
+    zone = known[1].zone if known is not None else _zone(tables, columns.time)
+    raw = [one for table in tables for one in raw_series(table, columns, config, len(tables) > 1, zone)]
+    if future is not None:
+        ahead = read_future(future, columns, config, zone)
+        raw = [with_future(one, ahead) for one in raw]
+    notes = list(dict.fromkeys(tables[0].notes))
+    if len(tables) > 1:
+        notes.append(f"{len(tables)} files, each a series named by its file")
+    notes += [f"{table.path.name}: {note}" for table in tables[1:] for note in dict.fromkeys(table.notes[1:])][:_NOTES]
+    notes += columns.notes
+    times = [one.times for one in raw if one.times is not None and len(one.times)]
+    if known is not None:
+        clock = known[1]
+        _note_other_rate(clock, times, notes)
+    else:
+        clock = find_clock(times, config.step) if times and config.irregular != "rows" else Clock()
+        if columns.time is not None and clock.kind != "rows":
+            told = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
+            clock = replace(clock, day_first=told, zone=zone)
+    data = SeriesData(columns, clock, [], notes, other=known is not None)
+    for one in raw:
+        data.pieces += _pieces(one, config, data)
+    if clock.kind != "rows":
+        _note_clock(data, times, config)
+    data.notes += _counted(data.counts, data.rows, config, scored=known is None)
+    if not data.pieces:
+        raise DataError(f"{config.file} has no row with a value in {', '.join(map(repr, columns.values))}")
+    if len({one.name for one in raw}) > 1:
+        by = f"column {columns.id!r}" if columns.id else "file"
+        data.notes.append(f"series: {len({one.name for one in raw}):,}, by {by}")
+    return data
+
+
+def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesConfig) -> None:
+    """A file without the column that tells series apart may have one series."""
+    times = None if time is None else np.sort(table.times(time, config.day_first, config.bad))
+    if times is not None and (times[1:] == times[:-1]).any():
+        raise DataError(f"{table.path} has no column {id!r}, which tells series apart, and times that repeat")
+
+
+def _zone(tables: Sequence[Table], time: str | None) -> int | None:
+    """The time zone that all files have, in minutes east of Greenwich; 0 for UTC where they differ."""
+    zones = {None if time is None else table.zone(time) for table in tables} - {None}
+    return zones.pop() if len(zones) == 1 else 0 if zones else None
+
+
+def _pieces(one: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:
+    """A series on the clock, split at long gaps."""
+    last = rows_of(one.values[:, : len(data.columns.values)])  # what comes after the last value is to be forecast
+    if not last:
+        return []
+    end = max(last, rows_of(one.values))  # covariates may be known for it
+    values, offset = one.values[:end], 0.0
+    if one.times is None or data.clock.kind == "rows":
+        steps: Steps = np.arange(end)
+    else:
+        if one.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
+            kinds = ("numbers", "dates") if one.times.dtype.kind == "f" else ("dates", "numbers")
+            raise DataError(
+                f"column {data.columns.time!r} of {config.file} has {kinds[0]}, and the model was trained on {kinds[1]}"
+            )
+        offset = data.clock.offset(one.times[:last])
+        steps = data.clock.steps(one.times[:end], offset)
+        steps, values = _merged(steps, values, config, data)
+    longest = 0 if config.missing == "split" else config.longest_gap
+    breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
+    if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
+        raise DataError(
+            f"the times are {data.clock.told} apart at the median, yet {len(breaks):,} of {len(steps):,} are more than"
+            f" {longest} such steps apart: give --data.longest-gap"
+            + ("" if data.other else ", --data.step or --data.irregular rows")
+        )
+    found = []
+    for rows in np.split(np.arange(len(steps)), breaks) if len(breaks) else [slice(None)]:
+        found += _filled(one.name, steps[rows], values[rows], config, data)
+    data.counts["split"] += len(breaks)
+    return [replace(piece, offset=offset) for piece in found]
+
+
+def _merged(steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> tuple[Steps, Numbers]:
+    """One row a step."""
+    again = np.diff(steps) == 0
+    if not again.any():
+        return steps, values
+    if config.duplicates == "raise":
+        when = data.clock.times(steps[1:][again][:1])[0]
+        raise DataError(
+            f"{config.file}: several rows have the time {when}: choose --data.duplicates mean, first or last"
+        )
+    starts = np.flatnonzero(np.append(True, ~again))
+    data.counts["merged"] += int(again.sum())
+    if config.duplicates == "first":
+        return steps[starts], values[starts]
+    if config.duplicates == "last":
+        return steps[starts], values[np.append(starts[1:], len(steps)) - 1]
+    seen = ~np.isnan(values)
+    totals = np.add.reduceat(np.where(seen, values, 0.0), starts, axis=0)
+    counts = np.add.reduceat(seen.astype(np.int64), starts, axis=0)
+    return steps[starts], np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+
+
+def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> list[Piece]:
+    """Rows at all steps from the first at which every column has had a value."""
+    channels = len(data.columns.values)
+    last = rows_of(values[:, :channels])
+    begun = (~np.isnan(values)).argmax(axis=0)
+    first = int(begun.max())
+    if np.isnan(values).all(axis=0).any() or first >= last:
+        data.counts["empty"] += last
+        return []
+    data.counts["before"] += first
+    steps, values, last = steps[first:], values[first:], last - first
+    rows = int(steps[last - 1] - steps[0]) + 1  # up to the last value; covariates may go on
+    if len(steps) == int(steps[-1] - steps[0]) + 1 and not np.isnan(values).any():
+        return [_piece(name, int(steps[0]), values, np.ones(values.shape, bool), rows, channels)]
+    grid = np.full((int(steps[-1] - steps[0]) + 1, values.shape[1]), np.nan)
+    grid[steps - steps[0]] = values
+    measured = ~np.isnan(grid)
+    whole = measured[:rows].all(axis=1)
+    if config.missing == "raise" and not whole.all():
+        row = int((~whole).argmax())
+        column = data.columns.read[int((~measured[row]).argmax())]
+        when = data.clock.times(steps[:1] + row)[0]
+        raise DataError(
+            f"{config.file}, column {column!r}: no value at {when}: choose --data.missing hold, linear or split"
+        )
+    if config.missing == "split":
+        bounds = np.flatnonzero(np.diff(np.concatenate([[False], whole, [False]]).astype(np.int8)))
+        data.counts["gaps"] += int((~whole).sum())
+        ends = [len(grid) if b == rows else b for b in bounds[1::2]]
+        return [
+            _piece(name, int(steps[0]) + int(a), grid[a:end], measured[a:end], int(b - a), channels)
+            for a, b, end in zip(bounds[::2], bounds[1::2], ends, strict=True)
+        ]
+    at = np.arange(len(grid))
+    before = grid.copy() if channels < grid.shape[1] else None
+    for held, seen in zip(grid.T, measured.T, strict=True):
+        known = max(rows, len(seen) - int(seen[::-1].argmax()))  # what is missing at the end of the covariates stays so
+        if config.missing == "linear":
+            held[:known] = np.interp(at[:known], at[seen], held[seen])
+        else:
+            held[:known] = held[np.maximum.accumulate(np.where(seen, at, 0))][:known]
+    data.counts["filled"] += int((~measured[:rows, :channels].all(axis=1)).sum())
+    if before is not None:
+        data.counts["covariates"] += int((np.isnan(before) & ~np.isnan(grid))[:, channels:].any(axis=1).sum())
+    return [_piece(name, int(steps[0]), grid, measured, rows, channels)]
+
+
+def _piece(name: str, start: int, grid: Numbers, measured: NDArray[np.bool_], rows: int, channels: int) -> Piece:
+    """Of values and covariates (time and steps ahead, columns), of which so many rows have values."""
+    covariates = grid[:, channels:] if grid.shape[1] > channels else None
+    return Piece(name, start, grid[:rows, :channels], measured[:rows, :channels], covariates=covariates)
+
+
+def _note_other_rate(clock: Clock, times: Sequence[NDArray[Any]], notes: list[str]) -> None:
+    """Say that rows are not as far apart as those of training, which is no fault but seldom meant."""
+    several = [one for one in times if len(one) > 2]
+    if not several or clock.kind == "rows" or (several[0].dtype.kind == "f") != (clock.kind == "numbers"):
+        return
+    own = find_clock(several)
+    usual = {"months": 30.4 * DAY, "weekdays": float(DAY)}
+    ratio = own.step * usual.get(own.kind, 1.0) / (clock.step * usual.get(clock.kind, 1.0))
+    if not 0.6 < ratio < 1.6:
+        notes.append(f"times: rows are {own.told} apart, those of the model's training {clock.told}")
+
+
+def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesConfig) -> None:
+    clock = data.clock
+    off = float(np.mean([clock.off_grid(one) for one in times])) if times else 0.0
+    if off > 0:
+        if config.irregular == "raise" and off > 0.001:
+            raise DataError(
+                f"{config.file}: {100 * off:.1f} % of the times are not on a grid of {clock.told}: choose"
+                f" --data.irregular grid{'' if data.other else ' or rows, or give --data.step'}"
+            )
+        data.notes.append(f"times: {max(100 * off, 0.1):.1f} % are off the grid and moved to the nearest step")
+    if data.pieces:
+        first = min(data.pieces, key=lambda one: one.start + one.offset)
+        last = max(data.pieces, key=lambda one: one.start + len(one) + one.offset)
+        ends = clock.times(np.array([first.start, last.start + len(last) - 1]), first.offset)
+        data.notes.append(f"time: column {data.columns.time!r}, every {clock.told} from {ends[0]} to {ends[1]}")
+
+
+def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool) -> list[str]:
+    """What was done with gaps and duplicates, in words."""
+    how = "joined linearly" if config.missing == "linear" else "filled with the last value"
+    merged = "averaged" if config.duplicates == "mean" else f"the {config.duplicates} is taken"
+    longest = 0 if config.missing == "split" else config.longest_gap
+    words = {
+        "merged": "times: rows on the step of another: {}; " + merged,
+        "filled": f"gaps: {{}} of {rows:,} steps lack a value; {how}" + (", and not scored" if scored else ""),
+        "covariates": f"gaps: {{}} steps lack a covariate; {how}",
+        "gaps": "gaps: {} steps lack a value; the series are split there",
+        "split": f"gaps: {{}} of more than {longest} steps; the series are split there",
+        "before": "left out: {} rows before each column has its first value",
+        "empty": "left out: {} rows of series that lack a column",
+    }
+    return [text.format(f"{counts[name]:,}") for name, text in words.items() if counts[name]]
+
+
+def cuts(data: SeriesData, config: SeriesConfig) -> list[tuple[int, int]]:
+    """For each piece how many of its rows come before the validation rows, and before the test rows.
+
+    All series are cut at the same two times, so that no model has seen the future of any. Without times, each series
+    is cut at the same shares of its rows.
+    """
+    rows = [len(one) for one in data.pieces]
+    ends = (first_rows(data, rows, share) for share in (1 - config.valid - config.test, 1 - config.test))
+    return list(zip(*ends, strict=True))
+
+
+def first_rows(data: SeriesData, rows: Sequence[int], share: float) -> list[int]:
+    """How many rows of each piece come before the time before which this share of all rows comes.
+
+    Args:
+        data: the series.
+        rows: how many rows of each piece count.
+        share: of them. Without times it is that of each piece.
+    """
+    if data.clock.kind == "rows":
+        return [round(share * count) for count in rows]
+    starts, lengths = np.array([one.start for one in data.pieces]), np.array(rows)
+    low, high = int(starts.min()), int((starts + lengths).max())
+    while low < high:
+        middle = (low + high) // 2
+        if np.clip(middle - starts, 0, lengths).sum() < share * lengths.sum() - 1e-6:
+            low = middle + 1
+        else:
+            high = middle
+    found: list[int] = np.clip(low - starts, 0, lengths).tolist()
+    return found

@@ -1,0 +1,213 @@
+"""How a CSV file is written: encoding, separator, decimal comma, header. Found from its first lines."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from plmu.data.files import unreadable
+from plmu.errors import DataError
+from plmu.timeseries.tables.dates import looks_like_date
+from plmu.timeseries.tables.missing import is_missing
+
+SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
+LINES = 200  # lines that are looked at
+SAMPLE = 2**20  # bytes, and more where fewer than two lines are in them
+LONGEST = 2**28  # bytes of two lines, at most
+_PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, zip, bzip2, xz, Zstandard
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
+DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a CSV file is written."""
+
+    encoding: str
+    separator: str  # " " for any number of spaces
+    decimal_comma: bool
+    names: tuple[str, ...]
+    skipped: int  # lines before the first row of data
+    sample: tuple[tuple[str, ...], ...]  # the first rows
+    notes: tuple[str, ...]
+    returns: bool = False  # whether lines end in "\\r" alone
+
+
+def is_number(cell: str, decimal_comma: bool = False) -> bool:
+    cell = cell.strip()
+    return bool(NUMBER.fullmatch(cell) or (decimal_comma and DECIMAL_COMMA.fullmatch(cell)))
+
+
+def find_layout(path: Path, header: bool | None = None) -> Layout:
+    """The layout of a CSV file. `header` says whether its first line has names; None finds out."""
+    start, whole = _start(path)
+    if start.startswith(_PACKED):
+        raise DataError(f"{path} is compressed: unpack it first")
+    encoding, notes = _encoding(path, start)
+    text = start.decode(encoding, errors="replace").removeprefix("\ufeff")
+    if "\0" in text:
+        raise DataError(f"{path} is not a text file: give CSV, Parquet (.parquet) or NumPy (.npy, .npz)")
+    returns = "\n" not in text and "\r" in text  # as old Macs wrote
+    lines = text.split("\r" if returns else "\n")
+    if not whole and len(lines) > 1:
+        lines.pop()  # it may not be all there
+    comments = 0
+    while comments < len(lines) and (not lines[comments].strip() or lines[comments].startswith("#")):
+        comments += 1
+    if comments and any(line.startswith("#") for line in lines[:comments]):
+        notes.append(f"{comments} comment line{'s' * (comments > 1)} at the top left out")
+    lines = [line.rstrip("\r") for line in lines[comments : comments + LINES]]
+    if not any(line.strip() for line in lines):
+        raise DataError(f"{path} is empty: it has no rows")
+    separator = _separator(lines)
+    titles = _titles(lines, separator)
+    if titles:
+        notes.append(f"{titles} line{'s' * (titles > 1)} above the table left out, the first {lines[0][:40]!r}")
+        lines, comments = lines[titles:], comments + titles
+    rows = [row for row in split(lines, separator) if any(cell.strip() for cell in row)]
+    if not rows:
+        raise DataError(f"{path} has no rows that can be read: are its quotes closed?")
+    decimal_comma = separator != "," and _has_decimal_commas(rows)
+    named = _has_header(rows, decimal_comma) if header is None else header
+    width = len(rows[0])
+    names = _unique(rows[0]) if named else tuple(f"column {place}" for place in range(1, width + 1))
+    if separator != ",":
+        notes.append(f"{SEPARATORS.get(separator, 'spaces')} between fields")
+    if decimal_comma:
+        notes.append("decimal commas")
+    if not named:
+        notes.append("no header: columns are named by their places")
+    sample = tuple(tuple(row) for row in rows[named:])
+    return Layout(encoding, separator, decimal_comma, names, comments + named, sample, tuple(notes), returns)
+
+
+def split(lines: Sequence[str], separator: str) -> list[list[str]]:
+    """The fields of lines."""
+    if separator == " ":
+        return [line.split() for line in lines]
+    try:
+        return list(csv.reader([f"{line}\n" for line in lines], delimiter=separator))
+    except csv.Error:  # a field that is too long
+        return [line.split(separator) for line in lines]
+
+
+def _start(path: Path) -> tuple[bytes, bool]:
+    """The first bytes of a file, with at least two lines, and whether they are all of it."""
+    try:
+        with open(path, "rb") as file:
+            found = file.read(SAMPLE)
+            while found.count(b"\n") < 2 and len(found) < LONGEST:
+                more = file.read(len(found))
+                if not more:
+                    return found, True
+                found += more
+            return found, not file.read(1)
+    except OSError as error:
+        raise unreadable(error, path) from None
+
+
+def _encoding(path: Path, start: bytes) -> tuple[str, list[str]]:
+    for mark, name in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
+        if start.startswith(mark):
+            return name, ["UTF-16"]
+    notes = ["byte-order mark left out"] if start.startswith(codecs.BOM_UTF8) else []
+    try:
+        codecs.utf_8_decode(start, "strict", False)
+    except UnicodeDecodeError:
+        return "cp1252", ["not UTF-8: read as Windows-1252"]
+    return "utf-8", notes
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """That which splits most lines into the same number of fields, two or more."""
+    found, best = ",", 0.0
+    for separator in SEPARATORS:
+        counts = Counter(len(row) for row in split(lines, separator) if row)
+        width, often = max(counts.items(), key=lambda one: (one[0] > 1, one[1]), default=(1, 0))
+        share = often / max(1, counts.total()) if width > 1 else 0.0
+        if share > best + 0.05:
+            found, best = separator, share
+    if best:
+        return found
+    counts = Counter(len(line.split()) for line in lines if line.strip())
+    width, often = counts.most_common(1)[0]
+    cells = [cell for line in lines for cell in line.split()]
+    numbers = sum(is_number(cell, True) or is_missing(cell) or looks_like_date(cell) for cell in cells)
+    # Spaces separate where most words are numbers; else they are part of a text or of a time stamp.
+    whole = sum(looks_like_date(line) for line in lines)
+    return " " if width > 1 and often == counts.total() and 2 * numbers > len(cells) and not whole else ","
+
+
+def _titles(lines: Sequence[str], separator: str) -> int:
+    """How many lines stand above the table: such as have at most one field, where most have two or more."""
+    filled = [sum(bool(cell.strip()) for cell in row) for row in split(lines, separator)]
+    if len(filled) != len(lines) or 2 * sum(count >= 2 for count in filled) <= len(filled):
+        return 0  # a quoted field may have several lines
+    return next(place for place, count in enumerate(filled) if count >= 2)
+
+
+def _has_decimal_commas(rows: Sequence[Sequence[str]]) -> bool:
+    cells = [cell.strip() for row in rows for cell in row]
+    commas = sum(bool(DECIMAL_COMMA.fullmatch(cell)) for cell in cells)
+    return commas > sum(bool(DECIMAL_POINT.fullmatch(cell)) for cell in cells)
+
+
+def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
+    """Whether the first row names columns: it has text where the rows below have numbers or dates."""
+
+    def is_value(cell: str) -> bool:
+        return is_number(cell, decimal_comma) or looks_like_date(cell)
+
+    first, body = rows[0], rows[1:]
+    filled = [cell for cell in first if not is_missing(cell)]
+    if not body or not filled:
+        return not any(map(is_value, filled))
+    numbered = [cell.strip() for cell in first[-len(filled) :]]
+    if first[0].strip() == "" and numbered == [str(i) for i in range(len(numbered))]:
+        return True  # as pandas writes a frame without names
+    if _names_beside_places(first, body) or _dates_above_numbers(first, body, decimal_comma):
+        return True
+    decided = False
+    for place, cell in enumerate(first):
+        below = [row[place] for row in body if place < len(row) and not is_missing(row[place])]
+        if below and sum(map(is_value, below)) > len(below) / 2:
+            decided = True
+            if is_value(cell):
+                return False
+    return decided or not any(map(is_value, filled))
+
+
+def _names_beside_places(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row counts the columns, 0, 1, 2 …, beside names that do not come again below."""
+    cells = [cell.strip() for cell in first]
+    counted = [cell for cell in cells if cell.isdecimal()]
+    names = {place: cell for place, cell in enumerate(cells) if cell and not cell.isdecimal()}
+    if len(counted) < 3 or not names or counted not in ([str(i + k) for i in range(len(counted))] for k in (0, 1)):
+        return False
+    return all(row[place].strip() != cell for row in body for place, cell in names.items() if place < len(row))
+
+
+def _dates_above_numbers(first: Sequence[str], body: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
+    """Whether the first row has dates and the rows below numbers: a column for each time."""
+    places = [place for place, cell in enumerate(first) if looks_like_date(cell)]
+    below = [row[place] for row in body for place in places if place < len(row) and not is_missing(row[place])]
+    return len(places) > 1 and bool(below) and all(is_number(cell, decimal_comma) for cell in below)
+
+
+def _unique(row: Sequence[str]) -> tuple[str, ...]:
+    """Names of columns: those that are empty are called by their places, and the second "a" is "a (2)"."""
+    seen: Counter[str] = Counter()
+    names: list[str] = []
+    for place, cell in enumerate(row, 1):
+        name = " ".join(cell.split()) or f"column {place}"
+        seen[name] += 1
+        while seen[name] > 1 and f"{name} ({seen[name]})" in names:
+            seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(names)

@@ -1,0 +1,330 @@
+"""Reading files into tables, with polars."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plmu.data.files import unreadable
+from plmu.errors import DataError
+from plmu.timeseries.plotting import shortened
+from plmu.timeseries.tables.layout import Layout, find_layout, is_number
+from plmu.timeseries.tables.missing import MISSING, is_missing
+from plmu.timeseries.tables.numbers import as_numbers
+from plmu.timeseries.tables.table import Table
+
+if TYPE_CHECKING:
+    import polars as pl
+
+NUMPY, PARQUET = (".npy", ".npz"), (".parquet", ".pq")
+TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat", ".data")
+SUFFIXES = (*NUMPY, *PARQUET, *TEXT)
+SHEETS = (".xls", ".xlsx", ".ods")
+_MARKS = sorted({form for mark in MISSING for form in (mark, mark.upper(), mark.capitalize())} | {"NaN"})
+
+
+def table_files(path: Path) -> list[Path]:
+    """The files of a path: itself, or the tables of a folder by name."""
+    try:
+        if path.is_file():
+            return [path]
+        if not path.is_dir():
+            raise DataError(f"{path} is not there: give a CSV, Parquet or NumPy file, or a folder of them")
+    except OSError as error:
+        raise unreadable(error, path) from None
+    found = _tables(path)
+    if not found:
+        raise DataError(f"{path} has no tables: files that end in {', '.join(SUFFIXES)}")
+    return found
+
+
+def nested_files(path: Path) -> list[Path]:
+    """The tables of a folder and of its sub-folders, by name."""
+    folders = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+    found = [file for one in [path, *folders] for file in _tables(one)]
+    if not found:
+        raise DataError(f"{path} has no tables, nor have its sub-folders: files that end in {', '.join(SUFFIXES)}")
+    return found
+
+
+def _tables(folder: Path) -> list[Path]:
+    try:
+        return sorted(one for one in folder.iterdir() if one.suffix.lower() in SUFFIXES and one.is_file())
+    except OSError as error:
+        raise unreadable(error, folder) from None
+
+
+def read_tables(path: Path, header: bool | None = None) -> list[Table]:
+    """A table for each file of a path, which is a file or a folder."""
+    return [read_table(one, header) for one in table_files(path)]
+
+
+def read_table(path: Path, header: bool | None = None) -> Table:
+    """The table of a CSV, Parquet or NumPy file.
+
+    Args:
+        path: the file. Its ending tells Parquet and NumPy; all others are CSV, of whatever separator.
+        header: whether the first line of a CSV file names the columns; by default found out.
+
+    Raises:
+        DataError: it cannot be read, or has no rows; the message names line and column where one is at fault.
+    """
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        raise DataError(f"{path} is {'not a file' if path.exists() else 'not there'}")
+    if suffix in SHEETS:
+        raise DataError(f"{path} is a spreadsheet: save it as CSV")
+    if suffix in NUMPY:
+        table = _from_numpy(path)
+    elif suffix in PARQUET:
+        table = _from_parquet(path)
+    else:
+        table = _from_csv(path, find_layout(path, header))
+    if not table.rows:
+        raise DataError(f"{path} has no rows of data")
+    table.notes.insert(0, f"{path.name}: {table.rows:,} row{'s' * (table.rows != 1)}, {_listed(table)}")
+    return table
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npy file, whose name is "", or of an .npz file. Nothing in it is executed."""
+    try:
+        with open(path, "rb") as file:
+            found = np.load(file, allow_pickle=False)
+            return {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+    except OSError as error:
+        raise unreadable(error, path) from None
+    except Exception as error:  # whatever a damaged archive leads to
+        raise DataError(f"{path} is not a NumPy file that can be read ({error})") from None
+
+
+def _listed(table: Table) -> str:
+    names = ", ".join(map(shortened, table.names[:8])) + (", …" if len(table.names) > 8 else "")
+    return f"{len(table.names)} column{'s' * (len(table.names) != 1)} ({names})"
+
+
+def _from_csv(path: Path, layout: Layout) -> Table:
+    import polars as pl
+
+    source = _source(path, layout)
+    numeric = []
+    for place, name in enumerate(layout.names):
+        cells = [row[place] for row in layout.sample if place < len(row) and not is_missing(row[place])]
+        if cells and all(is_number(cell, layout.decimal_comma) for cell in cells):
+            numeric.append(name)
+    read = _read_all(path, layout, source, numeric)
+    columns = {name: _cleaned(read[name]) for name in layout.names}
+    height = read.height
+    frame = pl.DataFrame([columns[name] for name in layout.names])
+    notes = list(layout.notes)
+    empty = [name for name in frame.columns if frame[name].null_count() == height]
+    if height and empty:
+        unnamed = [name for name in empty if re.fullmatch(r"column \d+", name)]
+        frame = frame.drop(unnamed if len(unnamed) < len(frame.columns) else [])
+        named = [name for name in empty if name not in unnamed]
+        if named:
+            notes.append(f"without any value: {', '.join(map(repr, named[:5]))}{', …' * (len(named) > 5)}")
+    rows = None
+    if height:
+        blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series()
+        if frame.width == 1:  # in the middle of a single column an empty line is a missing value
+            filled = (~blank).arg_true()
+            last = -1 if not len(filled) else int(filled[-1])
+            blank = pl.Series(np.arange(height) > last)
+        if blank.any():
+            rows = (~blank).arg_true().to_numpy()
+            frame = frame.filter(~blank)
+            notes.append(f"{int(blank.sum()):,} empty line{'s' * (int(blank.sum()) > 1)} left out")
+
+    def line(row: int) -> int:
+        return _line(path, layout, row if rows is None else int(rows[row]))
+
+    def written(name: str) -> pl.Series:
+        column = _read(path, layout, source, dict.fromkeys(layout.names, pl.String), [name])[name]
+        return column if rows is None else column.gather(rows)
+
+    return Table(path, frame, notes, line, written)
+
+
+def _source(path: Path, layout: Layout) -> Path | bytes:
+    """What polars reads: the file, or its text in UTF-8 with single separators."""
+    if layout.encoding == "utf-8" and layout.separator != " " and not layout.returns:
+        return path
+    text = path.read_bytes().decode(layout.encoding, errors="replace").removeprefix("\ufeff")
+    if layout.returns:
+        text = text.replace("\r", "\n")
+    if layout.separator == " ":
+        text = "\n".join(" ".join(line.split()) for line in text.split("\n"))
+    return text.encode()
+
+
+def _read_all(path: Path, layout: Layout, source: Path | bytes, numeric: list[str]) -> pl.DataFrame:
+    """All columns as text, and the numeric ones as numbers where each cell is a number or a mark of a missing one."""
+    import polars as pl
+
+    kinds = {name: pl.Float64 if name in set(numeric) else pl.String for name in layout.names}
+    try:
+        return _read(path, layout, source, kinds)
+    except pl.exceptions.ComputeError:
+        pass
+    text = _read(path, layout, source, dict.fromkeys(layout.names, pl.String))
+    try:  # looking for marks takes time, and most files have none
+        numbers = _read(path, layout, source, dict.fromkeys(layout.names, pl.Float64), numeric, _MARKS)
+    except pl.exceptions.ComputeError:
+        return text
+    return text.with_columns(numbers.get_columns())
+
+
+def _read(
+    path: Path,
+    layout: Layout,
+    source: Path | bytes,
+    kinds: dict[str, Any],
+    names: list[str] | None = None,
+    marks: list[str] | None = None,
+) -> pl.DataFrame:
+    """Columns of a CSV file of these types; all of them, or those with these names. A line with too many fields is
+    only seen where all are read. ComputeError: a cell is not of its type."""
+    import polars as pl
+
+    places = None if names is None else [place for place, name in enumerate(layout.names) if name in set(names)]
+    numbers = pl.Float64 in kinds.values()
+    try:
+        return pl.read_csv(
+            source,
+            has_header=False,
+            skip_lines=layout.skipped,
+            separator=layout.separator,
+            decimal_comma=layout.decimal_comma and numbers,
+            schema=kinds,
+            columns=places,
+            null_values=marks,
+            encoding="utf8-lossy",
+            raise_if_empty=False,
+        )
+    except pl.exceptions.ComputeError as error:
+        if numbers and "could not parse" in str(error):
+            raise
+        raise _fault(path, layout, error) from None
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise _fault(path, layout, error) from None
+
+
+def _fault(path: Path, layout: Layout, error: Exception) -> DataError:
+    """The line that polars could not read, found line by line."""
+    for row, (number, fields) in enumerate(_rows(path, layout)):
+        if len(fields) > len(layout.names):
+            of = "the first line" if row or layout.skipped else "the others"
+            return DataError(
+                f"{path}, line {number}: it has {len(fields)} fields, {of} {len(layout.names)}. Mend the line, or put"
+                " fields that have separators in them between quotes"
+            )
+    return DataError(f"{path} cannot be read: {str(error).splitlines()[0]}")
+
+
+def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
+    """Line and fields of each row of data."""
+    usual = csv.field_size_limit(2**31 - 1)
+    try:
+        with open(path, encoding=layout.encoding, errors="replace", newline="") as file:
+            for _ in range(layout.skipped):
+                file.readline()
+            if layout.separator == " ":
+                yield from ((layout.skipped + row + 1, line.split()) for row, line in enumerate(file))
+                return
+            reader, before = csv.reader(file, delimiter=layout.separator), 0
+            for fields in reader:
+                yield layout.skipped + before + 1, fields
+                before = reader.line_num
+    except csv.Error:
+        return
+    finally:
+        csv.field_size_limit(usual)
+
+
+def _line(path: Path, layout: Layout, row: int) -> int:
+    """The line of the file in which a row of data begins."""
+    for place, (number, _) in enumerate(_rows(path, layout)):
+        if place == row:
+            return int(number)
+    return layout.skipped + row + 1
+
+
+def _cleaned(column: pl.Series) -> pl.Series:
+    """Float64 where every cell is a number or missing, else text."""
+    import polars as pl
+
+    if column.dtype != pl.String or column.null_count() == len(column):
+        return column.cast(pl.Float64)
+    head = column.drop_nulls().head(1000)
+    if as_numbers(head)[1].any():
+        return column
+    made, wrong, note = as_numbers(column)
+    return column if wrong.any() or note else made
+
+
+def _from_parquet(path: Path) -> Table:
+    import polars as pl
+
+    try:
+        frame = pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f"{path} is not a Parquet file that can be read ({str(error).splitlines()[0]})") from None
+    kept, dropped, zoned = [], [], []
+    for column in frame:
+        kind = column.dtype
+        if kind.is_numeric() or kind == pl.Boolean or kind == pl.Null:
+            kept.append(column.cast(pl.Float64))
+        elif kind in (pl.Date, pl.Datetime):
+            made = column.cast(pl.Datetime("us", getattr(kind, "time_zone", None)))
+            if getattr(kind, "time_zone", None) not in (None, "UTC"):
+                zoned.append(column.name)
+            kept.append(made.dt.convert_time_zone("UTC").dt.replace_time_zone(None) if made.dtype.time_zone else made)  # type: ignore[attr-defined]
+        elif kind in (pl.String, pl.Categorical, pl.Enum):
+            kept.append(column.cast(pl.String))
+        else:
+            dropped.append(column.name)
+    notes = [f"column {name!r}: time zones converted to UTC" for name in zoned]
+    notes += [f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else []
+    if not kept:
+        raise DataError(f"{path} has no columns of numbers, times or text")
+    return Table(path, pl.DataFrame(kept), notes, zoned=zoned)
+
+
+def _from_numpy(path: Path) -> Table:
+    import polars as pl
+
+    columns: dict[str, NDArray[Any]] = {}
+    for name, array in read_arrays(path).items():
+        label = name or "value"
+        if array.dtype.names:
+            columns |= {field: array[field] for field in array.dtype.names}
+        elif array.ndim == 1:
+            columns[label] = array
+        elif array.ndim == 2:
+            columns |= {f"{label} {place}": array[:, place - 1] for place in range(1, array.shape[1] + 1)}
+        elif array.ndim > 2:
+            raise DataError(f"{path}: {label} has the shape {array.shape}; (time,) or (time, columns) is needed")
+    lengths = {name: len(array) for name, array in columns.items()}
+    if not lengths:
+        raise DataError(f"{path} has no arrays with a time axis")
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in list(lengths.items())[:6])
+        raise DataError(f"{path} has arrays of different lengths ({told}): columns must be equally long")
+    series = []
+    for name, array in columns.items():
+        if np.issubdtype(array.dtype, np.datetime64):
+            series.append(pl.Series(name, array.astype("datetime64[us]")))
+        elif (np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array)) or array.dtype == bool:
+            series.append(pl.Series(name, array.astype(np.float64)))
+        elif array.dtype.kind in "US":
+            series.append(pl.Series(name, array.astype(str).tolist(), dtype=pl.String))
+        else:
+            raise DataError(f"{path}: {name} has the type {array.dtype}; numbers, dates or text are needed")
+    return Table(path, pl.DataFrame(series))

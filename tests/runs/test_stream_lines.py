@@ -1,0 +1,260 @@
+"""`plmu stream`: numbers, classes, text and tokens line by line; states, bad lines, pipes and signals."""
+
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from program import refused
+from torch import nn
+
+import plmu
+from plmu.cli.program import main
+from plmu.errors import RunError
+from plmu.experiments import EXPERIMENTS
+from plmu.runs import outputs
+from plmu.runs.deployed import load
+from plmu.text.symbols import Bytes, Characters, Symbols, Words
+
+
+def saved(folder: Path, features: int = 2, out: int = 3, **known: object) -> Path:
+    """The folder of a finished run of a model of numbers."""
+    torch.manual_seed(0)
+    folder.mkdir()
+    plmu.save(
+        plmu.Sequential(plmu.ParallelLMU(features, 4, order=3, theta=5.0), nn.Linear(4, out)), folder / "model.plmu"
+    )
+    outputs.write(folder, outputs.Outputs(**known))  # type: ignore[arg-type]
+    return folder
+
+
+def saved_language(folder: Path, symbols: Symbols) -> Path:
+    torch.manual_seed(0)
+    folder.mkdir()
+    size = symbols.size
+    model = plmu.Sequential(nn.Embedding(size, 4), plmu.ParallelLMU(4, 4, order=2, theta=3.0), nn.Linear(4, size))
+    plmu.save(model, folder / "model.plmu")
+    for name, content in symbols.companions().items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def stream(monkeypatch, capsys):
+    """What `plmu stream` prints for this text on its standard input."""
+
+    def run(folder: Path, text: str, *options: str) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        capsys.readouterr()
+        main(["stream", str(folder), *options])
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def expected(folder: Path, samples: list[list[float]]) -> list[list[float]]:
+    own = plmu.Stream(plmu.load(folder / "model.plmu"))
+    return [own.push(sample).tolist() for sample in samples]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1.5,-2\n0,3e-1\n",
+        "left,right\n1.5,-2\n0,3e-1\n",
+        '"1.5","-2"\r\n0 , 0.3\r\n',
+        "\ufeff1.5;-2\n0;0.3",
+        "1.5\t-2\n0\t0.3\n",
+        " 1.5  -2\n0 0.3\n",
+        "[1.5, -2]\n[0, 0.3]\n",
+        '{"a": 1.5, "b": -2}\n{"b": 0.3, "a": 0}\n',
+    ],
+)
+def test_numbers_in_every_form(text: str, tmp_path: Path, stream) -> None:
+    folder = saved(tmp_path / "run")
+    wanted = expected(folder, [[1.5, -2.0], [0.0, 0.3]])
+    lines = stream(folder, text)
+    assert [[float(field) for field in line.split(",")] for line in lines] == [
+        [pytest.approx(value, rel=1e-6) for value in row] for row in wanted
+    ]
+    assert all(len(field.strip("-0.").replace(".", "")) >= 6 for line in lines for field in line.split(","))
+    objects = [json.loads(line) for line in stream(folder, text, "--json")]
+    assert [one["output"] for one in objects] == wanted
+    assert objects[-1]["line"] == text.rstrip().count("\n") + 1
+
+
+def test_classes_by_name(tmp_path: Path, stream) -> None:
+    folder = saved(tmp_path / "run", labels=("left", "middle", "right"))
+    logits = torch.tensor(expected(folder, [[1.0, 2.0]])[0])
+    (line,) = stream(folder, "1,2\n")
+    best = int(logits.argmax())
+    assert line == f"{('left', 'middle', 'right')[best]} {logits.softmax(0)[best]:.6f}"
+    (told,) = map(json.loads, stream(folder, "1,2\n", "--json"))
+    assert told["label"] == line.split()[0]
+    assert sum(told["probabilities"].values()) == pytest.approx(1)
+
+
+def test_an_empty_line_starts_another_sequence(tmp_path: Path, stream) -> None:
+    folder = saved(tmp_path / "run")
+    lines = stream(folder, "\n1,2\n3,4\n\n\n1,2\n\n")
+    assert lines[0] == lines[3] != lines[1]
+    assert lines[2] == lines[4] == ""
+    assert len(lines) == 5
+
+
+def test_missing_numbers(tmp_path: Path, stream, capsys) -> None:
+    folder = saved(tmp_path / "run")
+    text = "1,2\n,nan\n[null, 3]\n"
+    for policy, filled in (("hold", [[1, 2], [1, 2], [1, 3]]), ("zero", [[1, 2], [0, 0], [0, 3]])):
+        lines = stream(folder, text, "--missing", policy, "--json")
+        assert [json.loads(line)["output"] for line in lines] == expected(folder, filled)
+    with pytest.raises(SystemExit):
+        stream(folder, text)
+    assert capsys.readouterr().err == "plmu: line 2: a number is missing: --missing hold or --missing zero fills it\n"
+
+
+BAD = [
+    ("1", "expected 2 numbers, got 1"),
+    ("1,x", "'x', in column 2, is not a number"),
+    ("[1, ", "it is not JSON"),
+    ('[1, "2"]', "'2', in place 2, is not a number"),
+    ("[1, true]", "'True', in place 2, is not a number"),
+    ("[[1, 2]]", "'[1, 2]', in place 1, is not a number"),
+    ("[" * 100_000, "it is not JSON"),
+    ("1,inf", "infinity"),
+    (f"[1, 1{'0' * 400}]", "the number in place 2 is too large"),
+    ('1,"2', "unexpected end of data"),
+]
+
+
+def test_bad_lines_are_named_and_skipped_or_stop(tmp_path: Path, stream, capsys) -> None:
+    folder = saved(tmp_path / "run")
+    text = "".join(f"1,2\n{line}\n" for line, _ in BAD) + "1,2\n"
+    lines = [json.loads(line) for line in stream(folder, text, "--on-error", "skip", "--json")]
+    answers, faults = [one for one in lines if "output" in one], [one for one in lines if "error" in one]
+    assert [one["output"] for one in answers] == expected(folder, [[1, 2]] * (len(BAD) + 1))
+    assert [one["line"] for one in faults] == [2 * number for number in range(1, len(BAD) + 1)]
+    for fault, (_, message) in zip(faults, BAD, strict=True):
+        assert message in fault["error"]
+    with pytest.raises(SystemExit) as stopped:
+        stream(folder, "1,2\nx,1\n1,2\n")
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert err == "plmu: line 2: 'x', in column 1, is not a number\n"
+    assert len(out.splitlines()) == 1
+
+
+def test_a_header_of_other_columns_is_refused(tmp_path: Path, stream, capsys) -> None:
+    with pytest.raises(SystemExit):
+        stream(saved(tmp_path / "run"), "a,b,c\n1,2,3\n")
+    assert capsys.readouterr().err == "plmu: line 1: the header names 3 columns, the model takes 2\n"
+
+
+def test_a_stream_resumes_from_a_saved_state(tmp_path: Path, stream) -> None:
+    folder, state = saved(tmp_path / "run"), tmp_path / "state"
+    rows = [[float(i), -0.5 * i] for i in range(6)]
+    lines = [",".join(map(str, row)) + "\n" for row in rows]
+    whole = stream(folder, "".join(lines))
+    (tmp_path / "first.csv").write_text("".join(lines[:3]) + "\n")
+    parts = stream(folder, "", "--state", str(state), "--input", str(tmp_path / "first.csv"))[:3]
+    with pytest.raises(SystemExit):
+        stream(folder, f"{lines[3]}broken\n", "--state", str(state))
+    assert plmu.Stream.restore(plmu.load(folder / "model.plmu"), state).steps == 4
+    parts += [whole[3], *stream(folder, "".join(lines[4:]), "--state", str(state))]
+    assert parts == whole
+
+
+@pytest.mark.parametrize(
+    ("symbols", "text", "names"),
+    [
+        (Characters(tuple(" abc")), "ab c\ncab\n", ['"a"', '"b"', '" "', '"c"', '"c"', '"a"', '"b"']),
+        (Bytes(), "é\n\n", ['""', '"é"', r'"\n"', r'"\n"']),
+        (Words(("it", "is")), "It is\n\nwhat it", ["it", "is", "", "what", "it"]),
+    ],
+    ids=["characters", "bytes", "words"],
+)
+def test_language_models_say_how_likely_each_token_was(symbols, text, names, tmp_path: Path, stream) -> None:
+    folder = saved_language(tmp_path / "run", symbols)
+    lines = stream(folder, text)
+    assert [line.split("  ", 1)[-1] for line in lines] == names
+    told = [json.loads(line) for line in stream(folder, text, "--json")]
+    model = plmu.load(folder / "model.plmu").eval()
+    first = load(folder).tokens(text.split("\n")[0] + "\n", first=True)
+    numbers = torch.tensor([[number for number, _ in first]])
+    likely = model(numbers)[0].log_softmax(2)[0]
+    wanted = [likely[t, numbers[0, t + 1]].exp().item() for t in range(numbers.shape[1] - 1)]
+    assert [one["probability"] for one in told[: len(wanted)]] == pytest.approx(wanted, rel=1e-4)
+    assert told[0]["bits"] == pytest.approx(-math.log2(told[0]["probability"]))
+    assert float(lines[0].split()[0]) == pytest.approx(wanted[0], abs=6e-7)
+
+
+def test_a_character_that_the_model_does_not_know(tmp_path: Path, stream, capsys) -> None:
+    folder = saved_language(tmp_path / "run", Characters(tuple(" abc")))
+    assert len(stream(folder, "ab\naxb\nc\n", "--on-error", "skip")) == 3
+    refusal = refused(["stream", str(folder), "--missing", "hold"], capsys)
+    assert "--missing hold is for models of numbers" in refusal
+
+
+def test_what_does_not_stream_says_why(tmp_path: Path) -> None:
+    for experiment, model, message in [
+        ("qqp", "plmu", "qqp compares pairs of texts, which are no stream"),
+        ("snli", "deep", "snli compares pairs of texts, which are no stream"),
+        ("iwslt", "lstm", "iwslt reads whole sentences, which are no stream: `plmu translate` translates them"),
+        ("mackey-glass", "lstm", "the models plmu, lmu, lmu-single are steppable and saved, lstm is not"),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps({"experiment": experiment, "model": model}))
+        with pytest.raises(RunError, match=message):
+            load(tmp_path)
+    with pytest.raises(RunError, match=r"no model at .*nowhere: expected the folder of a finished run"):
+        load(tmp_path / "nowhere")
+
+
+def test_names_of_outputs_are_of_the_experiment(tmp_path: Path) -> None:
+    assert EXPERIMENTS["imdb"].labels == ("negative", "positive")
+    for name, model, known in [
+        ("psmnist", "plmu", outputs.Outputs(tuple("0123456789"))),
+        ("mackey-glass", "lmu", outputs.Outputs(ahead=15)),
+        ("imdb", "scratch", outputs.Outputs(("negative", "positive"), start=(0,))),
+    ]:
+        assert outputs.outputs_of(EXPERIMENTS[name], model) == known
+        outputs.write(tmp_path, known)
+        assert outputs.read(tmp_path) == known
+    old = saved(tmp_path / "old", 1, 10)  # of a version that did not write it
+    (old / "outputs.json").unlink()
+    (old / "config.json").write_text(json.dumps({"experiment": "psmnist", "model": "plmu"}))
+    assert load(old).outputs.labels == tuple("0123456789")
+    for damage in ("[]", '{"labels": [1], "ahead": 0, "start": []}', '{"labels": [], "ahead": -1, "start": []}'):
+        (old / "outputs.json").write_text(damage)
+        with pytest.raises(RunError, match=r"outputs\.json is damaged"):
+            load(old)
+    outputs.write(old, outputs.Outputs(("a", "b")))
+    with pytest.raises(RunError, match="has 10 outputs for 2 classes"):
+        load(old)
+
+
+def test_pipes_and_signals(tmp_path: Path) -> None:
+    """Each answer comes before the next line is sent, and SIGTERM saves the state."""
+    folder, state = saved(tmp_path / "run"), tmp_path / "state"
+    command = [sys.executable, "-m", "plmu", "stream", str(folder), "--state", str(state), "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stderr is not None
+        found = []
+        for number in range(3):
+            program.stdin.write(f"{number},1\n")
+            program.stdin.flush()
+            found.append(json.loads(program.stdout.readline())["output"])
+        program.send_signal(signal.SIGTERM)
+        assert (program.wait(60), program.stderr.read()) == (0, "")
+    assert found == expected(folder, [[float(number), 1.0] for number in range(3)])
+    assert plmu.Stream.restore(plmu.load(folder / "model.plmu"), state).steps == 3
