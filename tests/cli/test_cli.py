@@ -11,9 +11,9 @@ import pytest
 from program import raising, refused
 
 import plmu
+from plmu.cli import program as cli
 from plmu.cli.arguments import OneOf, Parser
 from plmu.cli.program import COMMANDS, main
-from plmu.cli import program as cli
 from plmu.errors import suggestion
 from plmu.experiments import EXPERIMENTS
 from plmu.runs.runner import Options

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from plmu.cli import program as cli
 from plmu.cli.completion import PATHS, _flags, _options, _words
 from plmu.cli.program import COMMANDS, main, model_commands
-from plmu.cli import program as cli
 from plmu.experiments import EXPERIMENTS
 from plmu.runs.runner import Options
 
