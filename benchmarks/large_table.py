@@ -75,7 +75,7 @@ def first_batch(file: Path) -> dict[str, float]:
     """Seconds from the start of the program to the first windows."""
     begun = time.perf_counter()
     from plmu.experiments import EXPERIMENTS
-    from plmu.experiments.forecast_task import prepare
+    from plmu.timeseries.forecast_task import prepare
 
     config: Any = EXPERIMENTS["forecast"].defaults("closed")
     config.data.file = file

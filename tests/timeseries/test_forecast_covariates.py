@@ -17,15 +17,15 @@ from starlette.testclient import TestClient
 import plmu
 from plmu.cli.program import main
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.forecast_models import WindowLSTM
-from plmu.experiments.forecast_run import Settings
-from plmu.experiments.forecast_scores import model_method
-from plmu.experiments.forecast_task import prepare
 from plmu.nn import CovariateForecast
 from plmu.runs import deployed
 from plmu.runs.stream_lines import Options, show
 from plmu.serve import Options as ServerOptions
 from plmu.serve import make_server
+from plmu.timeseries.forecast_files import Settings
+from plmu.timeseries.forecast_models import WindowLSTM
+from plmu.timeseries.forecast_task import prepare
+from plmu.timeseries.scores import model_method
 from plmu.timeseries.series import SeriesConfig
 
 HORIZON, COUNT = 5, 300

@@ -15,8 +15,8 @@ from forecasts import COUNT, HORIZON, result, table, values, written
 from program import refused
 
 from plmu.cli.program import main
-from plmu.experiments import forecast_task
 from plmu.runs import predict
+from plmu.timeseries import forecast_task
 
 
 def test_predict_goes_beyond_the_last_row(load_run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

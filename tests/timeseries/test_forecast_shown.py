@@ -12,12 +12,12 @@ from forecasts import written
 from torch import nn
 
 from plmu.errors import DataError
-from plmu.experiments.forecast import Forecast
-from plmu.experiments.forecast_models import GradientModel
-from plmu.experiments.forecast_report import plot_forecasts
-from plmu.experiments.forecast_run import _written
-from plmu.experiments.forecast_scores import Intervals, model_method
-from plmu.experiments.forecast_task import ForecastConfig, ForecastTask
+from plmu.timeseries.forecast_experiment import Forecast
+from plmu.timeseries.forecast_files import _written
+from plmu.timeseries.forecast_models import GradientModel
+from plmu.timeseries.forecast_report import plot_forecasts
+from plmu.timeseries.forecast_task import ForecastConfig, ForecastTask
+from plmu.timeseries.scores import Intervals, model_method
 from plmu.training.config import TrainingConfig
 
 

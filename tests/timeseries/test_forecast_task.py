@@ -12,10 +12,10 @@ from forecasts import written
 
 import plmu
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.forecast_models import ClosedModel, WindowLSTM, equal_size
-from plmu.experiments.forecast_scores import Intervals, fill_intervals, last_value, score
-from plmu.experiments.forecast_task import ForecastTask, prepare, rolling
-from plmu.experiments.forecast_windows import Windows
+from plmu.timeseries.examples import Windows
+from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size
+from plmu.timeseries.forecast_task import ForecastTask, prepare, rolling
+from plmu.timeseries.scores import Intervals, fill_intervals, last_value, score
 from plmu.timeseries.series import Piece, SeriesConfig
 
 HORIZON = 6

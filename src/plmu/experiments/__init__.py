@@ -2,7 +2,6 @@
 
 from plmu.experiments.addition import Addition
 from plmu.experiments.classify import Classify
-from plmu.experiments.forecast import Forecast
 from plmu.experiments.imdb import IMDB
 from plmu.experiments.iwslt import IWSLT
 from plmu.experiments.mackey_glass import MackeyGlass
@@ -12,6 +11,7 @@ from plmu.experiments.reviews import Reviews
 from plmu.experiments.snli import SNLI
 from plmu.experiments.text8 import Text8
 from plmu.runs.experiment import Config, Experiment
+from plmu.timeseries.forecast_experiment import Forecast
 
 EXPERIMENTS: dict[str, Experiment] = {
     one.name: one

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.experiments.forecast_report import text_table
 from plmu.runs.results import write_json
+from plmu.timeseries.forecast_report import text_table
 from plmu.timeseries.plotting import literal, pyplot
 
 SHOWN = 20  # classes that are printed

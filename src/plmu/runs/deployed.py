@@ -14,7 +14,7 @@ from plmu.timeseries.clock import Clock
 from plmu.text.symbols import Characters, Symbols, Words, beginning, read
 from plmu.text.words import tokenise
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.forecast_run import SERIES, Settings
+from plmu.timeseries.forecast_files import SERIES, Settings
 from plmu.runs.outputs import Outputs, outputs_of
 from plmu.runs.outputs import read as read_outputs
 from plmu.nn import LookbackForecast, Steppable

@@ -16,8 +16,8 @@ from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.timeseries.effects import Effect, best_effect, effects_of
 from plmu.timeseries.frames import Array
+from plmu.timeseries.ridge import PULLS, STRENGTHS, ScaledSeries, best_ridge
 from plmu.timeseries.season import calendar_patterns, pattern, period
-from plmu.timeseries.windows import PULLS, STRENGTHS, ScaledSeries, best_ridge
 
 CHOICES = ("lookback", "order", "theta", "season", "individual", "strength", "refit", "lags")
 _LOOKBACK = 336

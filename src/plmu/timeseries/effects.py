@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plmu.nn.covariates import CovariateForecast, spread
 from plmu.nn.forecast import LookbackForecast, window_taps
-from plmu.timeseries.windows import STRENGTHS, Part, ScaledSeries, best_ridge, blocks
+from plmu.timeseries.ridge import STRENGTHS, Part, ScaledSeries, best_ridge, blocks
 
 LAGS = (1, 4, 48)  # steps of a covariate that its effect may depend on
 REPEATS = 20  # of these steps that the longest series must have

@@ -28,8 +28,8 @@ from plmu.timeseries.frames import (
     is_list_of_series,
     with_future,
 )
+from plmu.timeseries.ridge import Part, ScaledSeries, blocks
 from plmu.timeseries.season import CALENDARS, aligned
-from plmu.timeseries.windows import Part, ScaledSeries, blocks
 
 _Each = TypeVar("_Each")
 

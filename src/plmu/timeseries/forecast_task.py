@@ -14,9 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from plmu.errors import DataError
-from plmu.experiments.forecast_models import LSTM_TRAINING, ClosedModel, LSTMModel, WindowLSTM, equal_size
-from plmu.experiments.forecast_run import Settings
-from plmu.experiments.forecast_scores import (
+from plmu.nn import LookbackForecast
+from plmu.runs.experiment import Config
+from plmu.timeseries import series
+from plmu.timeseries.choosing import standard_deviation
+from plmu.timeseries.effects import LAGS
+from plmu.timeseries.examples import Windows
+from plmu.timeseries.forecast_files import Settings
+from plmu.timeseries.forecast_models import LSTM_TRAINING, ClosedModel, LSTMModel, WindowLSTM, equal_size
+from plmu.timeseries.forecaster import Forecaster
+from plmu.timeseries.scores import (
     Errors,
     Intervals,
     Method,
@@ -27,13 +34,6 @@ from plmu.experiments.forecast_scores import (
     score,
     seasonal_value,
 )
-from plmu.experiments.forecast_windows import Windows
-from plmu.nn import LookbackForecast
-from plmu.runs.experiment import Config
-from plmu.timeseries import series
-from plmu.timeseries.choosing import standard_deviation
-from plmu.timeseries.effects import LAGS
-from plmu.timeseries.forecaster import Forecaster
 from plmu.timeseries.season import has_years, period
 from plmu.timeseries.series import SeriesConfig, SeriesData
 from plmu.training.loop import Trainer

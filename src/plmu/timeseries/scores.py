@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from plmu.experiments.forecast_windows import Examples, Windows
 from plmu.nn import CovariateForecast, LookbackForecast
-from plmu.timeseries.windows import STRENGTHS, Part, Ridge, Standard, Sums, best_ridge
+from plmu.timeseries.examples import Examples, Windows
+from plmu.timeseries.ridge import STRENGTHS, Part, Ridge, Standard, Sums, best_ridge
 
 Method = Callable[[Examples], Tensor]  # to forecasts (some, channels, horizon)
 _LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to

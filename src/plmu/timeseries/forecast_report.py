@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from plmu.experiments.forecast_scores import Intervals, model_method
 from plmu.runs.results import write_json
 from plmu.timeseries.plotting import literal, pyplot, shortened
+from plmu.timeseries.scores import Intervals, model_method
 
 if TYPE_CHECKING:
-    from plmu.experiments.forecast_task import ForecastTask
+    from plmu.timeseries.forecast_task import ForecastTask
 
 SHOWN = 4  # columns that are drawn
 FORECASTS = 4  # that are drawn of each

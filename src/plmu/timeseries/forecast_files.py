@@ -14,8 +14,6 @@ import torch
 import plmu
 from plmu.core.systems import DelayNetwork
 from plmu.errors import DataError, RunError
-from plmu.experiments.forecast_scores import Intervals
-from plmu.experiments.forecast_windows import Windows
 from plmu.nn import CovariateForecast, LookbackForecast
 from plmu.runs.experiment import Predictions
 from plmu.runs.outputs import Outputs
@@ -24,6 +22,8 @@ from plmu.runs.results import read_json, write_json
 from plmu.timeseries import series
 from plmu.timeseries.clock import Clock
 from plmu.timeseries.columns import Columns
+from plmu.timeseries.examples import Windows
+from plmu.timeseries.scores import Intervals
 from plmu.timeseries.season import aligned
 from plmu.timeseries.series import Piece, SeriesConfig, SeriesData
 

@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 from torch import nn
 
 from plmu.errors import RunError
-from plmu.experiments import forecast_report
-from plmu.experiments.forecast_models import LSTM_TRAINING, ClosedModel, GradientModel, LSTMModel
-from plmu.experiments.forecast_run import predict, write_model
-from plmu.experiments.forecast_scores import last_value, model_method, score
-from plmu.experiments.forecast_task import METRIC, ForecastConfig, ForecastTask, fitted, lstm_of, prepare, rolling
 from plmu.nn import LookbackForecast
 from plmu.runs.experiment import Config, Experiment, Predictions
+from plmu.timeseries import forecast_report
+from plmu.timeseries.forecast_files import predict, write_model
+from plmu.timeseries.forecast_models import LSTM_TRAINING, ClosedModel, GradientModel, LSTMModel
+from plmu.timeseries.forecast_task import METRIC, ForecastConfig, ForecastTask, fitted, lstm_of, prepare, rolling
+from plmu.timeseries.scores import last_value, model_method, score
 from plmu.timeseries.series import SeriesConfig
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Task
