@@ -131,22 +131,22 @@ def test_scores_above_one_are_no_errors() -> None:
     assert loo.softened(torch.stack([right, right.flip(0)]), labels)[0] == pytest.approx(errors[3])
 
 
-def test_the_strength_has_the_fewest_errors_rather_than_the_smallest_square() -> None:
+def test_alpha_has_the_fewest_errors_rather_than_the_smallest_square() -> None:
     torch.manual_seed(0)
     x, labels = torch.randn(60, 200), torch.arange(60) % 3
     x[:, 0] += 2 * labels
     target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
-    strengths = [10.0 ** (k / 2) for k in range(-6, 11)]
+    alphas = [10.0 ** (k / 2) for k in range(-6, 11)]
     errors, squares = [], []
-    for strength in strengths:
-        _, scores, square = loo._chosen(x, target, labels, [strength])
+    for alpha in alphas:
+        _, scores, square = loo._chosen(x, target, labels, [alpha])
         squares.append(square)
         margins = [
             float(one[k] - torch.cat([one[:k], one[k + 1 :]]).max()) for one, k in zip(scores, labels, strict=True)
         ]
         errors.append(sum(1 / (1 + math.exp(2 * one)) for one in margins))
-    chosen, _, square = loo._chosen(x, target, labels, strengths)
-    assert chosen == strengths[int(np.argmin(errors))] < strengths[int(np.argmin(squares))]
+    chosen, _, square = loo._chosen(x, target, labels, alphas)
+    assert chosen == alphas[int(np.argmin(errors))] < alphas[int(np.argmin(squares))]
     assert square == pytest.approx(min(squares))
 
 
@@ -254,7 +254,7 @@ def test_a_score_needs_a_label_for_each_series() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("windows", 9), ("windows", []), ("windows", [0]), ("strengths", []), ("strengths", [-1.0]), ("normalize", [1, 2]),
+    [("windows", 9), ("windows", []), ("windows", [0]), ("alphas", []), ("alphas", [-1.0]), ("normalize", [1, 2]),
      ("random_state", None)],
 )  # fmt: skip
 def test_options_are_checked(option: str, value: object) -> None:

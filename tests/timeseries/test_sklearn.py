@@ -53,6 +53,30 @@ def test_clone_and_parameters() -> None:
     assert repr(other) == "Forecaster(horizon=4, lookback=12)"
 
 
+def test_old_names_of_parameters_work_with_a_warning() -> None:
+    new = plmu.SequenceClassifier(alphas=[1.0, 2.0], projections=4, thresholds=2)
+    with pytest.warns(DeprecationWarning, match="strengths is now called alphas"):
+        old = plmu.SequenceClassifier(strengths=[1.0, 2.0], projections=4, thresholds=2)
+    assert repr(old) == repr(new)
+    assert clone(old).alphas == [1.0, 2.0]  # without a warning
+    with pytest.warns(DeprecationWarning, match="strengths is now called alphas"):
+        assert old.set_params(strengths=[3.0]).get_params()["alphas"] == [3.0]
+    with pytest.raises(TypeError, match="both strengths and alphas"):
+        plmu.SequenceClassifier(strengths=[1.0], alphas=[1.0])
+    rng = np.random.default_rng(0)
+    labels = np.arange(24) % 2
+    waves = np.sin(2 * np.pi * np.arange(40) / np.where(labels, 7, 12)[:, None]) + 0.2 * rng.standard_normal((24, 40))
+    with pytest.warns(DeprecationWarning, match="strengths is now called alphas"):
+        search = GridSearchCV(old, {"strengths": [[1.0], [10.0]]}, cv=2).fit(waves, labels)
+    best = search.best_estimator_
+    with pytest.warns(DeprecationWarning, match="strength_ is now called alpha_"):
+        assert best.strength_ == best.alpha_
+    state = {"strengths" if name == "alphas" else name: value for name, value in vars(new).items()}
+    unpickled = plmu.SequenceClassifier.__new__(plmu.SequenceClassifier)
+    unpickled.__setstate__(state)
+    assert unpickled.alphas == [1.0, 2.0]
+
+
 def test_pipeline_and_grid_search() -> None:
     rng = np.random.default_rng(0)
     t = np.arange(300)[:, None]

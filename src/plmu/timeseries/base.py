@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -12,7 +14,26 @@ class NotFittedError(ValueError, AttributeError):
 
 
 class Estimator:
-    """Parameters by name, as scikit-learn's `clone`, `Pipeline` and `GridSearchCV` read and set them."""
+    """Parameters by name, as scikit-learn's `clone`, `Pipeline` and `GridSearchCV` read and set them.
+
+    A subclass lists parameters and attributes that were renamed as `_renamed = {old name: new name}`. The constructor,
+    `set_params`, pickled estimators and attributes accept an old name for one version, with a DeprecationWarning.
+    """
+
+    _renamed: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _accepts_old_names(cls.__init__)  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in type(self)._renamed:
+            return getattr(self, _new_name(type(self), name))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({self._renamed.get(name, name): value for name, value in state.items()})
 
     @classmethod
     def _names(cls) -> list[str]:
@@ -22,18 +43,20 @@ class Estimator:
         """The constructor's arguments by name.
 
         Args:
-            deep: is taken for scikit-learn's sake: no argument is an estimator.
+            deep: for scikit-learn; it changes nothing, as no argument is an estimator.
         """
         return {name: getattr(self, name) for name in self._names()}
 
     def set_params(self, **params: Any) -> Self:
-        """Set arguments of the constructor; they are checked by `fit`.
+        """Set arguments of the constructor; `fit` checks them.
 
         Args:
             params: new values by name.
         """
         names = self._names()
         for name, value in params.items():
+            if name in self._renamed:
+                name = _new_name(type(self), name)
             if name not in names:
                 raise ValueError(f"{type(self).__name__} has no parameter {name!r}: it has {', '.join(names)}")
             setattr(self, name, value)
@@ -41,10 +64,10 @@ class Estimator:
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self)).parameters
-        given = [
+        changed = [
             f"{name}={value!r}" for name, value in self.get_params().items() if value is not defaults[name].default
         ]
-        return f"{type(self).__name__}({', '.join(given)})"
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
@@ -54,10 +77,10 @@ class Estimator:
             return
         message = f"this {type(self).__name__} is not fitted yet: call fit first"
         try:
-            from sklearn.exceptions import NotFittedError as Known
+            from sklearn.exceptions import NotFittedError as SklearnError
         except ImportError:
             raise NotFittedError(message) from None
-        raise Known(message)
+        raise SklearnError(message)
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import InputTags, Tags, TargetTags
@@ -67,8 +90,29 @@ class Estimator:
         )
 
 
+def _accepts_old_names(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that also takes the old names of its arguments; its signature has the new ones alone."""
+
+    @functools.wraps(init)
+    def accepting(self: Estimator, *args: Any, **params: Any) -> None:
+        for old in params.keys() & self._renamed.keys():
+            if (new := self._renamed[old]) in params:
+                raise TypeError(f"{type(self).__name__} got both {old} and {new}, which is its new name")
+            params[_new_name(type(self), old)] = params.pop(old)
+        init(self, *args, **params)
+
+    return accepting
+
+
+def _new_name(cls: type[Estimator], old: str) -> str:
+    new = cls._renamed[old]
+    message = f"{cls.__name__}: {old} is now called {new}; the old name will go with the next version"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    return new
+
+
 def warn_of_column() -> None:
-    """Say that labels came as a column, with scikit-learn's own kind of warning where it is installed."""
+    """Warn that labels came as a column, with scikit-learn's own kind of warning where it is installed."""
     try:
         from sklearn.exceptions import DataConversionWarning as Kind
     except ImportError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class SequenceClassifier(Estimator):
     The signal and its differences go into Delay Networks with windows from 9 steps up to the series' length. For
     random projections of their states it counts how often they exceed thresholds, which are quantiles of the training
     data, and where in the series. These shares of time and positions are the features of a ridge regression. A feature
-    counts by how well it tells the classes of the training series apart; leave-one-out errors choose the strength.
+    counts by how well it tells the classes of the training series apart; leave-one-out errors choose alpha.
     After `fit`, `model` is an ordinary plmu model, which gives a score for each class: it streams with running counts,
     saves, folds and exports. It takes series as `prepare` returns them.
 
@@ -41,11 +41,12 @@ class SequenceClassifier(Estimator):
         normalize: True brings each channel of each series to mean 0 and standard deviation 1. False takes it as it is,
             so that the model can stream samples as they come. "both" takes a normalised and a plain copy. "auto" takes
             the one of them with the smallest leave-one-out error: see `normalize_`.
-        strengths: of the ridge, of which one is chosen.
+        alphas: candidates for the strength of the ridge regression's penalty.
         random_state: seed of the projections.
     """
 
     model_: Sequential
+    _renamed: ClassVar = {"strengths": "alphas", "strength_": "alpha_"}
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class SequenceClassifier(Estimator):
         projections: int = 32,
         thresholds: int = 6,
         normalize: Any = "auto",
-        strengths: Any = None,
+        alphas: Any = None,
         random_state: int = 0,
     ) -> None:
         self.order = order
@@ -63,7 +64,7 @@ class SequenceClassifier(Estimator):
         self.projections = projections
         self.thresholds = thresholds
         self.normalize = normalize
-        self.strengths = strengths
+        self.alphas = alphas
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
@@ -85,7 +86,7 @@ class SequenceClassifier(Estimator):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if np.ndim(self.normalize) or self.normalize not in (True, False, "both", "auto"):
             raise ValueError(f'normalize must be True, False, "both" or "auto", got {self.normalize!r}')
-        for name in ("windows", "strengths"):
+        for name in ("windows", "alphas"):
             value = getattr(self, name)
             if value is not None and not _are_positive(value):
                 raise ValueError(f"{name} must be None or a list of numbers above 0, got {value!r}")
@@ -104,7 +105,7 @@ class SequenceClassifier(Estimator):
             self.normalize_, made = self._compared(arrays, target)
         front, features = self._features(arrays, self.normalize_) if made is None else made
         found = self._readout(features, target)
-        self.strength_, self.loo_accuracy_ = found.strength, found.accuracy
+        self.alpha_, self.loo_accuracy_ = found.alpha, found.accuracy
         readout = nn.Linear(found.weight.shape[1], len(self.classes_), device="meta").to_empty(device="cpu")
         with torch.no_grad():
             readout.weight.copy_(found.weight)
@@ -128,9 +129,9 @@ class SequenceClassifier(Estimator):
         return front, torch.cat(list(shares.over_blocks(front, x, lengths)))
 
     def _readout(self, features: Tensor, labels: Tensor, parts: int = 1) -> Classes:
-        strengths = [10.0 ** (k / 2) for k in range(-6, 11)] if self.strengths is None else list(self.strengths)
+        alphas = [10.0 ** (k / 2) for k in range(-6, 11)] if self.alphas is None else list(self.alphas)
         scales = shares.scales(features.shape[1] // parts).repeat(parts)
-        return leave_one_out(features, labels, strengths, scales)
+        return leave_one_out(features, labels, alphas, scales)
 
     def _compared(self, arrays: list[Array], labels: Tensor) -> tuple[bool | str, tuple[Sequential, Tensor] | None]:
         """The normalisation with the smallest leave-one-out error, and its features where all series were compared."""

@@ -1,4 +1,4 @@
-"""Ridge regression to classes on weighted features, its strength chosen by leave-one-out errors."""
+"""Ridge regression to classes on weighted features, its alpha chosen by leave-one-out errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _SHARPNESS = 2.0**-4, 2.0**7  # the smallest and the largest
-_MANY = 2000  # examples from which the strength is chosen
+_MANY = 2000  # examples from which the alpha is chosen
 _FOLDED = 600  # examples times folds, of which there are 2 to 10
 _CHUNK = 1024  # features or examples whose products are summed in float32
 _ROUNDING = 4e-6  # above that of such sums
@@ -22,12 +22,12 @@ class Classes:
 
     weight: Tensor  # (classes, features)
     bias: Tensor  # (classes,)
-    strength: float
+    alpha: float
     accuracy: float
     error: float  # the smallest mean square
 
 
-def leave_one_out(features: Tensor, labels: Tensor, strengths: Sequence[float], scales: Tensor) -> Classes:
+def leave_one_out(features: Tensor, labels: Tensor, alphas: Sequence[float], scales: Tensor) -> Classes:
     """The ridge from features (examples, features) to labels with the fewest leave-one-out errors: see `softened`.
 
     Features are standardised, multiplied by `scales` (features,), and weighted by how well they tell the classes apart:
@@ -37,7 +37,7 @@ def leave_one_out(features: Tensor, labels: Tensor, strengths: Sequence[float], 
     """
     classes = int(labels.max()) + 1
     if int(labels.bincount().max()) == 1:  # without its only example no class can be found
-        strengths = [min(strengths)]
+        alphas = [min(alphas)]
     target = 2.0 * torch.nn.functional.one_hot(labels, classes).double() - 1
     x = features.float()
     spread, mean = torch.std_mean(x, dim=0, correction=0)
@@ -45,15 +45,15 @@ def leave_one_out(features: Tensor, labels: Tensor, strengths: Sequence[float], 
     x = (x - mean) / spread
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_MANY].sort().values
     few = len(some) == len(x)
-    strength, scores, error = _chosen(x if few else x[some], target[some], labels[some], strengths)
+    alpha, scores, error = _chosen(x if few else x[some], target[some], labels[some], alphas)
     sharp = sharpness(scores, labels[some])
     share = explained(x, labels)  # of all examples
     centre = target.mean(0)
-    found = _solved(x * share, target - centre, strength) * (share / spread)[:, None]
+    found = _solved(x * share, target - centre, alpha) * (share / spread)[:, None]
     weight = found.double().mT * sharp
     bias = centre * sharp - weight @ mean.double()
     accuracy = float((scores.argmax(1) == labels[some]).double().mean())
-    return Classes(weight, bias, strength, accuracy, error)
+    return Classes(weight, bias, alpha, accuracy, error)
 
 
 def explained(x: Tensor, labels: Tensor) -> Tensor:
@@ -98,18 +98,18 @@ def sharpness(scores: Tensor, labels: Tensor) -> float:
     return math.sqrt(low * high)
 
 
-def _chosen(x: Tensor, target: Tensor, labels: Tensor, strengths: Sequence[float]) -> tuple[float, Tensor, float]:
-    """The strength with the smallest share of errors, its left-out scores (examples, classes), and the smallest mean
-    square error of any strength."""
+def _chosen(x: Tensor, target: Tensor, labels: Tensor, alphas: Sequence[float]) -> tuple[float, Tensor, float]:
+    """The alpha with the smallest share of errors, its left-out scores (examples, classes), and the smallest mean
+    square error of any alpha."""
     y = target - target.mean(0)
-    residual = y.new_zeros(len(strengths), *y.shape)
+    residual = y.new_zeros(len(alphas), *y.shape)
     fold = _folds(labels)
     for one in range(int(fold.max()) + 1):
         out = fold == one
-        residual[:, out] = _residuals(x * explained(x[~out], labels[~out]), y, strengths, out)
+        residual[:, out] = _residuals(x * explained(x[~out], labels[~out]), y, alphas, out)
     scores = target - residual
     best = int(softened(scores, labels).argmin())
-    return strengths[best], scores[best], float(residual.square().mean((1, 2)).min())
+    return alphas[best], scores[best], float(residual.square().mean((1, 2)).min())
 
 
 def _folds(labels: Tensor) -> Tensor:
@@ -122,8 +122,8 @@ def _folds(labels: Tensor) -> Tensor:
     return out
 
 
-def _residuals(x: Tensor, y: Tensor, strengths: Sequence[float], rows: Tensor) -> Tensor:
-    """Leave-one-out residuals of the ridge from x to centred y: (strengths, rows, classes), from one decomposition."""
+def _residuals(x: Tensor, y: Tensor, alphas: Sequence[float], rows: Tensor) -> Tensor:
+    """Leave-one-out residuals of the ridge from x to centred y: (alphas, rows, classes), from one decomposition."""
     # x = U √w Vᵀ without the directions of no variance, such as that of the mean.
     x = x - x.mean(0)
     wide = x.shape[1] >= x.shape[0]
@@ -136,19 +136,19 @@ def _residuals(x: Tensor, y: Tensor, strengths: Sequence[float], rows: Tensor) -
     outside = y[rows] - left[rows] @ projected
     left, powers = left[rows], left[rows].square()
     out = []
-    for strength in strengths:
-        shrunk = strength / (w + strength)
+    for alpha in alphas:
+        shrunk = alpha / (w + alpha)
         residual = outside + left @ (shrunk[:, None] * projected)
         out.append(residual / (1 - 1 / len(x) - powers @ (1 - shrunk)).clamp(min=1e-9)[:, None])  # the mean takes 1 / n
     return torch.stack(out)
 
 
-def _solved(x: Tensor, y: Tensor, strength: float) -> Tensor:
+def _solved(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """The weights (features, classes) of the ridge from x to centred y."""
     x = x - x.mean(0)
     wide = x.shape[1] >= x.shape[0]
     gram = _gram(x if wide else x.mT)
-    more = max(strength, _floor(gram))
+    more = max(alpha, _floor(gram))
     gram.diagonal().add_(more)
     factor, failed = torch.linalg.cholesky_ex(gram)
     if failed and not gram.isfinite().all():
