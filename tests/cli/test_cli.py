@@ -260,9 +260,9 @@ def test_what_a_user_can_mend_is_said(error, said, monkeypatch, capsys):
 
 def test_text_that_is_not_utf_8_is_said(monkeypatch, capsys):
     broken = UnicodeDecodeError("utf-8", b"\xff", 7, 8, "invalid start byte")
-    monkeypatch.setattr("plmu.runs.stream_lines.show", raising(broken))
+    monkeypatch.setattr("plmu.cli.stream_lines.show", raising(broken))
     assert refused(["stream", "x"], capsys) == "plmu: the text is not UTF-8 (invalid start byte at byte 7)"
-    monkeypatch.setattr("plmu.runs.stream_lines.show", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("plmu.cli.stream_lines.show", raising(KeyboardInterrupt()))
     main(["stream", "x"])  # is how one ends it
 
 

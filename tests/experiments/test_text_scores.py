@@ -9,11 +9,11 @@ from closeness import within
 from torch import nn
 
 import plmu
+from plmu.cli.stream_lines import LineStream, Options
 from plmu.experiments import EXPERIMENTS
 from plmu.experiments.text_models import TextExperiment, logits
 from plmu.nn.memory import Memory
 from plmu.runs.deployed import load
-from plmu.runs.stream_lines import LineStream, Options
 from plmu.text.words import FIRST, Builder
 
 SIDES = {"imdb": 1, "qqp": 2, "snli": 2}

@@ -16,10 +16,10 @@ from program import refused
 
 import plmu
 from plmu.cli.program import main
+from plmu.cli.stream_lines import Options, show
 from plmu.experiments.classify import split
 from plmu.experiments.classify_report import by_class, confusion
 from plmu.runs import deployed
-from plmu.runs.stream_lines import Options, show
 from plmu.serve import Options as ServeOptions
 from plmu.serve import make_server
 

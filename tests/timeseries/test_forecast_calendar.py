@@ -9,7 +9,7 @@ import pytest
 from forecasts import result, table
 
 from plmu.cli.program import main
-from plmu.runs.stream_lines import Options, show
+from plmu.cli.stream_lines import Options, show
 
 ROWS, KNOWN = 1600, 1580
 

@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 
 import plmu
 from plmu.cli.program import main
+from plmu.cli.stream_lines import Options, show
 from plmu.experiments import EXPERIMENTS
 from plmu.nn import CovariateForecast
 from plmu.runs import deployed
-from plmu.runs.stream_lines import Options, show
 from plmu.serve import Options as ServerOptions
 from plmu.serve import make_server
 from plmu.timeseries.forecast_files import Settings

@@ -12,8 +12,8 @@ from forecasts import COUNT, HORIZON, RUN, table, written
 from starlette.testclient import TestClient
 
 from plmu.cli.program import main
+from plmu.cli.stream_lines import Options, show
 from plmu.runs import deployed
-from plmu.runs.stream_lines import Options, show
 from plmu.serve import Options as ServerOptions
 from plmu.serve import make_server
 

@@ -191,7 +191,7 @@ def stream_parser() -> Parser:
 def stream(words: list[str]) -> None:
     given = stream_parser().parse_args(words)
     with _threads(given.threads):
-        from plmu.runs.stream_lines import Options, show
+        from plmu.cli.stream_lines import Options, show
 
         options = Options(given.missing, given.state, given.on_error, given.json)
         _tell_of_other_model(given.run)

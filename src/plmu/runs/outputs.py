@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from plmu.runs.experiment import Experiment
 from plmu.errors import RunError
 from plmu.runs.results import read_json, write_json
+
+if TYPE_CHECKING:
+    from plmu.runs.experiment import Experiment
 
 OUTPUTS_FILE = "outputs.json"
 

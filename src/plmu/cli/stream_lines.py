@@ -15,9 +15,11 @@ from typing import IO, Any
 import torch
 
 import plmu
-from plmu.text.symbols import Words
+from plmu.cli.number_lines import NumberLines
 from plmu.runs.deployed import Deployed, load
-from plmu.runs.number_lines import NumberLines
+from plmu.text.symbols import Words
+from plmu.timeseries.clock import Clock
+from plmu.timeseries.forecast_files import SERIES, Settings
 
 
 @dataclass
@@ -31,10 +33,16 @@ class Options:
 
 
 class LineStream:
-    """A deployed model that reads lines."""
+    """A deployed model that reads lines.
 
-    def __init__(self, deployed: Deployed, options: Options) -> None:
-        self.deployed, self.options = deployed, options
+    Args:
+        deployed: the model.
+        options: how it runs.
+        clock: of a forecast: the step of each time, so that a stream may begin anywhere in the season.
+    """
+
+    def __init__(self, deployed: Deployed, options: Options, clock: Clock | None = None) -> None:
+        self.deployed, self.options, self.clock = deployed, options, clock
         frozen = deployed.frozen
         if options.missing is not None and frozen.takes_tokens:
             raise ValueError(f"--missing {options.missing} is for models of numbers: this one reads text")
@@ -71,7 +79,7 @@ class LineStream:
                 self._begin()
                 when = self.numbers.when
                 if not self.stream.steps and when is not None:
-                    self.stream.reset(self.deployed.state_at(when))
+                    self.stream.reset(self._state_at(when))
                 answer = self._told(self.stream.push(sample).tolist())
                 yield answer if when is None else {"time": when, **answer}
             return
@@ -99,6 +107,17 @@ class LineStream:
         self.names.append(name)
         return len(self.names) > 1 and not self.ended
 
+    def _state_at(self, time: str) -> Any:
+        """The model's state before a sample of this time; None for a model without a season.
+
+        Raises:
+            ValueError: it is not a time as in the data.
+        """
+        forecast = self.deployed.forecast
+        if self.clock is None or forecast is None or not forecast.season:
+            return None
+        return forecast.state_at(self.clock.step_of(time))
+
     def _begin(self) -> None:
         if self.ended:
             self.stream.reset()
@@ -125,7 +144,9 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
     The state is saved at the end, however that comes about.
     """
     screen = sys.stdout if out is None else out
-    stream = LineStream(load(run), options)
+    deployed, folder = load(run), run if run.is_dir() else run.parent
+    timed = deployed.forecast is not None and (folder / SERIES).is_file()
+    stream = LineStream(deployed, options, Settings.read(folder).clock if timed else None)
     try:
         with _stoppable() as reading:
             for number, line in enumerate(reading(lines), 1):

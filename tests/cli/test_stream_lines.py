@@ -18,7 +18,7 @@ import plmu
 from plmu.cli.program import main
 from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS
-from plmu.runs import outputs
+from plmu.runs import deployed, outputs
 from plmu.runs.deployed import load
 from plmu.text.symbols import Bytes, Characters, Symbols, Words
 
@@ -213,6 +213,16 @@ def test_what_does_not_stream_says_why(tmp_path: Path) -> None:
             load(tmp_path)
     with pytest.raises(RunError, match=r"no model at .*nowhere: expected the folder of a finished run"):
         load(tmp_path / "nowhere")
+
+
+def test_tables_of_deployed_models_agree_with_the_experiments() -> None:
+    """`deployed` has them as plain strings: it imports no experiment."""
+    streamable = {name: experiment.streamable for name, experiment in EXPERIMENTS.items() if experiment.streamable}
+    assert {name: deployed.STEPPABLE[name] for name in streamable} == streamable
+    for name, models in deployed.STEPPABLE.items():
+        for model in models if name in EXPERIMENTS else ():
+            expected = outputs.outputs_of(EXPERIMENTS[name], model)
+            assert deployed._old_outputs(name, model) == expected, (name, model)
 
 
 def test_names_of_outputs_are_of_the_experiment(tmp_path: Path) -> None:
