@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import plmu
-from plmu.timeseries import loo
-from plmu.timeseries.loo import leave_one_out
+from plmu.timeseries import ridge_classes
+from plmu.timeseries.ridge_classes import leave_one_out
 
 
 def waves(count: int, length: int = 60, channels: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +105,7 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
     spread, mean = torch.std_mean(x.double(), dim=0, correction=0)
     x = (x.double() - mean) / spread * scales  # as it is for the whole
     target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
-    fold = loo._folds(labels)
+    fold = ridge_classes._folds(labels)
     for i in range(24):
         known, rest = fold != fold[i], torch.arange(24) != i
         means = torch.stack([x[known & (labels == one)].mean(0) for one in range(3)])[labels[known]]
@@ -126,9 +126,9 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
 def test_scores_above_one_are_no_errors() -> None:
     labels = torch.tensor([0, 1, 2])
     right = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
-    errors = [float(loo.softened(factor * right, labels)) for factor in (-50, -1, 0, 1, 2, 50)]
+    errors = [float(ridge_classes.softened(factor * right, labels)) for factor in (-50, -1, 0, 1, 2, 50)]
     assert errors == pytest.approx([1, 1 / (1 + math.exp(-4)), 0.5, 1 / (1 + math.exp(4)), 1 / (1 + math.exp(8)), 0])
-    assert loo.softened(torch.stack([right, right.flip(0)]), labels)[0] == pytest.approx(errors[3])
+    assert ridge_classes.softened(torch.stack([right, right.flip(0)]), labels)[0] == pytest.approx(errors[3])
 
 
 def test_alpha_has_the_fewest_errors_rather_than_the_smallest_square() -> None:
@@ -139,27 +139,29 @@ def test_alpha_has_the_fewest_errors_rather_than_the_smallest_square() -> None:
     alphas = [10.0 ** (k / 2) for k in range(-6, 11)]
     errors, squares = [], []
     for alpha in alphas:
-        _, scores, square = loo._chosen(x, target, labels, [alpha])
+        _, scores, square = ridge_classes._chosen(x, target, labels, [alpha])
         squares.append(square)
         margins = [
             float(one[k] - torch.cat([one[:k], one[k + 1 :]]).max()) for one, k in zip(scores, labels, strict=True)
         ]
         errors.append(sum(1 / (1 + math.exp(2 * one)) for one in margins))
-    chosen, _, square = loo._chosen(x, target, labels, alphas)
+    chosen, _, square = ridge_classes._chosen(x, target, labels, alphas)
     assert chosen == alphas[int(np.argmin(errors))] < alphas[int(np.argmin(squares))]
     assert square == pytest.approx(min(squares))
 
 
 @pytest.mark.parametrize("features", [5, 40])
 def test_the_readout_is_the_ridge_of_weighted_features(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plmu.timeseries.loo._MANY", 20)  # fewer than the examples: all are fitted all the same
+    monkeypatch.setattr(
+        "plmu.timeseries.ridge_classes._MANY", 20
+    )  # fewer than the examples: all are fitted all the same
     torch.manual_seed(0)
     x, labels = torch.randn(24, features), torch.arange(24) % 3
     x[:, 0] += labels
     found = leave_one_out(x, labels, [10.0], torch.ones(features))
     spread, mean = torch.std_mean(x.double(), dim=0, correction=0)
     z = (x.double() - mean) / spread
-    z = z * loo.explained(z, labels)
+    z = z * ridge_classes.explained(z, labels)
     target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
     weight = torch.linalg.solve(z.mT @ z + 10.0 * torch.eye(features, dtype=torch.float64), z.mT @ target)
     expected = z @ weight + target.mean(0)
@@ -180,7 +182,7 @@ def test_features_that_are_all_alike_are_fitted(examples: int, first: int, featu
 def test_features_beyond_all_numbers_are_refused() -> None:
     x = torch.full((6, 3), torch.nan).double()
     with pytest.raises(ValueError, match="the series have values too large to compute with"):
-        loo._solved(x, torch.ones(6, 2).double(), 1.0)
+        ridge_classes._solved(x, torch.ones(6, 2).double(), 1.0)
 
 
 def test_labels_without_meaning_are_not_found() -> None:
@@ -193,7 +195,7 @@ def test_correct_ones_alone_give_no_certainty(count: int) -> None:
     """The mean probability of the class is about (n + 1) / (n + 2), also where every left-out example was correct."""
     labels = torch.arange(count) % 3
     scores = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
-    found = (loo.sharpness(scores, labels) * scores).softmax(1).gather(1, labels[:, None])
+    found = (ridge_classes.sharpness(scores, labels) * scores).softmax(1).gather(1, labels[:, None])
     assert float(1 - found.mean()) * (count + 2) == pytest.approx(1, rel=0.02)
 
 
@@ -210,7 +212,7 @@ def test_probabilities_are_as_often_right() -> None:
     torch.manual_seed(0)
     scores = torch.randn(4000, 2, dtype=torch.float64)
     labels = (torch.rand(4000) < torch.softmax(4.0 * scores, 1)[:, 1]).long()
-    assert loo.sharpness(scores, labels) == pytest.approx(4.0, rel=0.2)
+    assert ridge_classes.sharpness(scores, labels) == pytest.approx(4.0, rel=0.2)
 
 
 def test_what_cannot_be_fitted_is_named() -> None:

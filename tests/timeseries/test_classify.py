@@ -17,11 +17,11 @@ from program import refused
 import plmu
 from plmu.cli.program import main
 from plmu.cli.stream_lines import Options, show
-from plmu.experiments.classify import split
-from plmu.experiments.classify_report import by_class, confusion
 from plmu.runs import deployed
 from plmu.serve import Options as ServeOptions
 from plmu.serve import make_server
+from plmu.timeseries.classify_experiment import split
+from plmu.timeseries.classify_report import by_class, confusion
 
 RUN = Path("runs/classify-gestures-seed0")
 SMALL = ["--model.projections", "8", "--model.thresholds", "4", "--quiet"]

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from plmu.nn import Sequential
-from plmu.timeseries import shares
+from plmu.timeseries import threshold_features
 from plmu.timeseries.base import Estimator
 from plmu.timeseries.frames import Array
-from plmu.timeseries.loo import Classes, leave_one_out
+from plmu.timeseries.ridge_classes import Classes, leave_one_out
 from plmu.timeseries.sequences import classes_of, is_table, labels_of, series_of
 
 _COMPARED = 300  # training series by which the normalisation is chosen
@@ -115,8 +115,8 @@ class SequenceClassifier(Estimator):
 
     def _features(self, arrays: list[Array], normalize: Any) -> tuple[Sequential, Tensor]:
         """All but the readout, made for these series, and its outputs (examples, features)."""
-        x, lengths = shares.padded(arrays, normalize)
-        front = shares.build(
+        x, lengths = threshold_features.padded(arrays, normalize)
+        front = threshold_features.build(
             x,
             lengths,
             2 if normalize == "both" else 1,
@@ -126,11 +126,11 @@ class SequenceClassifier(Estimator):
             thresholds=self.thresholds,
             generator=torch.Generator().manual_seed(int(self.random_state)),
         )
-        return front, torch.cat(list(shares.over_blocks(front, x, lengths)))
+        return front, torch.cat(list(threshold_features.over_blocks(front, x, lengths)))
 
     def _readout(self, features: Tensor, labels: Tensor, parts: int = 1) -> Classes:
         alphas = [10.0 ** (k / 2) for k in range(-6, 11)] if self.alphas is None else list(self.alphas)
-        scales = shares.scales(features.shape[1] // parts).repeat(parts)
+        scales = threshold_features.scales(features.shape[1] // parts).repeat(parts)
         return leave_one_out(features, labels, alphas, scales)
 
     def _compared(self, arrays: list[Array], labels: Tensor) -> tuple[bool | str, tuple[Sequential, Tensor] | None]:
@@ -163,7 +163,7 @@ class SequenceClassifier(Estimator):
             X: as in `fit`.
         """
         self._check_fitted()
-        x, lengths = shares.padded(series_of(X), self.normalize_)
+        x, lengths = threshold_features.padded(series_of(X), self.normalize_)
         return [one[:length].double().numpy() for one, length in zip(x, lengths.tolist(), strict=True)]
 
     def decision_function(self, X: Any) -> Array:
@@ -214,7 +214,7 @@ class SequenceClassifier(Estimator):
             X: as in `fit`; lengths may be others.
         """
         x, lengths = self._prepared(X)
-        return torch.cat(list(shares.over_blocks(self.model, x, lengths))).double().numpy()
+        return torch.cat(list(threshold_features.over_blocks(self.model, x, lengths))).double().numpy()
 
     def features(self, X: Any) -> Tensor:
         """What the readout, the model's last layer, takes: (examples, features).
@@ -223,7 +223,7 @@ class SequenceClassifier(Estimator):
             X: as in `fit`; lengths may be others.
         """
         x, lengths = self._prepared(X)
-        return torch.cat(list(shares.over_blocks(self.model[:-1], x, lengths)))
+        return torch.cat(list(threshold_features.over_blocks(self.model[:-1], x, lengths)))
 
     def _prepared(self, X: Any) -> tuple[Tensor, Tensor]:
         self._check_fitted()
@@ -236,7 +236,7 @@ class SequenceClassifier(Estimator):
         if known is not None and is_table(X) and len(arrays[0]) != known:
             raise ValueError(f"X has {len(arrays[0])} features, but {type(self).__name__} is expecting {known} features"
                              " as input: give series of another length as a list of arrays")  # fmt: skip
-        return shares.padded(arrays, self.normalize_)
+        return threshold_features.padded(arrays, self.normalize_)
 
     def _windows(self, longest: int) -> list[float]:
         if self.windows is not None:

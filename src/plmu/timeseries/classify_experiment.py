@@ -22,13 +22,12 @@ from torch.nn import functional
 
 import plmu
 from plmu.errors import DataError, RunError
-from plmu.experiments import classify_report
-from plmu.experiments.classify_run import Settings, predict, write_models
 from plmu.nn import Sequential
 from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.fields import Checked
-from plmu.timeseries import labelled
+from plmu.timeseries import classify_report, labelled
 from plmu.timeseries.classifier import SequenceClassifier
+from plmu.timeseries.classify_files import Settings, predict, write_models
 from plmu.timeseries.labelled import LabelledConfig
 from plmu.timeseries.sequences import by_number
 from plmu.training.config import TrainingConfig

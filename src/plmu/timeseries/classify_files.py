@@ -20,7 +20,7 @@ from plmu.timeseries import labelled
 from plmu.timeseries.classifier import SequenceClassifier
 from plmu.timeseries.labelled import LabelledConfig
 from plmu.timeseries.labelled_columns import Format
-from plmu.timeseries.shares import over_blocks, padded
+from plmu.timeseries.threshold_features import over_blocks, padded
 
 SERIES, MODEL, WHOLE, NORMALIZED = "series.json", "model.plmu", "whole.plmu", "normalization.json"
 
