@@ -1,5 +1,6 @@
 """Keras' copy of IMDB: its pickle is read and never executed, whatever it holds."""
 
+import io
 import os
 import pickle
 import tracemalloc
@@ -28,11 +29,21 @@ def _pickled(reviews: list[object], protocol: int = 3) -> bytes:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_lists_of_ranks_are_read_without_pickle(protocol):
+def test_lists_of_ranks_are_read(protocol):
     reviews = [[1, 255, 256, 65_535, 65_536, 2**31 - 1], [7], list(range(2_500))]
-    assert [list(each) for each in keras.ranks(_pickled(reviews, protocol), 3)] == reviews
+    assert keras.ranks(_pickled(reviews, protocol), 3) == reviews
     many = [[number, 300] for number in range(2_100)]
-    assert [list(each) for each in keras.ranks(_pickled(many, protocol), 2_100)] == many
+    assert keras.ranks(_pickled(many, protocol), 2_100) == many
+    assert keras.ranks(_pickled([list(range(100_000))], protocol), 1) == [list(range(100_000))]
+
+
+def test_a_pickle_of_python_2_is_read():
+    """Written by its cPickle: other names, text as bytes, and no order of the class and its values."""
+    raw = (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\1cnumpy\nndarray\nq\2K\0\x85U\1b\x87Rq\3(K\1K\2\x85cnumpy\ndtype\nq\4"
+        b"U\2O8K\0K\1\x87Rq\5(K\3U\1|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb\x89]q\6(]q\7(K\1M\x2c\1e]q\x08K\7aetb."
+    )
+    assert keras.ranks(raw, 2) == [[1, 300], [7]]
 
 
 def test_ranks_are_those_that_numpy_wrote(tmp_path):
@@ -48,6 +59,11 @@ class _Evil:
         return os.mkdir, ("executed",)
 
 
+class _Command:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
 def _pointers() -> bytes:
     """The pickle of an array whose type says that it holds plain numbers, and later that it holds objects: bytes of
     the file become addresses."""
@@ -60,6 +76,9 @@ def _pointers() -> bytes:
     "raw",
     [
         _pickled([_Evil(), [1]]),
+        _pickled([_Command(), [1]]),
+        _pickled([[_Command()], [1]], 2),
+        pickle.dumps(_Command(), 4),
         _pickled([[_Evil()], [1]]),
         _pickled([[[1]], [1]]),
         _pickled([["a"], [1]]),
@@ -73,6 +92,8 @@ def _pointers() -> bytes:
         _pickled([[1, None], [2]]),
         _pickled([[1], [2]], 0),
         _pickled([[1], [2]])[:-1],
+        _pickled([[1], [2, 3]]).replace(b"et", b"t"),
+        _pickled([[1], [2]]).replace(b"et", b"t"),
         pickle.dumps([[1], [2]], 3),
         pickle.dumps(None, 3),
         pickle.dumps((), 3),
@@ -104,6 +125,24 @@ def test_what_is_no_list_of_ranks_is_refused_and_never_executed(raw, tmp_path, m
     with pytest.raises(DataError, match=r"imdb\.npz is truncated or damaged in train \((not|it)"):
         imdb.load(DataConfig(tmp_path))
     assert not Path("executed").exists()
+
+
+def test_a_command_beside_whole_lists_is_refused_and_never_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lists = _pickled([[1], [2]])
+    for raw in (pickle.dumps(_Command(), 3)[:-1] + lists, lists[:-1] + pickle.dumps(_Command(), 3)):
+        with pytest.raises(ValueError, match="not 2 lists of ranks"):
+            keras.ranks(raw, 2)
+        assert not Path("executed").exists()
+        pickle.loads(raw)
+        assert Path("executed").exists(), "it is executed by pickle"
+        Path("executed").unlink()
+
+
+def test_the_unpickler_refuses_every_name():
+    for value, name in ((_Command(), r"posix\.system"), (np.zeros(1), r"numpy\._?core\.multiarray\._reconstruct")):
+        with pytest.raises(pickle.UnpicklingError, match=f"it names {name}"):
+            keras.Lists(io.BytesIO(pickle.dumps(value, 3))).load()
 
 
 @pytest.mark.parametrize("start", [b"", b"]"], ids=["", "list"])

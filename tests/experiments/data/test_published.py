@@ -1,9 +1,5 @@
 """What is known of the published files, and how much more than that a file may hold."""
 
-import pickle
-import pickletools
-
-import numpy as np
 import pytest
 from texts import keras_file, npy, zip_file
 
@@ -30,63 +26,6 @@ def test_sizes_are_those_of_the_publications():
     assert vectors.COMPONENT == 0.3
     assert (characters.WHOLE, characters.PERCENT) == (100_000_000, {"train": 90, "valid": 5, "test": 5})
     assert (reviews.PAPER, reviews.VOCABULARY, reviews.FILMS) == (3_700_000, 30_000, 25_000 - 2_500 + 50_000)
-
-
-def _operation(code: bytes) -> pickletools.OpcodeInfo:
-    return pickletools.code2op[code.decode("latin-1")]
-
-
-def _bytes(code: bytes) -> int:
-    """That follow an instruction."""
-    argument = _operation(code).arg
-    return 0 if argument is None else argument.n
-
-
-def test_instructions_are_as_long_and_take_as_much_as_python_says():
-    for code, size in keras._NUMBERS.items():
-        assert _bytes(bytes([code])) == size
-    for code, size in keras._IGNORED.items():
-        operation = _operation(code)
-        assert _bytes(code) == size, operation.name
-        assert operation.stack_before == operation.stack_after, operation.name
-    for code, (size, taken) in keras._NOTHING.items():
-        operation = _operation(code)
-        assert (_bytes(code), len(operation.stack_before), len(operation.stack_after)) == (size, taken, 1)
-    lengths = {1: pickletools.TAKEN_FROM_ARGUMENT1, 4: pickletools.TAKEN_FROM_ARGUMENT4}
-    unsigned = {4: pickletools.TAKEN_FROM_ARGUMENT4U}
-    for code, size in keras._TEXTS.items():
-        assert _bytes(code) in (lengths[size], unsigned.get(size)), _operation(code).name
-    for code, taken in keras._TUPLES.items():
-        operation = _operation(code)
-        assert (_bytes(code), len(operation.stack_before), operation.name[-1:]) == (0, taken, str(taken or "E"))
-
-
-def _reviews(count: int) -> bytes:
-    array = np.empty(count, object)
-    array[:] = [[1, 2] for _ in range(count)]
-    return pickle.dumps(array, 3)
-
-
-@pytest.mark.parametrize("count", [2, 300])
-def test_instructions_are_a_thousand_and_ten_a_review_at_most(count):
-    raw = _reviews(count)
-    used = sum(operation.code not in "KMJ" for operation, _, _ in pickletools.genops(raw))
-    more = 1_000 + 10 * count - used
-    assert more > 0
-    assert len(keras.ranks(raw[:-1] + b"\x94" * more + b".", count)) == count
-    with pytest.raises(ValueError, match="more instructions than its number of reviews takes"):
-        keras.ranks(raw[:-1] + b"\x94" * (more + 1) + b".", count)
-
-
-def test_fewer_than_five_thousand_values_are_on_the_stack():
-    """Besides the numbers two lists and a mark."""
-    for numbers in (4_996, 4_997):
-        raw = b"]](" + b"K\1" * numbers + b"ea\x85."
-        if numbers == 4_996:
-            assert [len(one) for one in keras.ranks(raw, 1)] == [numbers]
-        else:
-            with pytest.raises(ValueError, match="nested too deeply"):
-                keras.ranks(raw, 1)
 
 
 @pytest.mark.parametrize(("count", "message"), [(100_000, "100,000 reviews and 2 labels"), (100_001, "may be 100,000")])
