@@ -1,4 +1,4 @@
-"""A trained model folded once, with what streams and sessions must know of it: they share its arrays."""
+"""A trained model folded once, for streams and sessions, which share its arrays."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class FrozenModel:
         folded: what `plmu.fold(model)` gives.
         features: numbers of a sample; None for token numbers, or where the model takes any.
         takes_tokens: whether a sample is a token number.
-        vocabulary: how many token numbers there are, where that is known.
-        fingerprint: a hash of the model's options and weights, by which saved states know their model.
+        vocabulary: the number of tokens; None if it is not known.
+        fingerprint: a hash of the model's options and weights, which saved states are checked against.
     """
 
     def __init__(self, model: Steppable) -> None:
@@ -53,10 +53,10 @@ class FrozenModel:
 
     @classmethod
     def of(cls, model: Steppable | FrozenModel) -> FrozenModel:
-        """The same if it is frozen already.
+        """A frozen model of this model; itself if it is frozen already.
 
         Args:
-            model: a steppable module, or one that is frozen.
+            model: a steppable module, or a frozen model.
         """
         return model if isinstance(model, FrozenModel) else cls(model)
 
@@ -69,20 +69,23 @@ class FrozenModel:
 
         Args:
             sample: (batch, features), or token numbers (batch,).
-            device: where the state is to be.
+            device: the state's device.
 
         Returns:
             A tensor, None or nested tuples of them.
         """
         dtype = sample.dtype if self.place is None else self.place.dtype
-        with device:  # also for a class that does not pass it on
+        with device:  # also for a class that ignores the argument
             return self.folded.initial_state(sample.shape[0], dtype, device)
 
     def checked_missing(self, missing: str | None) -> str:
-        """What a missing sample does: as asked, or as the model itself does, or an error.
+        """What a missing sample does: the argument, else what the model itself does, else "raise".
 
         Args:
-            missing: "raise", "hold", "zero", or None for what the model does itself.
+            missing: "raise", "hold", "zero" or None.
+
+        Raises:
+            ValueError: it is none of these.
         """
         chosen = missing or self.fills or "raise"
         if chosen not in MISSING:
@@ -90,7 +93,7 @@ class FrozenModel:
         return chosen
 
     def broken_weight(self) -> str | None:
-        """The name of a weight that is infinite or NaN, if there is one."""
+        """The name of the first weight that is infinite or NaN; None if all are finite."""
         for name, value in self._model.state_dict().items():
             if isinstance(value, Tensor) and value.is_floating_point() and not finite(value.float()):
                 return name
@@ -103,7 +106,7 @@ class FrozenModel:
             sample: () or (batch,).
 
         Raises:
-            TypeError: they are no whole numbers.
+            TypeError: they are not integers.
             ValueError: the model has no such tokens.
         """
         assert self.place is not None
@@ -122,7 +125,7 @@ class FrozenModel:
 
 
 def as_sample(x: Any, takes_tokens: bool) -> Tensor:
-    """A tensor of what was given as a sample: numbers, lists, arrays or tensors. Masked values of NumPy become NaN."""
+    """A sample, given as numbers, lists, arrays or a tensor, as a tensor. Masked values of NumPy become NaN."""
     if isinstance(x, Tensor):
         if x.is_nested or x.layout is not torch.strided:
             kind = "nested" if x.is_nested else str(x.layout)
@@ -135,7 +138,7 @@ def as_sample(x: Any, takes_tokens: bool) -> Tensor:
 
 
 def converted(sample: Tensor, place: Tensor | None) -> Tensor:
-    """Numbers in the precision and on the device of `place`, or of their own."""
+    """A sample in the precision and on the device of `place`. Without it integers become the default precision."""
     if sample.is_meta:
         raise TypeError("a sample must have values, got a tensor on the meta device")
     if sample.is_complex():
@@ -146,7 +149,7 @@ def converted(sample: Tensor, place: Tensor | None) -> Tensor:
 
 
 def _unmasked(x: Any, takes_tokens: bool) -> Any:
-    """A masked array of numpy with NaN where it is masked."""
+    """A masked array of NumPy with NaN for its masked values."""
     if not x.mask.any():
         return x.filled()
     if takes_tokens:
@@ -155,8 +158,8 @@ def _unmasked(x: Any, takes_tokens: bool) -> Any:
 
 
 def _first_weight(model: nn.Module) -> tuple[Tensor | None, nn.Module]:
-    """The weight whose precision and device samples take, the first that is not a memory's own, which stays wide; and
-    the module that it belongs to."""
+    """The weight whose precision and device samples take, and its module: the first weight outside a memory, whose own
+    weights may be wider."""
     for module in model.modules():
         if not isinstance(module, Memory):
             for value in module.parameters(recurse=False):

@@ -1,4 +1,4 @@
-"""Text, or any other tokens, from a language model: one token at a time, each sampled and fed back."""
+"""Sampling tokens from a language model, each fed back to give the next."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def generate(
     Args:
         model: a steppable language model: token numbers in, logits over the same tokens out. AveragedModel, DDP and
             torch.compile wrappers are removed.
-        prompt: the token numbers to begin with, at least one. They are not among the tokens returned.
-        length: how many tokens to sample; None for no end.
+        prompt: the token numbers to begin with, at least one. They are not returned.
+        length: the number of tokens to sample; None for no end.
         temperature: what logits are divided by: below 1 the likely tokens become more likely. 0 always takes the most
             likely token.
         top_k: sample from the k most likely tokens alone; None for all.
@@ -62,7 +62,7 @@ def generate(
         An iterator over the sampled token numbers.
 
     Raises:
-        TypeError: the model is not steppable, does not take token numbers, or the prompt does not consist of any.
+        TypeError: the model is not steppable or does not take token numbers, or the prompt is not token numbers.
         ValueError: an argument is out of range, or the model's outputs are not one for each token, or not finite.
     """
     inner = unwrapped(model) if isinstance(model, nn.Module) else model
@@ -141,9 +141,9 @@ class _Sampler:
         self.excluded = torch.tensor(excluded) if excluded else None
         self.generator = torch.Generator()
         try:
-            self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else _whole(seed))
+            self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else _integer(seed))
         except (TypeError, RuntimeError, ValueError, OverflowError):
-            raise ValueError(f"seed must be a whole number of at most 64 bits, or None; got {seed!r}") from None
+            raise ValueError(f"seed must be an integer of at most 64 bits, or None; got {seed!r}") from None
         self.noise, self.used = torch.empty(0), 0
 
     def sample(self, logits: Tensor) -> int:
@@ -162,22 +162,22 @@ class _Sampler:
             elif self.top_p is not None:
                 logits, names = torch.sort(logits, descending=True)
             if self.top_p is not None:
-                logits = logits[: self._kept(logits)]
+                logits = logits[: self._count_within_top_p(logits)]
             logits = torch.add(logits, self._gumbel(len(logits)), alpha=self.temperature)
         highest, place = torch.max(logits, 0)
         if not math.isfinite(highest.item()):  # a NaN counts as the highest
             raise ValueError("the model's output is not finite: its weights or its state are broken")
         return int(place if names is None else names[place])
 
-    def _kept(self, logits: Tensor) -> int:
-        """How many of these logits, the highest first, have the probability `top_p` together."""
+    def _count_within_top_p(self, logits: Tensor) -> int:
+        """The number of these logits, the highest first, that have the probability `top_p` together."""
         assert self.top_p is not None
         spread = (logits - logits[0]).double() / self.temperature
         total = torch.softmax(spread, 0).cumsum(0)
         return min(int(torch.searchsorted(total, self.top_p)) + 1, len(total))
 
     def _gumbel(self, count: int) -> Tensor:
-        """So many independent draws, made in advance."""
+        """`count` independent draws of Gumbel noise, drawn in advance."""
         if self.used + count > len(self.noise):
             drawn = torch.empty(max(count, _NOISE), dtype=torch.float64).exponential_(generator=self.generator)
             self.noise, self.used = drawn.log_().neg_(), 0
@@ -185,27 +185,27 @@ class _Sampler:
         return self.noise[self.used - count : self.used]
 
 
-def _tokens(given: Iterable[int], name: str, size: int) -> list[int]:
-    """Token numbers as whole numbers, checked."""
-    if isinstance(given, Tensor):
-        if given.dim() != 1 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-            raise TypeError(f"{name} must be token numbers (time,), got {given.dtype} of shape {tuple(given.shape)}")
-        given = given.tolist()
-    elif isinstance(given, str | bytes):
-        raise TypeError(f"{name} must be token numbers, got {type(given).__name__}: encode the text first")
+def _tokens(values: Iterable[int], name: str, size: int) -> list[int]:
+    """Token numbers as integers, checked."""
+    if isinstance(values, Tensor):
+        if values.dim() != 1 or values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+            raise TypeError(f"{name} must be token numbers (time,), got {values.dtype} of shape {tuple(values.shape)}")
+        values = values.tolist()
+    elif isinstance(values, str | bytes):
+        raise TypeError(f"{name} must be token numbers, got {type(values).__name__}: encode the text first")
     try:
-        tokens = [_whole(one) for one in given]
+        tokens = [_integer(value) for value in values]
     except TypeError:
-        raise TypeError(f"{name} must be token numbers, got {str(given)[:60]!r}") from None
-    wrong = next((one for one in tokens if not 0 <= one < size), None)
+        raise TypeError(f"{name} must be token numbers, got {str(values)[:60]!r}") from None
+    wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:
         raise ValueError(f"{name} must have token numbers between 0 and {size - 1}, got {wrong}")
     return tokens
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool):
-        raise TypeError("a bool is no whole number")
+        raise TypeError("a bool is not an integer")
     return operator.index(value)
 
 

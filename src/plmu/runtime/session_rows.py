@@ -1,4 +1,4 @@
-"""Rows of many sessions: what each remembers, and steps of some of them in batches of a fixed width."""
+"""The states of many sessions, one row each, and steps of some rows in batches of a fixed width."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from plmu.runtime.frozen import FrozenModel
 from plmu.runtime.state_tree import check_kind, finite, finite_state, leaves, map_state, spoiled, without_subnormal
 
 _FLUSH_EVERY = 256
-_TRIED = 32  # steps: sums in another order round to other bits in some of them
-Next = tuple[Tensor, list[Tensor], Tensor, Tensor]  # rows, their next states, last samples and numbers of steps
+_TRIED_STEPS = 32  # sums in another order round to other bits in some of these steps
+Next = tuple[Tensor, list[Tensor], Tensor, Tensor]  # rows, their next states, last samples and step counts
 
 
 class Rows:
-    """States, last samples and numbers of steps, one row for each session."""
+    """States, last samples and step counts, one row for each session."""
 
     def __init__(self, frozen: FrozenModel, width: int, missing: str, features: int | None) -> None:
         self.frozen, self.width, self.missing = frozen, width, missing
@@ -32,49 +32,57 @@ class Rows:
             self.start = frozen.initial_state(self.zeros, device)
             out, state = frozen.folded.step(self.zeros, self.start)
         check_kind(state)
-        shapes = [tuple(one.shape) for one in leaves(state)]
-        if shapes != [tuple(one.shape) for one in leaves(self.start)] or any(s[:1] != (width,) for s in shapes):
+        shapes = [tuple(leaf.shape) for leaf in leaves(state)]
+        if shapes != [tuple(leaf.shape) for leaf in leaves(self.start)] or any(s[:1] != (width,) for s in shapes):
             raise TypeError(
                 f"a state must have one row for each of {width} sessions, as its initial_state() has; got {shapes}"
             )
         self.outputs: int = out.shape[-1]
-        self.nothing = out[:0].clone()
+        self.no_output = out[:0].clone()
         self.positions = torch.arange(width, device=device)
-        self.same_anywhere = self._tried()
+        self.same_anywhere = self._rows_round_equally()
         with torch.inference_mode():
-            self.states = [one[:0].contiguous() for one in leaves(self.start)]
+            self.states = [leaf[:0].contiguous() for leaf in leaves(self.start)]
             self.last = self.zeros[:0].clone()
             self.steps = torch.zeros(0, dtype=torch.int64, device=device)
 
-    def everything(self) -> dict[str, Tensor]:
-        """All that rows remember, by name."""
+    def tensors(self) -> dict[str, Tensor]:
+        """What all rows remember, by name."""
         names = [*(f"state.{i}" for i in range(len(self.states))), "last", "steps"]
         return dict(zip(names, [*self.states, self.last, self.steps], strict=True))
 
     def clear(self, row: int) -> None:
-        """Let a row be as at the start."""
+        """Reset a row to the start."""
         with torch.inference_mode():
-            for whole, start in zip(self.states, leaves(self.start), strict=True):
-                whole[row] = start[0]
+            for states, start in zip(self.states, leaves(self.start), strict=True):
+                states[row] = start[0]
             self.last[row], self.steps[row] = 0, 0
 
     def index(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int64, device=self.zeros.device)
 
-    def room(self, count: int) -> None:
-        """Make room for so many rows, in steps of the width."""
-        if count > len(self.steps):
-            self._grow(count)
+    def ensure(self, count: int) -> None:
+        """Make room for at least `count` rows, a multiple of the width."""
+        missing = -(-count // self.width) * self.width - len(self.steps)
+        if missing <= 0:
+            return
+        with torch.inference_mode():
+            blank = [*leaves(self.start), self.zeros, torch.zeros_like(self.positions)]
+            grown = [
+                torch.cat([old, start[:1].expand(missing, *start.shape[1:])])
+                for old, start in zip([*self.states, self.last, self.steps], blank, strict=True)
+            ]
+        *self.states, self.last, self.steps = grown
 
     def compute(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor, list[Next]]:
-        """Steps of rows, which do not change yet.
+        """The steps of these rows. The rows change only in `commit`.
 
         Args:
             rows: their numbers.
             x: (rows, time, features), or token numbers (rows, time).
 
         Returns:
-            Outputs (rows, time, outputs), how many samples of each row can be taken, and what `take_over` needs.
+            Outputs (rows, time, outputs), the number of samples that each row can take, and the argument of `commit`.
         """
         outputs: list[Tensor] = []
         counts: list[Tensor] = []
@@ -83,14 +91,14 @@ class Rows:
         with torch.inference_mode():
             for places, positions in self._batches(rows):
                 order += places
-                own = self.index([rows[place] for place in places])
-                given = self._filled(own, x if len(places) == len(rows) else x[self.index(places)])
-                out, taken, state = self._batch(own, positions, given)
+                numbers = self.index([rows[place] for place in places])
+                samples = self._filled(numbers, x if len(places) == len(rows) else x[self.index(places)])
+                out, taken, state = self._batch(numbers, positions, samples)
                 outputs.append(out)
                 counts.append(taken)
-                steps.append(self._next(own, taken, state, given))
+                steps.append(self._next(numbers, taken, state, samples))
             if not outputs:
-                return self.nothing.new_empty(0, *x.shape[1:2], self.outputs), self.index([]), steps
+                return self.no_output.new_empty(0, *x.shape[1:2], self.outputs), self.index([]), steps
             if len(outputs) == 1:
                 return outputs[0], counts[0], steps
             out, taken = torch.cat(outputs), torch.cat(counts)
@@ -99,43 +107,32 @@ class Rows:
                 out, taken = out[back], taken[back]
             return out, taken, steps
 
-    def take_over(self, steps: list[Next]) -> None:
-        """Let rows have their next states."""
+    def commit(self, steps: list[Next]) -> None:
+        """Make the next states the rows' states."""
         with torch.inference_mode():
             for rows, state, last, counts in steps:
                 self.steps[rows], self.last[rows] = counts, last
-                for whole, new in zip(self.states, state, strict=True):
-                    whole[rows] = new
+                for states, new in zip(self.states, state, strict=True):
+                    states[rows] = new
 
-    def _tried(self) -> bool:
-        """Whether equal rows of a batch come out equal, wherever they are. That does not depend on their numbers."""
+    def _rows_round_equally(self) -> bool:
+        """Whether equal rows of a batch have equal outputs, wherever they are: a trial, whose numbers do not matter."""
         state, count = self.start, self.zeros[0].numel()
-        numbers = torch.arange(1, _TRIED * count + 1, device=self.zeros.device)
+        numbers = torch.arange(1, _TRIED_STEPS * count + 1, device=self.zeros.device)
         if self.frozen.takes_tokens:
             numbers = numbers % (self.frozen.vocabulary or 1)
         else:
             numbers = numbers.double().sin().to(self.zeros.dtype)
         with torch.inference_mode():
-            for step in numbers.view(_TRIED, *self.zeros.shape[1:]):
+            for step in numbers.view(_TRIED_STEPS, *self.zeros.shape[1:]):
                 x = self.zeros + step
                 out, state = self.frozen.folded.step(x, state)
-                if any(not torch.equal(one, one[:1].expand_as(one)) for one in (out, *leaves(state))):
+                if any(not torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in (out, *leaves(state))):
                     return False
         return True
 
-    def _grow(self, count: int) -> None:
-        """Make room for so many rows, in steps of the width."""
-        more = -(-count // self.width) * self.width - len(self.steps)
-        with torch.inference_mode():
-            blank = [*leaves(self.start), self.zeros, torch.zeros_like(self.positions)]
-            grown = [
-                torch.cat([old, start[:1].expand(more, *start.shape[1:])])
-                for old, start in zip([*self.states, self.last, self.steps], blank, strict=True)
-            ]
-        *self.states, self.last, self.steps = grown
-
     def _batches(self, rows: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
-        """Batches: where their rows are in `rows`, and their positions in the batch."""
+        """Of each batch, the indices of its rows in `rows` and their positions in the batch."""
         if self.same_anywhere:
             for start in range(0, len(rows), self.width):
                 places = list(range(start, min(len(rows), start + self.width)))
@@ -153,28 +150,28 @@ class Rows:
             yield list(batch.values()), torch.tensor(list(batch), device=self.positions.device)
 
     def _filled(self, rows: Tensor, x: Tensor) -> Tensor:
-        """Samples (rows, time, features) without missing values, where these are to be filled."""
+        """Samples (rows, time, features) whose missing values are filled, unless `missing` is "raise"."""
         if self.missing == "raise" or not x.is_floating_point():
             return x
         if self.missing == "zero":
             return torch.where(torch.isnan(x), 0.0, x)
-        before, steps = self.last[rows], []
+        last, filled = self.last[rows], []
         for sample in x.unbind(1):
-            before = torch.where(torch.isnan(sample), before, sample)
-            steps.append(before)
-        return torch.stack(steps, 1)
+            last = torch.where(torch.isnan(sample), last, sample)
+            filled.append(last)
+        return torch.stack(filled, 1)
 
     def _batch(self, rows: Tensor, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Outputs, how many samples can be taken, and the states after them, of rows at these positions of a batch.
+        """Outputs of rows at these positions of a batch, the number of samples each can take, and their states then.
 
         Each step begins with copies of the state and the sample: kernels round by how their arguments lie in memory,
         and the bits must not depend on how many steps are taken at once.
         """
         time = x.shape[1]
         full = len(positions) == self.width and self.same_anywhere
-        now, batch = [one[rows] for one in self.states], x.transpose(0, 1)
+        state, batch = [states[rows] for states in self.states], x.transpose(0, 1)
         if not full:
-            now = [blank.index_copy(0, positions, own) for blank, own in zip(leaves(self.start), now, strict=True)]
+            state = [start.index_copy(0, positions, row) for start, row in zip(leaves(self.start), state, strict=True)]
             batch = self.zeros.expand(time, *self.zeros.shape).index_copy(1, positions, batch)
         clean = not x.is_floating_point() or finite(x)
         taken = torch.full_like(rows, time)
@@ -182,40 +179,40 @@ class Rows:
         outputs = []
         for step, flush in enumerate(due.any(0).tolist()):
             try:
-                out, state = self.frozen.folded.step(_copy(batch[step]), self._nested(now))
+                out, nested = self.frozen.folded.step(_copy(batch[step]), self._nested(state))
             except IndexError as error:
                 raise ValueError(f"a token number is out of range: {error}") from error
             outputs.append(out)
-            old, now = now, [_copy(one) for one in leaves(state)]
+            old, state = state, [_copy(leaf) for leaf in leaves(nested)]
             if flush:  # in silence a state decays into subnormal numbers, with which a CPU is slow
                 places = positions[due[:, step]]
-                for one in now:
-                    one[places] = without_subnormal(one[places])
-            if not clean or not finite_state(now):
+                for leaf in state:
+                    leaf[places] = without_subnormal(leaf[places])
+            if not clean or not finite_state(state):
                 clean = False
                 bad = torch.zeros_like(rows, dtype=torch.bool)
                 if x.is_floating_point():
                     bad |= ~torch.isfinite(x[:, step]).all(1)
-                for new, own in zip(now, old, strict=True):
-                    bad |= spoiled(new[positions], own[positions]).flatten(1).any(1)
+                for new, before in zip(state, old, strict=True):
+                    bad |= spoiled(new[positions], before[positions]).flatten(1).any(1)
                 taken[bad & (taken == time)] = step
-                held = positions[taken < time]
-                for new, own in zip(now, old, strict=True):
-                    new[held] = own[held]
-        found = torch.stack(outputs, 1)
-        return (found, taken, now) if full else (found[positions], taken, [one[positions] for one in now])
+                stopped = positions[taken < time]
+                for new, before in zip(state, old, strict=True):
+                    new[stopped] = before[stopped]
+        out = torch.stack(outputs, 1)
+        return (out, taken, state) if full else (out[positions], taken, [leaf[positions] for leaf in state])
 
     def _nested(self, parts: list[Tensor]) -> Any:
         """A state of these tensors."""
-        each = iter(parts)
-        return map_state(self.start, lambda _: next(each))
+        tensors = iter(parts)
+        return map_state(self.start, lambda _: next(tensors))
 
     def _next(self, rows: Tensor, taken: Tensor, state: list[Tensor], x: Tensor) -> Next:
-        """What rows have after their samples, without those that take none."""
+        """The rows after their samples, without those that take none."""
         last = x[:, -1]
         if int(taken.min()) < x.shape[1]:
-            some = taken > 0
-            rows, taken, x, state = rows[some], taken[some], x[some], [one[some] for one in state]
+            moved = taken > 0
+            rows, taken, x, state = rows[moved], taken[moved], x[moved], [leaf[moved] for leaf in state]
             last = x[torch.arange(len(rows), device=rows.device), taken - 1]
         return rows, state, last, self.steps[rows] + taken
 

@@ -25,18 +25,18 @@ class Sessions:
     >>> outputs = sessions.push({a: [0.1], b: [0.2]})  # {a: y, b: y}, as two streams would give them
     >>> sessions.drop(a)
 
-    A step always runs batches of `width` rows, the rest of them empty: what a session gives does not depend on which
-    others step beside it, down to the last bit. Torch may round the rows of a batch differently, by where they are in
-    it. That is tried once; where it does, a session has the same place in every batch.
+    A step always runs batches of `width` rows, the unused rows empty: a session's output does not depend on the
+    sessions that step beside it, down to the last bit. Torch may round the rows of a batch differently. That is tried
+    once; if it does, a session has the same position in every batch.
 
     Args:
         model: any steppable module, or a `plmu.FrozenModel`, whose arrays streams and sessions share.
-        width: rows of a batch. A wide one is faster for many sessions, a narrow one for few.
+        width: rows of a batch. A wide batch is faster for many sessions, a narrow batch for few.
         missing: what a sample of None or NaN does, as in `plmu.Stream`: "raise", "hold" or "zero".
         features: numbers of a sample, for a model that takes any number.
 
     Raises:
-        TypeError: the model's states are not one for each row of a batch.
+        TypeError: the model's states do not have one row for each session of a batch.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class Sessions:
         """Begin a session.
 
         Args:
-            row: its number, which must be free; None for the lowest that is.
+            row: its number, which must be free; None for the lowest free one.
 
         Returns:
-            The number of its row, by which it is known until it is dropped.
+            The number of its row, which identifies it until it is dropped.
         """
         if row is None:
             row = next(number for number in range(len(self._open) + 1) if number not in self._open)
         elif type(row) is not int or row < 0 or row in self._open:
-            taken = "it is taken" if row in self._open else "it must be a whole number of at least 0"
+            taken = "it is taken" if row in self._open else "it must be an integer of at least 0"
             raise ValueError(f"row {row!r} cannot be added: {taken}")
-        self._rows.room(row + 1)
+        self._rows.ensure(row + 1)
         self._open.add(row)
         self.reset(row)
         return row
@@ -93,7 +93,7 @@ class Sessions:
         self._open.remove(row)
 
     def reset(self, row: int) -> None:
-        """Let a session forget everything: its next sample is its first.
+        """Reset a session: its next sample is its first.
 
         Args:
             row: the session.
@@ -102,7 +102,7 @@ class Sessions:
         self._rows.clear(row)
 
     def steps(self, row: int) -> int:
-        """How many samples a session has taken.
+        """The number of samples that a session has taken.
 
         Args:
             row: the session.
@@ -111,10 +111,10 @@ class Sessions:
         return int(self._rows.steps[row])
 
     def push(self, samples: Mapping[int, Any]) -> dict[int, Tensor]:
-        """One sample for each of some sessions in, one output for each out. The others stay as they are.
+        """Step some sessions by one sample each. The others stay as they are.
 
         Args:
-            samples: by row: (features,), or a token number; numbers, lists, arrays or tensors. None is a missing one.
+            samples: by row: (features,), or a token number; numbers, lists, arrays or tensors. None means missing.
 
         Returns:
             The model's output by row, (features,) each.
@@ -126,7 +126,7 @@ class Sessions:
         rows = list(samples)
         if not rows:
             return {}
-        x = torch.stack([self._sample(row, given) for row, given in samples.items()])
+        x = torch.stack([self._sample(row, sample) for row, sample in samples.items()])
         self._check(rows, x)
         out, taken, steps = self._rows.compute(rows, x.unsqueeze(1))
         wrong = [row for row, count in zip(rows, taken.tolist(), strict=True) if not count]
@@ -135,43 +135,43 @@ class Sessions:
                 f"samples of rows {', '.join(map(str, wrong[:10]))} are missing, infinite or would make their state so:"
                 " no session has changed"
             )
-        self._rows.take_over(steps)
+        self._rows.commit(steps)
         return dict(zip(rows, out[:, 0].clone(), strict=True))
 
     def step(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for tensors, where a sample that cannot be taken does not stop the others.
+        """`push` for tensors, where a sample that cannot be taken does not stop the others.
 
         Args:
             rows: numbers of sessions, each once.
             x: (rows, features), or token numbers (rows,), in the precision of the model. NaN is a missing value.
 
         Returns:
-            The outputs (rows, outputs), and (rows,), False where a sample is missing, infinite or would make the state
-            so: these sessions have not changed, and their output means nothing.
+            The outputs (rows, outputs), and whether each row's sample was taken (rows,). It is not if it is missing,
+            infinite or would make the state infinite: such a session has not changed, and its output means nothing.
         """
         self._check(rows, x)
-        out, taken = self._taken(rows, x.unsqueeze(1))
+        out, taken = self._advance(rows, x.unsqueeze(1))
         return out[:, 0], taken == 1
 
     def run(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Several samples for each of some sessions: the same bits as one `step` after another, in less time.
+        """Step some sessions by several samples each: the same bits as one `step` after another, in less time.
 
         Args:
             rows: numbers of sessions, each once.
             x: (rows, time, features), or token numbers (rows, time), in the precision of the model.
 
         Returns:
-            The outputs (rows, time, outputs), and (rows,), how many samples each session has taken: all, or those
-            before the first that is missing, infinite or would make the state so. Outputs after them mean nothing.
+            The outputs (rows, time, outputs), and the number of samples that each session has taken (rows,): all, or
+            those before the first that is missing, infinite or would make the state so. Later outputs mean nothing.
         """
         time = x.shape[1] if x.dim() > 1 else 0
         if time == 0:
             raise ValueError(f"x must have samples of at least one time step for each row, got {tuple(x.shape)}")
         self._check(rows, x, time)
-        return self._taken(rows, x)
+        return self._advance(rows, x)
 
     def tensors(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """What some sessions remember, for `fill`.
+        """The states of some sessions, for `fill`.
 
         Args:
             rows: the sessions.
@@ -181,26 +181,28 @@ class Sessions:
         """
         self._check_open(rows)
         index = self._rows.index(rows)
-        return {name: value[index].clone() for name, value in self._rows.everything().items()}
+        return {name: value[index].clone() for name, value in self._rows.tensors().items()}
 
     def fill(self, rows: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        """Let sessions remember what `tensors` gave, in this process or another.
+        """Set the states of sessions to what `tensors` returned, in this process or another.
 
         Args:
             rows: the sessions.
-            tensors: one row of each for each of them.
+            tensors: by name, with one row for each session.
 
         Raises:
             ValueError: names, shapes or precisions do not fit.
         """
-        wanted = self.tensors(rows)
-        kinds = [{name: (tuple(t.shape), t.dtype) for name, t in one.items()} for one in (wanted, tensors)]
-        if kinds[0] != kinds[1]:
-            raise ValueError(f"tensors do not fit these sessions: got {kinds[1]!s:.300}, not {kinds[0]!s:.300}")
+        expected, actual = (
+            {name: (tuple(value.shape), value.dtype) for name, value in states.items()}
+            for states in (self.tensors(rows), tensors)
+        )
+        if actual != expected:
+            raise ValueError(f"tensors do not fit these sessions: got {actual!s:.300}, not {expected!s:.300}")
         index = self._rows.index(rows)
         with torch.inference_mode():
-            for name, whole in self._rows.everything().items():
-                whole[index] = tensors[name].to(whole.device)
+            for name, states in self._rows.tensors().items():
+                states[index] = tensors[name].to(states.device)
 
     def save(self, row: int, path: str | os.PathLike[str]) -> None:
         """Write the state of a session to a file, from which it continues in any process, as a session or a stream.
@@ -211,8 +213,8 @@ class Sessions:
         """
         saved = Saved(self.steps(row), self.missing, single=True, row=row)
         if saved.steps:
-            own = iter([one[row : row + 1] for one in self._rows.states])
-            saved.state = map_state(self._rows.start, lambda _: next(own))
+            state = iter([states[row : row + 1] for states in self._rows.states])
+            saved.state = map_state(self._rows.start, lambda _: next(state))
             saved.last = self._rows.last[row : row + 1]
         write_state(path, self.frozen, saved)
 
@@ -223,7 +225,7 @@ class Sessions:
             path: a file of `Sessions.save` or `Stream.save`, of the same model.
 
         Returns:
-            Its row, which has the place in a batch that the saved one had.
+            Its row, whose position in a batch is that of the saved session.
 
         Raises:
             FileFormatError: the file is broken, is of another model, or of a stream with a batch.
@@ -238,27 +240,27 @@ class Sessions:
         self.add(row)
         if saved.steps:
             with torch.inference_mode():
-                for whole, own in zip(self._rows.states, leaves(saved.state), strict=True):
-                    whole[row] = own[0]
+                for states, state in zip(self._rows.states, leaves(saved.state), strict=True):
+                    states[row] = state[0]
                 self._rows.last[row], self._rows.steps[row] = last[0], saved.steps
         return row
 
     def _check_open(self, rows: Sequence[int]) -> None:
-        strange = next((row for row in rows if row not in self._open), None)
-        if strange is not None:
-            raise ValueError(f"there is no session in row {strange!r}: add() begins one")
+        unknown = next((row for row in rows if row not in self._open), None)
+        if unknown is not None:
+            raise ValueError(f"there is no session in row {unknown!r}: add() begins one")
 
-    def _sample(self, row: int, given: Any) -> Tensor:
+    def _sample(self, row: int, value: Any) -> Tensor:
         """A sample without a batch axis, checked but for missing values."""
-        wanted = self._rows.zeros.shape[1:]
-        if given is None:
+        shape = self._rows.zeros.shape[1:]
+        if value is None:
             if self.frozen.takes_tokens:
                 raise ValueError(f"row {row}: a token cannot be missing")
-            return torch.full(wanted, float("nan"), dtype=self._rows.zeros.dtype, device=self._rows.zeros.device)
-        sample = as_sample(given, self.frozen.takes_tokens)
+            return torch.full(shape, float("nan"), dtype=self._rows.zeros.dtype, device=self._rows.zeros.device)
+        sample = as_sample(value, self.frozen.takes_tokens)
         sample = self.frozen.tokens(sample) if self.frozen.takes_tokens else converted(sample, self._rows.zeros)
-        if sample.shape != wanted:
-            raise ValueError(f"row {row}: a sample must have shape {tuple(wanted)}, got {tuple(sample.shape)}")
+        if sample.shape != shape:
+            raise ValueError(f"row {row}: a sample must have shape {tuple(shape)}, got {tuple(sample.shape)}")
         return sample
 
     def _check(self, rows: Sequence[int], x: Tensor, *time: int) -> None:
@@ -270,9 +272,10 @@ class Sessions:
         if x.shape != shape or x.dtype != zeros.dtype:
             raise ValueError(f"x must be {zeros.dtype} of shape {shape}, got {x.dtype} of shape {tuple(x.shape)}")
 
-    def _taken(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
+    def _advance(self, rows: Sequence[int], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs, and the number of samples that each row has taken."""
         out, taken, steps = self._rows.compute(rows, x)
-        self._rows.take_over(steps)
+        self._rows.commit(steps)
         return out.clone(), taken.clone()  # ordinary tensors
 
     def __reduce__(self) -> NoReturn:

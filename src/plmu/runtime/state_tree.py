@@ -1,4 +1,4 @@
-"""States of streams: a tensor, None, or nested tuples or lists of them."""
+"""Functions on the state of a model: a tensor, None, or nested tuples or lists of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 _SUBNORMAL = 1e-30
-_FEW = 64
+_FEW = 64  # numbers that Python sums faster than torch
 
 
 def finite(values: Tensor) -> bool:
-    """Whether all are finite; by their sum, since a push is short of time for calls of torch."""
+    """Whether all are finite. One sum is cheaper than `isfinite`."""
     few = values.numel() <= _FEW and values.is_cpu
     total = sum(values.flatten().tolist()) if few else values.sum().item()
     return cmath.isfinite(total) or bool(torch.isfinite(values).all())  # a sum may overflow
@@ -24,14 +24,14 @@ def finite_state(state: Any) -> bool:
     if isinstance(state, Tensor):
         return finite(state)
     if state is not None:
-        for part in state:  # no all(): a generator costs as much as what it goes over
+        for part in state:  # a generator in all() would double the time
             if part is not None and not finite_state(part):
                 return False
     return True
 
 
 def spoiled(value: Tensor, before: Tensor | None) -> Tensor:
-    """Which numbers are infinite or NaN and were not the same before."""
+    """A mask of the numbers that are infinite or NaN and were not so before."""
     bad = ~torch.isfinite(value)
     if before is None or before.shape != value.shape:
         return bad
@@ -43,7 +43,7 @@ def without_subnormal(value: Tensor) -> Tensor:
 
 
 def check_kind(state: Any) -> None:
-    """Raise unless a state is one that a stream can keep and save."""
+    """Raise unless a stream can keep and save a state of this kind."""
     if state is None or isinstance(state, Tensor):
         return
     if not isinstance(state, tuple | list):

@@ -22,16 +22,15 @@ class Stream:
     >>> stream = plmu.Stream(model)
     >>> y = stream.push(x)  # x: (features,) or (batch, features), or token numbers () or (batch,)
 
-    A stream is the model as it was when the stream was made: later changes to the model do not affect it.
-    Samples are converted to the precision of the model's weights. A model without weights takes that of the first
-    sample, and whole numbers as torch's default precision.
+    Later changes to the model do not affect the stream. Samples are converted to the precision of the model's weights;
+    in a model without weights, to that of the first sample, or to torch's default precision if it has integers.
 
     Args:
         model: any steppable module, or a `plmu.FrozenModel`, whose arrays streams and sessions share. AveragedModel,
             DDP and torch.compile wrappers are removed.
-        missing: what a sample of None or NaN does: "raise", "hold" the last value, or take "zero". In a batch it is
-            decided for each number alone. Before the first value, "hold" takes zero too. None: what the model does
-            itself (the `missing` of its first layer), or else "raise".
+        missing: what a sample of None or NaN does: "raise", "hold" the last value, or take "zero"; each number of a
+            batch by itself. Before the first value, "hold" takes zero too. None means the `missing` of the model's
+            first layer, or else "raise".
     """
 
     def __init__(self, model: Steppable | FrozenModel, missing: str | None = None) -> None:
@@ -42,10 +41,10 @@ class Stream:
         self.reset()
 
     def reset(self, state: Any = None) -> None:
-        """Forget everything: the next sample is the first.
+        """Reset the stream: the next sample is its first.
 
         Args:
-            state: the model's state before it; by default that of a new sequence.
+            state: the model's state before that sample; by default that of a new sequence.
         """
         self.steps = 0
         self._state: Any = state
@@ -89,9 +88,9 @@ class Stream:
         """Write the state to a file, from which `Stream.restore(model, path)` continues in any process.
 
         The file holds a fingerprint of the model, a hash of its options and weights, but not the model. Functions are
-        hashed by name; two different lambdas can have the same fingerprint. Of a class of your own the hash covers its
-        weights and its public attributes that are numbers, names, tensors or functions, and lists or dictionaries of
-        those; its step must not change them.
+        hashed by name; two different lambdas can have the same fingerprint. In a class of your own the hash covers the
+        weights, and the public attributes that are numbers, names, tensors, functions, or lists or dictionaries of
+        them. Its step must not change these attributes.
 
         Args:
             path: the file. It is replaced only when all of it has been written.
@@ -104,7 +103,7 @@ class Stream:
 
         Args:
             model: the same model, with the same options and weights, or a `plmu.FrozenModel` of it.
-            path: a file of `Stream.save`. One written before files had a fingerprint is taken with a warning.
+            path: a file of `Stream.save`. A file without a fingerprint, of an old version, is read with a warning.
 
         Raises:
             FileFormatError: the file is broken, or is of another model.
@@ -116,17 +115,17 @@ class Stream:
         return stream
 
     def _check_transition(self, state: Any, sample: Tensor) -> None:
-        """Raise if a number of the state became infinite or NaN. One that was before may stay: a running maximum begins
-        at minus infinity."""
+        """Raise if a number of the state has become infinite or NaN. A number that was so before may stay: a running
+        maximum begins at minus infinity."""
         before = leaves(self._frozen.initial_state(sample, sample.device) if self._state is None else self._state)
         after = leaves(state)
         pairs: list[tuple[Tensor, Tensor | None]] = list(zip(after, before, strict=False))
         pairs += [(value, None) for value in after[len(before) :]]
-        found = [bad for value, old in pairs if bool((bad := spoiled(value, old)).any())]
-        if not found:
+        masks = [bad for value, old in pairs if bool((bad := spoiled(value, old)).any())]
+        if not masks:
             return
         batch, rows = sample.shape[0], set[int]()
-        for bad in found:
+        for bad in masks:
             if bad.dim() and bad.shape[0] == batch:
                 rows.update(bad.reshape(batch, -1).any(dim=1).nonzero().flatten().tolist())
         where = f" in rows {', '.join(map(str, sorted(rows)[:10]))} of the batch" if rows and batch > 1 else ""
@@ -138,7 +137,7 @@ class Stream:
         )
 
     def _sample(self, x: Any) -> tuple[Tensor, bool]:
-        """The sample with a batch axis, checked and with missing values filled, and whether it came without one."""
+        """The sample with a batch axis, checked and its missing values filled; and whether it had no batch axis."""
         if x is None:
             return self._filled(None), self._single
         sample = as_sample(x, self._tokens)
@@ -150,16 +149,16 @@ class Stream:
         features = 0 if self._tokens else 1  # token numbers have no feature axis
         dims = sample.dim()
         if dims != features and dims != features + 1:
-            expected = "() or (batch,)" if self._tokens else "(features,) or (batch, features)"
-            raise ValueError(f"a sample must have shape {expected}, got {tuple(sample.shape)}")
+            shapes = "() or (batch,)" if self._tokens else "(features,) or (batch, features)"
+            raise ValueError(f"a sample must have shape {shapes}, got {tuple(sample.shape)}")
         missing = features == 1 and not finite(sample)
         single = dims == features
         if single:
             sample = sample.unsqueeze(0)
         if self._last is None:
-            if features and (wanted := self._frozen.features) is not None and sample.shape[1] != wanted:
+            if features and (expected := self._frozen.features) is not None and sample.shape[1] != expected:
                 shape = tuple(sample.shape[1:] if single else sample.shape)
-                raise ValueError(f"a sample must have {wanted} features, got shape {shape}")
+                raise ValueError(f"a sample must have {expected} features, got shape {shape}")
         elif sample.shape != self._last.shape:
             raise ValueError(
                 f"this stream has samples of shape {tuple(self._last.shape)} (with the batch), got"
@@ -179,11 +178,11 @@ class Stream:
                     "the first sample is None, so its shape is not known: push NaN in place of each number"
                 )
             return self._last if self.missing == "hold" else torch.zeros_like(self._last)
-        held = self._last if self.missing == "hold" and self._last is not None else torch.zeros_like(sample)
-        return torch.where(torch.isnan(sample), held, sample)
+        replacement = self._last if self.missing == "hold" and self._last is not None else torch.zeros_like(sample)
+        return torch.where(torch.isnan(sample), replacement, sample)
 
     def __copy__(self) -> Stream:
-        """A stream that goes on alone from here: states are replaced, never written into."""
+        """An independent stream from here: states are replaced, never written into."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         return other

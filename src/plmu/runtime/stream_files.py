@@ -1,4 +1,4 @@
-"""Saved states of streams and sessions: one kind of file for both."""
+"""Files of saved states: streams and sessions share the format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plmu.runtime.state_tree import finite, finite_state, leaves, map_state, spo
 
 @dataclass
 class Saved:
-    """All that one stream, or one session, remembers."""
+    """The state of one stream or one session."""
 
     steps: int
     missing: str
@@ -46,7 +46,7 @@ def write_state(path: str | os.PathLike[str], model: FrozenModel, saved: Saved) 
 
 
 def read_state(path: str | os.PathLike[str], model: FrozenModel, stacklevel: int = 3) -> Saved:
-    """A state of this model, all of it checked.
+    """Read a state of this model and check all of it.
 
     Raises:
         FileFormatError: the file is broken, or is of another model.
@@ -84,8 +84,8 @@ def _described(file: Contents, model: FrozenModel) -> Saved:
 def _checked_state(
     model: FrozenModel, last: Tensor, single: bool, tensors: dict[str, Tensor], path: str | os.PathLike[str]
 ) -> Any:
-    """The state of a file. Shapes are compared first, and the model runs on one sequence only: a file of a few
-    megabytes may declare a batch for which the model needs gigabytes."""
+    """The state in a file. Shapes are compared first, and the model runs on one sequence only: a file of a few
+    megabytes may declare a batch that takes gigabytes to run."""
     tokens, place = model.takes_tokens, model.place
     fits = last.dim() == (1 if tokens else 2) and last.numel() > 0 and (last.shape[0] == 1 or not single)
     if tokens:
@@ -96,11 +96,10 @@ def _checked_state(
         shown = f"{last.dtype} {tuple(last.shape)}"
         raise FileFormatError(f"{path} is the state of another model or broken: its last sample is {shown}")
     expected = model.initial_state(last, torch.device("meta"))
-    wanted = [(tuple(value.shape), value.dtype) for value in leaves(expected)]
-    found = [tensors[name] for i in range(len(tensors)) if (name := f"state.{i}") in tensors]
-    given = [(tuple(value.shape), value.dtype) for value in found]
-    if given != wanted or len(found) != len(tensors):
-        differ = f"it has {str(given)[:300]}, this model {str(wanted)[:300]}"
+    values = [tensors[name] for i in range(len(tensors)) if (name := f"state.{i}") in tensors]
+    in_model, in_file = ([(tuple(leaf.shape), leaf.dtype) for leaf in state] for state in (leaves(expected), values))
+    if in_file != in_model or len(values) != len(tensors):
+        differ = f"it has {str(in_file)[:300]}, this model {str(in_model)[:300]}"
         raise FileFormatError(f"{path} is the state of another model: {differ}")
     try:
         with torch.inference_mode():
@@ -110,11 +109,11 @@ def _checked_state(
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         other = "another model, whose samples this one cannot take"
         raise FileFormatError(f"{path} is the state of {other}: {error}") from None
-    values = iter(found)
-    state = map_state(expected, lambda _: next(values))
+    remaining = iter(values)
+    state = map_state(expected, lambda _: next(remaining))
     if not finite_state(state) and any(
         bool(spoiled(value, start).any())
-        for value, start in zip(found, leaves(model.initial_state(last, last.device)), strict=True)
+        for value, start in zip(values, leaves(model.initial_state(last, last.device)), strict=True)
     ):
         raise FileFormatError(f"{path} is broken: its state has infinite or NaN values")
     return state
