@@ -10,6 +10,7 @@ from torch import nn
 
 import plmu
 from plmu.bench import training_time
+from plmu.bench.training_time import MODELS
 from plmu.experiments import EXPERIMENTS
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
@@ -51,6 +52,19 @@ def test_shorter_sequences_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("psmnist", "plmu", "auto", 196, 100, "cpu", 5),
     ]
     assert asked[-1] == ("mackey-glass", "plmu", "auto", 2048, 8, "cpu", 5)
+
+
+@pytest.mark.parametrize(("name", "model"), [(name, model) for name in MODELS for model in MODELS[name]])
+def test_models_and_their_training_are_those_of_the_experiments(name: str, model: str) -> None:
+    experiment, task = EXPERIMENTS[name], training_time.random_task(name, 130, 4)
+    config = experiment.defaults(model)
+    torch.manual_seed(0)
+    expected = experiment.build(config, task)
+    torch.manual_seed(0)
+    network = training_time.build(name, model, task, "auto" if model == "plmu" else None)
+    assert repr(network) == repr(expected)
+    torch.testing.assert_close(network.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    assert MODELS[name][model][1] == config.training
 
 
 @pytest.mark.parametrize(("device", "kinds"), [("cpu", ["eager"]), ("cuda", ["eager", "graph"])])
@@ -97,14 +111,13 @@ def test_random_data_has_the_shapes_of_the_experiments() -> None:
 @pytest.mark.parametrize(("experiment", "loss"), [("psmnist", "cross_entropy"), ("mackey-glass", "mse_loss")])
 def test_a_random_task_can_be_trained_and_scored(experiment: str, loss: str) -> None:
     task = training_time.random_task(experiment, 130, 5)
-    config = EXPERIMENTS[experiment].defaults("plmu")
-    model = training_time.build(experiment, config, task, "auto").eval()
+    model = training_time.build(experiment, "plmu", task, "auto").eval()
     with torch.no_grad():
         x, expected = task.train
         out = model(x[:, :, None] if experiment == "psmnist" else x)[0]
         exact = getattr(nn.functional, loss)(out, expected)
         assert torch.equal(task.loss(model, task.train), exact)
-    scores = Trainer(task, model, config.training, CPU, 0).evaluate(task.test)
+    scores = Trainer(task, model, training_time.MODELS[experiment]["plmu"][1], CPU, 0).evaluate(task.test)
     assert scores == {"loss": float(exact)}
     assert (task.metric in scores, task.evaluation_batch) == (True, 5)
     assert task.better(1.0, 2.0), "a smaller loss"
@@ -117,7 +130,7 @@ def test_lti_runs_step_by_step(experiment: str, algorithm: str, monkeypatch: pyt
     run = step_by_step.states
     monkeypatch.setattr(step_by_step, "states", lambda *given: calls.append(1) or run(*given))
     task = training_time.random_task(experiment, 130, 2)
-    model = training_time.build(experiment, EXPERIMENTS[experiment].defaults("plmu"), task, algorithm)
+    model = training_time.build(experiment, "plmu", task, algorithm)
     task.loss(model, task.train)
     assert bool(calls) == (algorithm == "recurrent")
 

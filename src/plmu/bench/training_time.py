@@ -2,7 +2,8 @@
 
 Left: a training step (batch, loss, gradients, Adam) of the original LMU, of our model run step by step (*LTI*, equation
 19), and in parallel, on psMNIST and on Mackey-Glass, eager and, on a GPU, as a CUDA graph. Right: the step's time over
-the length of the sequence. The data are random numbers of the right shapes; time does not depend on them.
+the length of the sequence. The models and their training are those of `plmu train psmnist` and `mackey-glass`. The data
+are random numbers of the same shapes; time does not depend on them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import plmu
 from plmu.bench.measure import Keep, forget, medians, memories
-from plmu.experiments import EXPERIMENTS
+from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import processes
 from plmu.training.task import Batch, Task
 
-# For each task: the experiment, its sequence length on a GPU and on a CPU, the batch, and the models: name, model and
-# the algorithm of its memory. Ratios are to the original LMU of as many parameters in one layer.
+# For each task: the data, the sequence length on a GPU and on a CPU, the batch, and the models: name, model and the
+# algorithm of its memory. Ratios are to the original LMU of as many parameters in one layer.
 TASKS = {
     "psMNIST": (
         "psmnist",
@@ -43,30 +45,79 @@ TASKS = {
 }
 
 
+def _psmnist_plmu() -> plmu.Sequential:
+    layer = plmu.ParallelLMU(
+        1,
+        346,
+        order=468,
+        theta=784.0,
+        standardize=True,
+        memory_noise=0.7,
+        memory_dropout=0.2,
+        return_sequences=False,
+    )
+    return plmu.Sequential(layer, nn.Dropout(0.3), nn.Linear(346, 10))
+
+
+def _psmnist_lmu() -> plmu.Sequential:
+    layer = plmu.LMU(1, 212, order=256, theta=784.0, init="memory", return_sequences=False)
+    return plmu.Sequential(layer, nn.Linear(212, 10))
+
+
+def _mackey_glass_plmu() -> plmu.Sequential:
+    layer = plmu.ParallelLMU(1, 140, order=40, theta=50.0, output_activation="gelu", standardize=True)
+    return plmu.Sequential(layer, nn.Linear(140, 80), nn.GELU(), nn.Linear(80, 1))
+
+
+def _mackey_glass_lmu() -> plmu.Sequential:
+    layers = (plmu.LMU(inputs, 49, order=4, theta=4.0) for inputs in (1, 49, 49, 49))
+    return plmu.Sequential(*layers, nn.Linear(49, 1))
+
+
+def _mackey_glass_lmu_single() -> plmu.Sequential:
+    return plmu.Sequential(plmu.LMU(1, 111, order=40, theta=50.0), nn.Linear(111, 1))
+
+
+_PSMNIST = TrainingConfig(batch_size=100, schedule="cosine")
+_MACKEY_GLASS = TrainingConfig(epochs=500, batch_size=8, schedule="cosine", evaluate_every=5)
+# How each model is built and trained.
+MODELS: dict[str, dict[str, tuple[Callable[[], plmu.Sequential], TrainingConfig]]] = {
+    "psmnist": {
+        "plmu": (_psmnist_plmu, replace(_PSMNIST, epochs=120, weight_decay=0.1, warmup=0.02)),
+        "lmu": (_psmnist_lmu, replace(_PSMNIST, epochs=15, clip=1.0)),
+    },
+    "mackey-glass": {
+        "plmu": (_mackey_glass_plmu, replace(_MACKEY_GLASS, batch_size=2, learning_rate=5e-3)),
+        "lmu": (_mackey_glass_lmu, replace(_MACKEY_GLASS, learning_rate=2e-3, clip=1.0)),
+        "lmu-single": (_mackey_glass_lmu_single, replace(_MACKEY_GLASS, learning_rate=1e-3, clip=1.0)),
+    },
+}
+
+
 def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
     gpu = device != "cpu"
-    left: list[dict[str, Any]] = []
-    for task, (experiment, lengths, batch, models) in TASKS.items():
+    rows: list[dict[str, Any]] = []
+    for task, (data, lengths, batch, models) in TASKS.items():
         steps = lengths[0] if gpu else lengths[1]
         times = {
-            name: step_times(experiment, model, algorithm, steps, batch, device, rounds)
+            name: step_times(data, model, algorithm, steps, batch, device, rounds)
             for name, (model, algorithm) in models.items()
         }
-        for name, found in times.items():
-            left.append(
+        for name, seconds in times.items():
+            rows.append(
                 {
                     "task": task,
                     "steps": steps,
                     "batch": batch,
                     "model": name,
-                    "milliseconds": {kind: 1e3 * seconds for kind, seconds in found.items()},
+                    "milliseconds": {mode: 1e3 * value for mode, value in seconds.items()},
                     "times faster than the original": {
-                        kind: times["original LMU"][kind] / seconds for kind, seconds in found.items()
+                        mode: times["original LMU"][mode] / value for mode, value in seconds.items()
                     },
                 }
             )
-        keep({"training step": left})
-    return {"training step": left, "over the length": over_the_length(device, rounds)}
+        keep({"training step": rows})
+    return {"training step": rows, "over the length": over_the_length(device, rounds)}
 
 
 def over_the_length(device: str, rounds: int) -> list[dict[str, float]]:
@@ -77,75 +128,72 @@ def over_the_length(device: str, rounds: int) -> list[dict[str, float]]:
         row: dict[str, float] = {"steps": steps}
         for name, algorithm in (("LTI", "recurrent"), ("parallel", "auto")):
             if algorithm == "auto" or steps <= 2048:
-                found = step_times("mackey-glass", "plmu", algorithm, steps, 8, device, rounds)
-                row[f"milliseconds, {name}"] = 1e3 * found["graph" if gpu else "eager"]
+                seconds = step_times("mackey-glass", "plmu", algorithm, steps, 8, device, rounds)
+                row[f"milliseconds, {name}"] = 1e3 * seconds["graph" if gpu else "eager"]
         rows.append(row)
     return rows
 
 
 def step_times(
-    experiment: str, model: str, algorithm: str | None, steps: int, batch: int, device: str, rounds: int
+    data: str, model: str, algorithm: str | None, steps: int, batch: int, device: str, rounds: int
 ) -> dict[str, float]:
-    """Seconds of a training step, eager and as a graph."""
-    check(experiment, model, algorithm)
-    found = {}
+    """Seconds of a training step, eager and, on a GPU, as a graph."""
+    check(data, model, algorithm)
+    seconds = {}
     with processes(device) as group:
-        for kind in ("eager", "graph") if group.device.type == "cuda" else ("eager",):
-            config = EXPERIMENTS[experiment].defaults(model)
-            task = random_task(experiment, steps, batch)
-            network = build(experiment, config, task, algorithm)
-            training = replace(config.training, batch_size=batch, graph=kind == "graph")
+        kind = group.device.type
+        for mode in ("eager", "graph") if kind == "cuda" else ("eager",):
+            task = random_task(data, steps, batch)
+            network = build(data, model, task, algorithm)
+            training = replace(MODELS[data][model][1], batch_size=batch, graph=mode == "graph")
             trainer = Trainer(task, network, training, group, 0)
             trainer.model.train()
-            where = group.device.type
-            found[kind] = medians({"step": trainer.one_step}, device=where, rounds=max(3, rounds // 3))["step"]
-    return found
+            seconds[mode] = medians({"step": trainer.one_step}, device=kind, rounds=max(3, rounds // 3))["step"]
+    return seconds
 
 
-def random_task(experiment: str, steps: int, batch: int) -> Task:
+def random_task(data: str, steps: int, batch: int) -> Task:
+    """Random numbers in the shapes of psMNIST or Mackey-Glass, with that experiment's loss."""
     generator = torch.Generator().manual_seed(0)
-    if experiment == "psmnist":
-        data: Batch = (torch.rand(batch, steps, generator=generator), torch.randint(10, (batch,), generator=generator))
+    if data == "psmnist":
+        pixels = torch.rand(batch, steps, generator=generator)
+        examples: Batch = (pixels, torch.randint(10, (batch,), generator=generator))
     else:
-        data = tuple(torch.randn(2, batch, steps, 1, generator=generator).unbind())
-    base: Task = _TASKS[experiment](data)
-    return base
+        examples = tuple(torch.randn(2, batch, steps, 1, generator=generator).unbind())
 
-
-def _classify(data: Batch) -> Task:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[0][:, :, None])[0], batch[1])
-
-    return _task(data, loss)
-
-
-def _predict(data: Batch) -> Task:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return nn.functional.mse_loss(model(batch[0])[0], batch[1])
-
-    return _task(data, loss)
-
-
-def _task(data: Batch, loss: Callable[[nn.Module, Batch], Tensor]) -> Task:
-    def measure(model: nn.Module, batch: Batch) -> Tensor:
-        return loss(model, batch)[None]
+        out: Tensor = model(_inputs(batch))[0]
+        return (
+            nn.functional.cross_entropy(out, batch[1]) if data == "psmnist" else nn.functional.mse_loss(out, batch[1])
+        )
 
     return Task(
-        data, data, data, loss=loss, measure=measure, finish=lambda sums: {"loss": float(sums[0])}, metric="loss",
-        higher_is_better=False, evaluation_batch=data[0].shape[0],
-    )  # fmt: skip
+        examples,
+        examples,
+        examples,
+        loss=loss,
+        measure=lambda model, batch: loss(model, batch)[None],
+        finish=lambda sums: {"loss": float(sums[0])},
+        metric="loss",
+        higher_is_better=False,
+        evaluation_batch=batch,
+    )
 
 
-_TASKS = {"psmnist": _classify, "mackey-glass": _predict}
+def _inputs(batch: Batch) -> Tensor:
+    """(batch, time, 1)"""
+    return batch[0] if batch[0].dim() == 3 else batch[0][:, :, None]
 
 
-def build(experiment: str, config: Any, task: Task, algorithm: str | None) -> nn.Module:
-    network = EXPERIMENTS[experiment].build(config, task)
+def build(data: str, model: str, task: Task, algorithm: str | None) -> nn.Module:
+    """A model of `MODELS`, standardised on the task's data, whose memories use this algorithm."""
+    network = MODELS[data][model][0]()
     if algorithm is None:
         return network
+    plmu.standardize(network, _inputs(task.train))
     for memory in memories(network):
         memory.algorithm = algorithm
-        if algorithm == "recurrent" and experiment == "psmnist":
+        if algorithm == "recurrent" and data == "psmnist":
             _step_by_step(memory)
     return network
 
@@ -160,17 +208,16 @@ def _step_by_step(memory: Any) -> None:
     memory.final_state = final_state
 
 
-def check(experiment: str, model: str, algorithm: str | None) -> None:
-    """Step by step and in parallel the loss is the same."""
+def check(data: str, model: str, algorithm: str | None) -> None:
+    """Raise RuntimeError unless the loss step by step is the loss in parallel."""
     if algorithm != "recurrent":
         return
-    config = EXPERIMENTS[experiment].defaults(model)
-    task = random_task(experiment, 160, 2)
+    task = random_task(data, 160, 2)
     losses = []
-    for chosen in ("recurrent", "auto"):
+    for name in ("recurrent", "auto"):
         torch.manual_seed(0)
-        network = build(experiment, config, task, chosen).eval()
+        network = build(data, model, task, name).eval()
         with torch.no_grad():
             losses.append(float(task.loss(network, task.train)))
     if abs(losses[0] - losses[1]) > 1e-4 * abs(losses[1]):
-        raise RuntimeError(f"{experiment}: step by step the loss is {losses[0]}, in parallel {losses[1]}")
+        raise RuntimeError(f"{data}: step by step the loss is {losses[0]}, in parallel {losses[1]}")
