@@ -9,6 +9,7 @@ import torch
 
 from plmu.bench import run, show
 from plmu.bench.measure import Keep
+from plmu.cli import bench_command
 
 
 @pytest.fixture
@@ -31,13 +32,17 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, st
     return found
 
 
+def test_the_command_names_every_kind() -> None:
+    assert tuple(run.KINDS) == bench_command.KINDS
+
+
 def test_a_gpu_is_taken_if_there_is_one_but_streams_run_on_the_cpu(
     asked: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for there in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         for kind in run.KINDS:
-            run.main([kind])
+            bench_command.main([kind])
     gpu = ["cuda"] * 4 + ["cpu"] * 6
     assert asked == list(zip([*run.KINDS, *run.KINDS], gpu, [9] * 10, strict=True))
     assert sorted(path.name for path in Path("bench").iterdir() if path.suffix == ".json") == [
@@ -53,7 +58,7 @@ def test_the_device_and_the_folder_asked_for(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     out = Path("deep") / "down"
     for words in (["--device", "cuda:1", "--rounds", "1"], ["--device", "cpu"]):
-        run.main(["layers", *words, "--out", str(out)])
+        bench_command.main(["layers", *words, "--out", str(out)])
     assert asked == [("layers", "cuda:1", 1), ("layers", "cpu", 9)]
     assert json.loads((out / "bench-layers-cuda.json").read_text(encoding="utf-8")) == {
         "benchmark": "layers",
@@ -81,7 +86,7 @@ def test_what_there_is_after_every_row_is_in_the_file(monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setitem(run.KINDS, "layers", measure)
-    run.main(["layers", "--device", "cpu", "--rounds", "2"])
+    bench_command.main(["layers", "--device", "cpu", "--rounds", "2"])
     first, second = seen
     assert (first["rows"], second["rows"]) == ([{"number": 0}], [{"number": 0}, {"number": 1}])
     assert first["unfinished"] is second["unfinished"] is True
@@ -100,7 +105,7 @@ def test_without_matplotlib_the_file_is_written_and_the_figure_is_not(
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
     monkeypatch.setattr(show, "figure", figure)
-    run.main(["layers", "--device", "cpu"])
+    bench_command.main(["layers", "--device", "cpu"])
     assert [path.name for path in Path("bench").iterdir()] == ["bench-layers-cpu.json"]
     path = Path("bench") / "bench-layers-cpu.json"
     assert f"wrote {path}; a figure needs matplotlib: pip install matplotlib" in capsys.readouterr().out

@@ -161,11 +161,6 @@ def test_comparisons_are_in_the_order_of_their_sizes() -> None:
     ]
 
 
-def test_the_file_ends_with_a_line_break(tmp_path: Path) -> None:
-    show.write(tmp_path / "a.json", {"a": {"b": [1]}})
-    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n "a": {\n  "b": [\n   1\n  ]\n }\n}\n'
-
-
 def test_training_times_are_drawn(drawn) -> None:
     times, length = drawn("training-time", TRAINING)
     eager, graph = _bars(times, "width")

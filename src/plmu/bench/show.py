@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from plmu.modelfiles.atomic import replacing
 from plmu.training.terminal import show_table
 
 FEW = 5
@@ -37,11 +35,6 @@ def _shown(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def write(path: Path, report: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        Path(temporary).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def figure(kind: str, found: dict[str, Any], path: Path) -> None:

@@ -298,7 +298,7 @@ def _report(words: list[str]) -> None:
 
 
 def _bench(words: list[str]) -> None:
-    from plmu.bench.run import main as bench
+    from plmu.cli.bench_command import main as bench
 
     bench(words)
 
@@ -316,7 +316,7 @@ def _completion_parser() -> Parser:
 def _completion(words: list[str]) -> None:
     given = _completion_parser().parse_args(words)
 
-    from plmu.bench.run import parser as bench_parser
+    from plmu.cli.bench_command import parser as bench_parser
     from plmu.cli.completion import script
 
     parsers = {
