@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 
 # What is typed, and the validation accuracy that psMNIST must reach.
 PSMNIST = ["psmnist", "--training.epochs", "20"]

@@ -29,7 +29,7 @@ import torch
 
 import plmu
 from benchmarks.forecasting import FILES, read
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 from plmu.timeseries import choosing
 
 ENDS = ((0.6, 0.7), (0.7, 0.8), (0.8, 1.0))

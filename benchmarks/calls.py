@@ -30,7 +30,8 @@ from benchmarks.profiling import kernel_times
 from plmu.bench import algorithms
 from plmu.bench.measure import graphed, peak_memory, random_like, timed, training
 from plmu.bench.problems import GPU_CHOICES, GPU_SHAPES, Problem, Shape
-from plmu.runs.results import provenance, write_json
+from plmu.runs.folder import write_json
+from plmu.runs.provenance import provenance
 
 # Shapes with four windows, which are compared with one window of the same order.
 WINDOWS = (

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import plmu
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 from plmu.timeseries import choosing, effects
 
 ENDS = (0.5, 0.6, 0.7, 0.8, 1.0)  # shares of the rows: each fit has those before one, and is tested up to the next

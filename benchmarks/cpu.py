@@ -24,7 +24,7 @@ import plmu
 from benchmarks.choices import BAR, compare_choices
 from plmu.bench.measure import medians, relative_error, training
 from plmu.bench.problems import CPU_CHOICES, CPU_SHAPES, Problem, Shape
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 
 ERROR = 1e-5  # relative, float32 against float64: what a plain float32 recurrence holds
 

@@ -26,7 +26,8 @@ from plmu.exports.exporting import prepared, program_of
 from plmu.exports.measure import c_time, compiler, microseconds, one_thread, onnx_time, stream_time
 from plmu.exports.onnx_model import step_model
 from plmu.exports.program import Apply, MatVec, Program
-from plmu.runs.results import provenance, write_json
+from plmu.runs.folder import write_json
+from plmu.runs.provenance import provenance
 
 CHECKED = 1000  # steps
 TOLERANCE = 1e-5

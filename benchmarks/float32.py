@@ -19,7 +19,7 @@ from torch import Tensor
 import plmu
 from plmu.bench.measure import graphed, peak_memory, random_like, timed, training
 from plmu.bench.problems import GPU_SHAPES, Problem, Shape
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 
 EVERY = 128  # steps between resets
 RIGHT = 2.0  # times the error of plain float32 that are allowed

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import plmu
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 
 HORIZONS = (96, 192, 336, 720)
 FILES = {"ETTh1": "ETTh1", "ETTh2": "ETTh2", "ETTm1": "ETTm1", "Weather": "weather", "Exchange": "exchange_rate"}

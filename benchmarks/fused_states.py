@@ -18,7 +18,7 @@ import torch
 
 import plmu
 from plmu.bench.measure import graphed, timed, training
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 
 SHAPES = [  # batch, time, channels, order, theta
     (64, 512, 64, 4, 6.0),

@@ -20,7 +20,8 @@ import torch
 import plmu
 from plmu.experiments import EXPERIMENTS, language
 from plmu.experiments.language import ModernModel
-from plmu.runs.results import provenance, write_json
+from plmu.runs.folder import write_json
+from plmu.runs.provenance import provenance
 
 LETTERS = 27
 CHECKED = 50  # characters

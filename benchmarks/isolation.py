@@ -16,7 +16,7 @@ import torch
 import plmu
 from plmu.bench.measure import graphed, timed, training
 from plmu.bench.problems import GPU_SHAPES, Problem, Shape
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 
 
 def cost(shape: Shape, dtype: torch.dtype, rounds: int) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from torch import Tensor
 import plmu
 from plmu.bench.measure import Call, relative_error, timed
 from plmu.bench.problems import Shape
-from plmu.runs.results import provenance, write_json
+from plmu.runs.folder import write_json
+from plmu.runs.provenance import provenance
 
 # Each with whether the output is that of all steps, or of the last one alone.
 CASES = (

@@ -20,7 +20,8 @@ from torch import nn
 
 from plmu.bench.measure import medians
 from plmu.experiments import EXPERIMENTS, language
-from plmu.runs.results import provenance, write_json
+from plmu.runs.folder import write_json
+from plmu.runs.provenance import provenance
 from plmu.text.symbols import Characters, Words
 from plmu.training.loop import Trainer
 from plmu.training.processes import processes

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from plmu.runs.results import provenance, write_json
+from plmu.runs.folder import write_json
+from plmu.runs.provenance import provenance
 
 NOISE = 1.0
 DAY = 1440

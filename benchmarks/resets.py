@@ -25,7 +25,7 @@ import plmu
 from benchmarks.profiling import kernel_times
 from plmu.bench.measure import graphed, host_seconds, peak_memory, timed, training
 from plmu.bench.problems import GPU_SHAPES, TOLERANCE, Problem, Shape
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 
 FINAL = 5e-6  # relative error of final states, which are float32
 PATIENCE = 100  # seconds for all checks

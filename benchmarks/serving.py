@@ -27,7 +27,8 @@ from torch import nn
 
 import plmu
 from benchmarks.websocket import Connection, frame
-from plmu.runs.results import provenance, read_json, write_json
+from plmu.runs.folder import read_json, write_json
+from plmu.runs.provenance import provenance
 
 RATE = 50  # samples of a session a second
 SLOWEST = 50.0  # milliseconds of all but one in a hundred answers

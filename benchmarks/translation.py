@@ -21,7 +21,8 @@ import torch
 
 from plmu.data.reading import lines
 from plmu.experiments.translate import Options, Translator
-from plmu.runs.results import provenance, write_json
+from plmu.runs.folder import write_json
+from plmu.runs.provenance import provenance
 from plmu.runtime.state_tree import leaves
 from plmu.text.vocabularies import BEGIN
 

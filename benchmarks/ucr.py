@@ -26,7 +26,7 @@ import torch
 
 import plmu
 from plmu.experiments import EXPERIMENTS
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 
 PUBLISHED = {"InceptionTime": 0.8327}  # mean over the 51 sets
 

@@ -221,7 +221,7 @@ def test_tables_of_deployed_models_agree_with_the_experiments() -> None:
     assert {name: deployed.STEPPABLE[name] for name in streamable} == streamable
     for name, models in deployed.STEPPABLE.items():
         for model in models if name in EXPERIMENTS else ():
-            expected = outputs.outputs_of(EXPERIMENTS[name], model)
+            expected = outputs_of(EXPERIMENTS[name], model)
             assert deployed._old_outputs(name, model) == expected, (name, model)
 
 
@@ -232,7 +232,7 @@ def test_names_of_outputs_are_of_the_experiment(tmp_path: Path) -> None:
         ("mackey-glass", "lmu", outputs.Outputs(ahead=15)),
         ("imdb", "scratch", outputs.Outputs(("negative", "positive"), start=(0,))),
     ]:
-        assert outputs.outputs_of(EXPERIMENTS[name], model) == known
+        assert outputs_of(EXPERIMENTS[name], model) == known
         outputs.write(tmp_path, known)
         assert outputs.read(tmp_path) == known
     old = saved(tmp_path / "old", 1, 10)  # of a version that did not write it

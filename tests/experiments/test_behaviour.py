@@ -13,7 +13,7 @@ from untrained import built
 
 from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS, psmnist
-from plmu.runs import folders
+from plmu.runs import folder as folder_files
 from plmu.runs.experiment import Config
 from plmu.runs.fields import RANGES
 from plmu.training.config import TrainingConfig
@@ -197,8 +197,8 @@ def test_noise_and_dropout_act_in_training_alone():
     ("error", "reason"), [(OSError(28, "No space left on device"), "No space left on device"), (OSError("no"), "no")]
 )
 def test_a_folder_that_cannot_be_made_is_named_with_the_reason(error, reason, tmp_path, monkeypatch):
-    folders.make(tmp_path / "runs" / "a")
-    folders.make(tmp_path / "runs" / "a")
+    folder_files.make(tmp_path / "runs" / "a")
+    folder_files.make(tmp_path / "runs" / "a")
     monkeypatch.setattr(Path, "mkdir", raising(error))
     with pytest.raises(RunError, match=rf"cannot write to {re.escape(str(tmp_path))}: {reason}$"):
-        folders.make(tmp_path)
+        folder_files.make(tmp_path)

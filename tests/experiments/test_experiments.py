@@ -18,7 +18,7 @@ from plmu.experiments import EXPERIMENTS
 from plmu.experiments import psmnist as psmnist_module
 from plmu.experiments.mackey_glass import ACTIVATION_MODULES
 from plmu.nn import ACTIVATIONS
-from plmu.runs import folders
+from plmu.runs import configuration
 from plmu.runs.fields import RANGES
 
 
@@ -230,11 +230,11 @@ def test_the_defaults_are_what_the_committed_results_were_made_with():
         experiment, model = EXPERIMENTS[one["experiment"]], one["model"]
         if one["name"] != f"{one['experiment']}-{model}":
             continue
-        wanted = folders.described(experiment, model, experiment.defaults(model))
+        wanted = configuration.as_json(experiment, model, experiment.defaults(model))
         one["config"].pop("start", None)  # of a model that was trained before
         one["config"]["training"].pop("checkpoint_seconds")  # does not affect results
         wanted["config"]["training"].pop("checkpoint_seconds")
-        assert folders.differing(one, wanted, wanted["config"]) == [], one["name"]
+        assert configuration.differing(one, wanted, wanted["config"]) == [], one["name"]
         assert (one["paper"], one["percent"]) == (experiment.paper.get(model), experiment.percent)
         assert (one["metric"], wanted["seed"]) == (experiment.metric, 0)
         seen.add(one["name"])

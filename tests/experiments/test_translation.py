@@ -16,7 +16,7 @@ from plmu.experiments import EXPERIMENTS, translate, translation
 from plmu.experiments.bleu import bleu
 from plmu.experiments.decoding import Translation
 from plmu.experiments.translate import Options, Translator
-from plmu.runs import folders
+from plmu.runs import configuration
 from plmu.text.moses import detokenise
 from plmu.text.vocabularies import BEGIN, END, PADDING
 from plmu.training.batches import source_of
@@ -297,7 +297,7 @@ def test_wrong_uses(words, message, trained, monkeypatch, capsys):
 
 def test_a_run_of_another_experiment_does_not_translate(tmp_path, capsys):
     experiment = EXPERIMENTS["mackey-glass"]
-    folders.describe(tmp_path, folders.described(experiment, "plmu", experiment.defaults("plmu")))
+    configuration.write_config(tmp_path, configuration.as_json(experiment, "plmu", experiment.defaults("plmu")))
     message = refused(["translate", str(tmp_path)], capsys)
     assert f"{tmp_path} is a run of mackey-glass, which does not translate: give one of iwslt" in message
 

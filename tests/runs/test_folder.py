@@ -1,6 +1,7 @@
 """One run a folder: a second one is refused and told whose it is; a killed one leaves neither lock nor files."""
 
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -13,17 +14,21 @@ from pathlib import Path
 import pytest
 
 from plmu.errors import RunError
-from plmu.runs import folder as module
-from plmu.runs.folder import clear, held, naming
-from plmu.runs.results import write_json
+from plmu.runs.folder import adding_path, clear, write_json
+from plmu.runs.lock import locked
 from plmu.runs.runner import _Log
 from plmu.training.checkpoints import Checkpoints
+
+
+def holder_file(path):
+    return path.with_name(f"{path.name}.holder")
+
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from plmu.runs.folder import held
-with held(Path(sys.argv[1])):
+from plmu.runs.lock import locked
+with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -31,14 +36,15 @@ with held(Path(sys.argv[1])):
 
 def test_a_second_holder_is_refused_and_told_who_the_first_is(tmp_path):
     path = tmp_path / ".lock"
-    with held(path):
-        with pytest.raises(RunError) as raised, held(path):
+    with locked(path):
+        with pytest.raises(RunError) as raised, locked(path):
             pytest.fail("held twice")
         said = f"{tmp_path} is in use by process {os.getpid()} on {socket.gethostname()}: wait until it has finished"
         assert str(raised.value).startswith(said)
-    with held(path):  # free again
+    with locked(path):  # free again
         pass
-    assert path.read_text() == ""
+    assert path.is_file()
+    assert not holder_file(path).exists()
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
@@ -46,12 +52,12 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match=f"in use by process {process.pid} on "), held(path):
+        with pytest.raises(RunError, match=f"in use by process {process.pid} on "), locked(path):
             pytest.fail("held twice")
         process.send_signal(signal.SIGKILL)
-    assert str(process.pid) in path.read_text()  # what the killed one wrote
-    with held(path):
-        assert str(os.getpid()) in path.read_text()
+    assert str(process.pid) in holder_file(path).read_text()  # what the killed one wrote
+    with locked(path):
+        assert str(os.getpid()) in holder_file(path).read_text()
 
 
 def test_one_may_wait_for_it(tmp_path):
@@ -60,32 +66,32 @@ def test_one_may_wait_for_it(tmp_path):
     with subprocess.Popen(shortly, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with held(path, wait=True):
-            assert str(os.getpid()) in path.read_text()
+        with locked(path, wait=True):
+            assert str(os.getpid()) in holder_file(path).read_text()
     assert process.returncode == 0
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"process": "x", "host": "h"}', '{"process": 3}'])
 def test_a_holder_that_says_nothing_is_another_process(content, tmp_path):
     path = tmp_path / ".lock"
-    with held(path):
-        path.write_text(content)
-        with pytest.raises(RunError, match="in use by another process"), held(path):
+    with locked(path):
+        holder_file(path).write_text(content)
+        with pytest.raises(RunError, match="in use by another process"), locked(path):
             pytest.fail("held twice")
 
 
-def test_where_files_cannot_be_locked_it_is_said(tmp_path, monkeypatch):
-    def unsupported(file, wait):
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_where_files_cannot_be_locked_it_is_said(number, tmp_path, monkeypatch):
+    def unsupported(file, operation):
         raise OSError(number, "not here")
 
-    monkeypatch.setattr(module, "_lock", unsupported)
-    number = errno.ENOLCK
+    monkeypatch.setattr(fcntl, "flock", unsupported)
     said = r"cannot be locked here \(not here\): start no second run in"
-    with pytest.warns(UserWarning, match=said) as warned, held(tmp_path / ".lock"):
-        assert str(os.getpid()) in (tmp_path / ".lock").read_text()
+    with pytest.warns(UserWarning, match=said) as warned, locked(tmp_path / ".lock"):
+        assert str(os.getpid()) in holder_file(tmp_path / ".lock").read_text()
     assert warned[0].filename == __file__, "where it is held"
     number = errno.EIO
-    with pytest.raises(OSError, match="not here"), held(tmp_path / ".lock"):
+    with pytest.raises(OSError, match="not here"), locked(tmp_path / ".lock"):
         pytest.fail("held")
 
 
@@ -101,14 +107,14 @@ def _no_space():
 
 
 def _write_lock(path):
-    with held(path):
+    with locked(path.with_name(".lock")):
         pytest.fail("held")
 
 
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        (".lock", _write_lock),
+        (".lock.holder", _write_lock),
         ("config.json", lambda path: write_json(path, {"a": 1})),
         ("metrics.jsonl", lambda path: _Log(path.parent, False).add({"epoch": 1})),
         ("metrics.jsonl", lambda path: _Log(path.parent, False).finish([{"epoch": 1}])),
@@ -122,7 +128,7 @@ def test_a_full_disk_is_told_with_the_file(name, write, tmp_path):
 
 def test_other_errors_stay_as_they_are(tmp_path):
     for error in (OSError("in words"), OSError(errno.ENOSPC, "full", "another")):
-        with pytest.raises(OSError) as raised, naming(tmp_path):  # noqa: PT011
+        with pytest.raises(OSError) as raised, adding_path(tmp_path):  # noqa: PT011
             raise error
         assert raised.value is error
 

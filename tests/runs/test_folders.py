@@ -18,9 +18,10 @@ import plmu
 from plmu.cli.program import main
 from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS
-from plmu.runs import folders, sources
+from plmu.runs import configuration, sources
+from plmu.runs import folder as folder_files
 from plmu.runs import runner as run_module
-from plmu.runs.folder import held
+from plmu.runs.lock import locked
 from plmu.training.checkpoints import pack, unpack
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
@@ -84,7 +85,7 @@ def test_a_finished_run_of_a_model_that_is_not_written_needs_no_data(short, caps
 
 def test_two_runs_in_one_folder(short, capsys):
     FOLDER.mkdir(parents=True)
-    with held(FOLDER / ".lock"):
+    with locked(FOLDER / ".lock"):
         message = refused(short, capsys)
     assert f"{FOLDER} is in use by process {os.getpid()} on " in message
     assert "choose another --name" in message
@@ -94,10 +95,11 @@ def test_two_runs_in_one_folder(short, capsys):
 
 def test_the_processes_of_one_run_are_one_holder(short):
     """Only the one that writes takes the lock."""
-    with run_module._held(FOLDER, Processes(0, 2, torch.device("cpu"))):
-        with run_module._held(FOLDER, Processes(1, 2, torch.device("cpu"))):
+    first, second = (Processes(rank, 2, torch.device("cpu")) for rank in range(2))
+    with run_module._locked_folder(FOLDER, first):
+        with run_module._locked_folder(FOLDER, second):
             pass
-        with pytest.raises(RunError, match="is in use"), run_module._held(FOLDER, Processes(0, 2, torch.device("cpu"))):
+        with pytest.raises(RunError, match="is in use"), run_module._locked_folder(FOLDER, first):
             pytest.fail("held twice")
 
 
@@ -149,7 +151,7 @@ def test_evaluate_remembers_where_the_data_was(short, capsys, monkeypatch):
 
 
 def _root(folder: Path) -> Path | None:
-    _, config = folders.read_config(folder, EXPERIMENTS)
+    _, config = configuration.read_config(folder, EXPERIMENTS.__getitem__)
     sources.locate(folder, config, {})
     return config.data.root
 
@@ -251,8 +253,8 @@ def test_a_whole_config_comes_back(tmp_path):
     experiment = EXPERIMENTS["imdb"]
     config = experiment.defaults("deep")
     config.model.thetas, config.training.clip, config.training.betas, config.seed = (3.0, 5), None, (0.5, 0.6), 7
-    (tmp_path / "config.json").write_text(json.dumps(folders.described(experiment, "deep", config)))
-    found, read = folders.read_config(tmp_path, EXPERIMENTS)
+    (tmp_path / "config.json").write_text(json.dumps(configuration.as_json(experiment, "deep", config)))
+    found, read = configuration.read_config(tmp_path, EXPERIMENTS.__getitem__)
     assert (found, read) == (experiment, config)
 
 
@@ -341,28 +343,30 @@ def test_what_differs_is_named_and_new_fields_are_filled_in():
 
     usual = {"model": {"order": 1, "theta": 2.0}, "seed": 0}
     wanted = run(model={"order": 1, "theta": 2.0}, seed=1)
-    assert folders.differing(run(model={"order": 1}), wanted, usual) == []
-    assert folders.differing(run(model={"order": 5, "theta": 3.0}), wanted, usual) == [
+    assert configuration.differing(run(model={"order": 1}), wanted, usual) == []
+    assert configuration.differing(run(model={"order": 5, "theta": 3.0}), wanted, usual) == [
         "model.order was 5, now 1",
         "model.theta was 3.0, now 2.0",
     ]
-    assert folders.differing(run(model=3), wanted, usual) == ["model was 3, now {'order': 1, 'theta': 2.0}"]
-    assert folders.differing(run(more=1), wanted, usual) == ["more was 1, now None"]
-    assert folders.differing({**wanted, "experiment": "x", "model": "y"}, wanted, usual) == ["experiment was x, now a"]
-    assert folders.differing({**wanted, "model": "y"}, wanted, usual) == ["model was y, now b"]
+    assert configuration.differing(run(model=3), wanted, usual) == ["model was 3, now {'order': 1, 'theta': 2.0}"]
+    assert configuration.differing(run(more=1), wanted, usual) == ["more was 1, now None"]
+    assert configuration.differing({**wanted, "experiment": "x", "model": "y"}, wanted, usual) == [
+        "experiment was x, now a"
+    ]
+    assert configuration.differing({**wanted, "model": "y"}, wanted, usual) == ["model was y, now b"]
 
 
 def test_the_folders_of_a_name_come_by_seed(tmp_path):
     for name in ("a-seed10", "a-seed2", "a-seedx", "b-seed1", "aa-seed1", "a-seed1x"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in folders.of_name(tmp_path / "a")] == ["a-seed2", "a-seed10"]
-    assert folders.of_name(tmp_path / "nowhere" / "a") == []
+    assert [path.name for path in folder_files.runs_of(tmp_path / "a")] == ["a-seed2", "a-seed10"]
+    assert folder_files.runs_of(tmp_path / "nowhere" / "a") == []
 
 
 def test_two_processes_may_make_a_folder_at_once(tmp_path, monkeypatch):
     """As if the other one had removed every file first."""
     monkeypatch.setattr(Path, "unlink", raising(FileNotFoundError(errno.ENOENT, "No such file or directory")))
-    folders.make(tmp_path / "a")
+    folder_files.make(tmp_path / "a")
     assert {path.name for path in (tmp_path / "a").iterdir()} == {".lock", "checkpoints"}
 
 
@@ -374,11 +378,11 @@ def test_a_name_is_plain(name, short, capsys):
 
 def test_a_run_is_begun_when_there_is_anything_to_lose(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    assert not folders.begun(tmp_path)
+    assert not folder_files.is_started(tmp_path)
     (tmp_path / "checkpoints" / "best.ckpt").write_text("")
-    assert folders.begun(tmp_path)
-    assert folders.has_checkpoint(tmp_path)
+    assert folder_files.is_started(tmp_path)
+    assert folder_files.has_checkpoint(tmp_path)
     (tmp_path / "checkpoints" / "best.ckpt").unlink()
     (tmp_path / "result.json").write_text("")
-    assert folders.begun(tmp_path)
-    assert not folders.has_checkpoint(tmp_path)
+    assert folder_files.is_started(tmp_path)
+    assert not folder_files.has_checkpoint(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from program import refused
 
 from plmu.cli.program import main
-from plmu.runs import folders
+from plmu.runs import results
 from plmu.runs import runner as run_module
 from plmu.training.loop import Trainer
 
@@ -22,7 +22,7 @@ def test_a_damaged_result_is_named(short, capsys):
     for content in ("{", "[]", "3", "null", "[" * 100_000, b"\xff".decode("latin-1")):
         path.write_text(content, encoding="latin-1")
         assert re.search(rf"{path} (is damaged|has a missing or wrong \w+)", refused(short, capsys)), content[:10]
-    for name in (*folders.KINDS, *folders.OWN, *folders.ORIGIN, "experiment", "model", "metric"):
+    for name in (*results.TYPES, *results.OF_SEED, *results.ORIGIN, "experiment", "model", "metric"):
         for wrong in ({**whole, name: ["x"]}, {key: value for key, value in whole.items() if key != name}):
             path.write_text(json.dumps(wrong))
             assert f"{path} has a missing or wrong {name}: remove it, and the same command" in refused(short, capsys)

@@ -17,7 +17,7 @@ from plmu.cli.program import main
 from plmu.data.files import DataConfig
 from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS, pretrained
-from plmu.runs import folders, sources
+from plmu.runs import configuration, sources
 from plmu.runs.experiment import Config, Experiment
 from plmu.runs.fields import Checked
 from plmu.text.symbols import Bytes, Words
@@ -143,7 +143,7 @@ def test_a_plain_data_configuration_is_described_as_before():
     for experiment in EXPERIMENTS.values():
         usual = experiment.defaults(experiment.models[0])
         if type(usual.data) is DataConfig:
-            described = folders.described(experiment, experiment.models[0], usual)
+            described = configuration.as_json(experiment, experiment.models[0], usual)
             assert described["config"].keys() == {"model", "training", "seed"}
 
 

@@ -8,7 +8,8 @@ import torch
 from worker import task
 
 from plmu.errors import RunError
-from plmu.runs.results import read_json, spread, write_json
+from plmu.runs.folder import read_json, write_json
+from plmu.runs.results import spread
 from plmu.training.config import TrainingConfig
 from plmu.training.task import check_finite
 

@@ -13,7 +13,7 @@ from worker import config, seeded_model, task
 
 from plmu.errors import Diverged, RunError
 from plmu.runs import results
-from plmu.runs.results import provenance
+from plmu.runs.provenance import provenance
 from plmu.training.batches import Shape
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plmu.cli.tables import epochs, named, run_name, shortened, titled
-from plmu.runs.folders import is_history
+from plmu.runs.results import is_history
 from plmu.timeseries.plotting import literal
 
 Curve = tuple[list[float], list[float]]  # epochs and values

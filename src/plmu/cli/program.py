@@ -159,11 +159,12 @@ def _train(words: list[str]) -> None:
     config, options = _parse(experiment, model, rest)
 
     from plmu.cli.report import summary_table
+    from plmu.cli.tables import rows
     from plmu.runs.runner import run
     from plmu.training.processes import processes
 
     with processes(options.device) as group:
-        summary = run(experiment, model, config, options, group, ["train", *words])
+        summary = run(experiment, model, config, options, group, ["train", *words], rows)
         if group.writes:
             summary_table([summary])
 

@@ -12,7 +12,7 @@ from typing import Any
 from plmu.cli.curves import curves, has_curves, labelled, plot_curves
 from plmu.cli.tables import HEADER, SHORTENED, rows, shortened, titled, write_tables
 from plmu.errors import RunError
-from plmu.runs.results import read_json
+from plmu.runs.folder import read_json
 from plmu.timeseries.plotting import literal
 from plmu.training.terminal import Console, show_table
 

@@ -12,7 +12,7 @@ from typing import Any
 from plmu.bench.markdown import MARK, fill
 from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS
-from plmu.runs.results import read_json
+from plmu.runs.folder import read_json
 
 HEADER = ("experiment", "model", "run", "epochs", "parameters", "metric", "test", "paper", "seeds", "validation")
 SHORTENED = "“n of N” epochs: the run was given fewer epochs than the experiment has by default."

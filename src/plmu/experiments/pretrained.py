@@ -12,7 +12,8 @@ from torch import nn
 import plmu
 from plmu.errors import RunError
 from plmu.nn import Steppable
-from plmu.runs.sources import MODEL, checked_run, digest
+from plmu.runs.folder import MODEL_FILE
+from plmu.runs.sources import checked_run, digest
 from plmu.text import symbols
 from plmu.text.symbols import Symbols
 
@@ -41,7 +42,7 @@ def read(folder: Path, experiments: Sequence[str] = ()) -> Pretrained:
     """
     result = checked_run(folder, experiments)
     try:
-        model = plmu.load(folder / MODEL)
+        model = plmu.load(folder / MODEL_FILE)
         table = _embedding(model)
     except (ValueError, TypeError) as error:
         raise RunError(f"--from {folder}: {error}") from None
@@ -53,7 +54,7 @@ def read(folder: Path, experiments: Sequence[str] = ()) -> Pretrained:
 def _embedding(model: nn.Module) -> nn.Embedding:
     first = model.layers[0] if isinstance(model, plmu.Sequential) else None
     if not isinstance(first, nn.Embedding):
-        raise TypeError(f"{MODEL} is not a model of text: its first layer is no nn.Embedding")
+        raise TypeError(f"{MODEL_FILE} is not a model of text: its first layer is no nn.Embedding")
     return first
 
 

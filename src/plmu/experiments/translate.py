@@ -20,7 +20,7 @@ from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS, translation_models
 from plmu.experiments.decoding import Translation, translate
 from plmu.experiments.translation_models import TranslationModel
-from plmu.runs import folders
+from plmu.runs.configuration import read_config
 from plmu.text import vocabularies
 from plmu.text.moses import detokenise, tokenise, unescaped
 from plmu.text.vocabularies import PADDING, UNKNOWN, Vocabulary
@@ -65,7 +65,7 @@ class Translator:
     """The best model of a run, with its vocabularies."""
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
-        experiment, config = folders.read_config(folder, EXPERIMENTS)
+        experiment, config = read_config(folder, EXPERIMENTS.__getitem__)
         if not isinstance(config.model, TranslationModel):
             raise RunError(f"{folder} is a run of {experiment.name}, which does not translate: give one of iwslt")
         self.config: TranslationModel = config.model

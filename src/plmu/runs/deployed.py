@@ -15,15 +15,14 @@ from torch import nn
 from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
 from plmu.nn import LookbackForecast, Steppable
+from plmu.runs.folder import MODEL_FILE, read_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import read as read_outputs
-from plmu.runs.results import read_json
 from plmu.runtime.frozen import FrozenModel
 from plmu.runtime.sessions import Sessions
 from plmu.text.symbols import SEPARATOR, Characters, Symbols, Words, beginning, read
 from plmu.text.words import tokenise
 
-MODEL_FILE = "model.plmu"
 SENTIMENTS = ("negative", "positive")
 # What the outputs of runs without outputs.json mean, by experiment and model: they are from before version 0.2.
 OLD_OUTPUTS = {

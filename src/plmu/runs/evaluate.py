@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plmu.experiments import EXPERIMENTS
-from plmu.runs import folders
-from plmu.runs import sources
-from plmu.runs.runner import best_model, more_scores
 from plmu.errors import RunError
+from plmu.experiments import EXPERIMENTS
+from plmu.runs import sources
+from plmu.runs.configuration import read_config
+from plmu.runs.runner import best_model, more_scores
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 
@@ -19,7 +19,7 @@ def evaluate(folder: Path, paths: dict[str, Path], processes: Processes) -> tupl
     `paths` says where the data is, such as {"data.root": …}, and the run it started from, {"from": …}; without them
     they are where the run had them.
     """
-    experiment, config = folders.read_config(folder, EXPERIMENTS)
+    experiment, config = read_config(folder, EXPERIMENTS.__getitem__)
     sources.locate(folder, config, paths)
     config.training.graph = False
     found = best_model(experiment, config, folder)

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
-from plmu.errors import suggestion
 from plmu.data.files import DataConfig
+from plmu.errors import RunError, suggestion
+from plmu.runs.outputs import Outputs
 from plmu.training.config import TrainingConfig
-from plmu.errors import RunError
 from plmu.training.task import Batch, Task
 
 ModelConfig = TypeVar("ModelConfig")
@@ -145,3 +145,8 @@ class Experiment(ABC):
             hint = suggestion(model, self.models)
             raise ValueError(f"{self.name} has the models {', '.join(self.models)}; there is no {model!r}{hint}")
         return model
+
+
+def outputs_of(experiment: Experiment, model: str) -> Outputs:
+    """What the outputs of an experiment's model mean."""
+    return Outputs(experiment.labels, experiment.ahead, experiment.first_tokens(model))

@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 
 import plmu
-from plmu.text.symbols import Bytes, Characters, Words, read
-from plmu.text.words import FIRST
+from plmu.errors import RunError
 from plmu.exports import Exported, export
 from plmu.nn import Steppable
-from plmu.errors import RunError
-from plmu.runs.results import read_json
+from plmu.runs.folder import read_json
+from plmu.text.symbols import Bytes, Characters, Words, read
+from plmu.text.words import FIRST
 
 MODEL_FILE, OUTPUTS_FILE, CONFIG_FILE = "model.plmu", "outputs.json", "config.json"
 FROM_OUTPUTS = {

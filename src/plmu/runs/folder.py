@@ -1,61 +1,71 @@
-"""A folder that one program writes to at a time, without what killed ones left behind."""
+"""The run folder: the names of its files, and how they are read and written.
+
+`plmu train` writes a folder for each seed. config.json says what is run, data.json and paths.json on which data
+(`sources`), checkpoints/ and metrics.jsonl how far it is. model.plmu is the trained model, outputs.json the meaning of
+its outputs. result.json is written last and says that the run is finished (`results`). Runs on people's own data have a
+few files more. Symbols and vocabularies of models of text are named in `plmu.text`.
+"""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import socket
-import sys
-import warnings
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from plmu.errors import RunError
+from plmu.modelfiles.atomic import replacing
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+CONFIG_FILE = "config.json"
+RESULT_FILE = "result.json"
+DATA_FILE = "data.json"
+PATHS_FILE = "paths.json"
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINTS_FOLDER = "checkpoints"
+LOCK_FILE = ".lock"
+MODEL_FILE = "model.plmu"
+OUTPUTS_FILE = "outputs.json"
+# Of runs on people's own data.
+SERIES_FILE = "series.json"  # the columns and the settings by which files are read
+INTERVALS_FILE = "intervals.json"  # prediction intervals of a forecast
+WHOLE_MODEL_FILE = "whole.plmu"  # a classifier of whole series, where it differs from that of streams
+NORMALIZATION_FILE = "normalization.json"
 
-UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # by the file system
-BEYOND = 1 << 30  # the byte that Windows locks: the others stay readable
+
+def model_file(path: Path) -> tuple[Path, Path]:
+    """The folder and the model file of a run; `path` is either of them."""
+    return (path, path / MODEL_FILE) if path.is_dir() else (path.parent, path)
 
 
-@contextmanager
-def held(path: Path, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of this file, which is made if need be, or raise RunError that names its holder; or wait for it.
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file in one step: after an error the old file is still there."""
+    with adding_path(path), replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, default=str, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    The lock is the operating system's: it ends with the process, however that ends. The file stays.
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; an error names it."""
+    with adding_path(path):
+        path.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        ValueError: it is not JSON.
     """
-    with open(path, "a+", encoding="utf-8") as file:
-        try:
-            _lock(file, wait)
-        except BlockingIOError:
-            raise RunError(
-                f"{path.parent} is in use by {_holder(path)}: wait until it has finished, stop it, or choose another"
-                " --name"
-            ) from None
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
-            warnings.warn(
-                f"{path} cannot be locked here ({error.strerror}): start no second run in {path.parent}", stacklevel=3
-            )
-        with naming(path):
-            file.truncate(0)
-            os.write(file.fileno(), json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode())
-        try:
-            yield
-        finally:
-            file.truncate(0)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name this file in errors of writing to it: the system's, as that of a full disk, do not."""
+def adding_path(path: Path) -> Iterator[None]:
+    """Add this path to an OSError that names none, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -64,33 +74,38 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def make(folder: Path) -> None:
+    """Make a run folder, and check that it can be written to: now rather than after an hour of training."""
+    try:
+        (folder / CHECKPOINTS_FOLDER).mkdir(parents=True, exist_ok=True)
+        with open(folder / LOCK_FILE, "a"):
+            pass
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
+
+
 def clear(folder: Path) -> None:
     """Remove the temporary files of writers that were killed. The caller holds the folder's lock."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
-def _lock(file: IO[str], wait: bool) -> None:
-    """Raises BlockingIOError if another process holds it."""
-    if sys.platform == "win32":
-        while True:  # Windows waits for ten seconds at most
-            file.seek(BEYOND)
-            try:
-                msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
-                return
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EDEADLK):
-                    raise
-                if not wait:
-                    raise BlockingIOError(errno.EAGAIN, "locked") from None
-    else:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+def is_finished(folder: Path) -> bool:
+    return (folder / RESULT_FILE).is_file()
 
 
-def _holder(path: Path) -> str:
-    """Who holds the lock, in words; the file is empty for a moment when it has just been taken."""
-    try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {int(holder['process'])} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+def is_started(folder: Path) -> bool:
+    """Whether the folder has a result or a checkpoint, which another configuration must not be mixed with."""
+    return is_finished(folder) or has_checkpoint(folder)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    return any((folder / CHECKPOINTS_FOLDER).glob("*.ckpt"))
+
+
+def runs_of(stem: Path) -> list[Path]:
+    """The run folders `STEM-seed0`, `STEM-seed1`, …, in the order of their seeds."""
+    if not stem.parent.is_dir():
+        return []
+    matches = ((re.fullmatch(rf"{re.escape(stem.name)}-seed(\d+)", path.name), path) for path in stem.parent.iterdir())
+    return [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]

@@ -11,10 +11,10 @@ from typing import IO, Any
 from torch import nn
 
 import plmu
+from plmu.errors import RunError
+from plmu.nn import Steppable
 from plmu.text.symbols import Symbols, Words, beginning, read
 from plmu.text.words import UNKNOWN
-from plmu.nn import Steppable
-from plmu.errors import RunError
 
 MODEL_FILE = "model.plmu"
 

@@ -1,32 +1,27 @@
-"""outputs.json, beside a saved model: what its outputs mean."""
+"""outputs.json, beside a saved model: what its inputs and outputs mean."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plmu.errors import RunError
-from plmu.runs.results import read_json, write_json
-
-if TYPE_CHECKING:
-    from plmu.runs.experiment import Experiment
-
-OUTPUTS_FILE = "outputs.json"
+from plmu.runs.folder import OUTPUTS_FILE, read_json, write_json
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model's outputs mean."""
+    """What a model's inputs and outputs mean."""
 
     labels: tuple[str, ...] = ()  # names of classes; two of them may share one output, the logit of the second
-    ahead: int = 0  # how many steps ahead the outputs predict the input
+    ahead: int = 0  # the outputs predict the input this many steps ahead
     start: tuple[int, ...] = ()  # token numbers that are read before each text
     inputs: tuple[str, ...] = ()  # names of the numbers of a sample: columns of the user's file
     time: str = ""  # the column of times beside them
     series: str = ""  # the column that names series, each of which is a stream of its own
-    horizon: int = 0  # how many steps of each input the outputs forecast, step by step
-    columns: tuple[str, ...] = ()  # the inputs that are forecast; where none is named, all
+    horizon: int = 0  # number of steps that the outputs forecast for each input, step by step
+    columns: tuple[str, ...] = ()  # the inputs that are forecast; empty means all
 
     def sample(self) -> str:
         """What a sample of a model with covariates holds, in words."""
@@ -40,31 +35,37 @@ class Outputs:
         )
 
 
-def outputs_of(experiment: Experiment, model: str) -> Outputs:
-    """What the outputs of an experiment's model mean."""
-    return Outputs(experiment.labels, experiment.ahead, experiment.first_tokens(model))
-
-
 def write(folder: Path, outputs: Outputs) -> None:
     write_json(folder / OUTPUTS_FILE, asdict(outputs))
 
 
 def read(folder: Path) -> Outputs | None:
-    """What outputs.json says; None where there is none. RunError: it is damaged."""
+    """The content of outputs.json; None if there is no such file.
+
+    Raises:
+        RunError: it is damaged.
+    """
     path = folder / OUTPUTS_FILE
     if not path.is_file():
         return None
     try:
-        found: dict[str, Any] = read_json(path)
-        labels, ahead, start = found["labels"], found["ahead"], found["start"]
-        if not all(isinstance(one, str) for one in labels) or not all(type(one) is int for one in [ahead, *start]):
+        content: dict[str, Any] = read_json(path)
+        outputs = Outputs(
+            labels=tuple(content["labels"]),
+            ahead=content["ahead"],
+            start=tuple(content["start"]),
+            inputs=tuple(content.get("inputs", ())),
+            time=content.get("time", ""),
+            series=content.get("series", ""),
+            horizon=content.get("horizon", 0),
+            columns=tuple(content.get("columns", ())),
+        )
+        words = [*outputs.labels, *outputs.inputs, *outputs.columns, outputs.time, outputs.series]
+        numbers = [outputs.ahead, outputs.horizon, *outputs.start]
+        if not all(isinstance(word, str) for word in words) or not all(type(number) is int for number in numbers):
             raise TypeError
-        inputs, time, horizon = found.get("inputs", ()), found.get("time", ""), found.get("horizon", 0)
-        series, columns = found.get("series", ""), found.get("columns", ())
-        if not all(isinstance(one, str) for one in [time, series, *inputs, *columns]) or type(horizon) is not int:
-            raise TypeError
-        if ahead < 0 or horizon < 0 or any(one < 0 for one in start):
+        if min(numbers) < 0:
             raise ValueError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{path} is damaged: it says what the model's outputs mean. Copy it again") from None
-    return Outputs(tuple(labels), ahead, tuple(start), tuple(inputs), time, series, horizon, tuple(columns))
+    return outputs

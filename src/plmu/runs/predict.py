@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from plmu.modelfiles.atomic import replacing
-from plmu.experiments import EXPERIMENTS
-from plmu.runs import folders
-from plmu.runs.experiment import Config
 from plmu.errors import RunError
-from plmu.runs.folder import naming
+from plmu.experiments import EXPERIMENTS
+from plmu.modelfiles.atomic import replacing
+from plmu.runs.configuration import read_config
+from plmu.runs.experiment import Config
+from plmu.runs.folder import adding_path
 
 
 def predict(
@@ -39,7 +39,7 @@ def predict(
         RunError: the run is not finished, is of an experiment that predicts nothing, or has no such option.
         DataError: the file is at fault.
     """
-    experiment, config = folders.read_config(run, EXPERIMENTS)
+    experiment, config = read_config(run, EXPERIMENTS.__getitem__)
     if not (run / "result.json").is_file():
         raise RunError(f"{run} is not finished: `plmu train` continues it")
     found = experiment.predict(run, _read_by(config, reading or {}, experiment.name), file, future)
@@ -50,7 +50,7 @@ def predict(
     if out is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows([list(found.columns), *rows])
         return
-    with naming(out), replacing(out) as path, open(path, "w", encoding="utf-8", newline="") as stream:
+    with adding_path(out), replacing(out) as path, open(path, "w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows([list(found.columns), *rows])
     print(f"wrote {out}", file=sys.stderr)
 

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from plmu.errors import FileFormatError, RunError
 from plmu.modelfiles.files import reading, write
-from plmu.runs.folder import held
+from plmu.runs.folder import LOCK_FILE
+from plmu.runs.lock import locked
 
 OPEN, SAMPLES, RESET, CLOSE = range(4)
 CHUNK, RECORD = struct.Struct("<II"), struct.Struct("<BII")
@@ -68,7 +69,7 @@ class Journal:
         self._held = ExitStack()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._held.enter_context(held(folder / ".lock"))
+            self._held.enter_context(locked(folder / LOCK_FILE))
         except OSError as error:
             raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
         except RunError:

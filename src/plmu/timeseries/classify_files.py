@@ -13,9 +13,9 @@ import plmu
 from plmu.errors import DataError, RunError
 from plmu.nn import Sequential
 from plmu.runs.experiment import Predictions
+from plmu.runs.folder import read_json, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
-from plmu.runs.results import read_json, write_json
 from plmu.timeseries import labelled
 from plmu.timeseries.classifier import SequenceClassifier
 from plmu.timeseries.labelled import LabelledConfig

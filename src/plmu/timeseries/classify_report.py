@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.runs.results import write_json
+from plmu.runs.folder import write_json
 from plmu.timeseries.forecast_report import text_table
 from plmu.timeseries.plotting import literal, pyplot
 

@@ -16,9 +16,9 @@ from plmu.core.systems import DelayNetwork
 from plmu.errors import DataError, RunError
 from plmu.nn import CovariateForecast, LookbackForecast
 from plmu.runs.experiment import Predictions
+from plmu.runs.folder import read_json, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
-from plmu.runs.results import read_json, write_json
 from plmu.timeseries import series
 from plmu.timeseries.clock import Clock
 from plmu.timeseries.columns import Columns

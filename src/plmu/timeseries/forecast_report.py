@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from plmu.runs.results import write_json
+from plmu.runs.folder import write_json
 from plmu.timeseries.plotting import literal, pyplot, shortened
 from plmu.timeseries.scores import Intervals, model_method
 
