@@ -20,6 +20,7 @@ from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS
 from plmu.runs import deployed, outputs
 from plmu.runs.deployed import load
+from plmu.runs.experiment import outputs_of
 from plmu.text.symbols import Bytes, Characters, Symbols, Words
 
 
