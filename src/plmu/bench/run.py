@@ -10,7 +10,8 @@ import torch
 
 from plmu.bench import algorithms, complexity, layers, show, streaming, training_time
 from plmu.bench.measure import Keep, copy_bandwidth
-from plmu.runs.provenance import provenance, write_json
+from plmu.runs.folder import write_json
+from plmu.runs.provenance import provenance
 
 KINDS: dict[str, Callable[[str, int, Keep], dict[str, Any]]] = {
     "layers": layers.run,
