@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plmu.exports.c_files import TOLERANCE, sequence
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.program import Program
-from plmu.nn.folding import fold
-from plmu.nn.steppable import Steppable
+from plmu.folded import fold
 
 _STEPS = 200  # over which the error is measured
 _GROWN = 4  # times the error of the rounded weights themselves: above it the model lets it grow
@@ -19,7 +18,7 @@ class AccuracyWarning(UserWarning):
     """Rounded weights change the outputs of a model more than rounding explains."""
 
 
-def int8_error(model: Steppable, program: Program, samples: Tensor | None, fixed: bool = False) -> float:
+def int8_error(model: nn.Module, program: Program, samples: Tensor | None, fixed: bool = False) -> float:
     """|y − y with rounded weights| / |y| over a sequence, of random numbers if none is given."""
     given = sequence(program, _STEPS) if samples is None else samples
     shape = "(time,)" if program.tokens is not None else f"(time, {program.x.size})"

@@ -16,16 +16,14 @@ import torch
 from torch import Tensor, nn
 
 import plmu
-from plmu.core.modes import unwrapped
 from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_harm
 from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.lowering import lowered
 from plmu.exports.program import Program
+from plmu.folded import fold
+from plmu.folded.base import foldable
 from plmu.modelfiles.atomic import replacing
-from plmu.nn.folding import fold
-from plmu.nn.stacking import entrance, features_of
-from plmu.nn.steppable import Steppable
 
 FORMATS = ("onnx", "torch", "c")
 
@@ -169,20 +167,14 @@ class _Made:
     notes: list[str] = field(default_factory=list)
 
 
-def prepared(model: nn.Module) -> Steppable:
-    """A float32 copy in evaluation mode on the CPU."""
-    inner = unwrapped(model) if isinstance(model, nn.Module) else model
-    if not isinstance(inner, Steppable) or any(one.is_meta for one in inner.parameters()):
-        fold(inner)  # says what is wrong
-    assert isinstance(inner, Steppable)
-    return copy.deepcopy(inner).cpu().float().eval().requires_grad_(False)
+def prepared(model: nn.Module) -> Any:
+    """A float32 copy of a steppable model, in evaluation mode on the CPU."""
+    return copy.deepcopy(foldable(model)).cpu().float().eval().requires_grad_(False)
 
 
-def program_of(model: Steppable, int8: bool = False) -> Program:
+def program_of(model: Any, int8: bool = False) -> Program:
     """The program of a prepared model."""
-    first = entrance(model)
-    tokens = first.num_embeddings if isinstance(first, nn.Embedding) else None
-    features = None if tokens is not None else features_of(first)
+    features, tokens = model.input_sizes()
     if tokens is None and features is None:
         raise ValueError("the model does not say how many features it takes: begin it with a layer that does")
     x = torch.zeros(1, dtype=torch.int64) if features is None else torch.zeros(1, features)
@@ -219,7 +211,7 @@ def _metadata(program: Program, given: Mapping[str, Any] | None, int8: bool, fix
 
 
 def _onnx(
-    model: Steppable, program: Program, name: str, metadata: dict[str, str], whole: bool, int8: bool, measure: bool
+    model: Any, program: Program, name: str, metadata: dict[str, str], whole: bool, int8: bool, measure: bool
 ) -> _Made:
     try:
         from plmu.exports.onnx_model import step_model, whole_model
@@ -239,9 +231,7 @@ def _onnx(
     return made
 
 
-def _torch(
-    model: Steppable, program: Program, name: str, metadata: dict[str, str], whole: bool, measure: bool
-) -> _Made:
+def _torch(model: Any, program: Program, name: str, metadata: dict[str, str], whole: bool, measure: bool) -> _Made:
     from plmu.exports.torch_program import runs_whole, torch_program
 
     step = torch_program(model, program, metadata, whole=False)

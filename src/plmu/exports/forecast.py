@@ -1,10 +1,10 @@
-"""`LookbackForecast` and `CovariateForecast` as operations: windows are shifted, and so is the season's pattern, by its
-phase."""
+"""`WindowForecast` and `CovariateForecast` of `plmu.folded` as operations: windows are shifted, and so is the season's
+pattern, by its phase."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,39 +12,32 @@ from torch import Tensor
 from plmu.exports import program as ops
 from plmu.exports.builder import Builder, NotExportable, cast
 from plmu.exports.program import Value, Weight
-from plmu.nn.covariates import CovariateForecast
-from plmu.nn.forecast import AMPLITUDE, LookbackForecast
+from plmu.folded import CovariateForecast, WindowForecast
+from plmu.folded.forecast import AMPLITUDE, season_in
 
 LARGEST = 2**26  # numbers of a matrix
-_Layer = TypeVar("_Layer", bound=LookbackForecast)
 
 
-def lower_forecast(b: Builder, layer: LookbackForecast, x: Value, state: Any) -> tuple[Value, Any]:
+def lower_forecast(b: Builder, part: WindowForecast, x: Value, state: Any) -> tuple[Value, Any]:
     """One step."""
     window, place = state
     b.kinds.update({window: "inputs", place: "phase, and 1 after the first step"})
-    clock = _Clock.of(b, layer, place)
+    clock = _Clock.of(b, part, place)
     rows = clock.pushed(b, window, x)
-    return _readout(b, layer, rows, x, clock), (rows, clock.after)
+    return _readout(b, part, rows, x, clock), (rows, clock.after)
 
 
-def lower_covariates(b: Builder, layer: CovariateForecast, x: Value, state: Any) -> tuple[Value, Any]:
+def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) -> tuple[Value, Any]:
     """One step with covariates: their effect is subtracted from the window, and added ahead."""
     window, place, effects, recent = state
     b.kinds.update({window: "inputs", place: "phase, and 1 after the first step"})
     b.kinds.update({effects: "effects of covariates", recent: "covariates"})
-    channels, lookback, horizon, lags, count = (
-        layer.channels,
-        layer.lookback,
-        layer.horizon,
-        layer.lags,
-        layer.covariates,
-    )
-    clock = _Clock.of(b, layer, place)
+    channels, lookback, horizon = part.channels, part.lookback, part.horizon
+    lags, count = part.lags, part.covariates
+    clock = _Clock.of(b, part, place)
     values, now, future = b.split(x, channels, count, count * horizon)
     recent = clock.pushed(b, recent, now)
-    with torch.no_grad():
-        kernel = _exact(layer).kernel().mT  # (channels, lags, covariates)
+    kernel = part.kernel().mT  # (channels, lags, covariates)
     effect = b.add(ops.MatVec, channels, Weight(cast(kernel.flatten(1)), True), (recent,))
     effects, rows = clock.pushed(b, effects, effect), clock.pushed(b, window, values)
     # The kernel at each step ahead, over the last covariates and the next ones.
@@ -53,7 +46,7 @@ def lower_covariates(b: Builder, layer: CovariateForecast, x: Value, state: Any)
         reach[step, :, step + 1 : step + 1 + lags] = kernel
     table = Weight(cast(reach.flatten(2).flatten(0, 1)), True)
     past, ahead = effects, b.add(ops.MatVec, horizon * channels, table, (recent, future))
-    if layer.relative:
+    if part.relative:
         total = torch.eye(channels).repeat(1, lookback) / lookback
         mean = b.add(ops.MatVec, channels, Weight(-total, True), (rows,))
         around = b.add(ops.Add, rows.size, rows, b.add(ops.Concat, rows.size, (mean,) * lookback))
@@ -62,7 +55,7 @@ def lower_covariates(b: Builder, layer: CovariateForecast, x: Value, state: Any)
         ahead = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (size,) * horizon))
     rest = b.add(ops.Add, rows.size, rows, b.add(ops.Scale, rows.size, past, -torch.ones(rows.size), None))
     last = rest if lookback == 1 else b.split(rest, rest.size - channels, channels)[1]
-    out = b.add(ops.Add, ahead.size, _readout(b, layer, rest, last, clock), ahead)
+    out = b.add(ops.Add, ahead.size, _readout(b, part, rest, last, clock), ahead)
     return out, (rows, clock.after, effects, recent)
 
 
@@ -77,15 +70,15 @@ class _Clock:
     after: Value  # the place after it
 
     @classmethod
-    def of(cls, b: Builder, layer: LookbackForecast, place: Value) -> _Clock:
+    def of(cls, b: Builder, part: WindowForecast, place: Value) -> _Clock:
         phase, begun = b.split(place, 1, 1)
         fresh = b.add(ops.Scale, 1, begun, -torch.ones(1), torch.ones(1))
-        season = max(layer.season, 1)
+        season = max(part.season, 1)
         now = b.add(
             ops.Add,
             1,
             b.add(ops.Multiply, 1, begun, phase),
-            b.add(ops.Scale, 1, fresh, torch.full((1,), float(layer.phase)), None),
+            b.add(ops.Scale, 1, fresh, torch.full((1,), float(part.phase)), None),
         )
         # The phase after this step: one more, and 0 after the last.
         last = _at_least(b, now, torch.tensor([season - 1.0]))
@@ -103,50 +96,41 @@ class _Clock:
         return _select(b, self.begun, shifted, self.fresh, repeated)
 
 
-def _readout(b: Builder, layer: LookbackForecast, rows: Value, last: Value, clock: _Clock) -> Value:
+def _readout(b: Builder, part: WindowForecast, rows: Value, last: Value, clock: _Clock) -> Value:
     """The forecast from the rows of a window, of which `last` is the last."""
-    channels, lookback, horizon = layer.channels, layer.lookback, layer.horizon
+    channels, lookback, horizon = part.channels, part.lookback, part.horizon
     if horizon * lookback * channels**2 > LARGEST:
         raise NotExportable(
             f"a forecast of {horizon} steps of {channels} channels from {lookback} is too large to export"
         )
     changes = _minus(b, rows, last)
     level = b.add(ops.Concat, horizon * channels, (last,) * horizon)
-    with torch.no_grad():
-        exact = _exact(layer)
-        if layer.season:
-            # A season of some amplitude is taken out of the window, and added ahead.
-            amplitude, past, ahead = _seasonal(b, exact, changes, clock.phase)
-            present = b.add(ops.Multiply, past.size, past, b.add(ops.Concat, past.size, (amplitude,) * lookback))
-            changes = b.add(ops.Add, past.size, changes, _negative(b, present))
-            added = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (amplitude,) * horizon))
-            level = b.add(ops.Add, level.size, level, added)
-        matrix = torch.zeros(horizon, channels, lookback, channels, dtype=torch.float64)
-        for channel, read in enumerate(_read(exact)):
-            matrix[:, channel, :, channel] = read
-        flat = matrix.reshape(horizon * channels, lookback * channels)
-        return b.add(ops.MatVec, horizon * channels, Weight(cast(flat), True), (changes,), None, level)
+    if part.season:
+        # A season of some amplitude is taken out of the window, and added ahead.
+        amplitude, past, ahead = _seasonal(b, part, changes, clock.phase)
+        present = b.add(ops.Multiply, past.size, past, b.add(ops.Concat, past.size, (amplitude,) * lookback))
+        changes = b.add(ops.Add, past.size, changes, _negative(b, present))
+        added = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (amplitude,) * horizon))
+        level = b.add(ops.Add, level.size, level, added)
+    matrix = torch.zeros(horizon, channels, lookback, channels, dtype=torch.float64)
+    for channel, read in enumerate(_read(part)):
+        matrix[:, channel, :, channel] = read
+    flat = matrix.reshape(horizon * channels, lookback * channels)
+    return b.add(ops.MatVec, horizon * channels, Weight(cast(flat), True), (changes,), None, level)
 
 
-def _exact(layer: _Layer) -> _Layer:
-    """The same in float64."""
-    found = type(layer)(**layer.config).double()
-    found.load_state_dict(layer.state_dict())
-    return found
-
-
-def _seasonal(b: Builder, layer: LookbackForecast, changes: Value, phase: Value) -> tuple[Value, Value, Value]:
+def _seasonal(b: Builder, part: WindowForecast, changes: Value, phase: Value) -> tuple[Value, Value, Value]:
     """The season's amplitude in a window, and its pattern there and ahead, both relative to the last step."""
-    channels, lookback, horizon = layer.channels, layer.lookback, layer.horizon
-    pattern = _around(b, layer.season_pattern, phase, lookback - 1, horizon)
+    channels, lookback, horizon = part.channels, part.lookback, part.horizon
+    pattern = _around(b, part.season_pattern, phase, lookback - 1, horizon)
     past, ahead = b.split(pattern, lookback * channels, horizon * channels)
     last = past if lookback == 1 else b.split(past, past.size - channels, channels)[1]
     total = torch.eye(channels).repeat(1, lookback)
     mean = b.add(ops.MatVec, channels, Weight(total / lookback, True), (past,))
     fits = b.add(ops.Multiply, changes.size, changes, _minus(b, past, mean))
-    agreement = b.add(ops.MatVec, channels, Weight(total, True), (fits,), cast(layer.prior))
-    power = layer._season(torch.arange(layer.season)).power[..., 0]
-    raw = b.add(ops.Multiply, channels, agreement, _around(b, 1 / (power + layer.prior), phase, 0, 0))
+    agreement = b.add(ops.MatVec, channels, Weight(total, True), (fits,), cast(part.prior))
+    power = season_in(part.season_pattern, torch.arange(part.season), part.taps, horizon).power[..., 0]
+    raw = b.add(ops.Multiply, channels, agreement, _around(b, 1 / (power + part.prior), phase, 0, 0))
     # Between 0 and the largest amplitude: relu(raw) − relu(raw − largest).
     ones = torch.ones(channels)
     beyond = _positive(b, b.add(ops.Scale, channels, raw, ones, -AMPLITUDE * ones))
@@ -154,13 +138,11 @@ def _seasonal(b: Builder, layer: LookbackForecast, changes: Value, phase: Value)
     return amplitude, _minus(b, past, last), _minus(b, ahead, last)
 
 
-def _read(layer: LookbackForecast) -> Tensor:
+def _read(part: WindowForecast) -> Tensor:
     """The readout of each value of a window, relative to its last: (channels, horizon, lookback)."""
-    plain = type(layer)(**{**layer.config, "season": 0, "phase": 0}).double()
-    windows = torch.eye(layer.lookback, dtype=torch.float64)[:, None].expand(-1, layer.channels, -1).clone()
-    windows[-1] = 0.0  # the last value is the level
-    features = plain.standard(windows, torch.zeros(layer.lookback, dtype=torch.long)).features
-    return torch.einsum("lco,cho->chl", features, layer.weight.expand(layer.channels, -1, -1))
+    taps = part.taps.clone()
+    taps[-1] = 0.0  # the last value is the level
+    return torch.einsum("lo,cho->chl", taps, part.weight.expand(part.channels, -1, -1))
 
 
 def _select(b: Builder, first: Value, x: Value, second: Value, y: Value) -> Value:

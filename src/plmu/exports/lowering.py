@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from plmu import folded
 from plmu.exports import program as ops
@@ -13,15 +12,12 @@ from plmu.exports.builder import Builder, Lowering, NotExportable, cast, name_of
 from plmu.exports.forecast import lower_covariates, lower_forecast
 from plmu.exports.program import Program, Value, Weight
 from plmu.folded import Folded
-from plmu.nn.attention import CausalAttention, rotation
-from plmu.nn.covariates import CovariateForecast
-from plmu.nn.folding import FUNCTIONS, is_plain
-from plmu.nn.forecast import LookbackForecast
-from plmu.nn.shares import ThresholdShares, legendre
-from plmu.nn.steppable import ACTIVATIONS
-from plmu.runtime.state_tree import map_state
+from plmu.folded.attention import rotation
+from plmu.folded.functions import ACTIVATIONS, MODULES
+from plmu.folded.shares import legendre
+from plmu.folded.states import map_state
 
-_ELEMENTWISE_OR_ROW = {name for name, _ in FUNCTIONS.values()} | set(ACTIVATIONS)
+_ELEMENTWISE_OR_ROW = {name for name, _ in MODULES.values()} | set(ACTIVATIONS)
 
 
 def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool = False) -> Program:
@@ -231,34 +227,27 @@ def _identity(b: Builder, part: folded.Identity, x: Value, state: Any) -> tuple[
     return x, None
 
 
-def _stepped(b: Builder, part: folded.Stepped, x: Value, state: Any) -> tuple[Value, Any]:
-    layer = part.module
-    if is_plain(layer, LookbackForecast) and "step" not in vars(layer):
-        return lower_forecast(b, layer, x, state)
-    if is_plain(layer, CovariateForecast) and "step" not in vars(layer):
-        return lower_covariates(b, layer, x, state)
-    if is_plain(layer, ThresholdShares) and "step" not in vars(layer):
-        b.kinds[state] = "counts"
-        after = b.add(ops.Count, state.size, x, state, cast(layer.thresholds), layer.positions)
-        return b.add(ops.Shares, state.size - 1, after, cast(torch.tensor(legendre(layer.positions)))), after
-    known = is_plain(layer, CausalAttention) and "step" not in vars(layer)
-    if not known or not all(is_plain(one, nn.Linear) for one in (layer.inputs, layer.output)):
-        raise b.unknown(part)
-    width, steps = layer.width, layer.window
-    query, key, value = b.split(b.product(layer.inputs.weight, x, bias=layer.inputs.bias), width, width, width)
-    keys, values, seen = state
-    b.kinds.update({keys: "keys", values: "values", seen: "steps seen"})
+def _shares(b: Builder, part: folded.RunningShares, x: Value, state: Any) -> tuple[Value, Any]:
+    b.kinds[state] = "counts"
+    after = b.add(ops.Count, state.size, x, state, cast(part.thresholds), part.positions)
+    return b.add(ops.Shares, state.size - 1, after, cast(torch.tensor(legendre(part.positions)))), after
+
+
+def _attention(b: Builder, part: folded.WindowAttention, x: Value, state: Any) -> tuple[Value, Any]:
+    width, steps = part.width, part.window
+    query, key, value = b.split(b.product(part.input_weight, x, bias=part.input_bias), width, width, width)
+    keys, values, present = state
+    b.kinds.update({keys: "keys", values: "values", present: "steps seen"})
     keys = b.add(ops.Concat, steps * width, (keys, key))
     values = b.add(ops.Concat, steps * width, (values, value))
-    one = b.add(ops.Constant, 1, torch.ones(1))
-    seen = b.add(ops.Concat, steps, (seen, one))
-    cos, sin = rotation(0, steps, width // layer.heads // 2, torch.float32, torch.device("cpu"))
+    present = b.add(ops.Concat, steps, (present, b.add(ops.Constant, 1, torch.ones(1))))
+    cos, sin = rotation(0, steps, width // part.heads // 2, torch.float32, torch.device("cpu"))
     cos, sin = cos.double(), sin.double()
     turned = cos * cos[-1] + sin * sin[-1], sin * cos[-1] - cos * sin[-1]  # against the query, which is the last
-    mixed = b.add(ops.Attend, width, query, keys, values, seen, layer.heads, *map(cast, turned))
-    out = b.product(layer.output.weight, mixed, bias=layer.output.bias)
-    rest = (steps - 1) * width
-    kept = (b.split(keys, width, rest)[1], b.split(values, width, rest)[1], b.split(seen, 1, steps - 1)[1])
+    mixed = b.add(ops.Attend, width, query, keys, values, present, part.heads, *map(cast, turned))
+    out = b.product(part.output_weight, mixed, bias=part.output_bias)
+    size = (steps - 1) * width
+    kept = (b.split(keys, width, size)[1], b.split(values, width, size)[1], b.split(present, 1, steps - 1)[1])
     return out, kept
 
 
@@ -268,6 +257,7 @@ _KINDS: dict[type[Folded], Lowering] = {
     folded.Carry: _carry,
     folded.Chain: _chain,
     folded.CoupledMemory: _coupled_memory,
+    folded.CovariateForecast: lower_covariates,
     folded.Delay: _delay,
     folded.Filled: _filled,
     folded.Function: _function,
@@ -278,13 +268,15 @@ _KINDS: dict[type[Folded], Lowering] = {
     folded.Norm: _norm,
     folded.ParallelMemory: _parallel_memory,
     folded.Product: _product,
+    folded.RunningShares: _shares,
     folded.Scale: _scale,
     folded.SelectiveMemory: _selective,
-    folded.Stepped: _stepped,
     folded.Sum: _sum,
     folded.Taps: _taps,
     folded.Unit: _unit,
     folded.WeightedSum: _weighted_sum,
+    folded.WindowAttention: _attention,
+    folded.WindowForecast: lower_forecast,
 }
 
 

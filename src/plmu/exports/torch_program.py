@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from plmu.exports.program import Program
-from plmu.nn.original import LMU, LMUCell
-from plmu.nn.steppable import Steppable
-from plmu.runtime.state_tree import leaves, map_state
+from plmu.folded.states import leaves, map_state
 
 METADATA = "metadata.json"  # among the program's extra files
 
 
-def torch_program(model: Steppable, program: Program, metadata: Mapping[str, str], whole: bool) -> bytes:
+def torch_program(model: Any, program: Program, metadata: Mapping[str, str], whole: bool) -> bytes:
     """(x, state_0, …) → (y, state_0, …) with operations of torch alone.
 
     Args:
@@ -52,13 +50,13 @@ def torch_program(model: Steppable, program: Program, metadata: Mapping[str, str
 
 def runs_whole(model: nn.Module) -> bool:
     """Whether a whole sequence of any length can be a program of torch: not where it runs one step after another."""
-    return not any(isinstance(one, LMU | LMUCell) for one in model.modules())
+    return all(getattr(module, "parallel", True) for module in model.modules())
 
 
 class _Flat(nn.Module):
     """A model with its states as single tensors."""
 
-    def __init__(self, model: Steppable, like: Any, whole: bool) -> None:
+    def __init__(self, model: Any, like: Any, whole: bool) -> None:
         super().__init__()
         self.model, self.like, self.whole = model, like, whole
 

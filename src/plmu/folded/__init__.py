@@ -5,11 +5,14 @@ its tensors are arrays, its other fields plain options, and fields that are fold
 derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of your layer.
 """
 
-from plmu.folded.base import Folded, Place, Stateless, wide_dtype
+from plmu.folded.attention import WindowAttention
+from plmu.folded.base import Folded, Place, Stateless, fold, wide_dtype
 from plmu.folded.blocks import SelectiveMemory, Taps
+from plmu.folded.forecast import CovariateForecast, WindowForecast
 from plmu.folded.functions import Affine, Applied, Carry, Function, Gate, Identity, Lookup, Norm, Scale, Unit
 from plmu.folded.joining import chain
 from plmu.folded.memory import CoupledMemory, Delay, LinearMemory, ParallelMemory
+from plmu.folded.shares import RunningShares
 from plmu.folded.stacks import After, Chain, Filled, Product, Stepped, Sum, WeightedSum
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "Carry",
     "Chain",
     "CoupledMemory",
+    "CovariateForecast",
     "Delay",
     "Filled",
     "Folded",
@@ -31,6 +35,7 @@ __all__ = [
     "ParallelMemory",
     "Place",
     "Product",
+    "RunningShares",
     "Scale",
     "SelectiveMemory",
     "Stateless",
@@ -39,6 +44,9 @@ __all__ = [
     "Taps",
     "Unit",
     "WeightedSum",
+    "WindowAttention",
+    "WindowForecast",
     "chain",
+    "fold",
     "wide_dtype",
 ]

@@ -1,4 +1,4 @@
-"""What a folded model is."""
+"""What a folded model is, and `plmu.fold`, which makes one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
-from plmu.core.modes import autocasts
+from plmu.core.modes import autocasts, unwrapped
 
 
 class Place(TypedDict):
@@ -108,6 +108,47 @@ class Folded:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+
+def fold(model: nn.Module) -> Folded:
+    """A trained model as an inference-only model: read-only arrays and a `step` method.
+
+    >>> folded = plmu.fold(model)
+    >>> out, state = folded.step(x_t, state)  # as model.step, without gradients and with dropout off
+    >>> folded.arrays()  # {"0.matrix": ..., "1.weight": ...}
+
+    Constants are multiplied out in float64 and cast once to the precision of the weights: a linear memory with its
+    encoder and readout, linear layers in a row. States have the form of the model's own, so that a sequence can begin
+    with `model(x)` and go on with `folded.step`. Later changes to the model do not affect it. A layer of your own
+    stays as it is, in a copy, unless it overrides `plmu.nn.Steppable.fold`.
+
+    Args:
+        model: any steppable module. AveragedModel, DDP and torch.compile wrappers are removed.
+
+    Returns:
+        The folded model.
+
+    Raises:
+        TypeError: the model is not steppable.
+        ValueError: the model is on the meta device, or has a part that needs the whole sequence.
+    """
+    inner = foldable(model)
+    with torch.no_grad(), torch.device("cpu"):
+        folded: Folded = inner.fold().finished()
+    return folded
+
+
+def foldable(model: nn.Module) -> Any:
+    """The steppable module inside a model's wrappers; raises as `fold` does."""
+    inner: Any = unwrapped(model) if isinstance(model, nn.Module) else model
+    if not (isinstance(inner, nn.Module) and hasattr(inner, "step") and hasattr(inner, "fold")):
+        raise TypeError(
+            f"model must be steppable (a layer of plmu, plmu.Sequential or a plmu.nn.Steppable),"
+            f" got {type(inner).__name__}"
+        )
+    if any(value.is_meta for value in inner.parameters()):
+        raise ValueError("model is on the meta device: its weights have no values")
+    return inner
 
 
 def _parts(name: str, value: Any) -> list[tuple[str, Folded]]:

@@ -12,6 +12,48 @@ from torch import Tensor, nn
 
 from plmu.folded.base import Stateless, as_dtype, copied, copies
 
+# Activations that have a name.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "elu": F.elu,
+    "leaky_relu": F.leaky_relu,
+    "softplus": F.softplus,
+    "softsign": F.softsign,
+}
+# Modules of torch as functions of torch, with the options that they keep as attributes.
+MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    nn.ReLU: ("relu", ()),
+    nn.ReLU6: ("relu6", ()),
+    nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
+    nn.ELU: ("elu", ("alpha",)),
+    nn.CELU: ("celu", ("alpha",)),
+    nn.SELU: ("selu", ()),
+    nn.GELU: ("gelu", ("approximate",)),
+    nn.SiLU: ("silu", ()),
+    nn.Mish: ("mish", ()),
+    nn.Sigmoid: ("sigmoid", ()),
+    nn.Tanh: ("tanh", ()),
+    nn.Softplus: ("softplus", ("beta", "threshold")),
+    nn.Softsign: ("softsign", ()),
+    nn.Hardtanh: ("hardtanh", ("min_val", "max_val")),
+    nn.Hardsigmoid: ("hardsigmoid", ()),
+    nn.Hardswish: ("hardswish", ()),
+    nn.LogSigmoid: ("logsigmoid", ()),
+    nn.Tanhshrink: ("tanhshrink", ()),
+    nn.Softmax: ("softmax", ("dim",)),
+    nn.LogSoftmax: ("log_softmax", ("dim",)),
+    nn.GLU: ("glu", ("dim",)),
+}
+
+
+def activation_name(function: object) -> str | None:
+    """The name of a function in ACTIVATIONS, if it is there."""
+    return next((name for name, known in ACTIVATIONS.items() if known is function), None)
+
 
 @dataclass(frozen=True, eq=False)
 class Identity(Stateless):

@@ -1,5 +1,6 @@
 """Layers that train in parallel over time and run as RNNs, by the conventions of torch.nn."""
 
+from plmu.folded import fold
 from plmu.nn.attention import CausalAttention
 from plmu.nn.bidirectional import Bidirectional
 from plmu.nn.blocks import LMUBlock, MemoryBlock
@@ -9,7 +10,6 @@ from plmu.nn.covariates import CovariateForecast
 from plmu.nn.cross_attention import Attended, CrossAttention
 from plmu.nn.delay import DelayLayer
 from plmu.nn.encoder_decoder import EncoderDecoder
-from plmu.nn.folding import fold
 from plmu.nn.forecast import LookbackForecast
 from plmu.nn.highway import Highway
 from plmu.nn.lstm import LSTM

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from plmu.core.modes import is_open
-from plmu.folded import wide_dtype
+from plmu.folded import Folded, Stepped, WindowAttention, wide_dtype
+from plmu.folded.attention import rotated
+from plmu.nn.folding import is_plain
 from plmu.nn.past import documents, ends, since_reset
-from plmu.nn.steppable import Steppable, check_features, factory, positive
+from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid
 from plmu.ops.nonfinite import suspect
 
 State = tuple[Tensor, Tensor, Tensor]
-_LONGEST = 10_000.0  # the slowest rotation, in steps per radian
 
 
 class CausalAttention(Steppable):
@@ -92,6 +93,21 @@ class CausalAttention(Steppable):
         out, state = self.forward(x[:, None], state)
         return out[:, 0], state
 
+    def fold(self) -> Folded:
+        if changed(self, "fold") or not all(is_plain(layer, nn.Linear) for layer in (self.inputs, self.output)):
+            return Stepped.of(self)
+        inputs, output = self.inputs, self.output
+        return WindowAttention(
+            inputs.weight,
+            inputs.bias,
+            output.weight,
+            output.bias,
+            self.heads,
+            self.window,
+            dtype=output.weight.dtype,
+            device=output.weight.device,
+        )
+
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         size = self.window - 1
         shapes = ((batch, size, self.width), (batch, size, self.width), (batch, size))
@@ -124,7 +140,7 @@ class CausalAttention(Steppable):
             key, value = (torch.where(bad, 0.0, one) for one in (key, value))
         queries, keys, values = (_windows(one, blocks, block) for one in (query, key, value))
         split = [one.unflatten(2, (self.heads, -1)).transpose(1, 2) for one in (queries, keys, values)]
-        turned = _turned(split[0], before), _turned(split[1], 0)
+        turned = rotated(split[0], before), rotated(split[1], 0)
         if plain and bad is None:
             out = scaled_dot_product_attention(*turned, split[2], is_causal=True)
         else:
@@ -149,19 +165,3 @@ def _windows(x: Tensor, blocks: int, step: int) -> Tensor:
     if blocks == 1:
         return x
     return x.unfold(1, x.shape[1] - (blocks - 1) * step, step).flatten(0, 1).mT
-
-
-def rotation(start: int, count: int, pairs: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (count, pairs) of the angles by which pairs of features are rotated, from step `start` on."""
-    steps = torch.arange(start, start + count, dtype=dtype, device=device)
-    rates = _LONGEST ** (-torch.arange(pairs, dtype=dtype, device=device) / pairs)
-    angles = steps[:, None] * rates
-    return angles.cos(), angles.sin()
-
-
-def _turned(x: Tensor, start: int) -> Tensor:
-    """x (..., steps, features) with pairs of features rotated by an angle for each step, from `start` on."""
-    wide = wide_dtype(x.dtype)
-    cos, sin = rotation(start, x.shape[-2], x.shape[-1] // 2, wide, x.device)
-    one, other = x.to(wide).chunk(2, dim=-1)
-    return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1).to(x.dtype)

@@ -7,10 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plmu import folded
 from plmu.core.systems import DelayNetwork
-from plmu.folded import wide_dtype
+from plmu.folded import Folded, wide_dtype
+from plmu.folded.forecast import effect_kernel, effect_of, phase_of, place_at, pushed, split_columns
+from plmu.folded.forecast import spread as spread
+from plmu.nn.folding import exact
 from plmu.nn.forecast import LookbackForecast, began, final_rows, row_windows, window_taps
-from plmu.nn.steppable import check_features, factory, positive
+from plmu.nn.steppable import changed, check_features, factory, positive
 from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid, result_dtype
 
 
@@ -101,11 +105,10 @@ class CovariateForecast(LookbackForecast):
     def kernel(self) -> Tensor:
         """The effect of each covariate on each channel, from the oldest of the lags to the present step: (channels,
         covariates, lags)."""
-        present = nn.functional.pad(torch.ones_like(self.effect_weight[:1, 0, :1]), (self.lags - 1, 0))
-        if self._lag_system is None:
-            return self.effect_weight @ present
-        taps = self._lag_system.derive(window_taps, self.lags, dtype=present.dtype, device=present.device)
-        return self.effect_weight @ torch.cat([present, taps.mT])
+        weight, taps = self.effect_weight, None
+        if self._lag_system is not None:
+            taps = self._lag_system.derive(window_taps, self.lags, dtype=weight.dtype, device=weight.device)
+        return effect_kernel(weight, taps, self.lags)
 
     def effect(self, covariates: Tensor) -> Tensor:
         """What covariates explain of the channels: (..., channels, steps).
@@ -113,14 +116,7 @@ class CovariateForecast(LookbackForecast):
         Args:
             covariates: of these steps and of those before that count, (..., covariates, lags - 1 + steps).
         """
-        kernel = self.kernel().to(covariates.dtype)
-        if self.lags == 1:
-            return kernel[..., 0] @ covariates
-        if covariates.is_cuda:  # where a convolution may round to TF32
-            return torch.einsum("...ksl,ckl->...cs", covariates.unfold(-1, self.lags, 1), kernel)
-        flat = covariates.reshape(-1, *covariates.shape[-2:])
-        found = nn.functional.conv1d(flat, kernel)
-        return found.reshape(*covariates.shape[:-2], *found.shape[1:])
+        return effect_of(covariates, self.kernel().to(covariates.dtype))
 
     def forecast(self, windows: Tensor, phase: Tensor, effect: Tensor) -> Tensor:
         """Forecasts (..., channels, horizon) of windows, given the covariates' effect on them and on the steps ahead.
@@ -179,18 +175,31 @@ class CovariateForecast(LookbackForecast):
         check_features(x, 2, self.input_size, self.weight)
         window, place, effects, recent = self._start(x, state)
         values, now, future = self._split(x)
-        recent = _pushed(recent, now, place)
+        recent = pushed(recent, now, place)
         lagged = recent.mT.to(x.dtype)
-        effects = _pushed(effects, self.effect(lagged)[..., 0], place)
-        window = _pushed(window, values, place)
-        phase = torch.where(place[:, 1] != 0, place[:, 0], self.phase).round().long() % max(self.season, 1)
+        effects = pushed(effects, self.effect(lagged)[..., 0], place)
+        window, phase = pushed(window, values, place), phase_of(place, self.phase, self.season)
         out = self._ahead(window.mT.to(x.dtype), effects.mT.to(x.dtype), phase, lagged, future).mT.flatten(1)
-        return out.to(result_dtype(x)), (window, self._place(phase + 1, place), effects, recent)
+        return out.to(result_dtype(x)), (window, place_at(phase + 1, self.season, place.dtype), effects, recent)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Channels, covariates of the step, and those ahead (..., covariates, horizon)."""
-        values, now, future = x.split([self.channels, self.covariates, self.covariates * self.horizon], dim=-1)
-        return values, now, future.unflatten(-1, (self.horizon, self.covariates)).mT
+        return split_columns(x, self.channels, self.covariates, self.horizon)
+
+    def fold(self) -> Folded:
+        if changed(self, "fold"):
+            return super().fold()
+        taps = None
+        if self._lag_system is not None:
+            taps = self._lag_system.derive(window_taps, self.lags, dtype=torch.float64, device=torch.device("cpu"))
+        return folded.CovariateForecast(
+            **self._arrays(),
+            phase=self.phase,
+            effect_weight=exact(self.effect_weight),
+            lag_taps=taps,
+            lags=self.lags,
+            relative=bool(self.relative),
+        )
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         wide = wide_dtype(dtype)
@@ -201,14 +210,3 @@ class CovariateForecast(LookbackForecast):
     def extra_repr(self) -> str:
         options = f", covariates={self.covariates}, lags={self.lags}" + ", relative=True" * self.relative
         return super().extra_repr() + options
-
-
-def spread(windows: Tensor) -> Tensor:
-    """The mean absolute deviation of windows (..., time) from their means: (..., 1)."""
-    return (windows - windows.mean(-1, keepdim=True)).abs().mean(-1, keepdim=True)
-
-
-def _pushed(rows: Tensor, row: Tensor, place: Tensor) -> Tensor:
-    """Rows (batch, size, columns) with a new one at the end, which fills them if it is the first."""
-    now = row[:, None].to(rows.dtype)
-    return torch.where(place[:, 1:, None] > 0, torch.cat([rows[:, 1:], now], dim=1), now)

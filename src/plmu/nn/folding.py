@@ -1,4 +1,4 @@
-"""How models fold: `plmu.fold`, and the modules of torch that act on each step alone."""
+"""How the modules inside a model fold: stacks, activations, and the modules of torch that act on each step alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from plmu.core.modes import unwrapped
 from plmu.folded import (
     Affine,
     Applied,
@@ -26,68 +25,11 @@ from plmu.folded import (
     Unit,
     chain,
 )
-from plmu.nn.steppable import Steppable, activation_name
+from plmu.folded.functions import MODULES, activation_name
+from plmu.nn.steppable import Steppable
 
 # Those that do nothing once training is over.
 _NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
-# Functions of torch with the options that a module keeps as attributes.
-FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
-    nn.ReLU: ("relu", ()),
-    nn.ReLU6: ("relu6", ()),
-    nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
-    nn.ELU: ("elu", ("alpha",)),
-    nn.CELU: ("celu", ("alpha",)),
-    nn.SELU: ("selu", ()),
-    nn.GELU: ("gelu", ("approximate",)),
-    nn.SiLU: ("silu", ()),
-    nn.Mish: ("mish", ()),
-    nn.Sigmoid: ("sigmoid", ()),
-    nn.Tanh: ("tanh", ()),
-    nn.Softplus: ("softplus", ("beta", "threshold")),
-    nn.Softsign: ("softsign", ()),
-    nn.Hardtanh: ("hardtanh", ("min_val", "max_val")),
-    nn.Hardsigmoid: ("hardsigmoid", ()),
-    nn.Hardswish: ("hardswish", ()),
-    nn.LogSigmoid: ("logsigmoid", ()),
-    nn.Tanhshrink: ("tanhshrink", ()),
-    nn.Softmax: ("softmax", ("dim",)),
-    nn.LogSoftmax: ("log_softmax", ("dim",)),
-    nn.GLU: ("glu", ("dim",)),
-}
-
-
-def fold(model: nn.Module) -> Folded:
-    """A trained model as an inference-only model: read-only arrays and a `step` method.
-
-    >>> folded = plmu.fold(model)
-    >>> out, state = folded.step(x_t, state)  # as model.step, without gradients and with dropout off
-    >>> folded.arrays()  # {"0.matrix": ..., "1.weight": ...}
-
-    Constants are multiplied out in float64 and cast once to the precision of the weights: a linear memory with its
-    encoder and readout, linear layers in a row. States have the form of the model's own, so that a sequence can begin
-    with `model(x)` and go on with `folded.step`. Later changes to the model do not affect it. A layer of your own
-    stays as it is, in a copy, unless it overrides `plmu.nn.Steppable.fold`.
-
-    Args:
-        model: any steppable module. AveragedModel, DDP and torch.compile wrappers are removed.
-
-    Returns:
-        The folded model.
-
-    Raises:
-        TypeError: the model is not steppable.
-        ValueError: the model is on the meta device, or has a part that needs the whole sequence.
-    """
-    inner = unwrapped(model) if isinstance(model, nn.Module) else model
-    if not isinstance(inner, Steppable):
-        raise TypeError(
-            f"model must be steppable (a layer of plmu, plmu.Sequential or a plmu.nn.Steppable),"
-            f" got {type(inner).__name__}"
-        )
-    if any(value.is_meta for value in inner.parameters()):
-        raise ValueError("model is on the meta device: its weights have no values")
-    with torch.no_grad(), torch.device("cpu"):
-        return inner.fold().finished()
 
 
 def fold_module(module: nn.Module) -> Folded:
@@ -165,8 +107,8 @@ def _fold_torch(module: nn.Module) -> Folded:
     kind = type(module)
     if kind in _NOTHING:
         return Identity()
-    if kind in FUNCTIONS:
-        name, options = FUNCTIONS[kind]
+    if kind in MODULES:
+        name, options = MODULES[kind]
         return Function(name, tuple((option, getattr(module, option)) for option in options))
     weight: Any = getattr(module, "weight", None)
     place = {} if weight is None else {"dtype": weight.dtype, "device": weight.device}

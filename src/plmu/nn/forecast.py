@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plmu.core.modes import is_open
 from plmu.core.systems import DelayNetwork, LinearSystem
-from plmu.folded import wide_dtype
+from plmu.folded import Folded, WindowForecast, wide_dtype
+from plmu.folded.forecast import Season, phase_of, place_at, pushed, read_out, season_in, standard
+from plmu.folded.forecast import Standard as Standard
+from plmu.nn.folding import exact
 from plmu.nn.memory import plain_theta
 from plmu.nn.past import ends
-from plmu.nn.steppable import Steppable, check_features, factory, positive
+from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
 _LARGEST = 2**22  # numbers of windows that are held at a time
 Ahead = Callable[[Tensor, Tensor, Tensor], Tensor]  # of windows, their phase and their steps, to forecasts
-AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
 
 
 class LookbackForecast(Steppable):
@@ -150,7 +152,7 @@ class LookbackForecast(Steppable):
             out = out if known is None else torch.where((known > 0)[:, None], out, 0.0)
         last = counted.new_full((batch, 1), time - 1) if known is None else (known - 1).clamp(min=0)[:, None]
         after = final_rows(steps, self.lookback, begun, known).to(window.dtype)
-        placed = self._place(counted.gather(1, last)[:, 0] + 1, place)
+        placed = place_at(counted.gather(1, last)[:, 0] + 1, self.season, place.dtype)
         if known is not None:
             placed = torch.where((known > 0)[:, None], placed, place)
         return out.to(result_dtype(x)), (after, placed)
@@ -169,9 +171,7 @@ class LookbackForecast(Steppable):
             windows: (..., channels, lookback).
             phase: of their last steps, (...).
         """
-        seen = self.standard(windows, phase)
-        changes = torch.einsum("...co,cho->...ch", seen.features, self.weight.expand(self.channels, -1, -1))
-        return seen.last + changes if seen.ahead is None else seen.last + changes + seen.ahead
+        return read_out(self.standard(windows, phase), self.weight)
 
     def standard(self, windows: Tensor, phase: Tensor) -> Standard:
         """What is read out of windows: features, the level, and the season ahead.
@@ -180,42 +180,32 @@ class LookbackForecast(Steppable):
             windows: (..., channels, lookback).
             phase: of their last steps, (...).
         """
-        last = windows[..., -1:]
-        changes = windows - last
-        features = changes @ self._system.derive(window_taps, self.lookback, dtype=changes.dtype, device=changes.device)
-        if not self.season:
-            return Standard(features, last, None)
-        season = self._season(phase)
-        prior = self.prior[:, None]
-        fit = ((changes * season.centred).sum(-1, keepdim=True) + prior) / (season.power + prior)
-        amplitude = fit.clamp(0, AMPLITUDE)
-        return Standard(features - amplitude * season.features, last, amplitude * season.ahead)
+        season = self._season(phase) if self.season else None
+        return standard(windows, self._taps(windows), self.prior, season)
 
     def _season(self, phase: Tensor) -> Season:
         """The season's pattern in windows whose last steps have the phase (...)."""
-        every = torch.arange(self.season, device=phase.device)
-        many = not is_open(phase.numel()) and phase.numel() > self.season
-        some = every if many else phase  # of many windows each phase is made once
-        reach = self.lookback + self.horizon
-        repeated = self.season_pattern.mT.repeat(1, 2 + reach // self.season)
-        views = repeated[:, : self.season + reach - 1].unfold(1, reach, 1)  # (channels, season, reach), by first phase
-        pattern = views[:, (some + 1 - self.lookback) % self.season].movedim(0, -2)
-        pattern = pattern - pattern[..., self.lookback - 1 : self.lookback]
-        past, ahead = pattern[..., : self.lookback], pattern[..., self.lookback :]
-        centred = past - past.mean(-1, keepdim=True)
-        taps = self._system.derive(window_taps, self.lookback, dtype=past.dtype, device=past.device)
-        found = Season(past @ taps, centred, centred.square().sum(-1, keepdim=True), ahead)
-        return found if some is phase else Season(*(value[phase] for value in found))
+        return season_in(self.season_pattern, phase, self._taps(self.season_pattern), self.horizon)
+
+    def _taps(self, like: Tensor) -> Tensor:
+        return self._system.derive(window_taps, self.lookback, dtype=like.dtype, device=like.device)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_features(x, 2, self.channels, self.weight)
         window, place = self._start(x, state)
-        begun = place[:, 1:] > 0
-        now = x[:, None].to(window.dtype)
-        window = torch.where(begun[:, :, None], torch.cat([window[:, 1:], now], dim=1), now)
-        phase = torch.where(place[:, 1] != 0, place[:, 0], self.phase).round().long() % max(self.season, 1)
+        window, phase = pushed(window, x, place), phase_of(place, self.phase, self.season)
         out = self.read(window.mT.to(x.dtype), phase).mT.flatten(1)
-        return out.to(result_dtype(x)), (window.clone(), self._place(phase + 1, place))
+        return out.to(result_dtype(x)), (window, place_at(phase + 1, self.season, place.dtype))
+
+    def fold(self) -> Folded:
+        if changed(self, "fold"):  # a subclass may do something else
+            return super().fold()
+        return WindowForecast(**self._arrays(), phase=self.phase)
+
+    def _arrays(self) -> dict[str, Any]:
+        """What its folded form holds, exact."""
+        arrays = {name: exact(getattr(self, name)) for name in ("weight", "season_pattern", "prior")}
+        return {**arrays, "taps": self._taps(arrays["weight"])}
 
     def state_at(self, step: int) -> Any:
         """The state of one sequence before its first step, to begin elsewhere in the season than at `phase`.
@@ -241,33 +231,12 @@ class LookbackForecast(Steppable):
             check_state(given, tuple(expected.shape), expected.dtype, expected.device)
         return state
 
-    def _place(self, phase: Tensor, like: Tensor) -> Tensor:
-        phase = (phase % max(self.season, 1)).to(like.dtype)
-        return torch.stack([phase, torch.ones_like(phase)], dim=1)
-
     def extra_repr(self) -> str:
         sizes = f"{self.channels}, horizon={self.horizon}, order={self.order}, theta={self.config['theta']:g}"
         hidden = {name: self.config[name] for name in ("individual", "season", "phase", "return_sequences")}
         usual = {"individual": False, "season": 0, "phase": 0, "return_sequences": True}
         options = "".join(f", {name}={value}" for name, value in hidden.items() if value != usual[name])
         return f"{sizes}, lookback={self.lookback}{options}"
-
-
-class Standard(NamedTuple):
-    """A window as a readout sees it."""
-
-    features: Tensor  # (..., order)
-    last: Tensor  # (..., 1), the level
-    ahead: Tensor | None  # (..., horizon), the season's part of the forecast
-
-
-class Season(NamedTuple):
-    """A season's pattern in a window, relative to the last step."""
-
-    features: Tensor  # (..., channels, order)
-    centred: Tensor  # (..., channels, lookback), around its mean
-    power: Tensor  # (..., channels, 1), its sum of squares
-    ahead: Tensor  # (..., channels, horizon)
 
 
 def began(place: Tensor, time: int, resets: Tensor | None) -> Tensor:

@@ -53,6 +53,10 @@ class Highway(nn.Module):
         nn.init.zeros_(self.both.bias)
         nn.init.constant_(self.both.bias.data[self.features :], CARRY)
 
+    @property
+    def input_size(self) -> int:
+        return self.features
+
     def forward(self, x: Tensor) -> Tensor:
         """The output for x.
 

@@ -62,6 +62,8 @@ class LMUCell(nn.Module):
         dtype: the precision of the parameters.
     """
 
+    parallel = False
+
     def __init__(
         self,
         input_size: int,
@@ -268,6 +270,8 @@ class LMU(Filling):
     """
 
     input_size: int
+
+    parallel = False
 
     def __init__(
         self,

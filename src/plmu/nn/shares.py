@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plmu.folded import wide_dtype
-from plmu.nn.steppable import Steppable, check_features, factory, positive
+from plmu.folded import Folded, RunningShares, wide_dtype
+from plmu.folded.shares import counted_above, powers, shares_of
+from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
 _CACHED = {"cpu": 2**20, "cuda": 2**26}  # comparisons that are held at a time
@@ -87,7 +87,7 @@ class ThresholdShares(Steppable):
         sums = self._sums(x.detach(), steps)
         sums = _later(sums, start[:, -1:])  # steps are counted from the beginning of the sequence
         last = start + torch.cat([sums.flatten(1), steps[:, None]], dim=1).to(start.dtype)
-        out = self._shares(last).to(result_dtype(x))
+        out = shares_of(last, self.positions).to(result_dtype(x))
         return (out if known is None else torch.where((known > 0)[:, None], out, 0.0)), last
 
     def _sums(self, x: Tensor, steps: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class ThresholdShares(Steppable):
             for place in range(0, time, length):
                 number = torch.arange(min(length, time - place), device=x.device)
                 weight = (place + number < steps[:, None]).to(dtype)[:, None]  # (batch, 1, time)
-                weight = weight * torch.stack(list(self._powers(number.to(dtype))))
+                weight = weight * torch.stack(list(powers(number.to(dtype), self.positions)))
                 for first in range(0, batch, rows):
                     some = x[first : first + rows, place : place + length]
                     held = above[: some.shape[0], : some.shape[1]]
@@ -122,22 +122,13 @@ class ThresholdShares(Steppable):
                     total[first : first + rows] += _later(found.double(), place)
         return total
 
-    def _powers(self, number: Tensor) -> Iterable[Tensor]:
-        """(t + ½)ᵏ of steps t, from degree 0."""
-        power = torch.ones_like(number)
-        yield power
-        for _ in range(self.positions):
-            power = power * (number + 0.5)
-            yield power
-
     def _every_step(self, x: Tensor, start: Tensor, known: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
         time = x.shape[1]
-        above = self._above(keep_valid(x, known)).to(start.dtype)  # (batch, time, count · features + 1)
         at = torch.arange(time, device=x.device)
         begun = at.new_full((x.shape[0], time), -1) if resets is None else torch.where(resets, at, -1).cummax(1).values
         # Numbers of steps since the last reset, or since the sequence began.
-        number = torch.where(begun >= 0, at - begun, at + start[:, -1:]).to(above.dtype)[:, :, None]
-        above = torch.cat([*(above[..., :-1] * one for one in self._powers(number)), above[..., -1:]], dim=-1)
+        number = torch.where(begun >= 0, at - begun, at + start[:, -1:]).to(start.dtype)[:, :, None]
+        above = counted_above(keep_valid(x, known), self.thresholds, number, self.positions)
         totals = above.cumsum(1)
         if resets is None:
             counts = totals + start[:, None]
@@ -145,7 +136,7 @@ class ThresholdShares(Steppable):
             first = begun[:, :, None].expand_as(totals)
             before = (totals - above).gather(1, first.clamp(min=0))  # up to the reset
             counts = torch.where(first >= 0, totals - before, totals + start[:, None])
-        out = keep_valid(self._shares(counts).to(result_dtype(x)), known)
+        out = keep_valid(shares_of(counts, self.positions).to(result_dtype(x)), known)
         if known is None:
             last = counts[:, -1]
             return (out if self.returns_sequences else out[:, -1]), last.clone()
@@ -159,27 +150,17 @@ class ThresholdShares(Steppable):
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_features(x, 2, self.input_size, self.thresholds)
         start = self._start(x, state)
-        above = self._above(x).to(start.dtype)
-        above = torch.cat([*(above[:, :-1] * one for one in self._powers(start[:, -1:])), above[:, -1:]], dim=1)
-        counts = start + above
-        return self._shares(counts).to(result_dtype(x)), counts
+        counts = start + counted_above(x, self.thresholds, start[:, -1:], self.positions)
+        return shares_of(counts, self.positions).to(result_dtype(x)), counts
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return torch.zeros(batch, self.output_size + 1, dtype=wide_dtype(dtype), device=device)
 
-    def _above(self, x: Tensor) -> Tensor:
-        """Whether x is above each threshold, and a 1 for the step itself."""
-        above = (x.detach().unsqueeze(-2) > self.thresholds).flatten(-2)
-        return torch.cat([above, torch.ones_like(above[..., :1])], dim=-1)
-
-    def _shares(self, counts: Tensor) -> Tensor:
-        steps = counts[..., -1:].clamp(min=1)
-        parts = counts[..., :-1].chunk(1 + self.positions, dim=-1)
-        means = [part / steps ** (k + 1) for k, part in enumerate(parts)]  # of ((t + ½) / T)ᵏ
-        zero = torch.zeros_like(means[0])
-        rows = legendre(self.positions)
-        out = [sum((factor * one for factor, one in zip(row, means, strict=True) if factor), zero) for row in rows]
-        return torch.cat(out, dim=-1)
+    def fold(self) -> Folded:
+        if changed(self, "fold"):
+            return super().fold()
+        thresholds = self.thresholds
+        return RunningShares(thresholds, self.positions, dtype=thresholds.dtype, device=thresholds.device)
 
     def _start(self, x: Tensor, state: Any) -> Tensor:
         start: Tensor = self.initial_state(x.shape[0], x.dtype, x.device)
@@ -193,12 +174,6 @@ class ThresholdShares(Steppable):
         last = "" if self.returns_sequences else ", return_sequences=False"
         where = f", positions={self.positions}" if self.positions else ""
         return f"{self.input_size}, count={self.count}{where}{last}"
-
-
-def legendre(degree: int) -> list[list[float]]:
-    """Legendre polynomials of 2 s − 1 up to a degree, a row each: the coefficients of the powers of s, from 0."""
-    all_ = range(degree + 1)
-    return [[(-1.0) ** (k + j) * math.comb(k, j) * math.comb(k + j, j) for j in all_] for k in all_]
 
 
 def _later(sums: Tensor, steps: Tensor | int) -> Tensor:

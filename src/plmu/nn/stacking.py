@@ -13,11 +13,11 @@ from plmu.core.modes import autocasts
 from plmu.nn.delay import DelayLayer
 from plmu.nn.dense import dense
 from plmu.nn.folding import is_plain
-from plmu.nn.highway import Highway
 from plmu.nn.original import LMU
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.standardization import Standardize
 from plmu.nn.steppable import Steppable
+from plmu.nn.steppable import features_of as features_of
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
 
 # Modules of torch that act on each time step alone, on the last axis or on single elements.
@@ -104,20 +104,6 @@ def first_entrance(modules: Iterable[nn.Module]) -> nn.Module | None:
         if found is not None:
             return found
     return None
-
-
-def features_of(module: nn.Module | None) -> int | None:
-    """How many features a module takes; None where it takes any number, or tokens, or does not say."""
-    if isinstance(module, nn.Linear):
-        return module.in_features
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        return int(module.normalized_shape[-1])
-    if isinstance(module, Standardize):
-        return module.features[-1]
-    if isinstance(module, Highway):
-        return module.features
-    size = getattr(module, "input_size", None)
-    return size if isinstance(module, Steppable) and isinstance(size, int) else None
 
 
 def features_after(module: nn.Module, given: int | None) -> int | None:

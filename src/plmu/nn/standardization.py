@@ -59,6 +59,10 @@ class Standardize(nn.Module):
         """Whether `plmu.standardize` is at work on the model."""
         return self._sums is not None
 
+    @property
+    def input_size(self) -> int:
+        return self.features[-1]
+
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(x − mean) / std.
 

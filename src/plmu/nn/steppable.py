@@ -10,26 +10,15 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plmu.core.modes import autocasts
 from plmu.folded import Folded, Stepped
+from plmu.folded.functions import ACTIVATIONS as ACTIVATIONS
+from plmu.folded.functions import activation_name
 from plmu.ops.check import Lengths, check_padded, checked_lengths, reversed_steps
 
 Activation = str | Callable[[Tensor], Tensor] | None
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "elu": F.elu,
-    "leaky_relu": F.leaky_relu,
-    "softplus": F.softplus,
-    "softsign": F.softsign,
-}
 
 
 class Steppable(nn.Module):
@@ -39,9 +28,11 @@ class Steppable(nn.Module):
 
     Attributes:
         returns_sequences: whether `forward` returns the output of every step, or of each sequence's last one alone.
+        parallel: whether `forward` computes all steps at once, whatever their number, rather than one after another.
     """
 
     returns_sequences = True
+    parallel = True
 
     @abstractmethod
     def forward(
@@ -102,6 +93,13 @@ class Steppable(nn.Module):
             A tensor, None or nested tuples of them; the batch is the first axis of each tensor.
         """
 
+    def input_sizes(self) -> tuple[int | None, int | None]:
+        """The number of features of the input, and the number of tokens it may be; None where they are not known."""
+        first = self._entrance()
+        if isinstance(first, nn.Embedding):
+            return None, first.num_embeddings
+        return features_of(first), None
+
     def _fills(self) -> str | None:
         """How missing values of the input are filled, if they are."""
         return None
@@ -114,6 +112,17 @@ class Steppable(nn.Module):
         """How many features the output has for so many of the input; None where that is not known."""
         size = getattr(self, "output_size", None)
         return size if isinstance(size, int) else None
+
+
+def features_of(module: nn.Module | None) -> int | None:
+    """The number of features that a module takes; None where it takes any number, or tokens, or does not say."""
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return int(module.normalized_shape[-1])
+    size = getattr(module, "input_size", None)
+    says = isinstance(module, Steppable) or getattr(module, "per_step", False)
+    return size if says and isinstance(size, int) else None
 
 
 def changed(layer: Steppable, method: str) -> bool:
@@ -171,11 +180,6 @@ def share(value: float, name: str) -> float:
     if not isinstance(value, int | float) or not 0 <= value < 1:
         raise ValueError(f"{name} must be a number of at least 0 and below 1, got {value!r}")
     return float(value)
-
-
-def activation_name(function: object) -> str | None:
-    """The name of a function in ACTIVATIONS, if it is there."""
-    return next((name for name, known in ACTIVATIONS.items() if known is function), None)
 
 
 # What a layer's memory shows of itself, or the layer in another way.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from plmu.core.modes import unwrapped
+from plmu.folded import fold
 from plmu.modelfiles.compare import fingerprint
-from plmu.nn.folding import fold
 from plmu.nn.memory import Memory
 from plmu.nn.stacking import entrance, features_of, fills
 from plmu.nn.steppable import Steppable

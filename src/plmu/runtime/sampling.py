@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.core.modes import unwrapped
-from plmu.folded import Folded
-from plmu.nn.folding import fold
+from plmu.folded import Folded, fold
 from plmu.nn.stacking import entrance
 from plmu.nn.steppable import Steppable, positive
 from plmu.runtime.state_tree import map_state, without_subnormal

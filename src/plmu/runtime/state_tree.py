@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import cmath
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from plmu.folded.states import leaves as leaves  # and for those who handle states of streams
+from plmu.folded.states import map_state as map_state
 
 _SUBNORMAL = 1e-30
 _FEW = 64  # numbers that Python sums faster than torch
@@ -52,18 +54,3 @@ def check_kind(state: Any) -> None:
         )
     for part in state:
         check_kind(part)
-
-
-def leaves(state: Any) -> list[Tensor]:
-    if state is None:
-        return []
-    return [state] if isinstance(state, Tensor) else [leaf for part in state for leaf in leaves(part)]
-
-
-def map_state(state: Any, function: Callable[[Tensor], Any]) -> Any:
-    if state is None:
-        return None
-    if isinstance(state, Tensor):
-        return function(state)
-    parts = [map_state(part, function) for part in state]
-    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)  # a named tuple stays one

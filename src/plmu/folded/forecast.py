@@ -1,0 +1,254 @@
+"""Forecasts from windows, for single steps; and the formulas that `plmu.nn` trains, which are the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from plmu.core.modes import is_open
+from plmu.folded.base import Folded, read_only, wide_dtype
+
+AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
+
+
+class Standard(NamedTuple):
+    """A window as a readout sees it."""
+
+    features: Tensor  # (..., order)
+    last: Tensor  # (..., 1), the level
+    ahead: Tensor | None  # (..., horizon), the season's part of the forecast
+
+
+class Season(NamedTuple):
+    """A season's pattern in a window, relative to the last step."""
+
+    features: Tensor  # (..., channels, order)
+    centred: Tensor  # (..., channels, lookback), around its mean
+    power: Tensor  # (..., channels, 1), its sum of squares
+    ahead: Tensor  # (..., channels, horizon)
+
+
+def season_in(pattern: Tensor, phase: Tensor, taps: Tensor, horizon: int) -> Season:
+    """The season's pattern in windows whose last steps have the given phase.
+
+    Args:
+        pattern: one season, (season, channels).
+        phase: of the last step of each window, (...).
+        taps: the memory's impulse response, the oldest step of a window first, (lookback, order).
+        horizon: number of steps ahead.
+    """
+    season, lookback = len(pattern), len(taps)
+    phases = torch.arange(season, device=phase.device)
+    tabulated = not is_open(phase.numel()) and phase.numel() > season  # of many windows each phase is computed once
+    chosen = phases if tabulated else phase
+    reach = lookback + horizon
+    repeated = pattern.mT.repeat(1, 2 + reach // season)
+    views = repeated[:, : season + reach - 1].unfold(1, reach, 1)  # (channels, season, reach), by first phase
+    rows = views[:, (chosen + 1 - lookback) % season].movedim(0, -2)
+    rows = rows - rows[..., lookback - 1 : lookback]
+    past, ahead = rows[..., :lookback], rows[..., lookback:]
+    centred = past - past.mean(-1, keepdim=True)
+    parts = Season(past @ taps, centred, centred.square().sum(-1, keepdim=True), ahead)
+    return Season(*(part[phase] for part in parts)) if tabulated else parts
+
+
+def standard(windows: Tensor, taps: Tensor, prior: Tensor, season: Season | None) -> Standard:
+    """What is read out of windows: features, the level, and the season ahead.
+
+    Args:
+        windows: (..., channels, lookback).
+        taps: the memory's impulse response, the oldest step of a window first, (lookback, order).
+        prior: how strongly the season's amplitude is pulled towards 1, (channels,).
+        season: its pattern in these windows, if there is one.
+    """
+    last = windows[..., -1:]
+    changes = windows - last
+    features = changes @ taps
+    if season is None:
+        return Standard(features, last, None)
+    prior = prior[:, None]
+    fit = ((changes * season.centred).sum(-1, keepdim=True) + prior) / (season.power + prior)
+    amplitude = fit.clamp(0, AMPLITUDE)
+    return Standard(features - amplitude * season.features, last, amplitude * season.ahead)
+
+
+def read_out(window: Standard, weight: Tensor) -> Tensor:
+    """Forecasts (..., channels, horizon) of windows.
+
+    Args:
+        window: its features are (..., channels, order).
+        weight: (readouts, horizon, order), with a readout for each channel or one for all.
+    """
+    channels = window.features.shape[-2]
+    changes = torch.einsum("...co,cho->...ch", window.features, weight.expand(channels, -1, -1))
+    return window.last + changes if window.ahead is None else window.last + changes + window.ahead
+
+
+def effect_kernel(weight: Tensor, taps: Tensor | None, lags: int) -> Tensor:
+    """The effect of each covariate on each channel, from the oldest of the lags to the present step: (channels,
+    covariates, lags).
+
+    Args:
+        weight: of the present value and of the memory's coefficients, (channels, covariates, 1 + order).
+        taps: the impulse response of the memory of covariates, (lags, order); None where it has none.
+        lags: number of steps that have an effect.
+    """
+    present = nn.functional.pad(torch.ones_like(weight[:1, 0, :1]), (lags - 1, 0))
+    return weight @ (present if taps is None else torch.cat([present, taps.mT]))
+
+
+def effect_of(covariates: Tensor, kernel: Tensor) -> Tensor:
+    """What covariates explain of the channels: (..., channels, steps).
+
+    Args:
+        covariates: of these steps and of the lags before them, (..., covariates, lags - 1 + steps).
+        kernel: (channels, covariates, lags).
+    """
+    lags = kernel.shape[-1]
+    if lags == 1:
+        return kernel[..., 0] @ covariates
+    if covariates.is_cuda:  # where a convolution may round to TF32
+        return torch.einsum("...ksl,ckl->...cs", covariates.unfold(-1, lags, 1), kernel)
+    flat = covariates.reshape(-1, *covariates.shape[-2:])
+    effects = nn.functional.conv1d(flat, kernel)
+    return effects.reshape(*covariates.shape[:-2], *effects.shape[1:])
+
+
+def spread(windows: Tensor) -> Tensor:
+    """The mean absolute deviation of windows (..., time) from their means: (..., 1)."""
+    return (windows - windows.mean(-1, keepdim=True)).abs().mean(-1, keepdim=True)
+
+
+def pushed(rows: Tensor, row: Tensor, place: Tensor) -> Tensor:
+    """Rows (batch, size, columns) with a new one at the end, which fills them if it is the first."""
+    now = row[:, None].to(rows.dtype)
+    return torch.where(place[:, 1:, None] > 0, torch.cat([rows[:, 1:], now], dim=1), now)
+
+
+def phase_of(place: Tensor, first: int, season: int) -> Tensor:
+    """The phase (batch,) of the step that comes; `first` is that of a sequence's first step."""
+    return torch.where(place[:, 1] != 0, place[:, 0], first).round().long() % max(season, 1)
+
+
+def place_at(phase: Tensor, season: int, dtype: torch.dtype) -> Tensor:
+    """The place (batch, 2) of a step that is not the first: its phase, and 1."""
+    phase = (phase % max(season, 1)).to(dtype)
+    return torch.stack([phase, torch.ones_like(phase)], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowForecast(Folded):
+    """The next `horizon` values of each channel from a window of the last `lookback`: `plmu.nn.LookbackForecast`.
+
+    The state is the window (batch, lookback, channels), and (batch, 2): the phase of the next step, and 1 once there
+    was a step. Arrays stay float64, and are cast to the precision of each input once.
+    """
+
+    weight: Tensor  # (readouts, horizon, order), with a readout for each channel or one for all
+    taps: Tensor  # (lookback, order), the memory's impulse response, the oldest step first
+    season_pattern: Tensor  # (season, channels), of season 0 if there is none
+    prior: Tensor  # (channels,), which pulls the season's amplitude towards 1
+    phase: int  # where in the pattern a sequence begins
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_casts", {})
+
+    @property
+    def horizon(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def lookback(self) -> int:
+        return self.taps.shape[0]
+
+    @property
+    def season(self) -> int:
+        return self.season_pattern.shape[0]
+
+    @property
+    def channels(self) -> int:
+        return self.season_pattern.shape[1]
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        window, place = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        window, phase = pushed(window, x, place), phase_of(place, self.phase, self.season)
+        out = self.read(window.mT.to(x.dtype), phase).mT.flatten(1)
+        return out, (window, place_at(phase + 1, self.season, place.dtype))
+
+    def read(self, windows: Tensor, phase: Tensor) -> Tensor:
+        """Forecasts (..., channels, horizon) of windows (..., channels, lookback), by the phase of their last steps."""
+        arrays = self.cast(windows)
+        taps, season = arrays["taps"], None
+        if self.season:
+            season = season_in(arrays["season_pattern"], phase, taps, self.horizon)
+        return read_out(standard(windows, taps, arrays["prior"], season), arrays["weight"])
+
+    def cast(self, like: Tensor) -> dict[str, Tensor]:
+        """The arrays in the precision and on the device of a tensor."""
+        casts: dict[Any, dict[str, Tensor]] = self._casts  # type: ignore[attr-defined]
+        key = (like.dtype, like.device)
+        if key not in casts:
+            casts[key] = {name: read_only(array, *key) for name, array in self.arrays().items()}
+        return casts[key]
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        wide = wide_dtype(dtype)
+        window = torch.zeros(batch, self.lookback, self.channels, dtype=wide, device=device)
+        return window, torch.zeros(batch, 2, dtype=wide, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class CovariateForecast(WindowForecast):
+    """`WindowForecast` of what covariates do not explain, plus what they explain of the next steps:
+    `plmu.nn.CovariateForecast`.
+
+    The state is that of `WindowForecast`, then the effects (batch, lookback, channels) on its window, and the last
+    covariates (batch, lags, covariates).
+    """
+
+    effect_weight: Tensor  # (channels, covariates, 1 + order), of the present value and of the memory's coefficients
+    lag_taps: Tensor | None  # (lags, order), the impulse response of the memory of covariates
+    lags: int
+    relative: bool  # whether effects are in units of the mean absolute deviation in the window
+
+    @property
+    def covariates(self) -> int:
+        return self.effect_weight.shape[1]
+
+    def kernel(self, arrays: dict[str, Tensor] | None = None) -> Tensor:
+        """The effect of each covariate on each channel, the oldest lag first: (channels, covariates, lags)."""
+        arrays = self.arrays() if arrays is None else arrays
+        return effect_kernel(arrays["effect_weight"], arrays.get("lag_taps"), self.lags)
+
+    def cast(self, like: Tensor) -> dict[str, Tensor]:
+        arrays = super().cast(like)
+        if "kernel" not in arrays:
+            arrays["kernel"] = self.kernel(arrays)
+        return arrays
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        window, place, effects, recent = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        kernel = self.cast(x)["kernel"]
+        values, now, future = split_columns(x, self.channels, self.covariates, self.horizon)
+        recent = pushed(recent, now, place)
+        lagged = recent.mT.to(x.dtype)
+        effects = pushed(effects, effect_of(lagged, kernel)[..., 0], place)
+        window, phase = pushed(window, values, place), phase_of(place, self.phase, self.season)
+        ahead = effect_of(torch.cat([lagged[..., 1:], future], dim=-1), kernel)
+        windows, effect = window.mT.to(x.dtype), torch.cat([effects.mT.to(x.dtype), ahead], dim=-1)
+        sized = effect * spread(windows) if self.relative else effect
+        out = self.read(windows - sized[..., : self.lookback], phase) + sized[..., self.lookback :]
+        return out.mT.flatten(1), (window, place_at(phase + 1, self.season, place.dtype), effects, recent)
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        window, place = super().initial_state(batch, dtype, device)
+        return window, place, torch.zeros_like(window), window.new_zeros(batch, self.lags, self.covariates)
+
+
+def split_columns(x: Tensor, channels: int, covariates: int, horizon: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of columns (..., all), the channels, the covariates of the step, and those ahead (..., covariates, horizon)."""
+    values, now, future = x.split([channels, covariates, covariates * horizon], dim=-1)
+    return values, now, future.unflatten(-1, (horizon, covariates)).mT

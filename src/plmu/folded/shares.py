@@ -1,0 +1,71 @@
+"""Running shares of time above thresholds, for single steps; and the formulas that `plmu.nn` shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plmu.folded.base import Folded, wide_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class RunningShares(Folded):
+    """The share of the steps so far at which each feature was above each of its thresholds, and where those steps were:
+    `plmu.nn.ThresholdShares`. The state is its counts (batch, outputs + 1)."""
+
+    thresholds: Tensor  # (count, features)
+    positions: int  # the highest degree of the Legendre polynomials that say where
+
+    def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        counts = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        above = counted_above(x, self.thresholds, counts[:, -1:], self.positions)
+        counts = counts + above
+        return shares_of(counts, self.positions).to(x.dtype), counts
+
+    def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        outputs = self.thresholds.numel() * (1 + self.positions)
+        return torch.zeros(batch, outputs + 1, dtype=wide_dtype(dtype), device=device)
+
+
+def counted_above(x: Tensor, thresholds: Tensor, number: Tensor, positions: int) -> Tensor:
+    """What steps add to the counts: (t + ½)ᵏ for each degree k where x is above a threshold, and a 1 for the step.
+
+    Args:
+        x: (..., features).
+        thresholds: (count, features).
+        number: t of each step, (..., 1), in the precision of the counts.
+        positions: the highest degree.
+    """
+    above = (x.detach().unsqueeze(-2) > thresholds).flatten(-2).to(number.dtype)
+    return torch.cat([*(above * power for power in powers(number, positions)), torch.ones_like(above[..., :1])], dim=-1)
+
+
+def powers(number: Tensor, degree: int) -> Iterable[Tensor]:
+    """(t + ½)ᵏ of steps t, from degree 0."""
+    power = torch.ones_like(number)
+    yield power
+    for _ in range(degree):
+        power = power * (number + 0.5)
+        yield power
+
+
+def shares_of(counts: Tensor, positions: int) -> Tensor:
+    """Shares and positions (..., outputs) of counts (..., outputs + 1), of which the last is the number of steps."""
+    steps = counts[..., -1:].clamp(min=1)
+    parts = counts[..., :-1].chunk(1 + positions, dim=-1)
+    means = [part / steps ** (k + 1) for k, part in enumerate(parts)]  # of ((t + ½) / T)ᵏ
+    zero = torch.zeros_like(means[0])
+    rows = legendre(positions)
+    out = [sum((factor * mean for factor, mean in zip(row, means, strict=True) if factor), zero) for row in rows]
+    return torch.cat(out, dim=-1)
+
+
+def legendre(degree: int) -> list[list[float]]:
+    """Legendre polynomials of 2 s − 1 up to a degree, a row each: the coefficients of the powers of s, from 0."""
+    degrees = range(degree + 1)
+    return [[(-1.0) ** (k + j) * math.comb(k, j) * math.comb(k + j, j) for j in degrees] for k in degrees]
