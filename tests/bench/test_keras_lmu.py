@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plmu.bench import markdown
+from benchmarks import tables
 from plmu.bench.problems import Shape
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_the_committed_results_are_of_these_cases(benchmark: ModuleType, committ
 
 
 def test_the_table_has_a_line_for_each_case(committed: dict[str, Any]) -> None:
-    header, _, *lines = markdown.keras_lmu(committed).splitlines()
+    header, _, *lines = tables.keras_lmu(committed).splitlines()
     assert header.split(" | ")[2:5] == ["hidden cell", "Dense after", "XLA"]
     assert len(lines) == len(committed["rows"])
     assert {line.count("|") for line in lines} == {header.count("|")}

@@ -139,7 +139,7 @@ def test_scripts_hold_words_values_and_paths(capsys):
     """Also where the shell is not there to try them."""
     fish, zsh, bash = (_script(shell, capsys) for shell in ("fish", "zsh", "bash"))
     assert "        case 'train psmnist --model'\n            printf '%s\\n' plmu lstm lmu\n" in fish
-    options = ["--runs", "--data.root", *OWN_FILES, "--attention", "--from", "--results", "--out", "--readme"]
+    options = ["--runs", "--data.root", *OWN_FILES, "--attention", "--from", "--results", "--out"]
     options += ["--input", "--state", "--states"]
     paths = " ".join(f"'* {option}'" for option in options)
     assert f"        case {paths}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
@@ -181,7 +181,6 @@ def test_every_option_is_completed(capsys):
         "--from",
         "--results",
         "--out",
-        "--readme",
         "--input",
         "--state",
     }

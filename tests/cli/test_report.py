@@ -1,4 +1,4 @@
-"""Reports: rows, the page and the plot. The tables in Markdown are in test_tables.py."""
+"""Reports: rows, the page and the plot. Tables in Markdown are tested in tests/bench/test_documents.py."""
 
 import json
 import shutil
@@ -9,11 +9,10 @@ import pytest
 from plmu.cli.curves import labelled
 from plmu.cli.program import main
 from plmu.cli.report import _page, load, plot, report, summary_table
-from plmu.cli.tables import HEADER, SHORTENED, epochs, marks, results_table, rows, shortened, shown
+from plmu.cli.tables import HEADER, SHORTENED, epochs, rows, shortened, shown
 from plmu.errors import RunError
 
 ROOT = Path(__file__).parents[2]
-BEGIN, END = marks("results")
 
 
 def test_every_result_says_what_it_is():
@@ -23,16 +22,11 @@ def test_every_result_says_what_it_is():
 
 
 def test_a_report_is_written(tmp_path, capsys):
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    report([ROOT / "results"], tmp_path / "new" / "report", [readme])
+    report([ROOT / "results"], tmp_path / "new" / "report")
     page = (tmp_path / "new" / "report" / "report.html").read_text(encoding="utf-8")
     assert "mackey-glass" in page
     assert "qqp (partial data)" in page
     assert (tmp_path / "new" / "report" / "results.png").stat().st_size > 10_000
-    assert readme.read_text(encoding="utf-8").startswith(f"before\n{BEGIN}\n| experiment")
-    assert "old" not in readme.read_text(encoding="utf-8")
-    assert readme.read_text(encoding="utf-8").endswith(f"{END}\nafter\n")
 
 
 def test_results_and_runs_are_shown_and_the_first_folder_comes_first(tmp_path, monkeypatch, capsys):
@@ -52,10 +46,6 @@ def test_results_and_runs_are_shown_and_the_first_folder_comes_first(tmp_path, m
 
     main(["report", "--results", "runs", "--results", "results"])
     assert "123,456" in capsys.readouterr().out
-
-    Path("README.md").write_text(f"{BEGIN}\n{END}\n")
-    main(["report", "--readme", "README.md"])
-    assert Path("README.md").read_text(encoding="utf-8") == f"{BEGIN}\n{results_table(load(Path('results')))}\n{END}\n"
 
     shutil.rmtree("results")
     main(["report"])

@@ -35,7 +35,6 @@ PATHS = (
     "--from",
     "--results",
     "--out",
-    "--readme",
     "--input",
     "--state",
     "--states",

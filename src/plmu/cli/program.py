@@ -274,16 +274,10 @@ def _report_parser() -> Parser:
         type=Path,
         action="append",
         help="folder of result JSON files; may be given several times. On duplicate names the first folder wins."
-        " (results, then runs, those that are there; with --readme, results alone)",
+        " (results, then runs, those that are there)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report"), help="folder for report.html and the plots (report)"
-    )
-    parser.add_argument(
-        "--readme",
-        type=Path,
-        action="append",
-        help="also write tables into the marked places of this Markdown file; may be given several times",
     )
     return parser
 
@@ -293,9 +287,9 @@ def _report(words: list[str]) -> None:
 
     from plmu.cli.report import report
 
-    usual = [Path("results")] if given.readme else [Path("results"), Path("runs")]
+    usual = [Path("results"), Path("runs")]
     folders = given.results or [one for one in usual if one.is_dir()] or usual[:1]
-    report(folders, given.out, given.readme or ())
+    report(folders, given.out)
 
 
 def _bench(words: list[str]) -> None:

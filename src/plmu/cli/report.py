@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plmu.cli.curves import curves, has_curves, labelled, plot_curves
-from plmu.cli.tables import HEADER, SHORTENED, rows, shortened, titled, write_tables
+from plmu.cli.tables import HEADER, SHORTENED, rows, shortened, titled
 from plmu.errors import RunError
 from plmu.runs.folder import read_json
 from plmu.timeseries.plotting import literal
@@ -55,8 +55,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     return one
 
 
-def report(folders: Sequence[Path], out: Path, write: Sequence[Path] = ()) -> None:
-    """Write report.html and the plots, and the tables into the marked places of files if asked."""
+def report(folders: Sequence[Path], out: Path) -> None:
+    """Print all results, and write report.html and the plots."""
     missing = [str(folder) for folder in folders if not folder.is_dir()]
     summaries = load(*folders)
     if missing or not summaries:
@@ -70,8 +70,6 @@ def report(folders: Sequence[Path], out: Path, write: Sequence[Path] = ()) -> No
         (out / "report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror or error}; choose another --out") from None
-    for file in write:
-        write_tables(file, summaries, folders)
     summary_table(summaries)
     for number, folder in enumerate(folders):
         for path in sorted(folder.glob("*.json")):

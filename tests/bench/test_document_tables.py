@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from plmu.bench import markdown
+from benchmarks import tables
+from benchmarks.documents import BENCHMARKS
 
 
 def cells(name: str, found: dict[str, Any]) -> list[list[str]]:
     """The header and the rows of a table; the line between them is left out."""
-    lines = markdown.TABLES[name][2](found).split("\n\n")[0].splitlines()
+    lines = BENCHMARKS[name][2](found).split("\n\n")[0].splitlines()
     assert set(lines[1]) == set("| -")
     found_cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], *lines[2:])]
     assert {len(row) for row in found_cells} == {lines[1].count("---")}
@@ -89,7 +90,7 @@ def test_training_steps() -> None:
         "milliseconds": {"eager": 63.2, "graph": 3.1},
         "times faster than the original": {"eager": 1.5, "graph": 12.25},
     }
-    header, made = cells("training", {"training step": [row]})
+    header, made = cells("training-time", {"training step": [row]})
     assert dict(zip(header, made, strict=True)) == {
         "task": "t, 5,000 steps, batch 32",
         "model": "m",
@@ -154,7 +155,7 @@ def test_cpu() -> None:
     ],
 )
 def test_no_number_is_a_power_of_ten(value: float, digits: int, shown: str) -> None:
-    assert markdown._number(value, digits) == shown
+    assert tables.number(value, digits) == shown
 
 
 def test_calls_of_whole_layers() -> None:
