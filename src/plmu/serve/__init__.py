@@ -25,10 +25,10 @@ from plmu.serve.limits import Limits
 from plmu.serve.messages import Reader
 from plmu.serve.metrics import Metrics
 
-LARGEST = 2**22  # multiply-adds of a batch, by which its width is chosen: a fraction of a millisecond
+BATCH_COST = 2**22  # multiply-adds of a batch, which take a fraction of a millisecond
 MOST_PORT = 65_535
-YOUNG_OBJECTS = 50_000  # after which the garbage collector looks at them
-HEADROOM = 16  # messages up to so many times the limit are read, and answered with an error
+YOUNG_OBJECTS = 50_000  # at which the garbage collector runs
+HEADROOM = 16  # messages up to this many times the limit are read and answered with an error
 
 
 @dataclass
@@ -41,12 +41,12 @@ class Options:
     states: Path | None = None
     missing: str | None = None
     width: int | None = None
-    tick: float = 0.01  # seconds between batches under load, at most
+    tick: float = 0.01  # most seconds between batches under load
     limits: Limits = field(default_factory=Limits)
 
 
 def make_server(deployed: Deployed, options: Options) -> Server:
-    """The server of a model, with the states that the one before has left."""
+    """The server of a model. It continues the sessions in `options.states`."""
     access = Access(options.host, checked_token(options.host, options.token))
     if options.width is not None and not 1 <= options.width <= MOST_WIDTH:
         raise ValueError(f"--width must be 1 to {MOST_WIDTH}, got {options.width}")
@@ -55,18 +55,18 @@ def make_server(deployed: Deployed, options: Options) -> Server:
     journal, width = None, options.width
     if options.states is not None:
         journal = Journal(options.states, deployed.frozen.fingerprint, reader.code, reader.features)
-        before = journal.snapshot()
-        if before is not None:
-            width = before.width  # another one would round otherwise
+        snapshot = journal.snapshot()
+        if snapshot is not None:
+            width = snapshot.width  # with another one sums would round differently
     sessions = plmu.Sessions(deployed.frozen, width or usual_width(deployed.frozen), missing=missing)
     batcher = Batcher(sessions, options.limits, Metrics(), reader.code, journal, options.tick)
     return Server(deployed, batcher, reader, access)
 
 
 def usual_width(frozen: plmu.FrozenModel) -> int:
-    """Rows of a batch: many for a small model, few for a large one; a power of two from 16 to 256."""
+    """Rows of a batch, a power of two from 16 to 256: the smaller the model, the more."""
     size = max(1, sum(array.numel() for name, array in frozen.folded.arrays().items() if not name.endswith("table")))
-    return int(2 ** max(4, min(8, (LARGEST // size).bit_length() - 1)))
+    return int(2 ** max(4, min(8, (BATCH_COST // size).bit_length() - 1)))
 
 
 def serve(run: Path, options: Options, ready: Callable[[str], None] | None = None) -> None:
@@ -96,7 +96,7 @@ def _listening(options: Options) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((options.host, options.port))
-        listening.listen(max(2048, options.limits.sessions))  # clients that come before all is ready wait
+        listening.listen(max(2048, options.limits.sessions))  # early clients wait
     except OSError as error:
         listening.close()
         raise OSError(f"cannot listen on {options.host}:{options.port}: {error.strerror or error}") from None
@@ -104,7 +104,7 @@ def _listening(options: Options) -> socket.socket:
 
 
 def _run(app: Starlette, listening: socket.socket, limits: Limits) -> bool:
-    """Until a signal. Whether the server has started."""
+    """Run until a signal, and return whether the server had started."""
     config = uvicorn.Config(
         app,
         http="h11",
@@ -116,13 +116,13 @@ def _run(app: Starlette, listening: socket.socket, limits: Limits) -> bool:
         server_header=False,
         timeout_graceful_shutdown=5,
     )
-    # It says so of every connection that is refused.
-    logging.getLogger("uvicorn.error").addFilter(lambda one: "completing handshake" not in one.getMessage())
-    # uvicorn raises a signal again after it has stopped: then there is nothing left to do.
-    before = {kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGINT, signal.SIGTERM)}
+    # uvicorn logs every refused connection.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "completing handshake" not in record.getMessage())
+    # uvicorn raises a signal again after it has stopped, which must not end this process.
+    handlers = {kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGINT, signal.SIGTERM)}
     running = uvicorn.Server(config)
-    # The garbage collector leaves out what torch has loaded. A batch makes thousands of objects and frees them soon:
-    # at the usual threshold they start collections of all connections, a tenth of the time under load.
+    # Collect rarely: a batch makes thousands of objects and frees them soon. At the usual threshold they start
+    # collections that go through all connections, a tenth of the time under load. What torch has loaded is frozen.
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
@@ -130,6 +130,6 @@ def _run(app: Starlette, listening: socket.socket, limits: Limits) -> bool:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(running.serve(sockets=[listening]))
     finally:
-        for kind, handler in before.items():
+        for kind, handler in handlers.items():
             signal.signal(kind, handler)
     return running.started

@@ -1,4 +1,4 @@
-"""The server's addresses: HTTP by Starlette, and WebSockets, whose connections are sessions."""
+"""The server's addresses: HTTP by Starlette, and the WebSocket, where each connection is a session."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from plmu.serve.openapi import document
 from plmu.serve.work import Session
 
 STATIC = Path(__file__).parent / "static"
-LARGEST_ORDER, POINTS = 64, 100  # of the memory that the page shows
+MAX_ORDER, MAX_THETA, POINTS = 64, 10_000, 100  # of the memory that the page shows
 POLICY = "default-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; frame-ancestors 'none'"
 
 
 class Server:
-    """A deployed model and its sessions, behind HTTP and WebSockets."""
+    """Answers HTTP and WebSocket messages for a deployed model."""
 
     def __init__(self, deployed: Deployed, batcher: Batcher, reader: Reader, access: Access) -> None:
         self.deployed, self.batcher, self.reader, self.access = deployed, batcher, reader, access
         self.writer, self.metrics = Writer(deployed), batcher.metrics
 
     def app(self, ready: Callable[[], None] = lambda: None) -> Starlette:
-        """The ASGI application. It calls `ready` when it can be used."""
+        """The ASGI application. It calls `ready` when clients may connect."""
 
         @asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -70,8 +70,8 @@ class Server:
                 response: Response = await endpoint(request)
             except BadMessage as error:
                 self.metrics.error(error.status)
-                more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-                response = JSONResponse({"error": str(error)}, error.status, more)
+                headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+                response = JSONResponse({"error": str(error)}, error.status, headers)
             response.headers.update({"X-Content-Type-Options": "nosniff", "Content-Security-Policy": POLICY})
             return response
 
@@ -100,30 +100,30 @@ class Server:
         return JSONResponse(self.about())
 
     def about(self) -> dict[str, Any]:
-        """What a client must know of the model."""
-        frozen, means, memory = self.deployed.frozen, self.deployed.outputs, self.deployed.memory
+        """The inputs and outputs of the model, for clients."""
+        frozen, outputs, memory = self.deployed.frozen, self.deployed.outputs, self.deployed.memory
         return {
             "experiment": self.deployed.experiment,
             "kind": self.deployed.kind,
             "features": frozen.features,
             "tokens": frozen.vocabulary,
             "outputs": self.batcher.sessions.outputs,
-            "labels": list(means.labels),
-            "ahead": means.ahead,
-            "columns": list(means.inputs),
-            "horizon": means.horizon,
+            "labels": list(outputs.labels),
+            "ahead": outputs.ahead,
+            "columns": list(outputs.inputs),
+            "horizon": outputs.horizon,
             "memory": None if memory is None else {"order": memory[0], "theta": memory[1]},
             "version": plmu.__version__,
         }
 
     async def memory(self, request: HttpRequest) -> Response:
-        """Ā, B̄ and the decoder of a memory: a client computes with them what it remembers."""
+        """Ā, B̄ and the decoder C of a Delay Network, which the page runs itself."""
         try:
             order, theta = int(request.query_params["order"]), float(request.query_params["theta"])
         except (KeyError, ValueError):
-            raise BadMessage("order must be a whole number and theta a number: /memory?order=12&theta=50") from None
-        if not 1 <= order <= LARGEST_ORDER or not 1 <= theta <= 10_000:
-            raise BadMessage(f"order must be 1 to {LARGEST_ORDER} and theta 1 to 10000, got {order} and {theta:g}")
+            raise BadMessage("order must be an integer and theta a number: /memory?order=12&theta=50") from None
+        if not 1 <= order <= MAX_ORDER or not 1 <= theta <= MAX_THETA:
+            raise BadMessage(f"order must be 1 to {MAX_ORDER} and theta 1 to {MAX_THETA}, got {order} and {theta:g}")
         network = plmu.DelayNetwork(order=order, theta=theta)
         system = network.discretize(dt=1.0)
         delays = [theta * point / (POINTS - 1) for point in range(POINTS)]
@@ -141,9 +141,9 @@ class Server:
         except UnicodeDecodeError:
             raise BadMessage("a message must be JSON in UTF-8") from None
         session = await self.batcher.open(self.reader.read(text, first=True).session)
-        told = await self.told(session, text, first=session.steps == 0)
-        status = told.pop("status", 200)
-        return Response(self.writer.encode({"session": session.name, **told}), status, media_type="application/json")
+        answer = await self.answer(session, text)
+        status = answer.pop("status", 200)
+        return Response(self.writer.encode({"session": session.name, **answer}), status, media_type="application/json")
 
     async def session(self, request: HttpRequest) -> Response:
         session = self.batcher.by_name.get(checked_name(request.path_params["name"]))
@@ -155,28 +155,28 @@ class Server:
         return JSONResponse(self.hello(session))
 
     def hello(self, session: Session) -> dict[str, Any]:
-        """Where a session stands; the last outputs are there for a client that has not seen them."""
+        """The number of samples of a session, and its last outputs, for a client that has lost their answer."""
         return {
             "session": session.name,
             "step": session.steps,
             "last": session.last if len(session.last) <= 1000 else [],
         }
 
-    async def told(self, session: Session, text: str | bytes | None, first: bool) -> dict[str, Any]:
+    async def answer(self, session: Session, text: str | bytes | None) -> dict[str, Any]:
         """The answer to a message, which may be an error."""
         started = time.perf_counter()
         tag = None
         try:
-            message = self.reader.read(text, first)
+            message = self.reader.read(text, first=session.steps == 0)
             tag = message.tag
-            done = await self.batcher.handle(session, message)
-            error = None if done.error is None else str(done.error)
-            answer = self.writer.answer(message, session.steps, done.outputs, error)
+            request = await self.batcher.handle(session, message)
+            error = None if request.error is None else str(request.error)
+            answer = self.writer.answer(message, session.steps, request.outputs, error)
             if message.close:
                 answer["closed"] = True
-            if done.error is not None:
-                self.metrics.error(done.error.status)
-                answer["status"] = done.error.status
+            if request.error is not None:
+                self.metrics.error(request.error.status)
+                answer["status"] = request.error.status
         except BadMessage as error:
             self.metrics.error(error.status)
             answer = {"error": str(error), "status": error.status, "step": session.steps}
@@ -188,30 +188,30 @@ class Server:
 
 
 class Connections:
-    """The WebSocket endpoint: each connection is a session, and has one message in work at a time."""
+    """The WebSocket endpoint: each connection is a session, whose messages are answered one after another."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self.server
-        await receive()  # that it wants to connect
+        await receive()  # websocket.connect
         query = scope["query_string"].decode("latin-1")
         try:
             server.access.check(Headers(scope=scope), query)
-            wanted = parse_qs(query).get("session")
-            name = None if wanted is None else checked_name(wanted[0])
+            names = parse_qs(query).get("session")
+            name = None if names is None else checked_name(names[0])
             session = await server.batcher.open(name)
         except BadMessage as error:
             server.metrics.error(error.status)
             await _refuse(send, error, server.writer.encode({"error": str(error)}))
             return
-        left = asyncio.Event()
+        asked_to_leave = asyncio.Event()
         reason: list[Any] = []
 
         def leave(code: int, why: str) -> None:
             reason[:] = [code, why]
-            left.set()
+            asked_to_leave.set()
 
         if session.leave is not None:
             session.leave(4409, "the session goes on in another connection")
@@ -222,12 +222,12 @@ class Connections:
             await send({"type": "websocket.accept"})
             await send({"type": "websocket.send", "text": server.writer.encode(server.hello(session))})
             talk = asyncio.create_task(self._talk(session, receive, send))
-            gone = asyncio.create_task(left.wait())
-            await asyncio.wait({talk, gone}, return_when=asyncio.FIRST_COMPLETED)
+            leaving = asyncio.create_task(asked_to_leave.wait())
+            await asyncio.wait({talk, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not talk.done():
                 talk.cancel()
                 await send({"type": "websocket.close", "code": reason[0], "reason": reason[1]})
-            gone.cancel()
+            leaving.cancel()
             if talk.done() and not talk.cancelled():
                 ended = talk.result()
         except OSError:  # the client has gone
@@ -236,21 +236,19 @@ class Connections:
             server.metrics.connections -= 1
             if session.leave is leave:
                 session.leave = None
-                if ended and name is None:  # a session without a name of its own ends with its connection
+                if ended and name is None:  # a session that the client has not named ends with its connection
                     with suppress(BadMessage):
                         await server.batcher.close(session)
 
     async def _talk(self, session: Session, receive: Receive, send: Send) -> bool:
-        """Answer messages. Whether the client has left for good, and not by a lost connection."""
+        """Answer messages. Returns whether the client has closed the connection, rather than lost it."""
         server = self.server
         while True:
             event = await receive()
             if event["type"] != "websocket.receive":
                 return event.get("code") in (1000, 1001)
             content = event.get("text")
-            answer = await server.told(
-                session, content if content is not None else event.get("bytes"), session.steps == 0
-            )
+            answer = await server.answer(session, content if content is not None else event.get("bytes"))
             await send({"type": "websocket.send", "text": server.writer.encode(answer)})
             if answer.get("closed"):
                 await send({"type": "websocket.close", "code": 1000, "reason": "closed as asked"})
@@ -261,7 +259,7 @@ class Connections:
 
 
 async def _refuse(send: Send, error: BadMessage, text: str) -> None:
-    """Answer the request to connect as HTTP."""
+    """Answer the request to connect with an error of HTTP."""
     headers = [(b"content-type", b"application/json")]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": text.encode()})

@@ -1,4 +1,4 @@
-"""Sessions of a server, stepped together: what waits is collected, run as one batch, written down and answered."""
+"""Stepping sessions together: waiting requests are collected, run as one batch, written to the journal and answered."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from plmu.serve.metrics import Metrics
 from plmu.serve.work import Request, Session, Work
 
 SYNC = 1.0  # seconds between writes of the journal to the disk
-BUDGET = 0.02  # seconds of a batch, after which those with few samples need not wait for those with many
-SHARE = 8  # times as long as a batch has taken, the next one waits
+BUDGET = 0.02  # seconds of a batch: clients with few samples need not wait for those with many
+PAUSE = 8  # between batches, in times of the last batch's duration
 
 
 class Batcher:
-    """All sessions of a server. `start` and `stop` it in the event loop whose clients it answers."""
+    """All sessions of a server. Call `start` and `stop` in the event loop of its clients."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Batcher:
         self.sessions, self.limits, self.metrics, self.journal, self.tick = sessions, limits, metrics, journal, tick
         self.work = Work(sessions, limits, metrics, code)
         self.by_name = self.work.by_name
-        self.failed: str | None = None  # why nothing can be done any more
+        self.failed: str | None = None  # why the server has stopped working
         self._waiting: list[Request] = []
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -49,10 +49,10 @@ class Batcher:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._tasks = [asyncio.create_task(one()) for one in (self._run, self._housekeeping)]
+        self._tasks = [asyncio.create_task(task()) for task in (self._run, self._housekeeping)]
 
     async def stop(self) -> None:
-        """Finish what waits, and save the states."""
+        """Finish the waiting requests and save the states."""
         self._stopping = True
         self._wake.set()
         await self._tasks[0]
@@ -65,7 +65,7 @@ class Batcher:
             self.journal.close()
 
     async def open(self, name: str | None) -> Session:
-        """The session of this name, which may be new. BadMessage: there are too many."""
+        """The session of this name, which may be new; BadMessage if there are too many."""
         request = Request(OPEN, name or secrets.token_urlsafe(16))
         await self._do(request)
         assert request.session is not None
@@ -75,7 +75,7 @@ class Batcher:
         await self._do(Request(CLOSE, session.name, idle=idle))
 
     async def handle(self, session: Session, message: Message) -> Request:
-        """Do what a message asks, with all others that wait. BadMessage: it comes too fast, or the session is gone."""
+        """Carry out a message, in a batch with others. BadMessage: it comes too soon, or the session has ended."""
         session.used = time.monotonic()
         if message.count:
             session.rate.take(message.count)
@@ -99,36 +99,36 @@ class Batcher:
         while not self._stopping or self._waiting:
             await self._wake.wait()
             self._wake.clear()
-            # Under load more is collected, so that batches take a part of the time and are answered in time.
-            pause = last + min(self.tick, SHARE * took) - time.monotonic()
+            # Under load, wait a little so that batches are larger.
+            pause = last + min(self.tick, PAUSE * took) - time.monotonic()
             if pause > 0 and not self._stopping:
                 await asyncio.sleep(pause)
-            some, self._waiting = self._waiting, []
-            if not some:
+            requests, self._waiting = self._waiting, []
+            if not requests:
                 continue
             last = time.monotonic()
-            left = self._batch(some)
+            remaining = self._batch(requests)
             took = time.monotonic() - last
             self.metrics.step.add(took)
-            unfinished = set(map(id, left))
-            for request in some:
+            unfinished = set(map(id, remaining))
+            for request in requests:
                 if request.future is not None and not request.future.done() and id(request) not in unfinished:
                     request.future.set_result(None)
-            if left:
-                self._waiting = [*left, *self._waiting]
+            if remaining:
+                self._waiting = [*remaining, *self._waiting]
                 self._wake.set()
             if self.journal is not None and self.journal.is_due() and (self._saving is None or self._saving.done()):
                 self._saving = asyncio.create_task(asyncio.to_thread(self._snapshot()))
             await asyncio.sleep(0)
 
     async def _housekeeping(self) -> None:
-        """End idle sessions, and let the journal reach the disk."""
+        """End idle sessions, and flush the journal to the disk."""
         while True:
             await asyncio.sleep(min(SYNC, self.limits.idle / 4))
             if self.journal is not None and self.journal.dirty:
                 await asyncio.to_thread(self.journal.sync)
             now = time.monotonic()
-            for session in [one for one in self.by_name.values() if now - one.used > self.limits.idle]:
+            for session in [session for session in self.by_name.values() if now - session.used > self.limits.idle]:
                 if session.leave is not None:
                     session.leave(4408, f"idle for more than {self.limits.idle:g} s")
                 if self.failed is None and not self._stopping:
@@ -137,14 +137,14 @@ class Batcher:
     # ---------------------------------------------------------------- one batch
 
     def _batch(self, requests: list[Request]) -> list[Request]:
-        """Do all of this, and write it down; what is left, if it takes too long.
+        """Carry out requests and write them to the journal. Returns those that are not finished in time.
 
-        What can go wrong for one is that request's error; for all of them, the server has failed.
+        A fault of one request is its error; after an exception the server has failed.
         """
-        left: list[Request] = []
+        remaining: list[Request] = []
         try:
             records = bytearray()
-            left = self.work.carry_out(requests, records, time.monotonic() + BUDGET)
+            remaining = self.work.carry_out(requests, records, time.monotonic() + BUDGET)
             if self.journal is not None and records:
                 self.metrics.journal_bytes += self.journal.append(bytes(records))
         except Exception as error:
@@ -153,9 +153,9 @@ class Batcher:
                 request.outputs, request.error = [], BadMessage(self.failed, 503)
         self.metrics.ticks += 1
         self.metrics.sessions = len(self.by_name)
-        return left
+        return remaining
 
     def _snapshot(self) -> Callable[[], None]:
-        """Begin a new journal. What is returned writes the snapshot before it, in any thread."""
+        """Begin a new journal. Returns a function that writes the snapshot of its start, for any thread."""
         assert self.journal is not None
-        return self.journal.save(recovery.taken(self.work))
+        return self.journal.save(recovery.take(self.work))

@@ -1,9 +1,10 @@
-"""States that survive the server: a snapshot of all sessions, and a journal of what came after it.
+"""States that survive the server: a snapshot of all sessions, and a journal of what they did since.
 
-Samples are in the journal before they are answered, so a killed server loses none that was: the next one reads the
-snapshot and runs the journal again. Rows and the width of batches are kept, hence the states are the same bits.
+Samples are written to the journal before they are answered, so a killed server loses none that it has answered. The
+next server reads the snapshot and runs the journal again. It has the same rows and the same width of batches, hence the
+same bits in the states.
 
-A journal is a row of chunks, each with its length and checksum. A chunk is what one batch of the server did.
+A journal is a list of chunks, each with its length and checksum. A chunk holds the records of one batch.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from plmu.runs.lock import locked
 OPEN, SAMPLES, RESET, CLOSE = range(4)
 CHUNK, RECORD = struct.Struct("<II"), struct.Struct("<BII")
 MOST_WIDTH = 4096  # rows of a batch
-INTERVAL = 10.0  # seconds between snapshots, at least; what came in that time is run again in less
+INTERVAL = 10.0  # least seconds between snapshots; running the journal of that time again takes less
 
 
 @dataclass
 class Record:
-    """What a session did."""
+    """A request that a session has carried out."""
 
     kind: int
     row: int
@@ -47,13 +48,13 @@ class Record:
 
 
 def packed(kind: int, row: int, count: int = 0, content: bytes = b"") -> bytes:
-    """A record; `count` is of samples, or of the bytes of a name."""
+    """A record as bytes; `count` is the number of samples, or of bytes of a name."""
     return RECORD.pack(kind, row, count) + content
 
 
 @dataclass
 class Snapshot:
-    """All sessions at one moment."""
+    """The states of all sessions."""
 
     names: list[str]
     rows: list[int]
@@ -66,30 +67,30 @@ class Journal:
 
     def __init__(self, folder: Path, fingerprint: str, code: str, features: int) -> None:
         self.folder, self.fingerprint, self.code, self.features = folder, fingerprint, code, features
-        self._held = ExitStack()
+        self._lock = ExitStack()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._held.enter_context(locked(folder / LOCK_FILE))
+            self._lock.enter_context(locked(folder / LOCK_FILE))
         except OSError as error:
             raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
         except RunError:
             raise RunError(f"{folder} is in use by another server: stop it, or choose another --states") from None
-        self.number = max((int(one.stem.split("-")[1]) for one in folder.glob("sessions-*.plmu")), default=0)
+        self.number = max((int(path.stem.split("-")[1]) for path in folder.glob("sessions-*.plmu")), default=0)
         self.file = -1
         self.due = time.monotonic() + INTERVAL
         self.dirty = False  # whether anything was written since the last snapshot
 
     def snapshot(self) -> Snapshot | None:
-        """The last one, if there is any. RunError: it is of another model or damaged."""
+        """The last snapshot; None without one. RunError: it is of another model or damaged."""
         path = self._snapshot_path(self.number)
         if not path.is_file():
             return None
         try:
             with reading(path, ("sessions",)) as file:
-                about = file.description
-                if about.get("fingerprint") != self.fingerprint:
+                description = file.description
+                if description.get("fingerprint") != self.fingerprint:
                     raise RunError(f"{path} has the states of another model: choose another --states")
-                names, rows, width = about["names"], about["rows"], about["width"]
+                names, rows, width = (description[key] for key in ("names", "rows", "width"))
                 if type(width) is not int or not 1 <= width <= MOST_WIDTH:
                     raise TypeError(f"its width is {width!r:.20}")
                 if len(names) != len(rows) or not all(type(row) is int for row in rows):
@@ -99,14 +100,14 @@ class Journal:
             raise RunError(f"{path} is damaged ({error}): remove it to begin without states") from None
 
     def chunks(self) -> Iterator[list[Record]]:
-        """What came after the snapshot."""
+        """The records since the snapshot, chunk by chunk."""
         for path in sorted(self.folder.glob("journal-*.log")):
             if path >= self._journal_path(self.number):
                 yield from self._chunks(path)
                 self.number = max(self.number, int(path.stem.split("-")[1]))
 
     def _chunks(self, path: Path) -> Iterator[list[Record]]:
-        """A chunk that was cut short was never answered: it is left out."""
+        """The chunks of a file. A chunk that is cut short was never answered, and is skipped."""
         content = path.read_bytes()
         place = 0
         while place + CHUNK.size <= len(content):
@@ -117,11 +118,11 @@ class Journal:
             yield self._records(body, path)
             place += CHUNK.size + size
         if place < len(content):
-            left = len(content) - place
-            print(f"plmu: {path}: its last {left} bytes were not written whole and are left out", file=sys.stderr)
+            rest = len(content) - place
+            print(f"plmu: {path}: its last {rest} bytes were not written whole and are left out", file=sys.stderr)
 
     def _records(self, body: bytes, path: Path) -> list[Record]:
-        found, place = [], 0
+        records, place = [], 0
         while place < len(body):
             try:
                 kind, row, count = RECORD.unpack_from(body, place)
@@ -137,16 +138,16 @@ class Journal:
                     place += size
             except (struct.error, UnicodeDecodeError, ValueError) as error:
                 raise RunError(f"{path} is damaged ({error}): remove it to begin from the snapshot alone") from None
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
     def append(self, records: bytes) -> int:
-        """Write what one batch did, before it is answered. It then outlives this process; `sync` makes it outlive the
-        machine."""
+        """Write the records of a batch before it is answered. They survive a kill of this process, and after `sync` a
+        crash of the machine. Returns the number of bytes."""
         chunk = CHUNK.pack(len(records), zlib.crc32(records)) + records
-        left = memoryview(chunk)
-        while left:
-            left = left[os.write(self.file, left) :]
+        unwritten = memoryview(chunk)
+        while unwritten:
+            unwritten = unwritten[os.write(self.file, unwritten) :]
         self.dirty = True
         return len(chunk)
 
@@ -155,8 +156,8 @@ class Journal:
         return self.dirty and time.monotonic() > self.due
 
     def save(self, snapshot: Snapshot) -> Callable[[], None]:
-        """Begin a journal after this snapshot. What is returned writes the snapshot, in any thread; until it has, the
-        snapshot before and the journals since then stand."""
+        """Begin a journal after this snapshot. Returns a function that writes the snapshot, for any thread; until then
+        the previous snapshot and the journals since stay valid."""
         self.number += 1
         number = self.number
         path = self._journal_path(number)
@@ -184,7 +185,7 @@ class Journal:
         self.due = time.monotonic() + max(INTERVAL, 20 * (time.monotonic() - started))
 
     def sync(self) -> None:
-        """Let what was written reach the disk."""
+        """Flush the journal to the disk."""
         with contextlib.suppress(OSError):  # another journal may have begun
             os.fsync(self.file)
 
@@ -192,7 +193,7 @@ class Journal:
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
-        self._held.close()
+        self._lock.close()
 
     def _snapshot_path(self, number: int) -> Path:
         return self.folder / f"sessions-{number:08d}.plmu"
@@ -202,7 +203,7 @@ class Journal:
 
 
 def answers_as_tensors(answers: list[list[list[float]]], outputs: int) -> dict[str, Tensor]:
-    """The last outputs of each session."""
+    """The last outputs of each session, as tensors for a snapshot."""
     rows = [row for answer in answers for row in answer]
     return {
         "answers": torch.tensor(rows, dtype=torch.float64).reshape(-1, outputs),
@@ -211,6 +212,6 @@ def answers_as_tensors(answers: list[list[list[float]]], outputs: int) -> dict[s
 
 
 def answers_from_tensors(tensors: dict[str, Tensor]) -> list[list[list[float]]]:
-    """What `answers_as_tensors` was given; the tensors are taken out."""
+    """The inverse of `answers_as_tensors`, which removes its tensors."""
     counts = tensors.pop("answer_counts").tolist()
     return [part.tolist() for part in tensors.pop("answers").split(counts)]

@@ -1,4 +1,4 @@
-"""What one client may ask of a server."""
+"""What a client may ask of a server."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ class Limits:
     idle: float = 300.0  # seconds after which a session without messages ends
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if not value > 0:
-                raise ValueError(f"--{one.name.replace('_', '-')} must be above 0, got {value}")
+                raise ValueError(f"--{field.name.replace('_', '-')} must be above 0, got {value}")
 
 
 class BadMessage(ValueError):
-    """A message that cannot be answered otherwise than by saying what is wrong with it."""
+    """A message is wrong; the text, which is the answer to it, says why."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)
-        self.status = status  # of the same answer in HTTP
+        self.status = status  # of HTTP
 
 
 class Rate:
-    """A bucket that fills with `rate` samples a second, and holds those of one second or of one message."""
+    """A token bucket that gains `rate` samples a second and holds those of one second, or of one message if more."""
 
     def __init__(self, limits: Limits) -> None:
         self.rate = limits.rate
         self.most = max(limits.rate, float(limits.samples))
-        self.left, self.at = self.most, time.monotonic()
+        self.available, self.updated = self.most, time.monotonic()
 
     def take(self, count: int) -> None:
-        """Take so many samples. BadMessage: there are too few left."""
+        """Take `count` samples, or raise BadMessage if fewer are available."""
         now = time.monotonic()
-        self.left = min(self.most, self.left + (now - self.at) * self.rate)
-        self.at = now
-        if count > self.left:
-            wait = (count - self.left) / self.rate
+        self.available = min(self.most, self.available + (now - self.updated) * self.rate)
+        self.updated = now
+        if count > self.available:
+            wait = (count - self.available) / self.rate
             raise BadMessage(f"more than {self.rate:g} samples a second: send this again in {wait:.3f} s", 429)
-        self.left -= count
+        self.available -= count

@@ -15,25 +15,25 @@ from plmu.runs.deployed import Deployed, softmax
 from plmu.serve.limits import BadMessage, Limits
 
 KINDS = ("sample", "samples", "text", "reset", "close")
-NUMBERS = {float, int}  # types of numbers in JSON; bool is another one
+NUMBERS = {float, int}  # types of numbers in JSON, without bool
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-USUAL = {"step", "outputs"}  # what the answer to numbers has
-LIKELY = 5  # next tokens that an answer of a language model names
+PLAIN = {"step", "outputs"}  # the keys of an answer to numbers
+LIKELIEST = 5  # next tokens in an answer of a language model
 
 
 @dataclass(slots=True)
 class Message:
-    """What a client asks."""
+    """A message of a client."""
 
-    samples: array[Any] = field(default_factory=lambda: array("d"))  # all numbers, or token numbers
+    samples: array[Any] = field(default_factory=lambda: array("d"))  # the numbers of all samples, or token numbers
     count: int = 0  # of samples
     names: list[str] | None = None  # of tokens of a text
-    single: bool = False  # whether there is one sample, and the answer has one output
+    single: bool = False  # one sample, answered by one output
     reset: bool = False
     close: bool = False
-    whole: bool = False  # whether a language model is to answer with all outputs
-    tag: str | int | None = None  # comes back in the answer
-    session: str | None = None  # of HTTP
+    all_outputs: bool = False  # of a language model, too
+    tag: str | int | None = None  # repeated in the answer
+    session: str | None = None  # its name, in HTTP
 
 
 class Reader:
@@ -50,61 +50,60 @@ class Reader:
         self.decode = json.JSONDecoder(parse_constant=_no_constant).decode
 
     def read(self, text: str | bytes | None, first: bool = False) -> Message:
-        """A message, or BadMessage. `first` says whether a text would begin here."""
+        """Read a message, or raise BadMessage. `first`: it is the first of its session."""
         if not isinstance(text, str):
             raise BadMessage("a message must be JSON in a text frame, this one is binary")
         size = len(text) if text.isascii() else len(text.encode(errors="replace"))
         if size > self.limits.message_bytes:
             raise BadMessage(f"a message may have {self.limits.message_bytes} bytes, this one has {size}", 413)
         try:
-            found = self.decode(text)
+            content = self.decode(text)
         except (ValueError, RecursionError) as error:
             raise BadMessage(f"not JSON: {str(error)[:200]}") from None
-        if not isinstance(found, dict):
-            raise BadMessage(f"a message must be a JSON object, got {_kind(found)}")
+        if not isinstance(content, dict):
+            raise BadMessage(f"a message must be a JSON object, got {_kind(content)}")
         message = Message()
-        chosen = [name for name in KINDS if name in found]
-        if len(chosen) != 1:
-            raise BadMessage(
-                f"a message must have exactly one of {', '.join(KINDS)}; got {', '.join(chosen) or 'none'}"
-            )
-        self._extras(message, found, chosen[0])
-        given = found[chosen[0]]
-        if chosen[0] in ("reset", "close"):
-            if given is not True:
-                raise BadMessage(f"{chosen[0]} must be true, got {_kind(given)}")
-            setattr(message, chosen[0], True)
-        elif chosen[0] == "text":
-            self._text(message, given, first)
+        kinds = [name for name in KINDS if name in content]
+        if len(kinds) != 1:
+            raise BadMessage(f"a message must have exactly one of {', '.join(KINDS)}; got {', '.join(kinds) or 'none'}")
+        kind = kinds[0]
+        self._options(message, content, kind)
+        value = content[kind]
+        if kind in ("reset", "close"):
+            if value is not True:
+                raise BadMessage(f"{kind} must be true, got {_kind(value)}")
+            setattr(message, kind, True)
+        elif kind == "text":
+            self._text(message, value, first)
         else:
-            message.single = chosen[0] == "sample"
-            if not message.single and not isinstance(given, list):
-                raise BadMessage(f"samples must be a list of samples, got {_kind(given)}")
-            self._samples(message, [given] if message.single else given)
+            message.single = kind == "sample"
+            if not message.single and not isinstance(value, list):
+                raise BadMessage(f"samples must be a list of samples, got {_kind(value)}")
+            self._samples(message, [value] if message.single else value)
         return message
 
-    def _extras(self, message: Message, found: dict[str, Any], chosen: str) -> None:
-        for name, value in found.items():
+    def _options(self, message: Message, content: dict[str, Any], kind: str) -> None:
+        for name, value in content.items():
             if name == "id":
                 if not isinstance(value, str | int) or isinstance(value, bool) or len(str(value)) > 64:
-                    raise BadMessage("id must be a text or whole number of at most 64 characters")
+                    raise BadMessage("id must be a text or an integer of at most 64 characters")
                 message.tag = value
             elif name == "session":
                 message.session = checked_name(value)
             elif name == "outputs":
                 if not isinstance(value, bool):
                     raise BadMessage(f"outputs must be true or false, got {_kind(value)}")
-                message.whole = value
-            elif name != chosen:
+                message.all_outputs = value
+            elif name != kind:
                 raise BadMessage(f"a message has no {name[:60]!r}: it has {', '.join(KINDS)}, id, session or outputs")
 
-    def _text(self, message: Message, given: Any, first: bool) -> None:
+    def _text(self, message: Message, text: Any, first: bool) -> None:
         if not self.tokens:
             raise BadMessage("this model takes numbers, not text: send sample or samples")
-        if not isinstance(given, str):
-            raise BadMessage(f"text must be a text, got {_kind(given)}")
+        if not isinstance(text, str):
+            raise BadMessage(f"text must be a text, got {_kind(text)}")
         try:
-            pairs = self.deployed.tokens(given, first)
+            pairs = self.deployed.tokens(text, first)
         except ValueError as error:
             raise BadMessage(f"text: {error}") from None
         if not pairs:
@@ -117,23 +116,23 @@ class Reader:
         if not 0 < count <= self.limits.samples:
             raise BadMessage(f"a message must have 1 to {self.limits.samples} samples, got {count}")
 
-    def _samples(self, message: Message, given: list[Any]) -> None:
-        self._check_count(len(given))
+    def _samples(self, message: Message, samples: list[Any]) -> None:
+        self._check_count(len(samples))
         flat: list[Any] = []
-        for place, sample in enumerate(given):
+        for place, sample in enumerate(samples):
             if type(sample) is list:
                 if len(sample) != self.features or self.tokens:
-                    wanted = "a token number" if self.tokens else f"{self.features} numbers"
-                    raise BadMessage(f"sample {place} must be {wanted}, got a list of {len(sample)}")
+                    expected = "a token number" if self.tokens else f"{self.features} numbers"
+                    raise BadMessage(f"sample {place} must be {expected}, got a list of {len(sample)}")
                 flat += sample
             elif self.features == 1:
                 flat.append(sample)
             else:
                 raise BadMessage(f"sample {place} must be a list of {self.features} numbers, got {_kind(sample)}")
-        message.samples, message.count = array(self.code, self._checked(flat)), len(given)
+        message.samples, message.count = array(self.code, self._checked(flat)), len(samples)
 
     def _checked(self, flat: list[Any]) -> list[Any]:
-        """Numbers that the model takes, or BadMessage."""
+        """The numbers, with NaN for missing ones; BadMessage if the model cannot take them."""
         most, vocabulary = self.most, self.deployed.frozen.vocabulary or 2**62
         if not self.tokens and NUMBERS.issuperset(map(type, flat)) and -most <= min(flat) and max(flat) <= most:
             return flat
@@ -164,8 +163,8 @@ class Writer:
         ).encode
 
     def encode(self, answer: dict[str, Any]) -> str:
-        """An answer as JSON, which has no infinite numbers: they become null."""
-        if answer.keys() == USUAL:  # Python writes such lists as JSON does, and in half the time
+        """An answer as JSON. Infinite numbers become null."""
+        if answer.keys() == PLAIN:  # Python writes such lists as JSON in half the time
             text = f'{{"step":{answer["step"]},"outputs":{answer["outputs"]}}}'
             if "n" not in text:  # neither nan nor inf
                 return text
@@ -177,47 +176,50 @@ class Writer:
     def answer(
         self, message: Message, step: int, outputs: list[list[float]], error: str | None = None
     ) -> dict[str, Any]:
-        """What is said of the outputs of a message."""
-        told: dict[str, Any] = {} if message.tag is None else {"id": message.tag}
-        told["step"] = step
+        """The answer to a message with these outputs."""
+        answer: dict[str, Any] = {} if message.tag is None else {"id": message.tag}
+        answer["step"] = step
         if error is not None:
-            told["error"] = error
-        if not self.language or message.whole:
+            answer["error"] = error
+        if not self.language or message.all_outputs:
             if message.single and outputs:
-                told["output"] = outputs[0]
+                answer["output"] = outputs[0]
             elif message.count:
-                told["outputs"] = outputs
+                answer["outputs"] = outputs
         if self.language and outputs:
-            told["next"] = self._likely(outputs[-1])
+            answer["next"] = self._likeliest(outputs[-1])
         elif outputs and (self.deployed.outputs.labels or self.deployed.outputs.horizon):
-            told |= self.deployed.answer(outputs[-1])
-        return told
+            answer |= self.deployed.answer(outputs[-1])
+        return answer
 
-    def _likely(self, logits: list[float]) -> list[dict[str, Any]]:
-        shares = softmax(logits)
-        best = sorted(range(len(shares)), key=shares.__getitem__, reverse=True)[:LIKELY]
+    def _likeliest(self, logits: list[float]) -> list[dict[str, Any]]:
+        """The likeliest next tokens."""
+        probabilities = softmax(logits)
+        best = sorted(range(len(logits)), key=probabilities.__getitem__, reverse=True)[:LIKELIEST]
         symbols = self.deployed.symbols
         assert symbols is not None
-        return [{"token": one, "text": symbols.decode([one]), "probability": shares[one]} for one in best]
+        return [
+            {"token": token, "text": symbols.decode([token]), "probability": probabilities[token]} for token in best
+        ]
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list) else value
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def checked_name(name: Any) -> str:
-    """The name of a session, or BadMessage."""
+    """The name of a session; BadMessage if it is not a name."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise BadMessage("session must be a name of 1 to 64 letters, digits, dots, dashes and underscores")
     return name
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON; null stands for a missing one")
+    raise ValueError(f"{name} is not a number in JSON; null stands for a missing number")
 
 
 def _kind(value: Any) -> str:

@@ -8,7 +8,7 @@ _JSON = "application/json"
 
 
 def document(model: dict[str, Any]) -> dict[str, Any]:
-    """The addresses of a server of this model, as OpenAPI 3.1 has them."""
+    """The addresses of a server in OpenAPI 3.1. `model` is its answer to `/model`."""
     numbers = {"type": "array", "items": {"type": "number"}}
     features = model["features"]
     sample: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": (model["tokens"] or 1) - 1}
@@ -16,19 +16,19 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
         sample = {"type": "array", "items": {"type": ["number", "null"]}, "minItems": features, "maxItems": features}
         if features == 1:
             sample = {"anyOf": [{"type": ["number", "null"]}, sample]}
-    asked = {"sample": sample, "samples": {"type": "array", "items": sample, "minItems": 1}}
+    requests = {"sample": sample, "samples": {"type": "array", "items": sample, "minItems": 1}}
     if features is None:
-        asked["text"] = {"type": "string"}
-    asked |= {one: {"type": "boolean", "const": True} for one in ("reset", "close")}
+        requests["text"] = {"type": "string"}
+    requests |= {name: {"type": "boolean", "const": True} for name in ("reset", "close")}
     extras = {
         "session": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
-        "id": {"type": ["string", "integer"], "description": "Comes back in the answer."},
+        "id": {"type": ["string", "integer"], "description": "Repeated in the answer."},
         "outputs": {"type": "boolean", "description": "Whether a language model answers with all outputs."},
     }
     message = {
         "type": "object",
-        "properties": {**asked, **extras},
-        "oneOf": [{"required": [one]} for one in asked],
+        "properties": {**requests, **extras},
+        "oneOf": [{"required": [name]} for name in requests],
         "additionalProperties": False,
     }
     answer = {
@@ -46,7 +46,7 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
             "closed": {"type": "boolean"},
         },
     }
-    name = {"name": "name", "in": "path", "required": True, "schema": extras["session"]}
+    session = {"name": "name", "in": "path", "required": True, "schema": extras["session"]}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -68,19 +68,23 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
             },
             "/sessions/{name}": {
                 "get": {
-                    "summary": "How many samples a session has taken, and its last outputs.",
-                    "parameters": [name],
+                    "summary": "The number of samples that a session has taken, and its last outputs.",
+                    "parameters": [session],
                     "responses": _responses(None, 401, 404),
                 },
-                "delete": {"summary": "End a session.", "parameters": [name], "responses": _responses(None, 401, 404)},
+                "delete": {
+                    "summary": "End a session.",
+                    "parameters": [session],
+                    "responses": _responses(None, 401, 404),
+                },
             },
-            "/model": {"get": {"summary": "What the model takes and gives.", "responses": _responses(None, 401)}},
+            "/model": {"get": {"summary": "The inputs and outputs of the model.", "responses": _responses(None, 401)}},
             "/memory": {
                 "get": {
                     "summary": "Ā, B̄ and decoder C of a Delay Network.",
                     "parameters": [
-                        {"name": one, "in": "query", "required": True, "schema": {"type": kind}}
-                        for one, kind in (("order", "integer"), ("theta", "number"))
+                        {"name": name, "in": "query", "required": True, "schema": {"type": kind}}
+                        for name, kind in (("order", "integer"), ("theta", "number"))
                     ],
                     "responses": _responses(None, 400, 401),
                 }

@@ -1,4 +1,4 @@
-"""Sessions that continue where the server before has left them: its snapshot, then its journal."""
+"""Sessions that continue after a restart: the last snapshot, then the journal."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from plmu.serve.limits import Rate
 from plmu.serve.messages import Message
 from plmu.serve.work import Request, Session, Work
 
-MOST = 2**20  # rows that a saved state may ask for
+MAX_ROWS = 2**20  # of a snapshot
 
 
-def taken(work: Work) -> Snapshot:
-    """All sessions at this moment."""
-    some = list(work.by_name.values())
-    rows = [one.row for one in some]
-    tensors = work.sessions.tensors(rows) | answers_as_tensors([one.last for one in some], work.sessions.outputs)
+def take(work: Work) -> Snapshot:
+    """A snapshot of all sessions."""
+    sessions = list(work.by_name.values())
+    rows = [session.row for session in sessions]
+    answers = answers_as_tensors([session.last for session in sessions], work.sessions.outputs)
     work.metrics.snapshots += 1
-    return Snapshot([one.name for one in some], rows, tensors, work.sessions.width)
+    return Snapshot(list(work.by_name), rows, work.sessions.tensors(rows) | answers, work.sessions.width)
 
 
 def restore(work: Work, journal: Journal) -> None:
-    """Take over the states of the server before, and run its journal again. RunError: they cannot be restored."""
+    """Restore the sessions of a journal's snapshot and run the journal again. RunError: they cannot be restored."""
     snapshot = journal.snapshot()
     names: dict[int, str] = {}
     try:
         if snapshot is not None:
             last = answers_from_tensors(snapshot.tensors)
-            if any(not 0 <= row < MOST for row in snapshot.rows):
-                raise ValueError(f"its rows are not from 0 to {MOST - 1}")
+            if any(not 0 <= row < MAX_ROWS for row in snapshot.rows):
+                raise ValueError(f"its rows are not from 0 to {MAX_ROWS - 1}")
             for row in snapshot.rows:
                 work.sessions.add(row)
             work.sessions.fill(snapshot.rows, snapshot.tensors)
@@ -43,7 +43,7 @@ def restore(work: Work, journal: Journal) -> None:
 
 
 def _repeat(work: Work, requests: list[Request]) -> None:
-    """Do again what a journal says, in its order, samples of different sessions together."""
+    """Repeat the requests of a journal in order, samples of different sessions together."""
     together: dict[str, Request] = {}
     for request in [*requests, None]:
         if request is None or request.kind != SAMPLES or request.name in together:
@@ -53,7 +53,7 @@ def _repeat(work: Work, requests: list[Request]) -> None:
             together[request.name] = request
         elif request is not None:
             work.carry_out([request], bytearray())
-    wrong = next((one.error for one in requests if one.error is not None), None)
+    wrong = next((request.error for request in requests if request.error is not None), None)
     if wrong is not None:
         raise ValueError(str(wrong))
 

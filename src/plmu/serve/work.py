@@ -1,4 +1,4 @@
-"""What the sessions of a server do: requests are carried out together, their samples as batches."""
+"""The sessions of a server and their requests, which are carried out together, samples as batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plmu.serve.limits import BadMessage, Limits, Rate
 from plmu.serve.messages import Message
 from plmu.serve.metrics import Metrics
 
-STEPS = 16  # samples of each session that are run at once
+STEPS = 16  # samples of a session in one batch
 
 
 @dataclass(slots=True)
@@ -35,14 +35,14 @@ class Session:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """Something that a session is to do. It is done when `future` is."""
+    """A request to a session. It is done when `future` is."""
 
     kind: int
     name: str
     message: Message | None = None
     session: Session | None = None
-    row: int | None = None  # of OPEN in a journal
-    idle: bool = False  # of CLOSE: only if it is idle still
+    row: int | None = None  # of an OPEN that a journal repeats
+    idle: bool = False  # of CLOSE: only if the session is still idle
     outputs: list[list[float]] = field(default_factory=list)
     error: BadMessage | None = None
     future: asyncio.Future[None] | None = None
@@ -50,17 +50,17 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Samples:
-    """The samples of a request that are not run yet."""
+    """The samples of a request that are still to run."""
 
     request: Request
     session: Session
     message: Message
-    first: int  # outputs that it had before
-    left: int  # samples; none after an error
+    first: int  # the number of outputs that the request had before
+    remaining: int  # samples; none after an error
 
 
 class Work:
-    """All sessions of a server, by name, and how they carry out requests."""
+    """All sessions of a server by name, and what carries out their requests."""
 
     def __init__(self, sessions: plmu.Sessions, limits: Limits, metrics: Metrics, code: str) -> None:
         self.sessions, self.limits, self.metrics = sessions, limits, metrics
@@ -72,21 +72,21 @@ class Work:
         self._shape = () if tokens else (self.features,)  # of a sample
 
     def carry_out(self, requests: list[Request], records: bytearray, until: float = math.inf) -> list[Request]:
-        """In rounds, in each of which a session has one request.
+        """Carry out requests in rounds, with one request of each session a round.
 
         Args:
-            requests: what is to be done, in this order.
-            records: what was done is added here, for a journal.
-            until: the time after which no more samples begin.
+            requests: in the order in which they came.
+            records: a record of each request is added here, for a journal.
+            until: the time after which no batch begins.
 
         Returns:
-            What is not done at that time.
+            The requests that are not finished at that time.
         """
         while requests:
-            now: dict[str, Request] = {}
-            later = [request for request in requests if now.setdefault(request.name, request) is not request]
+            first: dict[str, Request] = {}
+            later = [request for request in requests if first.setdefault(request.name, request) is not request]
             running = []
-            for request in now.values():
+            for request in first.values():
                 session = self.by_name.get(request.name)
                 if request.kind == SAMPLES and session is not None:
                     assert request.message is not None
@@ -97,18 +97,16 @@ class Work:
                     self._control(request, session, records)
             if running:
                 self._run(running, until)
-            left = []
-            for one in running:
-                self._count(one, records)
-                if one.left:
-                    left.append(one.request)
-            if left:
-                return [*left, *later]
+            for samples in running:
+                self._record(samples, records)
+            unfinished = [samples.request for samples in running if samples.remaining]
+            if unfinished:
+                return [*unfinished, *later]
             requests = later
         return []
 
     def _control(self, request: Request, session: Session | None, records: bytearray) -> None:
-        """A request without samples, or of a session that is gone."""
+        """Carry out a request without samples, or answer that its session has ended."""
         if request.kind == OPEN:
             if session is None:
                 if len(self.by_name) >= self.limits.sessions:
@@ -136,34 +134,33 @@ class Work:
             records += packed(request.kind, session.row)
 
     def _run(self, running: list[Samples], until: float) -> None:
-        """The samples that all of them have as one batch, then those that some have more, and so on."""
+        """Run as many samples as all sessions have as one batch, then the rest of those that have more, and so on."""
         done = 0
         while running and (done < STEPS or time.monotonic() < until):
-            span = min(STEPS, min(one.left for one in running))
+            span = min(STEPS, min(samples.remaining for samples in running))
             flat = array(self.code)
-            for one in running:
-                start = len(one.request.outputs) * self.features
-                flat += one.message.samples[start : start + span * self.features]
+            for samples in running:
+                start = len(samples.request.outputs) * self.features
+                flat += samples.message.samples[start : start + span * self.features]
             x = torch.frombuffer(flat, dtype=self._read_as).to(self._run_as).view(len(running), span, *self._shape)
-            outputs, taken = self.sessions.run([one.session.row for one in running], x)
+            outputs, taken = self.sessions.run([samples.session.row for samples in running], x)
             done += span
-            for one, found, count in zip(running, outputs.tolist(), taken.tolist(), strict=True):
-                if count == span:
-                    one.request.outputs += found
-                    one.left -= span
-                else:
-                    one.left = 0
-                    one.request.outputs += found[:count]
-                    reason = f"sample {len(one.request.outputs)} would make the state infinite: it was not taken"
-                    one.request.error = BadMessage(reason, 422)
-            running = [one for one in running if one.left]
+            for samples, rows, count in zip(running, outputs.tolist(), taken.tolist(), strict=True):
+                request = samples.request
+                request.outputs += rows[:count]
+                samples.remaining -= span
+                if count < span:
+                    samples.remaining = 0
+                    reason = f"sample {len(request.outputs)} would make the state infinite: it was not taken"
+                    request.error = BadMessage(reason, 422)
+            running = [samples for samples in running if samples.remaining]
 
-    def _count(self, one: Samples, records: bytearray) -> None:
-        """Write down what was run."""
-        first, last = one.first, len(one.request.outputs)
+    def _record(self, samples: Samples, records: bytearray) -> None:
+        """Record the samples that have run."""
+        session, first, last = samples.session, samples.first, len(samples.request.outputs)
         if last > first:
-            own = one.message.samples[first * self.features : last * self.features]
-            records += packed(SAMPLES, one.session.row, last - first, own.tobytes())
-            one.session.steps += last - first
-            one.session.last = one.request.outputs
+            content = samples.message.samples[first * self.features : last * self.features].tobytes()
+            records += packed(SAMPLES, session.row, last - first, content)
+            session.steps += last - first
+            session.last = samples.request.outputs
             self.metrics.samples += last - first

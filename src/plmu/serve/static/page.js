@@ -1,15 +1,15 @@
 "use strict";
 const LENGTH = 300; // steps that the upper chart shows
-const KEPT = 2500; // steps that are kept, with which another memory is filled
-const MANY = 200; // latencies that count
+const HISTORY = 2500; // steps from which a new memory is filled
+const LATENCIES = 200; // of which the median is shown
 const $ = (id) => document.getElementById(id);
 const token = new URLSearchParams(location.hash.slice(1)).get("token");
 
 const state = {
-  signal: [], // all samples that are kept
+  signal: [], // the last samples
   predicted: [], // the output for each of them, or null
-  total: 0, // samples so far, those dropped included
-  sent: new Map(), // when the sample of each id went out
+  total: 0, // samples so far
+  sent: new Map(), // the time at which the sample of each id was sent
   latencies: [],
   memory: null, // {order, theta, A, B, C, delays}
   m: [],
@@ -28,12 +28,12 @@ function address(path, scheme) {
 
 async function get(path) {
   const response = await fetch(address(path));
-  const found = await response.json();
-  if (!response.ok) throw new Error(found.error);
-  return found;
+  const content = await response.json();
+  if (!response.ok) throw new Error(content.error);
+  return content;
 }
 
-function say(text, bad = false) {
+function showStatus(text, bad = false) {
   $("status").textContent = text;
   $("status").classList.toggle("bad", bad);
 }
@@ -44,18 +44,18 @@ let socket = null;
 
 function connect() {
   socket = new WebSocket(address("/ws", true));
-  let begun = false;
+  let greeted = false;
   socket.onmessage = (event) => {
     const answer = JSON.parse(event.data);
-    if (begun) { hear(answer); return; }
-    begun = true;
-    say("connected");
+    if (greeted) { receive(answer); return; }
+    greeted = true;
+    showStatus("connected");
     catchUp();
   };
   socket.onclose = () => {
     socket = null;
     state.sent.clear();
-    say("no connection; trying again…", true);
+    showStatus("no connection; trying again…", true);
     setTimeout(connect, 1000);
   };
 }
@@ -63,18 +63,18 @@ function connect() {
 function takesNumbers() { return state.model && state.model.features === 1; }
 
 function catchUp() {
-  // The model begins with the last samples, in one message, as if it had been there all the time.
-  const some = state.signal.slice(-LENGTH);
-  if (takesNumbers() && some.length) socket.send(JSON.stringify({ samples: some, id: state.total - some.length }));
+  // The model gets the last samples in one message, so that its state is as if it had seen them arrive.
+  const samples = state.signal.slice(-LENGTH);
+  if (takesNumbers() && samples.length) socket.send(JSON.stringify({ samples, id: state.total - samples.length }));
 }
 
-function hear(answer) {
+function receive(answer) {
   const sent = state.sent.get(answer.id);
   state.sent.delete(answer.id);
-  if (answer.error) { say(answer.error, true); return; }
+  if (answer.error) { showStatus(answer.error, true); return; }
   if (sent !== undefined) {
     state.latencies.push(performance.now() - sent);
-    if (state.latencies.length > MANY) state.latencies.shift();
+    if (state.latencies.length > LATENCIES) state.latencies.shift();
   }
   const place = answer.id - (state.total - state.signal.length);
   (answer.outputs || [answer.output]).forEach((output, i) => {
@@ -86,7 +86,7 @@ function hear(answer) {
 
 // ---------------------------------------------------------------- the memory
 
-function remember(u) {
+function stepMemory(u) {
   const { A, B } = state.memory;
   state.m = A.map((row, i) => row.reduce((sum, a, j) => sum + a * state.m[j], B[i] * u));
 }
@@ -94,18 +94,18 @@ function remember(u) {
 async function newMemory() {
   const order = $("order").value, theta = $("theta").value;
   try {
-    const found = await get(`/memory?order=${order}&theta=${theta}`);
-    if (order !== $("order").value || theta !== $("theta").value) return; // moved on meanwhile
-    state.memory = found;
-    state.m = new Array(found.order).fill(0);
-    state.signal.forEach(remember);
-    $("numbers").textContent = found.order;
+    const memory = await get(`/memory?order=${order}&theta=${theta}`);
+    if (order !== $("order").value || theta !== $("theta").value) return; // a slider has moved since
+    state.memory = memory;
+    state.m = new Array(memory.order).fill(0);
+    state.signal.forEach(stepMemory);
+    $("numbers").textContent = memory.order;
     changed = true;
-  } catch (error) { say(error.message, true); }
+  } catch (error) { showStatus(error.message, true); }
 }
 
-function ago(delay) {
-  // Sample k is held from k to k + 1 steps ago: lines are drawn between the middles.
+function signalBefore(delay) {
+  // Sample k lasts from k to k + 1 steps ago: interpolate between the middles.
   const place = Math.max(0, delay - 0.5), k = Math.floor(place), last = state.signal.length - 1;
   if (last - k < 1) return null;
   return state.signal[last - k] + (place - k) * (state.signal[last - k - 1] - state.signal[last - k]);
@@ -120,8 +120,8 @@ function sample() {
   state.signal.push(u);
   state.predicted.push(null);
   state.total += 1;
-  if (state.signal.length > KEPT) { state.signal.shift(); state.predicted.shift(); }
-  if (state.memory) remember(u);
+  if (state.signal.length > HISTORY) { state.signal.shift(); state.predicted.shift(); }
+  if (state.memory) stepMemory(u);
   if (takesNumbers() && socket && socket.readyState === WebSocket.OPEN && state.sent.size < 50) {
     state.sent.set(state.total - 1, performance.now());
     socket.send(JSON.stringify({ sample: u, id: state.total - 1 }));
@@ -149,7 +149,7 @@ function makeChart(id, names, label) {
   if (charts[id]) charts[id].destroy();
   const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
   const lines = names.map((name) => ({
-    stroke: color(`--${name}`), width: name === "signal" ? 5 : 1.75, points: { show: false }, // one lies on the other
+    stroke: color(`--${name}`), width: name === "signal" ? 5 : 1.75, points: { show: false }, // the lines overlap
   }));
   charts[id] = new uPlot({
     width: box.clientWidth, height: box.clientHeight, legend: { show: false }, cursor: { show: false },
@@ -165,10 +165,11 @@ function makeCharts() {
   changed = true;
 }
 
-function relative(pairs) {
-  const used = pairs.filter(([a, b]) => a !== null && b !== null && a !== undefined && b !== undefined);
-  if (used.length < 10) return "–";
-  const power = used.reduce((sum, [a]) => sum + a * a, 0), error = used.reduce((sum, [a, b]) => sum + (a - b) ** 2, 0);
+function relativeError(pairs) {
+  const present = pairs.filter(([a, b]) => a !== null && b !== null && a !== undefined && b !== undefined);
+  if (present.length < 10) return "–";
+  const power = present.reduce((sum, [a]) => sum + a * a, 0);
+  const error = present.reduce((sum, [a, b]) => sum + (a - b) ** 2, 0);
   return `${(100 * Math.sqrt(error / (power || 1))).toFixed(1)} %`;
 }
 
@@ -183,16 +184,16 @@ function drawStream() {
     predicted.push(predicts && place >= 0 ? state.predicted[place] ?? null : null);
   }
   charts["stream-chart"].setData([x, signal, predicted]);
-  $("prediction-error").textContent = relative(signal.map((value, i) => [value, predicted[i]]));
+  $("prediction-error").textContent = relativeError(signal.map((value, i) => [value, predicted[i]]));
 }
 
 function drawWindow() {
   if (!state.memory) return;
   const { delays, C } = state.memory;
-  const came = delays.map(ago);
+  const actual = delays.map(signalBefore);
   const decoded = C.map((row) => row.reduce((sum, c, j) => sum + c * state.m[j], 0));
-  charts["window-chart"].setData([delays, came, decoded]);
-  $("memory-error").textContent = relative(came.map((value, i) => [value, decoded[i]]));
+  charts["window-chart"].setData([delays, actual, decoded]);
+  $("memory-error").textContent = relativeError(actual.map((value, i) => [value, decoded[i]]));
 }
 
 function draw() {
@@ -210,27 +211,27 @@ function draw() {
   requestAnimationFrame(draw);
 }
 
-// ---------------------------------------------------------------- beginning
+// ---------------------------------------------------------------- start
 
-function show() {
+function showSettings() {
   for (const id of ["order", "theta", "rate"]) $(`${id}-value`).textContent = $(id).value;
 }
 
-async function begin() {
+async function start() {
   makeCharts();
   try {
     state.model = await get("/model");
-  } catch (error) { say(error.message, true); }
+  } catch (error) { showStatus(error.message, true); }
   const model = state.model;
   if (model) {
-    $("model").textContent = model.experiment || "a model of one's own";
+    $("model").textContent = model.experiment || "your own model";
     if (model.ahead) $("ahead").textContent = `, ${model.ahead} steps ahead`;
     if (model.memory) { $("order").value = model.memory.order; $("theta").value = Math.round(model.memory.theta); }
     $("prediction-legend").hidden = model.kind !== "numbers" || model.features !== 1;
-    if (model.features !== 1) $("answer").textContent = "This model does not take one number a step: the memory alone is shown.";
+    if (model.features !== 1) $("answer").textContent = "This model does not take one number per step, so only the memory is shown.";
   }
-  show();
-  for (let i = 0; i < LENGTH; i++) { // the charts begin full
+  showSettings();
+  for (let i = 0; i < LENGTH; i++) { // fill the charts
     state.signal.push(state.next());
     state.predicted.push(null);
     state.total += 1;
@@ -241,15 +242,15 @@ async function begin() {
   draw();
 }
 
-for (const id of ["order", "theta"]) $(id).addEventListener("input", () => { show(); newMemory(); });
-$("rate").addEventListener("input", show);
+for (const id of ["order", "theta"]) $(id).addEventListener("input", () => { showSettings(); newMemory(); });
+$("rate").addEventListener("input", showSettings);
 $("signal").addEventListener("change", () => { state.next = SIGNALS[$("signal").value](); });
 $("pause").addEventListener("click", () => {
   state.paused = !state.paused;
-  $("pause").textContent = state.paused ? "go on" : "pause";
+  $("pause").textContent = state.paused ? "resume" : "pause";
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", makeCharts);
 new ResizeObserver(() => {
   for (const [id, chart] of Object.entries(charts)) chart.setSize({ width: $(id).clientWidth, height: $(id).clientHeight });
 }).observe(document.body);
-begin();
+start();

@@ -1,8 +1,8 @@
 "use strict";
-// Signals that the page makes: each is a function that gives the next sample.
+// Signals that the page makes. Each function returns a function that returns the next sample.
 
 function mackeyGlass() {
-  // tanh(x − 1) of the equation with τ = 17, ten Euler steps a sample, as in the experiment of that name.
+  // tanh(x − 1) of the Mackey-Glass equation with τ = 17, ten Euler steps per sample, as in the experiment.
   const delay = 170;
   const past = Array.from({ length: delay }, () => 1.2 + 0.2 * (Math.random() - 0.5));
   let x = 1.2, place = 0;
