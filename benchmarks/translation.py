@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from plmu.data.reading import lines
-from plmu.experiments.translate import Options, Translator
+from plmu.experiments.translation.translator import Options, Translator
 from plmu.runs.folder import write_json
 from plmu.runs.provenance import provenance
 from plmu.runtime.state_tree import leaves

@@ -14,8 +14,8 @@ from plmu.experiments.imdb_pretrained import ClassifierModel, PretrainedModel
 from plmu.experiments.language import LanguageTask
 from plmu.experiments.pretrained import Pretrained
 from plmu.experiments.reviews import WordModel
-from plmu.experiments.text_models import TextExperiment, TextTask
-from plmu.experiments.translation import TranslationTask
+from plmu.experiments.text_classification import TextExperiment, TextTask
+from plmu.experiments.translation.task import TranslationTask
 from plmu.text.symbols import Characters, Symbols, Words
 from plmu.text.vocabularies import SPECIAL, Pieces
 from plmu.text.vocabularies import Words as WordsOnly

@@ -6,7 +6,7 @@ import sys
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from plmu.experiments.bleu import bleu, scores
+from plmu.experiments.translation.bleu import bleu, scores
 
 CASES = {
     "alike": (["a b c d e"], ["a b c d e"]),

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import plmu
-from plmu.experiments import decoding
-from plmu.experiments.decoding import translate
+from plmu.experiments.translation import decoding
+from plmu.experiments.translation.decoding import translate
 from plmu.text.vocabularies import BEGIN, END, FIRST, PADDING
 
 WORDS = 7

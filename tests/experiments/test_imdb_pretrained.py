@@ -19,7 +19,7 @@ from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS, language, pretrained
 from plmu.experiments.imdb_pretrained import PretrainedModel, ScratchModel, adversarial_loss, begin_reviews, groups
 from plmu.experiments.reviews import WordModel
-from plmu.experiments.text_models import RANDOM, classification_loss, logits
+from plmu.experiments.text_classification import RANDOM, classification_loss, logits
 from plmu.runs import sources
 from plmu.runs.deployed import load
 from plmu.text.symbols import SEPARATOR, Characters, Words

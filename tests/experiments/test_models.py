@@ -10,7 +10,7 @@ import plmu
 from plmu.bench.training_time import random_task
 from plmu.experiments import EXPERIMENTS
 from plmu.experiments.baselines import lstm
-from plmu.experiments.text_models import TextExperiment
+from plmu.experiments.text_classification import TextExperiment
 from plmu.runs.experiment import Config
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes

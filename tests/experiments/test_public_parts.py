@@ -10,7 +10,7 @@ from untrained import built
 
 import plmu
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.text_models import classifier
+from plmu.experiments.text_classification import classifier
 
 ROOT = Path(__file__).parents[2]
 

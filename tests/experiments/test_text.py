@@ -18,7 +18,7 @@ from plmu.cli.program import main
 from plmu.data.files import DataConfig
 from plmu.errors import RunError
 from plmu.experiments import EXPERIMENTS
-from plmu.experiments.text_models import DeepModel, LSTMModel, PlmuModel, classifier, logits
+from plmu.experiments.text_classification import DeepModel, LSTMModel, PlmuModel, classifier, logits
 from plmu.runs.deployed import load
 from plmu.text.words import FIRST
 

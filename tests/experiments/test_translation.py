@@ -12,10 +12,12 @@ from texts import GLOSSARY, iwslt_folder, pairs
 from untrained import built
 
 from plmu.cli.program import main
-from plmu.experiments import EXPERIMENTS, translate, translation
-from plmu.experiments.bleu import bleu
-from plmu.experiments.decoding import Translation
-from plmu.experiments.translate import Options, Translator
+from plmu.experiments import EXPERIMENTS
+from plmu.experiments.translation import task as translation
+from plmu.experiments.translation import translator
+from plmu.experiments.translation.bleu import bleu
+from plmu.experiments.translation.decoding import Translation
+from plmu.experiments.translation.translator import Options, Translator
 from plmu.runs import configuration
 from plmu.text.moses import detokenise
 from plmu.text.vocabularies import BEGIN, END, PADDING
@@ -98,8 +100,8 @@ def test_few_long_sentences_are_translated_at_once(trained, monkeypatch):
         sizes.append(source.shape)
         return [Translation([], -1.0, None) for _ in source]
 
-    monkeypatch.setattr(translate, "translate", spied)
-    monkeypatch.setattr(translate, "MOST_TOKENS", 20)
+    monkeypatch.setattr(translator, "translate", spied)
+    monkeypatch.setattr(translator, "MOST_TOKENS", 20)
     texts = ["dog " * size for size in (50, 1, 9, 10, 2, 30, 1)]
     assert len(Translator(trained / RUN).translate(texts, Options(batch=3))) == 7
     assert sizes == [(3, 2), (2, 10), (1, 30), (1, 50)]
@@ -107,7 +109,7 @@ def test_few_long_sentences_are_translated_at_once(trained, monkeypatch):
 
 def test_a_picture_of_long_sentences_is_no_larger_than_a_screen_can_show(tmp_path, capsys):
     path = tmp_path / "attention.png"
-    translate.draw(path, ["你", *"a" * 249], ["b" * 9_999, "</s>"], torch.zeros(2, 250))
+    translator.draw(path, ["你", *"a" * 249], ["b" * 9_999, "</s>"], torch.zeros(2, 250))
     width, height = (int.from_bytes(path.read_bytes()[at : at + 4], "big") for at in (16, 20))
     assert width == 6000
     assert height < 1000

@@ -12,7 +12,7 @@ from exported import TOLERANCE, Session, model_of, program, relative
 from torch import Tensor, nn
 
 import plmu
-from plmu.experiments import imdb_pretrained, language, reviews, text_models
+from plmu.experiments import imdb_pretrained, language, reviews, text_classification
 from plmu.experiments.addition import Addition
 from plmu.experiments.imdb import IMDB
 from plmu.experiments.mackey_glass import MackeyGlass
@@ -34,8 +34,8 @@ def built(experiment: Any, model: str, *train: Tensor) -> nn.Module:
 
 def text_classifier(model: str) -> nn.Module:
     config = IMDB().defaults(model).model
-    network = text_models.classifier(config, nn.Embedding(WORDS, config.embedding), 1, 1)
-    plmu.standardize(network, [(torch.randint(WORDS, (64, 300)), torch.full((64,), 300))], text_models.logits)
+    network = text_classification.classifier(config, nn.Embedding(WORDS, config.embedding), 1, 1)
+    plmu.standardize(network, [(torch.randint(WORDS, (64, 300)), torch.full((64,), 300))], text_classification.logits)
     return network
 
 

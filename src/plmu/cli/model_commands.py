@@ -76,7 +76,7 @@ def translate(words: list[str]) -> None:
     given = vars(translate_parser().parse_args(words))
     run, file, name = given.pop("run"), given.pop("file"), given.pop("device")
 
-    from plmu.experiments.translate import Options, show
+    from plmu.experiments.translation.translator import Options, show
     from plmu.training.processes import processes
 
     options = Options(**given)

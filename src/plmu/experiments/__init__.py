@@ -1,4 +1,18 @@
-"""The paper's experiments, and those on data of one's own: configuration, data, model, baselines and score."""
+"""The paper's experiments: one module for each, made of public names, and their data sources in `data/`.
+
+| section of the paper | modules | the task |
+|---|---|---|
+| 4.1 | `psmnist` | digits from permuted pixels, one at a time |
+| 4.2 | `mackey_glass` | predict a chaotic series |
+| 4.3, supervised | `imdb`, `qqp`, `snli` on `text_classification` | classify texts and pairs of texts |
+| 4.3, semi-supervised | `reviews`, then `imdb_pretrained` on `pretrained` | a language model of reviews, then a classifier |
+| 4.4 | `text8` on `language` | a language model of characters |
+| 4.5 | `iwslt` on `translation/` | translate |
+| 3.1, gated form | `addition` | add two marked numbers of a long sequence |
+
+`baselines` has the LSTM that most of them are compared with. An experiment subclasses `plmu.runs.experiment.Experiment`;
+docs/adding-an-experiment.md shows how.
+"""
 
 from plmu.experiments.addition import Addition
 from plmu.experiments.imdb import IMDB
@@ -14,8 +28,8 @@ from plmu.timeseries.classify_experiment import Classify
 from plmu.timeseries.forecast_experiment import Forecast
 
 EXPERIMENTS: dict[str, Experiment] = {
-    one.name: one
-    for one in (
+    experiment.name: experiment
+    for experiment in (
         *(MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT()),
         Forecast(),
         Classify(),

@@ -22,7 +22,7 @@ from torch import nn
 from plmu.experiments import imdb_pretrained, pretrained
 from plmu.experiments.data import imdb
 from plmu.experiments.imdb_pretrained import ClassifierModel
-from plmu.experiments.text_models import (
+from plmu.experiments.text_classification import (
     RANDOM,
     DeepModel,
     LSTMModel,

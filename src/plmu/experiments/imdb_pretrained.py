@@ -22,7 +22,7 @@ from plmu.errors import RunError
 from plmu.experiments import language
 from plmu.experiments.pretrained import Pretrained
 from plmu.experiments.reviews import WordModel
-from plmu.experiments.text_models import classification_loss, logits
+from plmu.experiments.text_classification import classification_loss, logits
 from plmu.nn import Steppable
 from plmu.runs.fields import Checked
 from plmu.text.symbols import SEPARATOR, Words

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from plmu.experiments import bleu, translation_models
 from plmu.experiments.data import parallel
 from plmu.experiments.data.parallel import ParallelConfig
-from plmu.experiments.translation import HYPOTHESES, REFERENCES, UNSCORED, TranslationTask, translation_task
-from plmu.experiments.translation_models import BpeModel, LSTMModel, PlmuModel
+from plmu.experiments.translation import bleu, models
+from plmu.experiments.translation.models import BpeModel, LSTMModel, PlmuModel
+from plmu.experiments.translation.task import HYPOTHESES, REFERENCES, UNSCORED, TranslationTask, translation_task
 from plmu.runs.experiment import Config, Experiment
 from plmu.text import vocabularies
 from plmu.training.config import TrainingConfig
@@ -71,7 +71,7 @@ class IWSLT(Experiment):
         assert isinstance(task, TranslationTask)
         assert task.source is not None
         assert task.target is not None
-        return translation_models.build(config.model, task.source, task.target)
+        return models.build(config.model, task.source, task.target)
 
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, TranslationTask)

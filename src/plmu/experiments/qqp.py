@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from plmu.experiments.data import qqp
-from plmu.experiments.text_models import PAIR, PAIR_DEEP, DeepModel, LSTMModel, PlmuModel, TextExperiment, training
+from plmu.experiments.text_classification import (
+    PAIR,
+    PAIR_DEEP,
+    DeepModel,
+    LSTMModel,
+    PlmuModel,
+    TextExperiment,
+    training,
+)
 from plmu.runs.experiment import Config
 from plmu.text.words import TextData
 

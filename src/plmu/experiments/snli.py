@@ -11,7 +11,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from plmu.experiments.data import snli
-from plmu.experiments.text_models import PAIR, PAIR_DEEP, DeepModel, LSTMModel, PlmuModel, TextExperiment, training
+from plmu.experiments.text_classification import (
+    PAIR,
+    PAIR_DEEP,
+    DeepModel,
+    LSTMModel,
+    PlmuModel,
+    TextExperiment,
+    training,
+)
 from plmu.runs.experiment import Config
 from plmu.text.words import TextData
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from plmu.data.reading import lines, lines_of
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS, translation_models
-from plmu.experiments.decoding import Translation, translate
-from plmu.experiments.translation_models import TranslationModel
+from plmu.experiments import EXPERIMENTS
+from plmu.experiments.translation import models
+from plmu.experiments.translation.decoding import Translation, translate
+from plmu.experiments.translation.models import TranslationModel
 from plmu.runs.configuration import read_config
 from plmu.text import vocabularies
 from plmu.text.moses import detokenise, tokenise, unescaped
@@ -73,7 +74,7 @@ class Translator:
         best = Checkpoints(folder / "checkpoints").best()
         if best is None:
             raise RunError(f"{folder} has no trained model: checkpoints/ must hold what `plmu train` wrote there")
-        self.model = translation_models.build(self.config, self.source, self.target)
+        self.model = models.build(self.config, self.source, self.target)
         try:
             self.model.load_state_dict(best["model"])
         except RuntimeError as error:

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 
 import plmu
 from plmu.errors import RunError
-from plmu.experiments import bleu
 from plmu.experiments.data.parallel import ParallelData
-from plmu.experiments.decoding import translate
-from plmu.experiments.translation_models import TranslationModel
+from plmu.experiments.translation import bleu
+from plmu.experiments.translation.decoding import translate
+from plmu.experiments.translation.models import TranslationModel
 from plmu.text.vocabularies import BEGIN, END, Vocabulary
 from plmu.text.words import Ragged
 from plmu.training.task import Batch, Group, Task
