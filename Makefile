@@ -1,20 +1,28 @@
-# On a machine with Python 3.11 or newer and make: `make test`, `make demo`.
+# On a machine with Python 3.11 or newer and make: `make demo`, `make test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
 # Two test processes of one thread each are faster than one of two, and give the same numbers on any machine.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: setup test test-all test-browser test-mcu closest demo bench lint types docs wheel figures clean
+.PHONY: setup test test-all test-browser test-mcu closest demo bench lint types docs wheel extras figures clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "plmu needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $(READY)
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@.ci/install $(BIN)/python --editable '.[dev]'
+	@touch $(DEMO_READY) $(READY)
+
+# What `make demo` needs, which is less.
+$(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python
+	@.ci/install $(BIN)/python --editable '.[train,data]'
+	@touch $(DEMO_READY)
 
 test: $(READY)
 	$(PYTEST)
@@ -36,8 +44,9 @@ test-browser: $(READY)
 closest: $(READY)
 	$(PYTEST) --closest 10
 
-demo: $(READY)
-	$(BIN)/python examples/mackey_glass.py
+# The main job on data that is included: fit, test, plot, stream and export.
+demo: $(DEMO_READY)
+	$(BIN)/plmu demo --out demo
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.cpu
@@ -59,8 +68,12 @@ wheel: $(READY)
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m build --wheel --outdir build/wheel .
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip install --quiet --constraint constraints.txt build/wheel/plmu-*.whl
+	@.ci/install build/wheel/venv/bin/python build/wheel/plmu-*.whl
 	cd build/wheel && venv/bin/python -W error -W 'ignore:Failed to initialize NumPy' -c 'import plmu, torch; print(plmu.__version__, plmu.ParallelLMU(1, 4, order=6, theta=20.0)(torch.randn(2, 30, 1))[0].shape)'
+
+# Each extra alone, in an environment of its own: serve serves, export exports, data forecasts, train trains.
+extras: wheel
+	$(BIN)/python -m tests.extras build/wheel/venv build/wheel/plmu-*.whl
 
 figures: $(READY)
 	$(BIN)/python docs/figures.py
