@@ -29,7 +29,8 @@ with torch.no_grad():
 """
 
 PROGRAMS = {
-    "": MODEL + """
+    "": MODEL
+    + """
 import subprocess
 stream = plmu.Stream(plmu.load("model.plmu"))
 torch.testing.assert_close(torch.stack([stream.push(sample) for sample in samples]), expected, rtol=1e-4, atol=1e-5)
@@ -38,7 +39,8 @@ assert done.returncode == 0, done.stderr
 assert len(done.stdout.splitlines()) == 3, done.stdout
 plmu.export(model, "deploy", to="c")
 """,
-    "serve": MODEL + """
+    "serve": MODEL
+    + """
 import json
 import subprocess
 import urllib.request
@@ -58,7 +60,8 @@ finally:
     server.terminate()
     server.wait(60)
 """,
-    "export": MODEL + """
+    "export": MODEL
+    + """
 import subprocess
 import numpy as np
 import onnxruntime

@@ -45,8 +45,11 @@ def test_every_target_that_ci_calls_is_there() -> None:
         re.findall(r"^make (\S+)$", (ROOT / ".ci" / name).read_text(encoding="utf-8"), re.MULTILINE)
         for name in ("run", "extra")
     )
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {"lint", "types", "docs", "wheel", "demo", "test"} <= set(called) <= set(targets)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([\w-]+):", makefile, re.MULTILINE)
+    assert {"demo", "lint", "types", "docs", "extras", "test"} <= set(called) <= set(targets)
+    assert called[0] == "demo"  # which has to work in an environment that holds nothing else
+    assert re.search("^extras: wheel$", makefile, re.MULTILINE)
     assert "test-browser" in set(extra) <= set(targets) - set(called)  # which need more than Python and make
 
 
@@ -63,6 +66,9 @@ def test_every_requirement_has_its_pinned_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split()}
     groups = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(one for name in ("train", "serve", "docs", "dev") for one in groups[name])]
+    wanted = [
+        *project["dependencies"],
+        *(one for name in ("train", "export", "serve", "data", "docs", "dev") for one in groups[name]),
+    ]
     names = {re.split(r"[\[<>=;! ]", one)[0].lower() for one in wanted} - {"plmu"}
     assert names <= pinned

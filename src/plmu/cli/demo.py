@@ -72,7 +72,7 @@ def main(words: list[str]) -> None:
     plmu.save(forecaster.model, model)
     _say("5. export", f"{model}, for `plmu.load` and `plmu.Stream`")
     plmu.export(forecaster.model, out / "c", to="c", name="co2")
-    _say("", f"{out / 'c'}: C code that needs no library; `make` there compiles and checks it")
+    _say("", f"{out / 'c'}: C without libraries; `make` there compiles and checks it")
     if find_spec("onnx") and find_spec("onnxruntime"):
         plmu.export(forecaster.model, out / "onnx", to="onnx", name="co2")
         _say("", f"{out / 'onnx'}: the same step for ONNX Runtime")

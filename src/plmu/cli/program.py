@@ -1,4 +1,4 @@
-"""The program: plmu train | evaluate | data | report | bench | completion, and those of `model_commands.py`.
+"""The program: plmu demo | train | evaluate | data | report | bench | completion, and those of `model_commands.py`.
 
 Each command imports what it needs when it runs, so that `plmu --version` and `--help` answer at once.
 """
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import plmu
 from plmu.cli import model_commands
 from plmu.cli.arguments import OneOf, Parser
+from plmu.cli.demo import demo_parser
+from plmu.cli.demo import main as demo
 from plmu.errors import suggestion
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 USAGE = """usage: plmu COMMAND …
 
+  plmu demo               fit, test, plot, stream and export a forecast of data that is included
   plmu train EXPERIMENT   train a model, test it once, write a run folder and a result
   plmu evaluate RUN       score the best model of a run again
   plmu generate RUN       print text that a language model writes, as it is sampled
@@ -315,6 +318,7 @@ def _completion(words: list[str]) -> None:
     from plmu.cli.completion import script
 
     parsers = {
+        "demo": demo_parser(),
         "evaluate": _evaluate_parser(),
         "generate": model_commands.generate_parser(),
         "translate": model_commands.translate_parser(),
@@ -331,6 +335,7 @@ def _completion(words: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "demo": demo,
     "train": _train,
     "evaluate": _evaluate,
     "generate": model_commands.generate,
