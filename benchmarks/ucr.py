@@ -81,7 +81,7 @@ def one(name: str, gradient: bool) -> dict[str, Any]:
         "set": name,
         "leave-one-out accuracy": classifier.loo_accuracy_,
         "accuracy": accuracy,
-        "strength": classifier.strength_,
+        "alpha": classifier.alpha_,
         "normalised": classifier.normalize_,
         "train series": len(train),
         "test series": len(test),

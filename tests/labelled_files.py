@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from plmu.errors import DataError
-from plmu.timeseries import labelled
+from plmu.timeseries import labelled_files
 from plmu.timeseries.labelled import LabelledConfig, LabelledData
 
 
@@ -14,7 +14,7 @@ def load(path: Path, content: str | None = None, **options: Any) -> LabelledData
     """The series of a file, which is written first where its content is given."""
     if content is not None:
         path.write_text(content)
-    return labelled.load(LabelledConfig(file=path, **options))
+    return labelled_files.load(LabelledConfig(file=path, **options))
 
 
 def refused(path: Path, content: str | None = None, **options: Any) -> str:

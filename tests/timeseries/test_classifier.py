@@ -139,13 +139,13 @@ def test_alpha_has_the_fewest_errors_rather_than_the_smallest_square() -> None:
     alphas = [10.0 ** (k / 2) for k in range(-6, 11)]
     errors, squares = [], []
     for alpha in alphas:
-        _, scores, square = ridge_classes._chosen(x, target, labels, [alpha])
+        _, scores, square = ridge_classes._choose_alpha(x, target, labels, [alpha])
         squares.append(square)
         margins = [
             float(one[k] - torch.cat([one[:k], one[k + 1 :]]).max()) for one, k in zip(scores, labels, strict=True)
         ]
         errors.append(sum(1 / (1 + math.exp(2 * one)) for one in margins))
-    chosen, _, square = ridge_classes._chosen(x, target, labels, alphas)
+    chosen, _, square = ridge_classes._choose_alpha(x, target, labels, alphas)
     assert chosen == alphas[int(np.argmin(errors))] < alphas[int(np.argmin(squares))]
     assert square == pytest.approx(min(squares))
 
@@ -153,7 +153,7 @@ def test_alpha_has_the_fewest_errors_rather_than_the_smallest_square() -> None:
 @pytest.mark.parametrize("features", [5, 40])
 def test_the_readout_is_the_ridge_of_weighted_features(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "plmu.timeseries.ridge_classes._MANY", 20
+        "plmu.timeseries.ridge_classes._MAX_SAMPLE", 20
     )  # fewer than the examples: all are fitted all the same
     torch.manual_seed(0)
     x, labels = torch.randn(24, features), torch.arange(24) % 3
@@ -182,7 +182,7 @@ def test_features_that_are_all_alike_are_fitted(examples: int, first: int, featu
 def test_features_beyond_all_numbers_are_refused() -> None:
     x = torch.full((6, 3), torch.nan).double()
     with pytest.raises(ValueError, match="the series have values too large to compute with"):
-        ridge_classes._solved(x, torch.ones(6, 2).double(), 1.0)
+        ridge_classes._solve(x, torch.ones(6, 2).double(), 1.0)
 
 
 def test_labels_without_meaning_are_not_found() -> None:

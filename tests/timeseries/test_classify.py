@@ -20,8 +20,8 @@ from plmu.cli.stream_lines import Options, show
 from plmu.runs import deployed
 from plmu.serve import Options as ServeOptions
 from plmu.serve import make_server
-from plmu.timeseries.classify_experiment import split
-from plmu.timeseries.classify_report import by_class, confusion
+from plmu.timeseries.classification_report import ClassificationReport
+from plmu.timeseries.labels import stratified
 
 RUN = Path("runs/classify-gestures-seed0")
 SMALL = ["--model.projections", "8", "--model.thresholds", "4", "--quiet"]
@@ -259,14 +259,18 @@ def test_single_series_single_steps_and_gaps_are_told(
 
 def test_the_split_keeps_a_series_of_each_class() -> None:
     labels = [*"aaaaaaaa", *"bb", "c"]
-    found = split(labels, 0.25, np.random.default_rng(0))
+    found = stratified(labels, 0.25, np.random.default_rng(0))
     assert sorted(labels[i] for i in found) == ["a", "a", "b"]
 
 
-def test_figures_of_classes() -> None:
-    truth, found = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2])
-    assert confusion(truth, found, 3).tolist() == [[2, 1, 0], [0, 1, 1], [0, 0, 0]]
-    figures = by_class(truth, found, 3)
-    assert (figures[0]["precision"], figures[0]["recall"]) == (1, pytest.approx(2 / 3))
-    assert figures[1] == {"series": 2, "precision": 0.5, "recall": 0.5, "f1": 0.5}
-    assert figures[2]["f1"] == 0
+def test_scores_of_classes() -> None:
+    truth, predicted = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 1, 2])
+    report = ClassificationReport.of("abc", truth, predicted, 0)
+    assert report.confusion.tolist() == [[2, 1, 0], [0, 1, 1], [0, 0, 0]]
+    scores = report.by_class()
+    assert (scores[0]["precision"], scores[0]["recall"]) == (1, pytest.approx(2 / 3))
+    assert scores[1] == {"series": 2, "precision": 0.5, "recall": 0.5, "f1": 0.5}
+    assert scores[2]["f1"] == 0
+    assert (report.accuracy, report.mean_f1) == (0.6, pytest.approx(0.65))
+    assert report.baseline.confusion.tolist() == [[3, 0, 0], [2, 0, 0], [0, 0, 0]]
+    assert (report.baseline.accuracy, report.baseline.mean_f1) == (0.6, pytest.approx(0.375))

@@ -9,7 +9,7 @@ import pytest
 from labelled_files import load, refused
 
 from plmu.errors import DataError
-from plmu.timeseries import labelled
+from plmu.timeseries import labelled_files
 from plmu.timeseries.labelled import LabelledConfig
 from plmu.timeseries.labelled_columns import Format
 
@@ -27,7 +27,7 @@ def test_many_rows_a_series(tmp_path: Path) -> None:
     assert found.names == ["a", "b"]
     assert found.labels == ["up", "down"]
     assert [one.tolist() for one in found.series] == [[[1, 5], [2, 6]], [[3, 7], [4, 8], [5, 9]]]
-    assert found.form == Format("rows", "id", "label", "t", ("x", "y"))
+    assert found.format == Format("rows", "id", "label", "t", ("x", "y"))
     assert any("in the order of column 't'" in note for note in found.notes)
     one = load(tmp_path / "long.csv", values=("y",), label="label", id="id", time="t")
     assert one.series[1].tolist() == [[7], [8], [9]]
@@ -35,10 +35,10 @@ def test_many_rows_a_series(tmp_path: Path) -> None:
 
 def test_columns_that_do_not_tell_series_apart_are_not_taken_for_ids(tmp_path: Path) -> None:
     rows = "sample,recording,x,y,label\n0,1,1,5.5,up\n1,1,2,6.5,up\n0,2,3,7,down\n1,2,4,8,down\n"
-    form = load(tmp_path / "f.csv", rows).form
+    form = load(tmp_path / "f.csv", rows).format
     assert (form.id, form.time, form.values) == ("recording", "sample", ("x", "y"))
     rows = "name,s1,s2,s3,class\nann,1,2,3,A\nann,4,5,6,B\nbob,6,7,8,A\nbob,6,7,8,B\n"
-    assert load(tmp_path / "g.csv", rows).form.layout == "wide"
+    assert load(tmp_path / "g.csv", rows).format.layout == "wide"
 
 
 def test_one_series_a_row(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_is_at_fault_is_named(tmp_path: Path) -> None:
     assert "has no column 'klass'" in refused(path, LONG, label="klass")
     assert "not there" in refused(tmp_path / "absent.csv")
     with pytest.raises(DataError, match=r"--data\.file"):
-        labelled.load(LabelledConfig())
+        labelled_files.load(LabelledConfig())
 
 
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:
@@ -128,13 +128,13 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
 
 
 def test_other_files_are_read_alike(tmp_path: Path) -> None:
-    form = load(tmp_path / "long.csv", LONG).form
+    form = load(tmp_path / "long.csv", LONG).format
     (tmp_path / "new.csv").write_text("y,x,id,t\n1,2,n,0\n3,4,n,1\n")
-    found = labelled.load(LabelledConfig(file=tmp_path / "new.csv"), form)
+    found = labelled_files.load(LabelledConfig(file=tmp_path / "new.csv"), form)
     assert found.labels == [None]
     assert found.series[0].tolist() == [[2, 1], [4, 3]]
-    form = load(tmp_path / "a.tsv", "1\t5\t6\t7\n2\t1\t2\t3\n1\t3\t2\t1\n2\t1\t2\t3\n").form
+    form = load(tmp_path / "a.tsv", "1\t5\t6\t7\n2\t1\t2\t3\n1\t3\t2\t1\n2\t1\t2\t3\n").format
     for rows, labels in (("1\t5\t6\t7\t8\n", ["1"]), ("1\t5\t6\n", ["1"]), ("5\t6\t7\n", [None])):  # longer, shorter
         (tmp_path / "b.tsv").write_text(rows)
-        found = labelled.load(LabelledConfig(file=tmp_path / "b.tsv"), form, ("1", "2"))
+        found = labelled_files.load(LabelledConfig(file=tmp_path / "b.tsv"), form, ("1", "2"))
         assert (found.labels, found.series[0][:2, 0].tolist()) == (labels, [5, 6])

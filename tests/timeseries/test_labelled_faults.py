@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from labelled_files import load, refused
 
-from plmu.timeseries import labelled
+from plmu.timeseries import labelled_files
 from plmu.timeseries.labelled import LabelledConfig
 
 
 def test_numbers_of_rows_are_no_measurements(tmp_path: Path) -> None:
     long = load(tmp_path / "long.csv", ",id,x,label\n0,a,5,up\n1,a,6,up\n2,b,7,down\n3,b,8,down\n")
-    assert long.form.values == ("x",)
+    assert long.format.values == ("x",)
     assert any("only numbers the rows: column 1" in note for note in long.notes)
     shuffled = ",s1,s2,s3,label\n7,1,2,3,up\n2,3,3,3,up\n9,4,4,5,down\n1,7,8,8,down\n"
-    assert load(tmp_path / "wide.csv", shuffled).form.values == ("s1", "s2", "s3")
+    assert load(tmp_path / "wide.csv", shuffled).format.values == ("s1", "s2", "s3")
     other = tmp_path / "other.csv"
     other.write_text(",s1,s2,s3\n4,1,2,3\n")
-    read = labelled.load(LabelledConfig(file=other), load(tmp_path / "wide.csv").form)
+    read = labelled_files.load(LabelledConfig(file=other), load(tmp_path / "wide.csv").format)
     assert read.series[0][:, 0].tolist() == [1, 2, 3]
     without = load(tmp_path / "tab.tsv", "1\t5\t2\t7\n2\t6\t2\t3\n1\t7\t2\t1\n2\t9\t2\t3\n")
-    assert without.form.values == ("column 2", "column 3", "column 4")
+    assert without.format.values == ("column 2", "column 3", "column 4")
 
 
 def test_zeros_before_numbers_are_part_of_names(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_arrays_with_odd_labels_and_lengths(tmp_path: Path) -> None:
         assert load(path).labels == labels
     for lengths in ([1, 2, -1], [1, 2, 5], [1.0, 2.0, np.nan]):
         np.savez(path, X=x, y=np.arange(3), lengths=np.array(lengths))
-        assert "lengths must be whole numbers from 0 to 4" in refused(path)
+        assert "lengths must be integers from 0 to 4" in refused(path)
 
 
 def test_a_channel_that_does_not_change_in_any_series_is_told(tmp_path: Path) -> None:

@@ -1,7 +1,18 @@
 """People's own series: tables and frames to series, estimators fitted in closed form, intervals, scores and reports."""
 
+from plmu.timeseries.classification_report import ClassificationReport
 from plmu.timeseries.classifier import SequenceClassifier
 from plmu.timeseries.datasets import ForecastWindows, LabelledSeries
 from plmu.timeseries.forecaster import Forecaster
+from plmu.timeseries.labelled import LabelledData
+from plmu.timeseries.labelled_files import read_labelled
 
-__all__ = ["ForecastWindows", "Forecaster", "LabelledSeries", "SequenceClassifier"]
+__all__ = [
+    "ClassificationReport",
+    "ForecastWindows",
+    "Forecaster",
+    "LabelledData",
+    "LabelledSeries",
+    "SequenceClassifier",
+    "read_labelled",
+]

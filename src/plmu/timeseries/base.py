@@ -30,7 +30,7 @@ class Estimator:
     def __getattr__(self, name: str) -> Any:
         if name in type(self)._renamed:
             return getattr(self, _new_name(type(self), name))
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return object.__getattribute__(self, name)  # raises the usual error, or that of a property
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({self._renamed.get(name, name): value for name, value in state.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -9,14 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from plmu.nn import Sequential
-from plmu.timeseries import threshold_features
+from plmu.nn import DelayLayer, Sequential
+from plmu.timeseries import labelled_files, threshold_features
 from plmu.timeseries.base import Estimator
+from plmu.timeseries.classification_report import ClassificationReport
 from plmu.timeseries.frames import Array
-from plmu.timeseries.ridge_classes import Classes, leave_one_out
-from plmu.timeseries.sequences import classes_of, is_table, labels_of, series_of
+from plmu.timeseries.labelled import LabelledData
+from plmu.timeseries.labelled_columns import Format
+from plmu.timeseries.labels import checked_labels, classes_of
+from plmu.timeseries.ridge_classes import Readout, leave_one_out
+from plmu.timeseries.sequences import is_table, series_of
 
-_COMPARED = 300  # training series by which the normalisation is chosen
+_MAX_COMPARED = 300  # training series by which the normalisation is chosen
 
 
 class SequenceClassifier(Estimator):
@@ -29,15 +34,19 @@ class SequenceClassifier(Estimator):
     After `fit`, `model` is an ordinary plmu model, which gives a score for each class: it streams with running counts,
     saves, folds and exports. It takes series as `prepare` returns them.
 
+    Wherever series are taken, `X` may also be a file or folder, or what `plmu.timeseries.read_labelled` returns. After
+    `fit` to a file, other files are read alike.
+
     >>> classifier = plmu.SequenceClassifier().fit(series, labels)  # (examples, time), or a list of arrays
     >>> classifier.predict(others)
     >>> plmu.save(classifier.model, "gestures.plmu")
+    >>> print(plmu.SequenceClassifier().fit("gestures.csv").evaluate("test.csv"))
 
     Args:
-        order: how many Legendre coefficients each memory keeps.
+        order: the number of Legendre coefficients of each memory.
         windows: θ of the memories in steps; by default 9, 18, 36 … up to the length of the longest series.
-        projections: random projections of each memory's state.
-        thresholds: of each projection.
+        projections: the number of random projections of each memory's state.
+        thresholds: the number of thresholds of each projection.
         normalize: True brings each channel of each series to mean 0 and standard deviation 1. False takes it as it is,
             so that the model can stream samples as they come. "both" takes a normalised and a plain copy. "auto" takes
             the one of them with the smallest leave-one-out error: see `normalize_`.
@@ -67,23 +76,25 @@ class SequenceClassifier(Estimator):
         self.alphas = alphas
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to labelled series.
 
         Args:
-            X: (examples, time) or (examples, time, channels), or a list of arrays (time,) or (time, channels).
-            y: the label of each series, (examples,): numbers or names.
+            X: (examples, time) or (examples, time, channels), or a list of arrays (time,) or (time, channels); or a
+                file or folder with labels, or what `plmu.timeseries.read_labelled` returns.
+            y: the label of each series, (examples,): numbers or names. Files have their own.
 
         Returns:
             This estimator.
 
         Raises:
             ValueError: X and y do not fit together, or there is only one class.
+            DataError: the file cannot be read.
         """
         for name in ("order", "projections", "thresholds"):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if np.ndim(self.normalize) or self.normalize not in (True, False, "both", "auto"):
             raise ValueError(f'normalize must be True, False, "both" or "auto", got {self.normalize!r}')
         for name in ("windows", "alphas"):
@@ -91,26 +102,38 @@ class SequenceClassifier(Estimator):
             if value is not None and not _are_positive(value):
                 raise ValueError(f"{name} must be None or a list of numbers above 0, got {value!r}")
         if not isinstance(self.random_state, int | np.integer):
-            raise ValueError(f"random_state must be a whole number, got {self.random_state!r}")
-        arrays = series_of(X)
-        self.classes_, labels = classes_of(y, len(arrays))
+            raise ValueError(f"random_state must be an integer, got {self.random_state!r}")
+        if isinstance(X, str | Path):
+            X = labelled_files.read_labelled(X)
+        for name in ("n_features_in_", "format_"):
+            if name in vars(self):
+                delattr(self, name)
+        if isinstance(X, LabelledData):
+            if y is not None:
+                raise ValueError("y must be None where X has labels of its own")
+            if len(X.classes) < 2 or None in X.labels:
+                raise ValueError(f"X must have a label for each series and at least two classes, got {X.classes}")
+            arrays, self.format_ = series_of(X.series), X.format
+            self.classes_, labels = np.array(X.classes), np.array([X.classes.index(str(label)) for label in X.labels])
+        else:
+            arrays = series_of(X)
+            self.classes_, labels = classes_of(y, len(arrays))
+            if is_table(X):
+                self.n_features_in_ = len(arrays[0])
+        self.class_count_ = np.bincount(labels)
         self.n_channels_ = arrays[0].shape[1]
-        if is_table(X):
-            self.n_features_in_ = len(arrays[0])
-        elif hasattr(self, "n_features_in_"):
-            del self.n_features_in_
         target = torch.tensor(labels)
-        self.normalize_, made = self.normalize, None
+        self.normalize_, fitted = self.normalize, None
         if self.normalize == "auto":
-            self.normalize_, made = self._compared(arrays, target)
-        front, features = self._features(arrays, self.normalize_) if made is None else made
-        found = self._readout(features, target)
-        self.alpha_, self.loo_accuracy_ = found.alpha, found.accuracy
-        readout = nn.Linear(found.weight.shape[1], len(self.classes_), device="meta").to_empty(device="cpu")
+            self.normalize_, fitted = self._best_normalization(arrays, target)
+        front, features = self._features(arrays, self.normalize_) if fitted is None else fitted
+        readout = self._readout(features, target)
+        self.alpha_, self.loo_accuracy_ = readout.alpha, readout.accuracy
+        linear = nn.Linear(readout.weight.shape[1], len(self.classes_), device="meta").to_empty(device="cpu")
         with torch.no_grad():
-            readout.weight.copy_(found.weight)
-            readout.bias.copy_(found.bias)
-        self.model_ = Sequential(*front, readout).requires_grad_(False).eval()
+            linear.weight.copy_(readout.weight)
+            linear.bias.copy_(readout.bias)
+        self.model_ = Sequential(*front, linear).requires_grad_(False).eval()
         return self
 
     def _features(self, arrays: list[Array], normalize: Any) -> tuple[Sequential, Tensor]:
@@ -126,27 +149,46 @@ class SequenceClassifier(Estimator):
             thresholds=self.thresholds,
             generator=torch.Generator().manual_seed(int(self.random_state)),
         )
-        return front, torch.cat(list(threshold_features.over_blocks(front, x, lengths)))
+        return front, threshold_features.outputs(front, x, lengths)
 
-    def _readout(self, features: Tensor, labels: Tensor, parts: int = 1) -> Classes:
+    def _readout(self, features: Tensor, labels: Tensor, copies: int = 1) -> Readout:
+        """The ridge regression to classes from features (examples, features), of so many copies of the series."""
         alphas = [10.0 ** (k / 2) for k in range(-6, 11)] if self.alphas is None else list(self.alphas)
-        scales = threshold_features.scales(features.shape[1] // parts).repeat(parts)
+        scales = threshold_features.scales(features.shape[1] // copies).repeat(copies)
         return leave_one_out(features, labels, alphas, scales)
 
-    def _compared(self, arrays: list[Array], labels: Tensor) -> tuple[bool | str, tuple[Sequential, Tensor] | None]:
+    def _best_normalization(
+        self, arrays: list[Array], labels: Tensor
+    ) -> tuple[bool | str, tuple[Sequential, Tensor] | None]:
         """The normalisation with the smallest leave-one-out error, and its features where all series were compared."""
-        if _alike(arrays):
+        if _are_alike(arrays):
             return True, None
         generator = torch.Generator().manual_seed(int(self.random_state))
-        some = torch.randperm(len(arrays), generator=generator)[:_COMPARED].sort().values
-        picked = [arrays[i] for i in some.tolist()]
-        made = {kind: self._features(picked, kind) for kind in (True, False)}
-        errors = {kind: self._readout(features, labels[some]).error for kind, (_, features) in made.items()}
-        together = torch.cat([features for _, features in made.values()], dim=1)
-        best = min(errors, key=lambda kind: errors[kind])
-        if self._readout(together, labels[some], 2).error < errors[best]:
+        sample = torch.randperm(len(arrays), generator=generator)[:_MAX_COMPARED].sort().values
+        compared = [arrays[i] for i in sample.tolist()]
+        fitted = {normalize: self._features(compared, normalize) for normalize in (True, False)}
+        errors = {key: self._readout(features, labels[sample]).error for key, (_, features) in fitted.items()}
+        both = torch.cat([features for _, features in fitted.values()], dim=1)
+        best = min(errors, key=lambda key: errors[key])
+        if self._readout(both, labels[sample], 2).error < errors[best]:
             return "both", None
-        return best, made[best] if len(picked) == len(arrays) else None
+        return best, fitted[best] if len(compared) == len(arrays) else None
+
+    @classmethod
+    def from_run(cls, folder: str | Path) -> SequenceClassifier:
+        """The classifier of a run of `plmu train classify`.
+
+        >>> plmu.SequenceClassifier.from_run("runs/classify-gestures-seed0").predict("new.csv")
+
+        Args:
+            folder: of the run.
+
+        Raises:
+            RunError: a file of the run is missing or damaged.
+        """
+        from plmu.timeseries.classify_files import read_classifier
+
+        return read_classifier(Path(folder))
 
     @property
     def model(self) -> Sequential:
@@ -154,23 +196,36 @@ class SequenceClassifier(Estimator):
         self._check_fitted()
         return self.model_
 
-    def prepare(self, X: Any) -> list[Array]:
-        """Series as `model` takes them: (time, channels) each, as `normalize_` says.
+    def read(self, path: str | Path, **options: Any) -> LabelledData:
+        """Series of a file or folder, read like the file this classifier was fitted to; labels may be missing.
 
-        Of "both", the normalised channels come first.
+        Args:
+            path: CSV, Parquet, NumPy, .ts or .arff file, or a folder.
+            options: as in `plmu.timeseries.read_labelled`.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        self._check_fitted()
+        form: Format | None = vars(self).get("format_")
+        return labelled_files.load(labelled_files.checked_options(path, options), form, self.classes_.tolist())
+
+    def prepare(self, X: Any) -> list[Array]:
+        """Series as `model` takes them: (time, channels) each, normalised as `normalize_` says.
+
+        With "both", the normalised channels come first.
 
         Args:
             X: as in `fit`.
         """
-        self._check_fitted()
-        x, lengths = threshold_features.padded(series_of(X), self.normalize_)
-        return [one[:length].double().numpy() for one, length in zip(x, lengths.tolist(), strict=True)]
+        x, lengths = self._prepared(X)
+        return [series[:length].double().numpy() for series, length in zip(x, lengths.tolist(), strict=True)]
 
     def decision_function(self, X: Any) -> Array:
-        """The score of each class, (examples, classes); of two classes the second's over the first's, (examples,).
+        """The score of each class, (examples, classes); with two classes the second's minus the first's, (examples,).
 
         Args:
-            X: as in `fit`; lengths may be others.
+            X: as in `fit`; lengths may differ.
         """
         scores = self.scores(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
@@ -179,73 +234,115 @@ class SequenceClassifier(Estimator):
         """The class of each series, (examples,).
 
         Args:
-            X: as in `fit`; lengths may be others.
+            X: as in `fit`; lengths may differ.
         """
         best = self.scores(X).argmax(axis=1)
-        found: NDArray[Any] = self.classes_[best]
-        return found
+        classes: NDArray[Any] = self.classes_[best]
+        return classes
 
     def predict_proba(self, X: Any) -> Array:
         """The probability of each class, (examples, classes), in the order of `classes_`.
 
         Args:
-            X: as in `fit`; lengths may be others.
+            X: as in `fit`; lengths may differ.
         """
         return torch.softmax(torch.tensor(self.scores(X)), dim=1).numpy()
 
-    def score(self, X: Any, y: Any) -> float:
-        """The share of series that are classified correctly.
+    def score(self, X: Any, y: Any = None) -> float:
+        """The fraction of series that are classified correctly.
 
         Args:
             X: as in `fit`.
-            y: the label of each series.
+            y: the label of each series; files have their own.
 
         Raises:
             ValueError: there are not as many labels as series.
         """
-        found = self.predict(X)
-        given = labels_of(y, len(found))
-        return float(np.mean(found == given))
+        X = self.read(X) if isinstance(X, str | Path) else X
+        predicted = self.predict(X)
+        return float(np.mean(predicted == self._labels(X, y, len(predicted))))
+
+    def evaluate(self, X: Any, y: Any = None) -> ClassificationReport:
+        """Accuracy beside that of the most frequent class, precision and recall of each class, and confusion matrix.
+
+        Args:
+            X: as in `fit`.
+            y: the label of each series; files have their own.
+
+        Raises:
+            ValueError: there are not as many labels as series, or a label is not one of `classes_`.
+        """
+        X = self.read(X) if isinstance(X, str | Path) else X
+        predicted = self.scores(X).argmax(axis=1)
+        labels = self._labels(X, y, len(predicted)).tolist()
+        indices = {label: index for index, label in enumerate(self.classes_.tolist())}
+        unknown = next((label for label in labels if label not in indices), None)
+        if unknown is not None or None in labels:
+            raise ValueError(f"{type(self).__name__} was fitted to series of the classes {self.classes_.tolist()}; the"
+                             f" label {unknown!r} is none of them")  # fmt: skip
+        truth = np.array([indices[label] for label in labels])
+        most_frequent = int(self.class_count_.argmax()) if "class_count_" in vars(self) else None
+        return ClassificationReport.of(self.classes_.tolist(), truth, predicted, most_frequent)
+
+    @staticmethod
+    def _labels(X: Any, y: Any, series: int) -> NDArray[Any]:
+        """The labels y, or else those of data that was read."""
+        return checked_labels(
+            np.array(X.labels, dtype=object) if y is None and isinstance(X, LabelledData) else y, series
+        )
 
     def scores(self, X: Any) -> Array:
         """The score of each class, (examples, classes), whose softmax is its probability.
 
         Args:
-            X: as in `fit`; lengths may be others.
+            X: as in `fit`; lengths may differ.
         """
-        x, lengths = self._prepared(X)
-        return torch.cat(list(threshold_features.over_blocks(self.model, x, lengths))).double().numpy()
+        return threshold_features.outputs(self.model, *self._prepared(X)).double().numpy()
 
     def features(self, X: Any) -> Tensor:
-        """What the readout, the model's last layer, takes: (examples, features).
+        """The inputs of the readout, the model's last layer: (examples, features).
 
         Args:
-            X: as in `fit`; lengths may be others.
+            X: as in `fit`; lengths may differ.
         """
-        x, lengths = self._prepared(X)
-        return torch.cat(list(threshold_features.over_blocks(self.model[:-1], x, lengths)))
+        return threshold_features.outputs(self.model[:-1], *self._prepared(X))
 
     def _prepared(self, X: Any) -> tuple[Tensor, Tensor]:
+        """Series (examples, time, channels), normalised and padded, and their lengths."""
         self._check_fitted()
-        arrays = series_of(X)
+        X = self.read(X) if isinstance(X, str | Path) else X
+        arrays = series_of(X.series if isinstance(X, LabelledData) else X)
         if arrays[0].shape[1] != self.n_channels_:
             raise ValueError(
                 f"X has {arrays[0].shape[1]} channels, but {type(self).__name__} was fitted to {self.n_channels_}"
             )
-        known = getattr(self, "n_features_in_", None)
-        if known is not None and is_table(X) and len(arrays[0]) != known:
-            raise ValueError(f"X has {len(arrays[0])} features, but {type(self).__name__} is expecting {known} features"
-                             " as input: give series of another length as a list of arrays")  # fmt: skip
+        features = vars(self).get("n_features_in_")
+        if features is not None and not isinstance(X, LabelledData) and is_table(X) and len(arrays[0]) != features:
+            raise ValueError(f"X has {len(arrays[0])} features, but {type(self).__name__} is expecting {features}"
+                             " features as input: give series of another length as a list of arrays")  # fmt: skip
         return threshold_features.padded(arrays, self.normalize_)
+
+    def summary(self) -> str:
+        """What was fitted, in a line of plain English."""
+        memory = next(layer for layer in self.model if isinstance(layer, DelayLayer))
+        windows = ", ".join(f"{theta:g}" for theta in memory.memory.thetas())
+        kind = {
+            True: "each series normalised",
+            False: "series as they are",
+            "both": "series as they are and normalised",
+        }
+        return (
+            f"model: order {self.order} over windows of {windows} steps; {kind[self.normalize_]};"
+            f" leave-one-out accuracy {100 * self.loo_accuracy_:.1f} %"
+        )
 
     def _windows(self, longest: int) -> list[float]:
         if self.windows is not None:
-            return [float(one) for one in self.windows]
-        found, window = [], 9
-        while window <= longest:
-            found.append(float(window))
-            window *= 2
-        return found or [float(longest)]
+            return [float(window) for window in self.windows]
+        windows = [9.0]
+        while 2 * windows[-1] <= longest:
+            windows.append(2 * windows[-1])
+        return windows if longest >= 9 else [float(longest)]
 
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags
@@ -256,15 +353,15 @@ class SequenceClassifier(Estimator):
         return tags
 
 
-def _are_positive(value: Any) -> bool:
+def _are_positive(values: Any) -> bool:
     try:
-        return bool(np.ndim(value) == 1 and len(value)) and all(0 < float(one) < np.inf for one in value)
+        return bool(np.ndim(values) == 1 and len(values)) and all(0 < float(value) < np.inf for value in values)
     except (TypeError, ValueError):
         return False
 
 
-def _alike(arrays: list[Array]) -> bool:
+def _are_alike(arrays: list[Array]) -> bool:
     """Whether all series have about the same mean and spread, so that normalising them changes little."""
-    mean, spread = (np.stack([kind(one, axis=0) for one in arrays]) for kind in (np.mean, np.std))
-    usual = spread.mean(axis=0)
-    return bool((np.ptp(mean, axis=0) <= 0.02 * usual).all() and (spread.std(axis=0) <= 0.1 * usual).all())
+    means, spreads = (np.stack([function(array, axis=0) for array in arrays]) for function in (np.mean, np.std))
+    typical = spreads.mean(axis=0)
+    return bool((np.ptp(means, axis=0) <= 0.02 * typical).all() and (spreads.std(axis=0) <= 0.1 * typical).all())

@@ -1,17 +1,17 @@
-"""Classes of series of your own (--data.file): of equal or unequal length, with one or many channels.
+"""Classify your own series (--data.file), of equal or unequal length, with one or many channels.
 
-Models: `closed` is fitted in closed form in seconds: how often, and where in a series, random projections of Delay
-Networks' states exceed thresholds, and a ridge regression on that. `gradient` trains the readout further.
+Models: `closed` is `plmu.SequenceClassifier`, fitted in closed form in seconds: a ridge regression on how often, and
+where in a series, random projections of Delay Networks' states exceed thresholds. `gradient` trains its readout further
+by gradients.
 
-Score: the share of test series that are classified correctly, beside that of the commonest class. The run's folder has
-precision, recall and F1 of each class, and a picture of the confusion matrix.
+Score: the fraction of test series that are classified correctly, beside that of the most frequent class. The run's
+folder has precision, recall and F1 of each class, and a plot of the confusion matrix.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -20,21 +20,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import plmu
 from plmu.errors import DataError, RunError
 from plmu.nn import Sequential
 from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.fields import Checked
-from plmu.timeseries import classify_report, labelled
+from plmu.runs.folder import write_json
+from plmu.timeseries import classify_files, labelled_files
+from plmu.timeseries.classification_report import BASELINE, ClassificationReport, score_lines
 from plmu.timeseries.classifier import SequenceClassifier
-from plmu.timeseries.classify_files import Settings, predict, write_models
-from plmu.timeseries.labelled import LabelledConfig
-from plmu.timeseries.sequences import by_number
+from plmu.timeseries.labelled import LabelledConfig, LabelledData
+from plmu.timeseries.labels import stratified
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Group, Task
 
-VALIDATED = 0.2  # share of the training series to choose the epoch by
+VALIDATION = 0.2  # fraction of the training series that choose the epoch
 NORMALIZE: dict[str, Any] = {"auto": "auto", "series": True, "none": False, "both": "both"}
+REPORT, PLOT = "classify.json", "confusion.png"
 
 ModelConfig = TypeVar("ModelConfig")
 
@@ -46,73 +47,79 @@ class ClosedModel(Checked):
     order: int = 9
     """Legendre coefficients of each memory."""
     windows: tuple[float, ...] | None = None
-    """θ of the memories in steps. Default: 9, 18, 36 … up to the length of the longest series."""
+    """θ of the memories in steps (default: 9, 18, 36 … up to the length of the longest series)."""
     projections: int = 32
     """Random projections of each memory's state."""
     thresholds: int = 6
     """Thresholds of each projection."""
     normalize: Literal["auto", "series", "none", "both"] = "auto"
-    """Each series to mean 0 and standard deviation 1, as it is, both, or the best of them by leave-one-out errors."""
+    """Each series to mean 0 and standard deviation 1, as it is, both, or the best of these by leave-one-out errors."""
+
+    def classifier(self, seed: int) -> SequenceClassifier:
+        """The estimator with these parameters."""
+        return SequenceClassifier(
+            order=self.order,
+            windows=self.windows,
+            projections=self.projections,
+            thresholds=self.thresholds,
+            normalize=NORMALIZE[self.normalize],
+            random_state=seed,
+        )
 
 
 @dataclass
 class GradientModel(ClosedModel):
-    """The same, whose readout is trained further by gradients."""
+    """The same, with a readout that is trained further by gradients."""
 
 
 @dataclass
 class ClassifyConfig(Config[ModelConfig]):
-    """Classes of series of your own."""
+    """Classify your own series."""
 
     data: LabelledConfig = field(default_factory=LabelledConfig)
 
 
 @dataclass
 class ClassifyTask(Task):
-    """Series and their classes, and what was fitted to them. Batches are numbers of series, or features of them."""
+    """Labelled series and the classifier that is fitted to them. Batches are indices of series."""
 
-    series: list[Any] = field(default_factory=list)  # (time, channels) each, first those to train on
-    numbers: Tensor = field(default_factory=lambda: torch.zeros(0))  # of the classes
-    trained: int = 0  # how many of the series are to train on
-    settings: Settings | None = None
-    classifier: SequenceClassifier | None = None
-    features: Tensor = field(default_factory=lambda: torch.zeros(0))  # of all series, where the readout is trained
-    predicted: Tensor = field(default_factory=lambda: torch.zeros(0))  # classes of the test series
+    data: LabelledData = field(kw_only=True)  # the training series, then those to test on
+    classes: tuple[str, ...] = ()
+    targets: Tensor = field(default_factory=lambda: torch.zeros(0))  # the index of each series' class
+    classifier: SequenceClassifier = field(default_factory=SequenceClassifier)
+    features: Tensor = field(default_factory=lambda: torch.zeros(0))  # of all series, where gradients train the readout
+    report: ClassificationReport | None = None  # of the test series
 
-    @property
-    def known(self) -> tuple[Settings, SequenceClassifier]:
-        assert self.settings is not None
-        assert self.classifier is not None
-        return self.settings, self.classifier
-
-    def logits(self, model: nn.Module, series: Tensor) -> Tensor:
-        """Of series by their numbers."""
+    def logits(self, model: nn.Module, indices: Tensor) -> Tensor:
+        """The scores of the classes, (series, classes)."""
         if len(self.features):
-            place = next(model.parameters()).device
-            out: Tensor = _readout(model)(self.features[series.cpu()].to(place))
-            return out
-        _, classifier = self.known
-        return torch.from_numpy(classifier.scores([self.series[i] for i in series.tolist()]))
+            readout = _readout(model)
+            logits: Tensor = readout(self.features[indices.cpu()].to(next(model.parameters()).device))
+            return logits
+        return torch.from_numpy(self.classifier.scores(self.data.take(indices.tolist())))
+
+    def loss_of(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross-entropy of a batch."""
+        return functional.cross_entropy(self.logits(model, batch[0]), self.targets[batch[0].cpu()].to(batch[0].device))
 
     def scores(self, model: nn.Module, split: Batch) -> dict[str, float]:
-        """The accuracy; on the test series beside that of the commonest class, and the mean F1."""
-        _, classifier = self.known
+        """The accuracy; for the test series also the mean F1, and the accuracy of the most frequent class."""
         tested = torch.equal(split[0].cpu(), self.test[0])
         if not tested and not len(self.features):
-            return {"accuracy": classifier.loo_accuracy_}  # each training series left out in turn
-        found = self.logits(model, split[0]).argmax(1).cpu()
-        truth = self.numbers[split[0].cpu()]
-        scores = {"accuracy": float((found == truth).double().mean())}
-        if tested:
-            self.predicted = found
-            common = int(self.numbers[: self.trained].bincount().argmax())
-            figures = classify_report.by_class(truth, found, len(self.known[0].classes))
-            tested_classes = [one["f1"] for one in figures if one["series"]]
-            scores |= {
-                "mean_f1": float(np.mean(tested_classes)),
-                "commonest_class_accuracy": float((truth == common).double().mean()),
-            }
-        return scores
+            return {"accuracy": self.classifier.loo_accuracy_}  # each training series left out in turn
+        predicted = self.logits(model, split[0]).argmax(1).cpu()
+        most_frequent = int(self.targets[: int(self.test[0][0])].bincount().argmax())
+        report = ClassificationReport.of(
+            self.classes, self.targets[split[0].cpu()].numpy(), predicted.numpy(), most_frequent
+        )
+        if not tested:
+            return {"accuracy": report.accuracy}
+        self.report = report
+        return {
+            "accuracy": report.accuracy,
+            "mean_f1": report.mean_f1,
+            "commonest_class_accuracy": report.baseline.accuracy,
+        }
 
 
 class Classify(Experiment):
@@ -136,146 +143,134 @@ class Classify(Experiment):
             "closed": (ClosedModel(), TrainingConfig(epochs=1)),
             "gradient": (GradientModel(), trained),
         }
-        chosen, how = choices[self.check(model)]
-        return ClassifyConfig(chosen, how)
+        return ClassifyConfig(*choices[self.check(model)])
 
     def task(self, config: Config[Any]) -> Task:
         assert isinstance(config, ClassifyConfig)
-        return prepare(config, validated=isinstance(config.model, GradientModel))
+        generator = np.random.default_rng(config.seed)
+        train, test = _read_splits(config.data, generator)
+        classes, notes = train.classes, train.notes
+        indices = list(range(len(train)))
+        validation: list[int] = []
+        if isinstance(config.model, GradientModel):
+            validation = stratified([str(label) for label in train.labels], VALIDATION, generator)
+            if not validation:
+                raise DataError(f"{config.data.file} has too few series to validate on: use --model closed")
+        data = replace(
+            train,
+            series=train.series + test.series,
+            labels=train.labels + test.labels,
+            names=train.names + test.names,
+        )
+        task = ClassifyTask(
+            (torch.tensor([i for i in indices if i not in set(validation)]),),
+            (torch.tensor(validation or indices),),
+            (torch.arange(len(train), len(data)),),
+            loss=lambda model, batch: task.loss_of(model, batch),
+            metric=self.metric,
+            higher_is_better=True,
+            score=lambda model, split: task.scores(model, split),
+            groups=_groups,
+            notes={"data": f"own data: {len(data):,} series"},
+            messages=notes,
+            data=data,
+            classes=classes,
+            targets=torch.tensor([classes.index(str(label)) for label in data.labels]),
+        )
+        return task
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         assert isinstance(task, ClassifyTask)
-        assert task.settings is not None
-        task.classifier = classifier(config.model, config.seed)
-        rows = task.train[0]
-        task.classifier.fit([task.series[i] for i in rows.tolist()], task.numbers[rows])
-        task.messages.append(told(task.classifier))
+        task.classifier = config.model.classifier(config.seed).fit(task.data.take(task.train[0].tolist()))
+        task.messages.append(task.classifier.summary())
         if isinstance(config.model, GradientModel):
-            task.features = task.classifier.features(task.series)
-        # What does not learn would count as data, whose bits must be those of the machine that trained.
+            task.features = task.classifier.features(task.data)
+        # Frozen parameters would count as data, whose bits must be those of the machine that trained.
         return task.classifier.model.requires_grad_(True)
 
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, ClassifyTask)
-        assert task.settings is not None
-        return {"series.json": json.dumps(asdict(task.settings), indent=1, ensure_ascii=False) + "\n"}
+        return {classify_files.SERIES: classify_files.series_json(task.data, task.classes)}
 
     def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
         assert isinstance(task, ClassifyTask)
         assert isinstance(config, ClassifyConfig)
-        settings, fitted = task.known
-        if not len(task.predicted):  # of a finished run that has lost its model
+        if task.report is None:  # of a finished run that has lost its model
             with torch.no_grad():
                 task.scores(network, task.test)
-        lines = classify_report.write(folder, settings.classes, task.numbers[task.test[0]], task.predicted)
-        streaming = None
-        if fitted.normalize_ is not False:  # a stream takes samples as they come
-            streaming = classifier(config.model, config.seed).set_params(normalize=False)
-            (rows,), (tests,) = task.train, task.test
-            streaming.fit([task.series[i] for i in rows.tolist()], task.numbers[rows])
-            tested, truth = [task.series[i] for i in tests.tolist()], task.numbers[tests]
-            lines.append(f"model.plmu, for samples as they come (plmu stream, serve, export), without normalisation:"
-                         f" accuracy {100 * streaming.score(tested, truth):.2f} %")  # fmt: skip
-        write_models(folder, settings, fitted, network, streaming)
-        return [*lines, f"next: plmu predict {folder} --data.file {config.data.file}"]
+        report = task.report
+        assert report is not None
+        reports = {"gradient" if isinstance(config.model, GradientModel) else "closed": report}
+        streaming, explanation = None, []
+        if task.classifier.normalize_ is not False:  # a stream takes samples as they come
+            train, test = (task.data.take(split[0].tolist()) for split in (task.train, task.test))
+            streaming = config.model.classifier(config.seed).set_params(normalize=False).fit(train)
+            reports["streaming"] = streaming.evaluate(test)
+            explanation = ["streaming: model.plmu, without normalisation, for plmu stream, serve and export"]
+        reports[BASELINE] = report.baseline
+        content = {
+            "classes": dict(zip(report.classes, report.by_class(), strict=True)),
+            "confusion": {"rows": "true class", "columns": "predicted class", "counts": report.confusion.tolist()},
+            "scores": {name: {"accuracy": row.accuracy, "mean_f1": row.mean_f1} for name, row in reports.items()},
+        }
+        write_json(folder / REPORT, content)
+        report.plot(folder / PLOT)
+        classify_files.write_models(folder, task.classifier, network, streaming)
+        return [
+            *report.lines(),
+            f"wrote {folder / PLOT}, {folder / REPORT}",
+            *score_lines(reports),
+            *explanation,
+            f"next: plmu predict {folder} --data.file {config.data.file}",
+        ]
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         if future is not None:
             raise RunError(f"--data.future is for forecasts with covariates, and {folder} is a run of classify")
         assert isinstance(config.data, LabelledConfig)
-        return predict(folder, config.data, file)
+        classifier = classify_files.read_classifier(folder)
+        labels = None if config.data.labels is None else file / config.data.labels.name  # among the files of a folder
+        labels = labels if labels is not None and labels.is_file() else None
+        reading = replace(config.data, file=file, test_file=None, labels=labels)
+        data = labelled_files.load(reading, classifier.format_, classifier.classes_.tolist())
+        if data.channels != classifier.n_channels_:
+            raise DataError(f"{file} has {data.channels} channels; the model was trained on {classifier.n_channels_}")
+        return classify_files.predictions(classifier, data)
 
 
-def classifier(model: ClosedModel, seed: int) -> SequenceClassifier:
-    return SequenceClassifier(
-        order=model.order,
-        windows=model.windows,
-        projections=model.projections,
-        thresholds=model.thresholds,
-        normalize=NORMALIZE[model.normalize],
-        random_state=seed,
-    )
+def _read_splits(config: LabelledConfig, generator: np.random.Generator) -> tuple[LabelledData, LabelledData]:
+    """Training and test series; the notes of the training series say what was found in both.
 
-
-def told(fitted: SequenceClassifier) -> str:
-    """What was fitted, in words."""
-    kinds = {True: "each series normalised", False: "series as they are", "both": "series as they are and normalised"}
-    memory = next(one for one in fitted.model if isinstance(one, plmu.DelayLayer))
-    windows = ", ".join(f"{one:g}" for one in memory.memory.thetas())
-    return (
-        f"model: order {fitted.order} over windows of {windows} steps; {kinds[fitted.normalize_]};"
-        f" leave-one-out accuracy {100 * fitted.loo_accuracy_:.1f} %"
-    )
-
-
-def prepare(config: ClassifyConfig[Any], validated: bool) -> ClassifyTask:
-    """Read the data and split it."""
-    data = labelled.load(config.data)
-    series, labels = list(data.series), [str(one) for one in data.labels]
-    generator = np.random.default_rng(config.seed)
-    if config.data.test_file is None:
-        test = split(labels, config.data.test, generator)
-        if not test:
-            raise DataError(
-                f"{config.data.file}: no class has two series, so that none can be tested: give more series"
-            )
+    Raises:
+        DataError: they cannot be read, or do not suffice to train and test a classifier.
+    """
+    data = labelled_files.load(config)
+    if config.test_file is None:
+        train, test = data.split(config.test, generator)
+        if not len(test):
+            raise DataError(f"{config.file}: no class has two series, so that none can be tested: give more series")
     else:
-        reading = LabelledConfig(**{**asdict(config.data), "file": config.data.test_file, "test_file": None})
-        other = labelled.load(reading, data.form, set(labels))
-        if other.series[0].shape[1] != series[0].shape[1]:
-            raise DataError(f"{config.data.test_file} has {other.series[0].shape[1]} channels, {config.data.file}"
-                            f" {series[0].shape[1]}")  # fmt: skip
-        known = [place for place, one in enumerate(other.labels) if one in set(labels)]
-        if not known:
-            raise DataError(f"{config.data.test_file} has no series with a label of {config.data.file}")
-        if len(known) < len(other.series):
-            count = len(other.series) - len(known)
-            data.notes.append(f"{config.data.test_file.name}: {count:,} series without a label of the training series"
-                              " left out")  # fmt: skip
-        test = list(range(len(series), len(series) + len(known)))
-        series += [other.series[i] for i in known]
-        labels += [str(other.labels[i]) for i in known]
-    chosen = set(test)
-    train = [place for place in range(len(labels)) if place not in chosen]
-    order = [*train, *test]
-    series, labels = [series[i] for i in order], [labels[i] for i in order]
-    classes = sorted(set(labels[: len(train)]), key=by_number)
-    counts = Counter(labels[: len(train)])
-    if len(classes) < 2:
-        raise DataError(f"{config.data.file} has only one class to train on, {classes[0]!r}: two or more are needed")
-    tested = set(labels[len(train) :])
-    single = [one for one in classes if counts[one] == 1 and one not in tested]
+        train, classes = data, data.classes
+        reading = LabelledConfig(**{**asdict(config), "file": config.test_file, "test_file": None})
+        test = labelled_files.load(reading, data.format, classes)
+        if test.channels != train.channels:
+            raise DataError(f"{config.test_file} has {test.channels} channels, {config.file} {train.channels}")
+        all_tests, test = len(test), test.take(i for i, label in enumerate(test.labels) if label in classes)
+        if not len(test):
+            raise DataError(f"{config.test_file} has no series with a label of {config.file}")
+        if len(test) < all_tests:
+            train.notes.append(f"{config.test_file.name}: {all_tests - len(test):,} series without a label of the"
+                               " training series left out")  # fmt: skip
+    counts = Counter(train.labels)
+    if len(train.classes) < 2:
+        raise DataError(f"{config.file} has only one class to train on, {train.classes[0]!r}: two or more are needed")
+    single = [name for name in train.classes if counts[name] == 1 and name not in test.labels]
     if single:
-        data.notes.append(f"classes with a single series, which is trained on and not tested: {', '.join(single[:8])}")
-    shown = ", ".join(f"{one} ({counts[one]})" for one in classes[:12]) + (" …" if len(classes) > 12 else "")
-    data.notes.append(f"classes: {shown}; {len(train):,} series to train on, {len(test):,} to test")
-    numbers = torch.tensor([classes.index(one) for one in labels])
-    valid: list[int] = []
-    if validated:
-        valid = split(labels[: len(train)], VALIDATED, generator)
-        if not valid:
-            raise DataError(f"{config.data.file} has too few series to validate on: use --model closed")
-    taken = [place for place in range(len(train)) if place not in set(valid)]
-    settings = Settings(data.form, data.series[0].shape[1], tuple(classes))
-    task = ClassifyTask(
-        (torch.tensor(taken),),
-        (torch.tensor(valid or taken),),
-        (torch.arange(len(train), len(series)),),
-        loss=lambda model, batch: functional.cross_entropy(
-            task.logits(model, batch[0]), task.numbers[batch[0].cpu()].to(batch[0].device)
-        ),
-        metric=Classify.metric,
-        higher_is_better=True,
-        score=lambda model, part: task.scores(model, part),
-        groups=_groups,
-        notes={"data": f"own data: {len(series):,} series"},
-        messages=data.notes,
-        series=series,
-        numbers=numbers,
-        trained=len(train),
-        settings=settings,
-    )
-    return task
+        train.notes.append(f"classes with a single series, which is trained on and not tested: {', '.join(single[:8])}")
+    shown = ", ".join(f"{name} ({counts[name]})" for name in train.classes[:12])
+    shown += " …" if len(train.classes) > 12 else ""
+    train.notes.append(f"classes: {shown}; {len(train):,} series to train on, {len(test):,} to test")
+    return train, test
 
 
 def _readout(model: nn.Module) -> nn.Module:
@@ -284,16 +279,7 @@ def _readout(model: nn.Module) -> nn.Module:
 
 
 def _groups(model: nn.Module) -> list[Group]:
-    """The readout learns, all before it does not."""
-    own = list(_readout(model).parameters())
-    rest = [one for one in model.parameters() if all(one is not other for other in own)]
-    return [Group(own), Group(rest, rate=0.0, decay=False)]
-
-
-def split(labels: list[str], share: float, generator: np.random.Generator) -> list[int]:
-    """So many series of each class, at least one, and one less than all; none of a class of one."""
-    found = []
-    for label in sorted(set(labels)):
-        own = generator.permutation([place for place, one in enumerate(labels) if one == label])
-        found += own[: min(max(1, round(share * len(own))), len(own) - 1)].tolist()
-    return sorted(found)
+    """The readout learns, all layers before it do not."""
+    readout = list(_readout(model).parameters())
+    frozen = [parameter for parameter in model.parameters() if all(parameter is not other for other in readout)]
+    return [Group(readout), Group(frozen, rate=0.0, decay=False)]

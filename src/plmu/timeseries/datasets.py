@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from plmu.errors import suggestion
-from plmu.timeseries.sequences import by_number
+from plmu.timeseries.labelled_files import read_labelled
+from plmu.timeseries.labels import by_number
 
 
 class LabelledSeries(Dataset[tuple[Tensor, int]]):
@@ -59,21 +59,8 @@ class LabelledSeries(Dataset[tuple[Tensor, int]]):
             path: CSV, Parquet, NumPy, .ts or .arff file, or a folder.
             options: of the data, by the names that `plmu train classify --help` gives: `label="class"`, `id="case"`.
         """
-        from plmu.timeseries import labelled
-
-        kinds = get_type_hints(labelled.LabelledConfig)
-        for name, value in options.items():
-            if name not in kinds:
-                raise TypeError(f"there is no option {name!r} of data{suggestion(name, list(kinds))}")
-            if get_origin(kinds[name]) is Literal and value not in get_args(kinds[name]):
-                allowed = ", ".join(map(repr, get_args(kinds[name])))
-                raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
-        if options.get("labels") is not None:
-            options["labels"] = Path(options["labels"])
-        if isinstance(options.get("values"), str):
-            options["values"] = (options["values"],)
-        found = labelled.load(labelled.LabelledConfig(**{**options, "file": Path(path)}))
-        return cls(found.series, [str(label) for label in found.labels])
+        data = read_labelled(path, **options)
+        return cls(data.series, data.labels)
 
     def __len__(self) -> int:
         return len(self.series)

@@ -12,6 +12,7 @@ from torch import nn
 from plmu.runs.folder import write_json
 from plmu.timeseries.plotting import literal, pyplot, shortened
 from plmu.timeseries.scores import Intervals, model_method
+from plmu.timeseries.text_table import text_table
 
 if TYPE_CHECKING:
     from plmu.timeseries.forecast_task import ForecastTask
@@ -72,18 +73,6 @@ def season_told(found: dict[str, Any]) -> list[str]:
         return ["season: the course over the calendar is used"]
     return [
         f"season: {found['season']} steps are used" if found["season"] else "season: not used, since it did not help"
-    ]
-
-
-def text_table(header: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[place]) for row in [header, *rows]) for place in range(len(header))]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if not place else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in [header, *rows]
     ]
 
 

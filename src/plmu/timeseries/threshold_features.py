@@ -12,25 +12,25 @@ from torch import Tensor, nn
 from plmu.nn import CausalConvolution, DelayLayer, Sequential, ThresholdShares
 from plmu.timeseries.frames import Array
 
-_DEGREE = 3  # of positions
-_POSITIONS = 0.5  # weight of positions beside shares in the ridge regression
-_BLOCK = 2**22  # numbers of projections that are held at a time
-_SAMPLE = 1000  # steps of training series from which thresholds are taken
-_SERIES = 100  # training series from which scales and thresholds are taken
+_DEGREE = 3  # of the polynomials in time that tell where thresholds are exceeded
+_POSITION_WEIGHT = 0.5  # of these positions beside shares of time in the ridge regression
+_BLOCK = 2**22  # largest number of projected values held at a time
+_SAMPLED_STEPS = 1000  # of training series, from which thresholds are taken
+_SAMPLED_SERIES = 100  # training series from which scales and thresholds are taken
 _GOLDEN = 0.6180339887498949  # its multiples fill the unit interval evenly
 
 
 def padded(arrays: list[Array], normalize: Any) -> tuple[Tensor, Tensor]:
     """Series (examples, time, channels), normalised and padded on the right with zeros, and their lengths."""
-    lengths = torch.tensor([len(one) for one in arrays])
+    lengths = torch.tensor([len(array) for array in arrays])
     out = torch.zeros(len(arrays), int(lengths.max()), arrays[0].shape[1] * (2 if normalize == "both" else 1))
-    for row, one in zip(out, arrays, strict=True):
-        taken = one
+    for row, array in zip(out, arrays, strict=True):
+        values = array
         if normalize:
-            spread = one.std(axis=0)
-            taken = (one - one.mean(axis=0)) / np.where(spread > 1e-12 * np.abs(one).max(axis=0), spread, 1.0)
-            taken = np.concatenate([taken, one], axis=1) if normalize == "both" else taken
-        row[: len(one)] = torch.from_numpy(taken)
+            spread = array.std(axis=0)
+            values = (array - array.mean(axis=0)) / np.where(spread > 1e-12 * np.abs(array).max(axis=0), spread, 1.0)
+            values = np.concatenate([values, array], axis=1) if normalize == "both" else values
+        row[: len(array)] = torch.from_numpy(values)
     if not bool(out.isfinite().all()):
         raise ValueError("X has numbers too large for float32")
     return out, lengths
@@ -47,18 +47,18 @@ def build(
     thresholds: int,
     generator: torch.Generator,
 ) -> Sequential:
-    """Memories of each source of channels and of its differences, random projections, and the shares of time above
-    their thresholds.
+    """Layers from series to features: memories of each source of channels and of its differences, random projections
+    of their states, and the shares of time in which these exceed thresholds.
 
     Args:
         x: training series (examples, time, channels), padded.
-        lengths: of them.
-        sources: groups of channels, such as a normalised and a plain copy, which are projected apart.
-        order: of the memories.
+        lengths: their lengths (examples,).
+        sources: the number of groups of channels, such as a normalised and a plain copy, projected separately.
+        order: the order of the memories.
         windows: θ of the memories.
-        projections: of each window, source and its differences.
-        thresholds: of each projection.
-        generator: of the random projections.
+        projections: the number of projections of each window, source and its differences.
+        thresholds: the number of thresholds of each projection.
+        generator: draws the random projections.
     """
     channels = x.shape[2] // sources
     groups = 2 * sources * len(windows)  # for each window the sources, of each the signal and its differences
@@ -68,11 +68,11 @@ def build(
     projection = nn.Linear(order * groups * channels, groups * projections)
     counts = ThresholdShares(groups * projections, thresholds, positions=_DEGREE, return_sequences=False)
     front = Sequential(inputs, changes, memory, projection, counts).requires_grad_(False)
-    sample = torch.randperm(len(x), generator=generator)[:_SERIES]
-    some, known = x[sample], lengths[sample]
-    valid = torch.arange(x.shape[1]) < known[:, None]
-    # Without its mean, as the memory begins with zeros.
-    spread, mean = torch.std_mean(some[valid].double(), dim=0, correction=0)
+    sample = torch.randperm(len(x), generator=generator)[:_SAMPLED_SERIES]
+    x, lengths = x[sample], lengths[sample]
+    valid = torch.arange(x.shape[1]) < lengths[:, None]
+    # The mean is subtracted, as the memory begins with zeros.
+    spread, mean = torch.std_mean(x[valid].double(), dim=0, correction=0)
     scale = 1 / torch.where(spread > 1e-12 * mean.abs(), spread, 1.0)
     copies = torch.eye(x.shape[2]).view(sources, 1, channels, -1).expand(-1, 2, -1, -1).reshape(-1, x.shape[2])
     inputs.weight.copy_((copies * scale).repeat(len(windows), 1))
@@ -80,22 +80,22 @@ def build(
     changes.weight.zero_()[0] = 1
     changes.weight.view(2, -1, 2, channels)[1, :, 1] = -1
     states = torch.cat(
-        [block[mask] for block, mask in _states(front[:3], order * groups * channels, some, known, valid)]
+        [block[mask] for block, mask in _states(front[:3], order * groups * channels, x, lengths, valid)]
     )
     spread, mean = torch.std_mean(states.double(), dim=0, correction=0)
     spread = torch.where(spread > 1e-6 * spread.max(), spread, torch.inf).float()
     weight = torch.zeros(groups, projections, order, groups, channels)
-    for place in range(groups):
+    for group in range(groups):
         random = torch.randn(projections, order, channels, generator=generator)
-        weight[place, :, :, place] = random / random.flatten(1).norm(dim=1)[:, None, None]
+        weight[group, :, :, group] = random / random.flatten(1).norm(dim=1)[:, None, None]
     projection.weight.copy_(weight.flatten(0, 1).flatten(1) / spread)
     projection.bias.copy_(-projection.weight.double() @ mean)
-    picked = states[torch.randperm(len(states), generator=generator)[:_SAMPLE]]
+    picked = states[torch.randperm(len(states), generator=generator)[:_SAMPLED_STEPS]]
     ordered = projection(picked).mT.sort(dim=1).values
-    # Quantiles at equal distances, which begin at another place for each projection. They lie between two samples:
-    # rounding must not decide on which side of a threshold a training series is.
-    begin = (torch.arange(groups * projections) * _GOLDEN) % 1
-    levels = (torch.arange(thresholds) + begin[:, None]) / thresholds
+    # Equally spaced quantiles, with another offset for each projection. They lie between two samples, so that rounding
+    # does not decide on which side of a threshold a training series is.
+    offsets = (torch.arange(groups * projections) * _GOLDEN) % 1
+    levels = (torch.arange(thresholds) + offsets[:, None]) / thresholds
     below = (levels * (len(picked) - 1)).long()
     above = (below + 1).clamp(max=len(picked) - 1)
     counts.thresholds.copy_((ordered.gather(1, below) + ordered.gather(1, above)).mT / 2)
@@ -103,43 +103,47 @@ def build(
 
 
 def scales(features: int) -> Tensor:
-    """What so many standardised features, shares before positions of each degree, are multiplied by."""
+    """Factors of the standardised features: shares of time come first, then positions of each degree."""
     out = torch.ones(features)
-    out[features // (1 + _DEGREE) :] = _POSITIONS**0.5
+    out[features // (1 + _DEGREE) :] = _POSITION_WEIGHT**0.5
     return out
 
 
-def over_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """The model's outputs of some series at a time, so that memory stays bounded."""
+def outputs(model: Sequential, x: Tensor, lengths: Tensor) -> Tensor:
+    """The model's outputs (examples, …) of padded series, computed in blocks so that memory stays bounded."""
+    return torch.cat(list(_output_blocks(model, x, lengths)))
+
+
+def _output_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
     equal = bool((lengths == x.shape[1]).all())
-    place = next(model.parameters()).device
+    device = next(model.parameters()).device
     with torch.no_grad():
-        parts = _by_windows(model)
-        head, layers = model[:2], [*model[:2], *parts[0]] if parts else model
-        *_, projections = widths = [one.out_features for one in layers if isinstance(one, nn.Linear)]
+        branches = _by_windows(model)
+        head, layers = model[:2], [*model[:2], *branches[0]] if branches else model
+        *_, projections = widths = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
         rows = max(1, _BLOCK // (x.shape[1] * max(widths)))
         for first in range(0, len(x), rows):
-            some = slice(first, first + rows)
-            series, known = x[some].to(place), None if equal else lengths[some].to(place)
-            if not parts:
-                yield model(series, lengths=known)[0].cpu()
+            block = slice(first, first + rows)
+            series, block_lengths = x[block].to(device), None if equal else lengths[block].to(device)
+            if not branches:
+                yield model(series, lengths=block_lengths)[0].cpu()
                 continue
-            inputs = head(series, lengths=known)[0].chunk(len(parts), 2)
-            found = [part(one, lengths=known)[0] for part, one in zip(parts, inputs, strict=True)]
+            inputs = head(series, lengths=block_lengths)[0].chunk(len(branches), 2)
+            parts = [branch(part, lengths=block_lengths)[0] for branch, part in zip(branches, inputs, strict=True)]
             # Of each degree and threshold, the projections of all windows.
-            out = torch.cat([one.unflatten(1, (-1, projections)) for one in found], 2).flatten(1)
+            out = torch.cat([part.unflatten(1, (-1, projections)) for part in parts], 2).flatten(1)
             for readout in list(model)[5:]:
                 out = readout(out)
             yield out.cpu()
 
 
 def _by_windows(model: Sequential) -> list[Sequential]:
-    """For each window its memory, projections and shares: less work, as the weight of all has zeros between windows.
+    """For each window its memory, projections and shares, which is less work: the whole weight is 0 between windows.
 
-    Nothing where a projection sees several windows, as it may after training, or the model is not as `build` made it.
+    Empty where a projection sees several windows, as it may after training, or the model is not as `build` made it.
     """
     kinds = [nn.Linear, CausalConvolution, DelayLayer, nn.Linear, ThresholdShares]
-    if [type(one) for one in model] not in (kinds, [*kinds, nn.Linear]):
+    if [type(layer) for layer in model] not in (kinds, [*kinds, nn.Linear]):
         return []
     _, _, memory, projection, counts, *_ = cast(Any, model)
     systems = memory.memory.systems()
@@ -165,8 +169,8 @@ def _by_windows(model: Sequential) -> list[Sequential]:
 def _states(
     front: Sequential, width: int, x: Tensor, lengths: Tensor, valid: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """States (some, time, width) of some series at a time, and which of their steps are no padding."""
+    """Blocks of states (series, time, width), and which of their steps are not padding."""
     rows = max(1, _BLOCK // (x.shape[1] * width))
     for first in range(0, len(x), rows):
-        some = slice(first, first + rows)
-        yield front(x[some], lengths=lengths[some])[0], valid[some]
+        block = slice(first, first + rows)
+        yield front(x[block], lengths=lengths[block])[0], valid[block]
