@@ -24,7 +24,7 @@ from plmu.errors import DataError, RunError
 from plmu.nn import Sequential
 from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.fields import Checked
-from plmu.runs.folder import write_json
+from plmu.runs.folder import SERIES_FILE, write_json
 from plmu.timeseries import classify_files, labelled_files
 from plmu.timeseries.classification_report import BASELINE, ClassificationReport, score_lines
 from plmu.timeseries.classifier import SequenceClassifier
@@ -190,7 +190,7 @@ class Classify(Experiment):
 
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, ClassifyTask)
-        return {classify_files.SERIES: classify_files.series_json(task.data, task.classes)}
+        return {SERIES_FILE: classify_files.series_json(task.data, task.classes)}
 
     def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
         assert isinstance(task, ClassifyTask)

@@ -16,14 +16,12 @@ import plmu
 from plmu.errors import RunError
 from plmu.nn import Sequential
 from plmu.runs.experiment import Predictions
-from plmu.runs.folder import read_json, write_json
+from plmu.runs.folder import MODEL_FILE, NORMALIZATION_FILE, SERIES_FILE, WHOLE_MODEL_FILE, read_json, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
 from plmu.timeseries.classifier import SequenceClassifier
 from plmu.timeseries.labelled import LabelledData
 from plmu.timeseries.labelled_columns import Format
-
-SERIES, MODEL, WHOLE, NORMALIZED = "series.json", "model.plmu", "whole.plmu", "normalization.json"
 
 Content = TypeVar("Content")
 
@@ -49,11 +47,11 @@ def write_models(
     inputs = form.values if form.layout in ("rows", "files", "arrays") else ()
     write_outputs(folder, Outputs(labels=classes, inputs=inputs, time=form.time or "", series=form.id or ""))
     counts = classifier.class_count_.tolist()
-    write_json(folder / NORMALIZED, {"normalize": classifier.normalize_, "training series": counts})
+    write_json(folder / NORMALIZATION_FILE, {"normalize": classifier.normalize_, "training series": counts})
     if streaming is not None:
-        plmu.save(network.cpu(), folder / WHOLE)
+        plmu.save(network.cpu(), folder / WHOLE_MODEL_FILE)
         network = streaming.model
-    plmu.save(network.cpu(), folder / MODEL)
+    plmu.save(network.cpu(), folder / MODEL_FILE)
 
 
 def read_classifier(folder: Path) -> SequenceClassifier:
@@ -63,12 +61,12 @@ def read_classifier(folder: Path) -> SequenceClassifier:
         RunError: a file is missing or damaged.
     """
     classifier = SequenceClassifier()
-    classifier.format_, classifier.n_channels_, classes = _read(folder / SERIES, _series)
+    classifier.format_, classifier.n_channels_, classes = _read(folder / SERIES_FILE, _series)
     classifier.classes_ = np.array(classes)
-    classifier.normalize_, counts = _read(folder / NORMALIZED, _normalization)
+    classifier.normalize_, counts = _read(folder / NORMALIZATION_FILE, _normalization)
     if counts is not None:
         classifier.class_count_ = np.array(counts)
-    model = plmu.load(folder / (MODEL if classifier.normalize_ is False else WHOLE))
+    model = plmu.load(folder / (MODEL_FILE if classifier.normalize_ is False else WHOLE_MODEL_FILE))
     if not isinstance(model, Sequential):
         raise RunError(f"{folder} has no model of classify")
     classifier.model_ = model
