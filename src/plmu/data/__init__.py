@@ -1,1 +1,5 @@
-"""Data files of any kind: find or download them with checksums, read them within bounds, cache what was parsed."""
+"""Data files of any kind. Experiments, text and time series share this room; it knows none of them.
+
+`files`: find a file in the user's folder, or download it with a checksum · `reading`: its bytes, lines and rows,
+unpacked within bounds · `archive`: files of the UCR archive · `cache`: what was parsed, as arrays on disk.
+"""

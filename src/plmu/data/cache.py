@@ -1,4 +1,4 @@
-"""Parsed data as arrays in one file: mapped into memory, tied to its source files and settings, made again if damaged.
+"""Parsed data as arrays in one file: memory-mapped, tied to its source files and settings, made again if damaged.
 
 A file is a magic word, length and checksum of a JSON header, the header (the key, and place and checksum of each array)
 and the arrays, each at a multiple of 64 bytes.
@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,37 +36,42 @@ def cached(
     parse: Callable[[dict[str, Array]], Parsed],
     portable: bool = False,
 ) -> Parsed:
-    """What `parse` returns for the arrays that `make` makes, or for those in the cache if these very files were read
-    with these settings before. It raises KeyError or ValueError for arrays that it cannot use.
+    """Parsed data, from the cache if the same files were read with the same settings before.
 
-    Files are known by name, size and time of the last change; with `portable` by name and sha256, so that a cache that
-    was made on one machine serves on another.
+    Args:
+        source: begins the name of the cache file.
+        files: what the data is read from.
+        settings: options of reading, as JSON can hold them.
+        make: reads the files and returns named arrays.
+        parse: makes the data of these arrays; raises KeyError or ValueError for arrays that do not fit together.
+        portable: identify files by name and sha256, so that a cache that was made on one machine serves on another,
+            instead of by name, size and time of the last change.
     """
     try:
-        stats = [_known(path, portable) for path in files]
+        stats = [_identity(path, portable) for path in files]
     except OSError as error:
         raise unreadable(error) from None
     key = json.dumps({"source": source, "files": stats, "settings": dict(settings)}, sort_keys=True)
     path = cache_folder() / "parsed" / f"{source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.bin"
-    found = _read(path, key)
-    if found is not None:
+    arrays = _read(path, key)
+    if arrays is not None:
         try:
-            return parse(found)
+            return parse(arrays)
         except (KeyError, ValueError):
-            pass  # whole, and yet not what is written here
+            pass  # undamaged, but not written by this code
     if files and sys.stderr.isatty():
         print(f"reading {', '.join(str(file) for file in files)}, once", file=sys.stderr)
-    made = make()
+    arrays = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         clear_abandoned(path.parent)
-        _write(path, key, made)
+        _write(path, key, arrays)
     except OSError:
         pass  # a cache that cannot be written is no reason to stop
-    return parse(made)
+    return parse(arrays)
 
 
-def _known(path: Path, portable: bool) -> tuple[str | int, ...]:
+def _identity(path: Path, portable: bool) -> tuple[str | int, ...]:
     if portable:
         with open(path, "rb") as file:
             return path.name, hashlib.file_digest(file, "sha256").hexdigest()
@@ -91,11 +96,11 @@ def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:
 
 
 def _read(path: Path, key: str) -> dict[str, Array] | None:
-    """The arrays of a whole file of this key; None for anything else."""
+    """The arrays of an undamaged cache file with this key; None for anything else."""
     try:
         if not path.is_file():
             return None
-        mapped = np.memmap(path, np.uint8, mode="c")  # in memory it may be written to, and torch does not warn
+        mapped = np.memmap(path, np.uint8, mode="c")  # copy on write: torch warns of read-only arrays
         magic, size, check = (bytes(mapped[i:j]) for i, j in pairwise((0, len(MAGIC), START - 4, START)))
         raw = bytes(mapped[START : START + int.from_bytes(size, "little")])
         if magic != MAGIC or zlib.crc32(raw) != int.from_bytes(check, "little"):
@@ -120,3 +125,14 @@ def _read(path: Path, key: str) -> dict[str, Array] | None:
 
 def _aligned(header: bytes) -> int:
     return -(-(START + len(header)) // 64) * 64
+
+
+def text_array(texts: Iterable[str]) -> Array:
+    """Texts without line breaks as an array of bytes."""
+    return np.frombuffer("\n".join(texts).encode(), np.uint8)
+
+
+def array_texts(array: Array) -> list[str]:
+    """The texts of a `text_array`."""
+    text = bytes(array).decode()
+    return text.split("\n") if text else []

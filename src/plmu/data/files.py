@@ -17,8 +17,20 @@ ABANDONED = 3600.0  # seconds after which a temporary file that nobody writes to
 
 
 def unreadable(error: OSError, path: Path | None = None) -> DataError:
-    """In words, for a file or folder that the system does not let us read."""
+    """The error for a file or folder that the system does not let us read."""
     return DataError(f"{path or error.filename} cannot be read ({error.strerror or error})")
+
+
+PACKINGS = ("", ".xz", ".gz", ".bz2")  # endings of a file that may be packed
+
+
+def packed(name: str) -> tuple[str, ...]:
+    """The names that a file may have, plain and packed.
+
+    >>> packed("a.txt")
+    ('a.txt', 'a.txt.xz', 'a.txt.gz', 'a.txt.bz2')
+    """
+    return tuple(f"{name}{ending}" for ending in PACKINGS)
 
 
 @dataclass
@@ -29,14 +41,15 @@ class DataConfig:
     """Folder that holds the data sets. Default: the environment variable PLMU_DATA; else they are downloaded once."""
 
     def folder(self) -> Path | None:
-        given = self.root or (Path(os.environ["PLMU_DATA"]) if os.environ.get("PLMU_DATA") else None)
+        """The folder, which exists; None where none is set."""
+        folder = self.root or (Path(os.environ["PLMU_DATA"]) if os.environ.get("PLMU_DATA") else None)
         try:
-            there = given is None or given.is_dir()
+            exists = folder is None or folder.is_dir()
         except OSError as error:
-            raise unreadable(error, given) from None
-        if not there:
-            raise DataError(f"the data folder {given} does not exist: check --data.root or PLMU_DATA")
-        return given
+            raise unreadable(error, folder) from None
+        if not exists:
+            raise DataError(f"the data folder {folder} does not exist: check --data.root or PLMU_DATA")
+        return folder
 
 
 @dataclass(frozen=True)
@@ -48,20 +61,27 @@ class Remote:
 
 
 def cache_folder() -> Path:
-    """Where downloads and generated data are kept: PLMU_CACHE, else the user's cache folder. It may not be there."""
-    given = os.environ.get("PLMU_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plmu"
+    """Where downloads and generated data are kept: PLMU_CACHE, else the user's cache folder. It may not exist."""
+    folder = os.environ.get("PLMU_CACHE")
+    return Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plmu"
 
 
 def find(config: DataConfig, source: str, names: tuple[str, ...], remote: Remote | str) -> Path:
-    """The file of this source, by any of its names, in the user's folder; else downloaded and verified.
+    """The file of a source: from the user's folder, under any of the names, else downloaded and verified.
 
-    Where `remote` is a string, it says where a user gets the file, which is not downloaded.
+    Args:
+        config: says which folder is the user's.
+        source: the subfolder.
+        names: names that the file may have there, the preferred one first.
+        remote: the file to download; or a string that tells the user where to get a file that is not downloaded.
+
+    Raises:
+        DataError: the file is not in the folder, or cannot be downloaded.
     """
     folder = config.folder()
-    there = present(config, source, names)
-    if there is not None:
-        return there
+    path = present(config, source, names)
+    if path is not None:
+        return path
     if folder is not None:
         home = remote.url if isinstance(remote, Remote) else remote
         download = ", or leave --data.root and PLMU_DATA unset to download it" if isinstance(remote, Remote) else ""
@@ -75,16 +95,17 @@ def find(config: DataConfig, source: str, names: tuple[str, ...], remote: Remote
 
 
 def present(config: DataConfig, source: str, names: tuple[str, ...]) -> Path | None:
-    """The file of this source, by the first of its names that is in the user's folder, if any."""
+    """The file of a source in the user's folder, under the first of the names that exists; None if none does."""
     folder = config.folder()
     paths = [] if folder is None else [folder / source / name for name in names]
     return next((path for path in paths if is_file(path)), None)
 
 
 def is_file(path: Path) -> bool:
+    """Whether a file exists. Raises DataError if its folder may not be entered."""
     try:
         return path.is_file()
-    except OSError as error:  # in a folder that we may not enter
+    except OSError as error:
         raise unreadable(error, path) from None
 
 
@@ -131,7 +152,7 @@ def _download(source: str, name: str, remote: Remote) -> Path:
 
 
 class _Bar:
-    """A progress bar of rich's, on the error stream, with what pooch calls."""
+    """A progress bar of rich on standard error, with the methods that pooch calls."""
 
     def __init__(self, name: str) -> None:
         from rich.console import Console

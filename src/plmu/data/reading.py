@@ -1,8 +1,8 @@
-"""Reading files that others wrote: unpacked within bounds, and every fault is a DataError that names the file.
+"""Reading files from elsewhere: unpacked within bounds, and every fault is a DataError that names the file.
 
 A file may be plain or packed with gzip, xz or bzip2, whatever its name says, or be a member of a zip or tar archive. It
-is unpacked piece by piece, and what was unpacked may at no point be more than RATIO times what was read: real data sets
-grow by 2 to 20, and a file made to fill the memory by 1,000 and more.
+is unpacked piece by piece, and the unpacked bytes may at no point be more than RATIO times the bytes read: real data
+sets grow 2 to 20 times, a file made to fill the memory 1,000 times and more.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import csv
 import io
+import json
 import lzma
 import re
 import tarfile
@@ -24,7 +25,7 @@ from typing import IO, Any
 from plmu.data.files import unreadable
 from plmu.errors import DataError
 
-RATIO, ALLOWANCE = 50, 2**20  # what was read may unpack to RATIO times its size and ALLOWANCE bytes
+RATIO, ALLOWANCE = 50, 2**20  # a file may unpack to RATIO times its size, plus ALLOWANCE bytes
 LONGEST = 2**20  # bytes of a line, of a wanted file of a tar archive and of a header in it
 LARGEST = 2**30  # bytes of any other file of a tar archive
 PIECE = 2**15  # bytes read or unpacked at a time
@@ -69,13 +70,13 @@ def opened(path: Path, member: str | None = None) -> Iterator[IO[bytes]]:
 
 
 def content(path: Path, most: int, member: str | None = None) -> bytes:
-    """All bytes of a file or of a member of a zip archive, which may be at most `most`."""
-    pieces, left = [], most + 1
+    """All bytes of a file or of a member of a zip archive. DataError if there are more than `most`."""
+    pieces, budget = [], most + 1
     with opened(path, member) as file:
-        while piece := file.read(min(left, LONGEST)):  # read(left) would reserve memory for all of `most` at once
+        while piece := file.read(min(budget, LONGEST)):  # read(budget) would reserve memory for all of `most` at once
             pieces.append(piece)
-            left -= len(piece)
-    if not left:
+            budget -= len(piece)
+    if not budget:
         where = f"{path}, {member}: it" if member else f"{path}"
         raise DataError(f"{where} has more than the {most:,} bytes it should have at most: get it again")
     return b"".join(pieces)
@@ -88,7 +89,7 @@ def lines(path: Path, member: str | None = None) -> Iterator[tuple[int, str]]:
 
 
 def lines_of(file: IO[bytes], name: Path | str) -> Iterator[tuple[int, str]]:
-    """The same of an open file, such as standard input, which errors call by this name."""
+    """Numbered lines of an open file, such as standard input; `name` is what errors call it."""
     number = 0
     try:
         while raw := file.readline(LONGEST + 1):
@@ -104,23 +105,31 @@ def lines_of(file: IO[bytes], name: Path | str) -> Iterator[tuple[int, str]]:
 
 
 def filled_lines(path: Path, member: str | None = None) -> Iterator[tuple[int, str]]:
-    """The same where no line may be empty."""
+    """Numbered lines of a file in which no line may be empty."""
     for number, line in lines(path, member):
         if not line.strip():
             raise DataError(f"{path}, line {number}: it is empty")
         yield number, line
 
 
+def json_lines(path: Path, member: str | None = None) -> Iterator[tuple[int, Any]]:
+    """Numbered values of a file with one JSON value a line."""
+    for number, line in filled_lines(path, member):
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: it is not JSON ({error})") from None
+
+
 def table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
     """Rows of a tab-separated file with a header and quoted fields: the line where each ends, and these columns."""
-    given = (f"{line}\n" for _, line in lines(path))
-    rows = csv.reader(given, delimiter="\t", strict=True)
+    rows = csv.reader((f"{line}\n" for _, line in lines(path)), delimiter="\t", strict=True)
     try:
         header = next(rows, [])
         missing = [name for name in columns if name not in header]
         if missing:
-            there = ", ".join(header)[:200]
-            raise DataError(f"{path}, line 1: there is no column {', '.join(missing)}; there are {there}")
+            names = ", ".join(header)[:200]
+            raise DataError(f"{path}, line 1: there is no column {', '.join(missing)}; there are {names}")
         wanted = [header.index(name) for name in columns]
         for row in rows:
             if not row:
@@ -156,7 +165,7 @@ def members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[re.Match[str]
         raise Damaged(path, error.reason, after) from None
     except DataError:
         raise
-    except Exception as error:  # whatever tarfile meets in a damaged header
+    except Exception as error:  # whatever tarfile raises for a damaged header
         raise Damaged(path, error, after) from None
 
 
@@ -164,7 +173,7 @@ _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 class _Header(tarfile.TarInfo):
-    """A header of a tar archive. Those that hold long names and the like are read whole, so they must be short."""
+    """A header of a tar archive. tarfile reads those that hold long names at once, so they must be short."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
@@ -175,7 +184,7 @@ class _Header(tarfile.TarInfo):
 
 
 class _Stream(io.RawIOBase):
-    """Pieces as a stream that ends in an error when one cannot be unpacked."""
+    """Pieces of bytes as a stream. A piece that cannot be unpacked raises Damaged."""
 
     def __init__(self, path: Path, pieces: Iterator[bytes]) -> None:
         self.path, self.pieces = path, pieces
@@ -190,7 +199,7 @@ class _Stream(io.RawIOBase):
                 self.rest = memoryview(next(self.pieces, b""))
             except DataError:
                 raise
-            except Exception as error:  # whatever an unpacker meets in a damaged file
+            except Exception as error:  # whatever an unpacker raises for a damaged file
                 raise Damaged(self.path, error) from None
         size = min(len(buffer), len(self.rest))
         buffer[:size], self.rest = self.rest[:size], self.rest[size:]
@@ -198,7 +207,7 @@ class _Stream(io.RawIOBase):
 
 
 def _bounded(path: Path, packed: IO[bytes], pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same pieces, up to RATIO times what was read for them: of an archive, only the member's own bytes count."""
+    """Pieces, up to RATIO times the bytes read for them; of an archive, only the member's bytes count."""
     start, count = packed.tell(), 0
     for piece in pieces:
         count += len(piece)
@@ -209,7 +218,7 @@ def _bounded(path: Path, packed: IO[bytes], pieces: Iterator[bytes]) -> Iterator
 
 
 def _unpacked(packed: IO[bytes], make: Callable[[], Any]) -> Iterator[bytes]:
-    """What an unpacker gives, of one stream after another; zeros may follow each."""
+    """The unpacked pieces of one stream after another; zeros may follow each."""
     chunk = packed.read(PIECE)
     while chunk:
         unpacker = make()

@@ -5,13 +5,13 @@
 | 4.1 | `psmnist` | digits from permuted pixels, one at a time |
 | 4.2 | `mackey_glass` | predict a chaotic series |
 | 4.3, supervised | `imdb`, `qqp`, `snli` on `text_classification` | classify texts and pairs of texts |
-| 4.3, semi-supervised | `reviews`, then `imdb_pretrained` on `pretrained` | a language model of reviews, then a classifier |
+| 4.3, semi-supervised | `reviews`, then `imdb_pretrained` | a language model of reviews, then a classifier |
 | 4.4 | `text8` on `language` | a language model of characters |
 | 4.5 | `iwslt` on `translation/` | translate |
-| 3.1, gated form | `addition` | add two marked numbers of a long sequence |
+| 3.2, gated form | `addition` | add two marked numbers of a long sequence |
 
-`baselines` has the LSTM that most of them are compared with. An experiment subclasses `plmu.runs.experiment.Experiment`;
-docs/adding-an-experiment.md shows how.
+`baselines` has the LSTM that most of them are compared with, and `pretrained` reads a run that another one starts from.
+An experiment subclasses `plmu.runs.experiment.Experiment`; docs/adding-an-experiment.md shows how.
 """
 
 from plmu.experiments.addition import Addition

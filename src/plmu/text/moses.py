@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from functools import cache
 
-ENTITIES = {  # in the order in which they are put in; taken out the other way round
+ENTITIES = {  # in the order in which they are written; they are undone in reverse order
     "&": "&amp;",
     "|": "&#124;",
     "<": "&lt;",
@@ -22,12 +22,12 @@ ENTITIES = {  # in the order in which they are put in; taken out the other way r
     "[": "&#91;",
     "]": "&#93;",
 }
-VERSION = 2  # of what `tokenise` does
+VERSION = 2  # of `tokenise`
 _PLAIN = str.maketrans(
     {
         **dict.fromkeys("’‘‛`", "'"),
         **dict.fromkeys("“”„«»", '"'),
-        "\u200b": " ",  # a space of no width ends a word in Khmer or Thai
+        "\u200b": " ",  # a zero-width space ends a word in Khmer or Thai
         "\ufeff": "",
     }
 )
@@ -44,8 +44,8 @@ _QUOTES = ('"', "'")
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """What a word is, and what a character of Han or kana is. Vowel signs and accents that are characters of their own
-    belong to the letter before."""
+    """Patterns of a word, and of a character of Han or kana. A combining vowel sign or accent belongs to the letter
+    before it."""
     marks = "".join(chr(code) for code in range(0x300, 0x20000) if unicodedata.category(chr(code)).startswith("M"))
     marks += "\u200c\u200d"  # they join letters, or keep them from joining
     letters = rf"(?:[^\W\d_]++[{marks}]*+)++"
@@ -63,37 +63,37 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def tokenise(text: str) -> list[str]:
-    """The words of a sentence. Those that stand apart already, with entities, stay as they are.
+    """The words of a sentence. Text that is tokenised already stays as it is.
 
     >>> tokenise('It\\'s "well-known", isn\\'t it?')
     ['It', '&apos;s', '&quot;', 'well-known', '&quot;', ',', 'isn', '&apos;t', 'it', '?']
     """
     word, character = _patterns()
-    return [_escaped(one) for one in word.findall(character.sub(r" \g<0> ", unescaped(text).translate(_PLAIN)))]
+    return [_escaped(token) for token in word.findall(character.sub(r" \g<0> ", unescaped(text).translate(_PLAIN)))]
 
 
 def detokenise(words: Sequence[str]) -> str:
-    """The sentence of these words: entities undone, punctuation joined to what it belongs to.
+    """The sentence of these words: entities undone, and punctuation joined to its word.
 
     >>> detokenise(["It", "&apos;s", "&quot;", "well-known", "&quot;", ",", "isn", "&apos;t", "it", "?"])
     'It\\'s "well-known", isn\\'t it?'
     """
-    out, space = "", False  # whether the next word is set apart
-    opened: set[str] = set()
+    sentence, space = "", False  # whether a space comes before the next word
+    open_quotes: set[str] = set()
     for word in map(unescaped, words):
         if word in _QUOTES:
-            closing = word in opened
-            opened ^= {word}
-            out += word if closing or not space else f" {word}"
+            closing = word in open_quotes
+            open_quotes ^= {word}
+            sentence += word if closing or not space else f" {word}"
             space = closing
         else:
-            out += word if not space or _JOINED_LEFT.match(word) else f" {word}"
+            sentence += word if not space or _JOINED_LEFT.match(word) else f" {word}"
             space = word not in _JOINED_RIGHT
-    return _BETWEEN_HAN.sub("", out)
+    return _BETWEEN_HAN.sub("", sentence)
 
 
 def unescaped(text: str) -> str:
-    """Without entities."""
+    """A text with its entities undone."""
     for character, entity in reversed(ENTITIES.items()):
         text = text.replace(entity, character)
     return text

@@ -1,6 +1,6 @@
-"""What the token numbers of a model of text stand for: characters, bytes or words.
+"""Symbols: what the token numbers of a text model stand for, which is characters, bytes or words.
 
-They are kept in files beside the model: `symbols.json` for characters and bytes, `vocabulary.txt` for words.
+A file beside the model says which: `symbols.json` for characters and bytes, `vocabulary.txt` for words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plmu.text.words import FIRST, PADDING, UNKNOWN, tokenise
 SYMBOLS_FILE = "symbols.json"
 VOCABULARY_FILE = "vocabulary.txt"
 LARGEST_FILE = 2**26  # bytes of either
-SEPARATOR = PADDING  # number that starts and ends each text of a stream of words
+SEPARATOR = PADDING  # the number between the texts of a stream of words
 BYTES = 256
 
 
@@ -30,13 +30,13 @@ class Decoder(ABC):
         self.size = size
 
     def push(self, number: int) -> str:
-        """The text that this number adds, as far as it can be printed already. ValueError: no such number."""
+        """The text that can be printed once this number is known. ValueError if there is no such number."""
         if not 0 <= number < self.size:
             raise ValueError(f"token number {number} is not one of 0 … {self.size - 1}")
         return self._push(number)
 
     def finish(self) -> str:
-        """What is left at the end."""
+        """The rest of the text, at its end."""
         return ""
 
     @abstractmethod
@@ -51,11 +51,11 @@ class Symbols(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Token numbers of a text. ValueError: names the first character that has none."""
+        """Token numbers of a text. ValueError names the first character that is no symbol."""
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """A decoder at the beginning of a text."""
+        """A decoder for a new text."""
 
     @abstractmethod
     def companions(self) -> dict[str, str]:
@@ -83,7 +83,7 @@ class Characters(Symbols):
         self.alphabet = tuple(alphabet)
         self.size = len(self.alphabet)
         self._numbers = {character: number for number, character in enumerate(self.alphabet)}
-        if not self.alphabet or len(self._numbers) != self.size or any(len(one) != 1 for one in self.alphabet):
+        if not self.alphabet or len(self._numbers) != self.size or any(len(letter) != 1 for letter in self.alphabet):
             raise ValueError("an alphabet is one or more single characters, each once")
 
     def encode(self, text: str) -> list[int]:
@@ -91,8 +91,8 @@ class Characters(Symbols):
             return [self._numbers[character] for character in text]
         except KeyError as error:
             place = text.index(error.args[0]) + 1
-            known = "".join(self.alphabet)
-            raise ValueError(f"character {place}, {error}, is not in the model's alphabet: {known!r}") from None
+            alphabet = "".join(self.alphabet)
+            raise ValueError(f"character {place}, {error}, is not in the model's alphabet: {alphabet!r}") from None
 
     def decoder(self) -> Decoder:
         return _CharacterDecoder(self.alphabet)
@@ -111,7 +111,7 @@ class _CharacterDecoder(Decoder):
 
 
 class Bytes(Symbols):
-    """The 256 bytes, as text in UTF-8. What is no UTF-8 decodes to U+FFFD.
+    """The 256 bytes, as text in UTF-8. Bytes that are not UTF-8 decode to U+FFFD.
 
     >>> Bytes().encode("é")
     [195, 169]
@@ -181,12 +181,12 @@ class Words(Symbols):
 
 
 class _WordDecoder(Decoder):
-    attached = ("'", "n't", "!", "?", "...")  # beginnings of what no space comes before
+    attached = ("'", "n't", "!", "?", "...")  # no space comes before a word that starts so
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(FIRST + len(words))
         self.words = words
-        self.starts = True  # whether a text or line begins here
+        self.starts = True  # whether the next word begins a line
 
     def _push(self, number: int) -> str:
         if number == SEPARATOR:
@@ -199,18 +199,21 @@ class _WordDecoder(Decoder):
 
 
 def beginning(symbols: Symbols) -> list[int]:
-    """What a text begins with that has no prompt: a separator, a line break or a space."""
+    """Token numbers that begin a text without a prompt: a separator, a line break or a space."""
     if isinstance(symbols, Words):
         return [SEPARATOR]
     if isinstance(symbols, Characters):
-        return symbols.encode(next((one for one in "\n " if one in symbols.alphabet), symbols.alphabet[0]))
+        return symbols.encode(
+            next((character for character in "\n " if character in symbols.alphabet), symbols.alphabet[0])
+        )
     return symbols.encode("\n")
 
 
 def read(folder: Path, size: int) -> Symbols:
     """The symbols of a model with `size` embeddings, from the files beside it in `folder`.
 
-    RunError: says which file is missing, is damaged or does not fit the model.
+    Raises:
+        RunError: names the file that is missing, damaged or of another model.
     """
     names = (SYMBOLS_FILE, VOCABULARY_FILE)
     try:
@@ -233,10 +236,10 @@ def read(folder: Path, size: int) -> Symbols:
 
 
 def _symbols(text: str) -> Symbols:
-    found = json.loads(text)
-    match found["kind"]:
+    description = json.loads(text)
+    match description["kind"]:
         case "bytes":
             return Bytes()
-        case "characters" if isinstance(found["alphabet"], str):
-            return Characters(tuple(found["alphabet"]))
-    raise ValueError(f"it should hold characters or bytes, not {str(found)[:60]}")
+        case "characters" if isinstance(description["alphabet"], str):
+            return Characters(tuple(description["alphabet"]))
+    raise ValueError(f"it should hold characters or bytes, not {str(description)[:60]}")

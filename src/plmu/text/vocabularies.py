@@ -1,7 +1,7 @@
-"""What the token numbers of a translation model stand for: words, or pieces of words by byte-pair encoding.
+"""Vocabularies: what the token numbers of a translation model stand for, words or pieces by byte-pair encoding.
 
-Number 0 is padding, 1 a word that has no number, 2 begins a sentence and 3 ends it. The files that say so are kept
-beside a model. Decoding needs no library; encoding into pieces needs `tokenizers`.
+Number 0 is padding, 1 an unknown word, 2 begins a sentence and 3 ends it. The vocabularies are files beside the model.
+Decoding needs no library; encoding into pieces needs `tokenizers`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plmu.data.reading import content
 from plmu.errors import DataError, RunError
 
 PADDING, UNKNOWN, BEGIN, END, FIRST = 0, 1, 2, 3, 4
-SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # of these numbers
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # of numbers 0 to 3
 UNKNOWN_WORD = SPECIAL[UNKNOWN]
 FILES = {"source": "source-vocabulary.txt", "target": "target-vocabulary.txt"}
 TOKENIZER_FILE = "tokenizer.json"
@@ -34,12 +34,12 @@ class Vocabulary(ABC):
 
     @abstractmethod
     def encode(self, sentences: Iterable[Sequence[str]]) -> Iterator[list[int]]:
-        """The numbers of each sentence, which is given as its words; without those that begin and end it."""
+        """The numbers of each sentence, a sequence of words, without BEGIN and END."""
 
     @abstractmethod
     def decode(self, numbers: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
-        """The words of a sentence. Padding, begin and end are left out. The k-th UNKNOWN is the k-th word of `unknown`,
-        or "<unk>" where there is none."""
+        """The words of a sentence, without PADDING, BEGIN and END. The k-th UNKNOWN is the k-th word of `unknown`, or
+        "<unk>" after its last."""
 
 
 class Words(Vocabulary):
@@ -68,9 +68,9 @@ class Words(Vocabulary):
             yield [self._numbers.get(word, UNKNOWN) for word in words]
 
     def decode(self, numbers: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
-        given = chain(unknown, repeat(UNKNOWN_WORD))
-        kept = (number for number in numbers if number not in (PADDING, BEGIN, END))
-        return [next(given) if number == UNKNOWN else self.words[number - FIRST] for number in kept]
+        replacements = chain(unknown, repeat(UNKNOWN_WORD))
+        tokens = (number for number in numbers if number not in (PADDING, BEGIN, END))
+        return [next(replacements) if number == UNKNOWN else self.words[number - FIRST] for number in tokens]
 
 
 class Pieces(Vocabulary):
@@ -90,26 +90,26 @@ class Pieces(Vocabulary):
     def encode(self, sentences: Iterable[Sequence[str]]) -> Iterator[list[int]]:
         if self._tokenizer is None:
             self._tokenizer = _tokenizers().Tokenizer.from_str(self.text)
-        given = iter(sentences)
-        while some := [" ".join(words) for words in islice(given, AT_ONCE)]:
-            for one in self._tokenizer.encode_batch_fast(some):
-                yield one.ids
+        remaining = iter(sentences)
+        while texts := [" ".join(words) for words in islice(remaining, AT_ONCE)]:
+            for encoding in self._tokenizer.encode_batch_fast(texts):
+                yield encoding.ids
 
     def decode(self, numbers: Sequence[int], unknown: Sequence[str] = ()) -> list[str]:
-        given = chain(unknown, repeat(UNKNOWN_WORD))
-        kept = (number for number in numbers if number not in (PADDING, BEGIN, END))
-        pieces = (next(given) if number == UNKNOWN else self.pieces[number] for number in kept)
+        replacements = chain(unknown, repeat(UNKNOWN_WORD))
+        tokens = (number for number in numbers if number not in (PADDING, BEGIN, END))
+        pieces = (next(replacements) if number == UNKNOWN else self.pieces[number] for number in tokens)
         return "".join(pieces).replace(SPACE, " ").split()
 
 
 def train_pieces(sentences: Iterable[str], size: int) -> str:
-    """A tokenizer of at most `size` pieces that is learned from sentences, as JSON."""
+    """A tokenizer of at most `size` pieces, learned from sentences, as JSON."""
     library = _tokenizers()
     tokenizer = library.Tokenizer(library.models.BPE(unk_token=UNKNOWN_WORD))
     tokenizer.pre_tokenizer = library.pre_tokenizers.Metaspace(replacement=SPACE)
     trainer = library.trainers.BpeTrainer(
         vocab_size=size,
-        limit_alphabet=size - len(SPECIAL),  # without it every character of the text is a piece, however many there are
+        limit_alphabet=size - len(SPECIAL),  # else every character of the text becomes a piece
         special_tokens=list(SPECIAL),
         show_progress=False,
     )
@@ -125,23 +125,27 @@ def companions(source: Vocabulary, target: Vocabulary) -> dict[str, str]:
     assert isinstance(source, Words)
     assert isinstance(target, Words)
     sides = {"source": source, "target": target}
-    return {FILES[side]: "".join(f"{word}\n" for word in one.words) for side, one in sides.items()}
+    return {FILES[side]: "".join(f"{word}\n" for word in vocabulary.words) for side, vocabulary in sides.items()}
 
 
 def read(folder: Path) -> tuple[Vocabulary, Vocabulary]:
-    """Of source and target, from the files beside a model. RunError: says which file is missing or damaged."""
-    found: list[Vocabulary] = []
+    """The vocabularies of source and target, from the files beside a model.
+
+    Raises:
+        RunError: names the file that is missing or damaged.
+    """
+    vocabularies: list[Vocabulary] = []
     pieces = (folder / TOKENIZER_FILE).is_file()
     for name in (TOKENIZER_FILE,) if pieces else FILES.values():
         path = folder / name
         try:
             text = content(path, LARGEST_FILE).decode()
-            found.append(Pieces(text) if pieces else Words(text.split("\n")[:-1]))
+            vocabularies.append(Pieces(text) if pieces else Words(text.split("\n")[:-1]))
         except DataError as error:
             raise RunError(f"{error}: it says what the model's token numbers stand for") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(f"{path} is damaged ({error}): copy it again from the run that made the model") from None
-    return found[0], found[-1]
+    return vocabularies[0], vocabularies[-1]
 
 
 def _tokenizers() -> Any:

@@ -1,4 +1,4 @@
-"""What all text sources share: one tokeniser, a vocabulary counted on training data, token numbers as arrays.
+"""Texts as token numbers: a tokeniser, a vocabulary counted on training data, and the numbers as arrays.
 
 Sources differ in case and in how punctuation is split off ("don't", "do n't"); the tokeniser brings them to one form.
 Number 0 is padding, or separates the texts of a stream, and 1 is a word outside the vocabulary.
@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plmu.data.cache import Array
+from plmu.data.cache import Array, array_texts, text_array
 
 VOCABULARY = 20_000
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # token numbers; FIRST is the most frequent word's
-PACKINGS = ("", ".xz", ".gz", ".bz2")
-RULES = 2  # of the tokeniser: another number for other rules, so that no cache of the old ones is used
+RULES = 2  # version of the tokeniser, so that a cache made by other rules is not used
 
 _BREAK = re.compile(r"<br\s*/?>")
 _WORD = re.compile(
@@ -35,7 +34,7 @@ _WORD = re.compile(
 def tokenise(text: str) -> list[str]:
     """Words in lower case; "n't", "'s" and their like are words of their own, and so is a fraction as "7/10".
 
-    Of the punctuation what carries a mood is kept, "!", "?" and "...": it tells a little of a review's sentiment.
+    Of the punctuation only "!", "?" and "..." are kept: they say a little about a review's sentiment.
 
     >>> tokenise("It's great, isn't it? 7/10!")
     ['it', "'s", 'great', 'is', "n't", 'it', '?', '7/10', '!']
@@ -61,7 +60,10 @@ class Ragged:
         return Ragged(np.concatenate(parts) if parts else self.values[:0], ends)
 
     def padded(self, longest: int, keep: Literal["first", "last"]) -> tuple[Tensor, Tensor]:
-        """Token numbers (examples, longest), padded on the right, and lengths. Longer ones keep their first or last."""
+        """Token numbers (examples, longest), padded on the right, and lengths (examples,).
+
+        Of a sequence longer than `longest`, the first or the last tokens are kept.
+        """
         ends = np.asarray(self.ends, dtype=np.int64)
         starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)[: len(ends)]
         lengths = np.minimum(ends - starts, longest)
@@ -86,8 +88,8 @@ class Split:
         """Raise ValueError unless every side has a text for each label, of token numbers below `numbers`."""
         for side in self.sides:
             values, ends = side.values, side.ends
-            plain = values.ndim == ends.ndim == self.labels.ndim == 1 and ends.dtype == np.int64
-            if not plain or values.dtype.kind != "u" or len(ends) != len(self.labels) or (values >= numbers).any():
+            flat = values.ndim == ends.ndim == self.labels.ndim == 1 and ends.dtype == np.int64
+            if not flat or values.dtype.kind != "u" or len(ends) != len(self.labels) or (values >= numbers).any():
                 raise ValueError(f"{name}: texts and labels do not fit together")
             if (np.diff(ends, prepend=0, append=len(values)) < 0).any() or ends[-1:].sum() != len(values):
                 raise ValueError(f"{name}: texts have no order")
@@ -103,25 +105,24 @@ class Split:
 
 @dataclass
 class TextData:
-    """A source: train, valid and test, the words of the numbers from FIRST on, and what of the original is here."""
+    """A source: train, valid and test, the words of the numbers from FIRST on, and how complete the data is."""
 
     splits: dict[str, Split]
     words: list[str]
     completeness: str = ""
 
     def arrays(self) -> dict[str, Array]:
-        """For the cache."""
-        out: dict[str, Array] = {"words": np.frombuffer("\n".join(self.words).encode(), np.uint8)}
+        """The arrays for the cache."""
+        arrays = {"words": text_array(self.words), "completeness": text_array([self.completeness])}
         for name, split in self.splits.items():
-            out[f"{name}.labels"] = split.labels
+            arrays[f"{name}.labels"] = split.labels
             for number, side in enumerate(split.sides):
-                out[f"{name}.{number}.values"], out[f"{name}.{number}.ends"] = side.values, side.ends
-        out["completeness"] = np.frombuffer(self.completeness.encode(), np.uint8)
-        return out
+                arrays[f"{name}.{number}.values"], arrays[f"{name}.{number}.ends"] = side.values, side.ends
+        return arrays
 
     @classmethod
     def of(cls, arrays: dict[str, Array]) -> TextData:
-        """From the cache. Raises KeyError or ValueError if they do not belong together."""
+        """From the cache. KeyError or ValueError if the arrays do not fit together."""
         sides = sum(name.startswith("train.") and name.endswith(".ends") for name in arrays)
         if not sides:
             raise ValueError("there are no texts")
@@ -129,8 +130,7 @@ class TextData:
         for name in ("train", "valid", "test"):
             ragged = (Ragged(arrays[f"{name}.{i}.values"], arrays[f"{name}.{i}.ends"]) for i in range(sides))
             splits[name] = Split(tuple(ragged), np.asarray(arrays[f"{name}.labels"]))
-        text = bytes(arrays["words"]).decode()
-        words = text.split("\n") if text else []
+        words = array_texts(arrays["words"])
         for name, split in splits.items():
             split.check(name, FIRST + len(words))
         return cls(splits, words, bytes(arrays["completeness"]).decode())
@@ -144,7 +144,7 @@ class _Part:
 
 
 class Builder:
-    """Collects tokenised texts by split and numbers their words once all are there."""
+    """Collects tokenised texts by split and numbers their words at the end."""
 
     def __init__(self, sides: int) -> None:
         self.sides = sides
@@ -168,13 +168,13 @@ class Builder:
         return len(self.parts[split].labels) if split in self.parts else 0
 
     def divide(self, split: str, into: dict[str, Array]) -> None:
-        """Make of a split the given ones, each by its rows."""
-        whole = self._split(split)
-        self.splits.update({name: whole.take(rows) for name, rows in into.items()})
+        """Divide a split into several: the name and the rows of each."""
+        source = self._split(split)
+        self.splits.update({name: source.take(rows) for name, rows in into.items()})
         del self.parts[split]
 
     def finish(self, size: int, completeness: str, words: Sequence[str] | None = None) -> TextData:
-        """With the given words, or the `size` most frequent ones of `train`; all else is UNKNOWN."""
+        """The data. Words outside the vocabulary `words`, or else the `size` most frequent of `train`, are UNKNOWN."""
         self.splits.update({name: self._split(name) for name in self.parts})
         names = list(self.numbers)
         if words is None:
@@ -200,38 +200,38 @@ class Builder:
 
 
 def most_frequent(names: Sequence[str], counts: Array, size: int) -> list[str]:
-    """The names with the highest counts, in a tie by alphabet, at most `size`; none that does not occur."""
-    seen = [int(number) for number in np.flatnonzero(counts)]
-    chosen = sorted(seen, key=lambda number: (-counts[number], names[number]))[:size]
-    return [names[number] for number in chosen]
+    """The `size` names with the highest counts, ties in alphabetical order; fewer if not so many occur."""
+    numbers = [int(number) for number in np.flatnonzero(counts)]
+    numbers.sort(key=lambda number: (-counts[number], names[number]))
+    return [names[number] for number in numbers[:size]]
 
 
 def final_numbers(names: Sequence[str], words: Sequence[str], size: int) -> Array:
-    """The token number of each name in a vocabulary that has room for `size` words, in as few bytes as that takes."""
+    """The token number of each name in a vocabulary of up to `size` words, in 2 bytes each if that suffices, else 4."""
     places = {word: number for number, word in enumerate(words, FIRST)}
     kind = np.uint16 if size + FIRST < 2**16 else np.uint32
     return np.array([places.get(name, UNKNOWN) for name in names], kind)
 
 
 def vocabulary_settings(size: int, words: Sequence[str] | None) -> dict[str, object]:
-    """For the key of a cache: the words that are given, else how many are counted."""
+    """The vocabulary, for the key of a cache: its words if they are given, else its size."""
     if words is None:
         return {"size": size}
     return {"size": len(words), "words": hashlib.sha256("\n".join(words).encode()).hexdigest()}
 
 
 def completeness(name: str, counts: dict[str, tuple[int, int]], remark: str = "") -> str:
-    """A line for the results from what is here and what the original has.
+    """A line for the results: the examples of each split, and those of the original.
 
     >>> completeness("SNLI", {"train": (100_000, 550_152), "test": (9_824, 9_824)})
     'SNLI, train partial: 100,000 of 550,152; test complete: 9,824'
     """
-    if all(here == whole for here, whole in counts.values()):
-        text = f"{name}, complete: " + " / ".join(f"{here:,}" for here, _ in counts.values())
+    if all(count == whole for count, whole in counts.values()):
+        text = f"{name}, complete: " + " / ".join(f"{count:,}" for count, _ in counts.values())
     else:
         parts = (
-            f"{split} complete: {here:,}" if here == whole else f"{split} partial: {here:,} of {whole:,}"
-            for split, (here, whole) in counts.items()
+            f"{split} complete: {count:,}" if count == whole else f"{split} partial: {count:,} of {whole:,}"
+            for split, (count, whole) in counts.items()
         )
         text = f"{name}, " + "; ".join(parts)
     return f"{text}; {remark}" if remark else text

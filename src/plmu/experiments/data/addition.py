@@ -7,16 +7,25 @@ from torch import Tensor
 
 
 def sequences(examples: int, longest: int, seed: int, shortest: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """x (examples, longest, 2): numbers uniform in [0, 1], and markers; y (examples, 1): the sum of the two marked
-    numbers, one in each half of its sequence; and the lengths, from `shortest` to `longest`, or all `longest`.
+    """Random sequences, the sums of their marked numbers, and their lengths.
 
-    Answering 1 always gives a mean squared error of 1/6.
+    A model that always answers 1 has a mean squared error of 1/6.
+
+    Args:
+        examples: number of sequences.
+        longest: steps of the longest sequences.
+        seed: of the random numbers.
+        shortest: steps of the shortest sequences; all have `longest` steps by default.
+
+    Returns:
+        x (examples, longest, 2): numbers uniform in [0, 1], and markers, one in each half of a sequence;
+        y (examples, 1); lengths (examples,).
     """
-    least = longest if shortest is None else shortest
-    if not 2 <= least <= longest:
-        raise ValueError(f"a sequence needs two steps, one for each marker, and at most {longest}; got {least}")
+    shortest = longest if shortest is None else shortest
+    if not 2 <= shortest <= longest:
+        raise ValueError(f"a sequence needs two steps, one for each marker, and at most {longest}; got {shortest}")
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(least, longest + 1, (examples,), generator=generator)
+    lengths = torch.randint(shortest, longest + 1, (examples,), generator=generator)
     values = torch.rand(examples, longest, generator=generator)
     half = lengths // 2
     first = (torch.rand(examples, generator=generator) * half).long()

@@ -1,7 +1,7 @@
-"""Text as one long sequence of characters or bytes: text8, or a text of one's own.
+"""Text as one long sequence of characters or bytes: text8, or the user's own text.
 
 text8 is the first 100,000,000 bytes of a cleaned English Wikipedia: the letters a to z and spaces. The usual split is
-its first 90 million to train, 5 to validate and 5 to test. Whatever is shorter is split in the same proportion.
+its first 90 million to train, 5 to validate and 5 to test. A shorter text is split in the same proportion.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from typing import Literal
 
 import numpy as np
 
-from plmu.data.cache import Array, cached
-from plmu.data.files import DataConfig, Remote, find, is_file
+from plmu.data.cache import Array, cached, text_array
+from plmu.data.files import DataConfig, Remote, find, is_file, packed
 from plmu.data.reading import content
 from plmu.errors import DataError
 from plmu.text.symbols import BYTES, Bytes, Characters, Symbols
-from plmu.text.words import PACKINGS
 
 FOLDER = "text8"
 ORIGINAL = Remote(
     "http://mattmahoney.net/dc/text8.zip", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"
 )
 HOME = ORIGINAL.url
-NAMES = ("text8.zip", *(f"{name}{packing}" for name in ("text8", "text8-prefix") for packing in PACKINGS))
+NAMES = ("text8.zip", *packed("text8"), *packed("text8-prefix"))
 WHOLE = 100_000_000  # bytes of text8
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
-LARGEST = 2**32  # bytes of a text of one's own
+LARGEST = 2**32  # bytes of the user's own text
 SHORTEST = 1_000  # tokens of any text
 PERCENT = {"train": 90, "valid": 5, "test": 5}
 CHUNK = 2**20  # bytes decoded at a time
@@ -49,7 +48,7 @@ class CharactersConfig(DataConfig):
 
 @dataclass
 class CharacterData:
-    """Token numbers of train, valid and test (uint8), what they stand for, and what of the original is here."""
+    """Token numbers of train, valid and test (uint8), what they stand for, and how complete the data is."""
 
     splits: dict[str, Array]
     symbols: Symbols
@@ -57,12 +56,12 @@ class CharacterData:
 
 
 def locate(config: DataConfig) -> Path:
-    """text8 in the data folder, whole or its beginning; without a data folder it is downloaded."""
+    """text8 in the data folder, complete or its beginning; without a data folder it is downloaded."""
     return find(config, FOLDER, NAMES, ORIGINAL)
 
 
 def load(config: CharactersConfig) -> CharacterData:
-    """text8, or the file of the configuration; read once and kept in the cache."""
+    """text8, or the file of the configuration, through the cache."""
     if config.file is None:
         path = locate(config)
         return cached("text8", [path], {"version": 1}, lambda: _arrays(*_text8(path)), _data)
@@ -93,10 +92,10 @@ def _own(path: Path, tokens: str) -> tuple[Array, Symbols, str]:
     _check_length(path, len(raw))
     used: Array = np.zeros(0, np.int64)
     if tokens != "bytes":
-        seen = np.zeros(_CODES, bool)
+        occurs = np.zeros(_CODES, bool)
         for codes in _decoded(path, raw):
-            seen[codes] = True
-        used = np.flatnonzero(seen)
+            occurs[codes] = True
+        used = np.flatnonzero(occurs)
     if tokens == "characters" and len(used) > BYTES:
         reason = f"has {len(used):,} different characters, and at most {BYTES} can be tokens"
         raise DataError(f"{path} {reason}: choose --data.tokens bytes")
@@ -120,12 +119,12 @@ def _decoded(path: Path, raw: bytes) -> Iterator[Array]:
     while start < len(raw):
         end = start + CHUNK
         try:
-            text, used = codecs.utf_8_decode(view[start:end], "strict", end >= len(raw))
+            text, read = codecs.utf_8_decode(view[start:end], "strict", end >= len(raw))
         except UnicodeDecodeError as error:
             where = _place(path, raw, start + error.start)
             raise DataError(f"{where}: it is not UTF-8 ({error.reason}); --data.tokens bytes takes any file") from None
         yield np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        start += used
+        start += read
 
 
 def _place(path: Path, raw: bytes, place: int) -> str:
@@ -140,20 +139,20 @@ def _check_length(path: Path, length: int) -> None:
 
 def _arrays(numbers: Array, symbols: Symbols, completeness: str) -> dict[str, Array]:
     alphabet = symbols.alphabet if isinstance(symbols, Characters) else ()
-    out: dict[str, Array] = {
+    arrays: dict[str, Array] = {
         "alphabet": np.array([ord(character) for character in alphabet], np.uint32),
-        "completeness": np.frombuffer(completeness.encode(), np.uint8),
+        "completeness": text_array([completeness]),
     }
     start = 0
     for name, percent in PERCENT.items():
         end = len(numbers) if name == "test" else start + len(numbers) * percent // 100
-        out[name] = numbers[start:end]
+        arrays[name] = numbers[start:end]
         start = end
-    return out
+    return arrays
 
 
 def _data(arrays: dict[str, Array]) -> CharacterData:
-    """From the cache. Raises KeyError or ValueError if they do not belong together."""
+    """From the cache. KeyError or ValueError if the arrays do not fit together."""
     codes = arrays["alphabet"].tolist()
     symbols = Characters([chr(code) for code in codes]) if codes else Bytes()
     splits = {name: arrays[name] for name in PERCENT}

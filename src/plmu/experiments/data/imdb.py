@@ -49,7 +49,7 @@ def locate(config: DataConfig) -> Path:
 
 
 def load(config: DataConfig, size: int = VOCABULARY, words: Sequence[str] | None = None) -> TextData:
-    """Train, valid and test; class 1 is positive. The vocabulary is `words`, else the `size` most frequent ones."""
+    """Train, valid and test; class 1 is positive. The vocabulary is `words`, or else the `size` most frequent words."""
     path = locate(config)
     index = path.with_name(INDEX)
     numbered = path.suffix == ".npz"
@@ -70,7 +70,7 @@ def load(config: DataConfig, size: int = VOCABULARY, words: Sequence[str] | None
 
 
 def read_archive(path: Path, builder: Builder) -> list[tuple[str, int]]:
-    """Add the labelled reviews of the archive. Returns class and number of each training review."""
+    """Add the labelled reviews of the archive. Returns the class and the number of each training review."""
     numbered = []
     for split, kind, number, text in reviews(path):
         builder.add(split, int(kind == "pos"), tokenise(text))
@@ -80,7 +80,7 @@ def read_archive(path: Path, builder: Builder) -> list[tuple[str, int]]:
 
 
 def reviews(path: Path, unlabelled: bool = False) -> Iterator[tuple[str, str, int, str]]:
-    """Split, class (pos, neg or unsup), number and text of the archive's reviews; the unlabelled ones if asked for."""
+    """Split, class (pos, neg or unsup), number and text of the reviews of the archive. `unlabelled` adds unsup."""
     for match, raw in members(path, _ALL if unlabelled else _LABELLED):
         split, kind, number = match.groups()
         try:
@@ -94,8 +94,8 @@ def reviews(path: Path, unlabelled: bool = False) -> Iterator[tuple[str, str, in
 
 
 def read_keras(path: Path, index: Path, builder: Builder) -> None:
-    """Add the reviews of Keras' imdb.npz, lists of word ranks. The words come from imdb_word_index.json beside it;
-    without it they have ranks for names, and no word vectors can be used."""
+    """Add the reviews of Keras' imdb.npz, lists of word ranks. The words come from imdb_word_index.json beside it.
+    Without that file a word's name is its rank, and word vectors cannot be used."""
     names = _index(index) if index.is_file() else {}
     for split in ("train", "test"):
         for review, label in zip(*keras.split(path, split), strict=True):
@@ -107,7 +107,8 @@ def by_films(numbered: list[tuple[str, int]]) -> tuple[Array, Array]:
     train: list[int] = []
     valid: list[int] = []
     for kind, start in FROM.items():
-        rows = sorted((row for row, (own, _) in enumerate(numbered) if own == kind), key=lambda row: numbered[row][1])
+        rows = [row for row, (label, _) in enumerate(numbered) if label == kind]
+        rows.sort(key=lambda row: numbered[row][1])
         first = round(start * len(rows))
         last = first + round(VALIDATING * len(rows))
         train += rows[:first] + rows[last:]
@@ -116,7 +117,7 @@ def by_films(numbered: list[tuple[str, int]]) -> tuple[Array, Array]:
 
 
 def _seeded(count: int) -> tuple[Array, Array]:
-    """The same at random, where nothing tells the films apart."""
+    """A random tenth validates, where the order does not tell the films apart."""
     order = np.random.default_rng(SPLIT_SEED).permutation(count)
     first = count - max(1, round(VALIDATING * count))
     return order[:first], order[first:]
@@ -126,8 +127,8 @@ def _finished(
     path: Path, builder: Builder, train: Array, valid: Array, size: int, words: Sequence[str] | None
 ) -> TextData:
     counts = {split: (builder.count(split), WHOLE) for split in ("train", "test")}
-    for split, (here, _) in counts.items():
-        if here < 2:
+    for split, (count, _) in counts.items():
+        if count < 2:
             raise DataError(f"{path} has no {split}/pos and {split}/neg reviews in it: it is not the IMDB archive")
     builder.divide("train", {"train": train, "valid": valid})
     remark = f"{len(valid):,} of train validate; from {path.name}"
@@ -136,9 +137,9 @@ def _finished(
 
 def _index(path: Path) -> dict[int, str]:
     try:
-        found = {rank: word for word, rank in json.loads(content(path, LARGEST_INDEX)).items()}
-        if not all(isinstance(rank, int) and word.encode() and "\n" not in word for rank, word in found.items()):
+        words = {rank: word for word, rank in json.loads(content(path, LARGEST_INDEX)).items()}
+        if not all(isinstance(rank, int) and word.encode() and "\n" not in word for rank, word in words.items()):
             raise ValueError("it should have a rank for each word")
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged or not Keras' word index ({error}): get it again") from None
-    return found
+    return words

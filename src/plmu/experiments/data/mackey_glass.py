@@ -1,4 +1,4 @@
-"""The Mackey-Glass series of the LMU papers: chaotic, generated, the same numbers everywhere."""
+"""The Mackey-Glass series of the LMU papers: chaotic, generated, the same numbers on every machine."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def prediction_task() -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def _cached() -> Array:
-    """The series from the cache if they are there and whole: generating them takes a few seconds."""
+    """The series, through the cache: generating them takes a few seconds."""
     series, length = SERIES, WASHOUT + LENGTH + HORIZON
 
     def parse(arrays: dict[str, Array]) -> Array:
-        found = arrays["series"]
-        if found.shape != (series, length) or found.dtype != np.float64:
-            raise ValueError(f"{found.shape} numbers instead of {(series, length)}")
-        return found
+        values = arrays["series"]
+        if values.shape != (series, length) or values.dtype != np.float64:
+            raise ValueError(f"{values.shape} numbers instead of {(series, length)}")
+        return values
 
     settings = {"series": series, "length": length, "version": 1}
     return cached("mackey-glass", [], settings, lambda: {"series": generate(series, length)}, parse)

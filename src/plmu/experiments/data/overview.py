@@ -1,4 +1,4 @@
-"""What data is here: for `plmu data`."""
+"""Which data sets are on this machine: what `plmu data` prints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from plmu.data.files import DataConfig, cache_folder, is_file, unreadable
 from plmu.errors import DataError
 from plmu.experiments.data import characters, imdb, mnist, parallel, qqp, reviews, snli, vectors
+from plmu.text.words import TextData
 from plmu.training.terminal import show_table
 
 
@@ -17,9 +18,9 @@ def overview(config: DataConfig) -> None:
         ("Mackey-Glass series", "mackey-glass", "generated when needed", "an equation"),
         ("adding problem", "addition", "generated when needed", "a generator"),
         ("MNIST, 4 files", "psmnist", _mnist(config), mnist.HOME),
-        ("IMDB", "imdb", _text(config, imdb.FOLDER, lambda here: imdb.load(here).completeness), imdb.HOME),
-        ("Quora question pairs", "qqp", _text(config, qqp.FOLDER, lambda here: qqp.load(here).completeness), qqp.HOME),
-        ("SNLI 1.0", "snli", _text(config, snli.FOLDER, lambda here: snli.load(here).completeness), snli.HOME),
+        ("IMDB", "imdb", _text(config, imdb.FOLDER, _loaded(imdb.load)), imdb.HOME),
+        ("Quora question pairs", "qqp", _text(config, qqp.FOLDER, _loaded(qqp.load)), qqp.HOME),
+        ("SNLI 1.0", "snli", _text(config, snli.FOLDER, _loaded(snli.load)), snli.HOME),
         ("text8", "text8", _text(config, characters.FOLDER, _text8), characters.HOME),
         ("Amazon reviews", "reviews", _text(config, reviews.FOLDER, _reviews), reviews.HOME),
         ("IWSLT'15 En–Vi", "iwslt", _text(config, parallel.FOLDER, _iwslt), parallel.HOME),
@@ -33,11 +34,11 @@ def overview(config: DataConfig) -> None:
 def _mnist(config: DataConfig) -> str:
     folder = config.folder() or cache_folder()
     try:
-        there = [name for name in mnist.FILES if any(is_file(folder / "mnist" / f"{name}{end}") for end in (".gz", ""))]
-        if not there:
+        names = [name for name in mnist.FILES if any(is_file(folder / "mnist" / f"{name}{end}") for end in (".gz", ""))]
+        if not names:
             return "no"
-        if len(there) < len(mnist.FILES):
-            return f"partial: {len(there)} of {len(mnist.FILES)} files"
+        if len(names) < len(mnist.FILES):
+            return f"partial: {len(names)} of {len(mnist.FILES)} files"
         mnist.load(DataConfig(folder))
     except DataError as error:
         return f"damaged: {error}"
@@ -45,7 +46,7 @@ def _mnist(config: DataConfig) -> str:
 
 
 def _text(config: DataConfig, name: str, describe: Callable[[DataConfig], str]) -> str:
-    """What is here, read from the files at first and from the cache of parsed data later."""
+    """How complete a source is, read from its files at first and from the cache of parsed data later."""
     folder = config.folder() or cache_folder()
     try:
         if not (folder / name).is_dir() or not any((folder / name).iterdir()):
@@ -57,12 +58,16 @@ def _text(config: DataConfig, name: str, describe: Callable[[DataConfig], str]) 
         return str(unreadable(error))
 
 
+def _loaded(load: Callable[[DataConfig], TextData]) -> Callable[[DataConfig], str]:
+    return lambda config: load(config).completeness
+
+
 def _text8(config: DataConfig) -> str:
     return characters.load(characters.CharactersConfig(config.root)).completeness
 
 
 def _reviews(config: DataConfig) -> str:
-    """The names of the files alone: to read them takes minutes."""
+    """Only the names of the files: reading them takes minutes."""
     return ", ".join(path.name for path in reviews.locate(config))
 
 

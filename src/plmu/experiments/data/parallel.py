@@ -1,10 +1,10 @@
-"""Pairs of sentences, one the translation of the other: IWSLT'15 English–Vietnamese, or files of one's own.
+"""Sentences and their translations: IWSLT'15 English–Vietnamese, or files of the user's own.
 
-Stanford's files of IWSLT'15 are downloaded where no data folder is set. They are tokenised as Moses does; of one's own
-files each line is a sentence, which is tokenised in the same way. tst2012 validates and tst2013 tests. Where one's own
-files for that are not given, a hash of its source says whether a pair trains (98 %), validates (1 %) or tests (1 %).
+Stanford's files of IWSLT'15 are downloaded where no data folder is set. They are tokenised as Moses does, and so is
+each line of own files. tst2012 validates and tst2013 tests. Own files may leave out validation and test: a hash of its
+source then says whether a pair trains (98 %), validates (1 %) or tests (1 %).
 
-Words that are seen fewer than 5 times in the training sentences have no number of their own.
+Words that occur fewer than 5 times in the training sentences are unknown words.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from plmu.data.cache import Array, cached
-from plmu.data.files import DataConfig, Remote, find, is_file, present
+from plmu.data.cache import Array, array_texts, cached, text_array
+from plmu.data.files import DataConfig, Remote, find, is_file, packed, present
 from plmu.data.reading import lines
 from plmu.errors import DataError
 from plmu.experiments.data.reviews import fingerprint, split_of
 from plmu.text import moses
 from plmu.text.vocabularies import SPECIAL, Pieces, Vocabulary, Words, train_pieces
-from plmu.text.words import PACKINGS, Ragged, completeness
+from plmu.text.words import Ragged, completeness
 
 FOLDER = "iwslt15-en-vi"
 HOME = "https://nlp.stanford.edu/projects/nmt/data/iwslt15.en-vi/"
@@ -41,10 +41,10 @@ SHA256 = {
 LANGUAGES = ("en", "vi")
 SPLITS = {"train": "train", "valid": "tst2012", "test": "tst2013"}
 WHOLE = {"train": 133_317, "valid": 1_553, "test": 1_268}
-RAREST = 5  # occurrences of a word that has a number
-MOST = 60_000  # words of a vocabulary of one's own
-LONGEST = 10_000  # characters of a sentence to validate or test on: all of these are padded to the longest
-VERSION = 1  # of what is cached
+RAREST = 5  # occurrences of a word that is in the vocabulary, at least
+MOST = 60_000  # words of the vocabulary of own files
+LONGEST = 10_000  # characters of a validation or test sentence: all are padded to the longest
+VERSION = 1  # of the cached arrays
 PURPOSES = {"train": "train on", "valid": "validate on", "test": "test on"}
 
 Pair = tuple[list[str], list[str]]  # words of source and target
@@ -142,16 +142,15 @@ def _files(config: DataConfig, stem: str) -> tuple[Path, Path]:
 
 
 def _file(config: DataConfig, name: str) -> Path:
-    names = tuple(f"{name}{end}" for end in PACKINGS)
-    return find(config, FOLDER, names, Remote(f"{HOME}{name}", SHA256[name]))
+    return find(config, FOLDER, packed(name), Remote(f"{HOME}{name}", SHA256[name]))
 
 
 def _vocabulary_file(config: DataConfig, language: str) -> Path | None:
-    """One's own folder of files may be without; then the training sentences give the words."""
+    """None if the user's folder has no such file: the training sentences then give the words."""
     name = f"vocab.{language}"
     if config.folder() is None:
         return _file(config, name)
-    return present(config, FOLDER, tuple(f"{name}{end}" for end in PACKINGS))
+    return present(config, FOLDER, packed(name))
 
 
 def _vocabulary(path: Path) -> list[str]:
@@ -167,17 +166,17 @@ def _vocabulary(path: Path) -> list[str]:
 
 def _frequent(pairs: Iterable[Pair], side: int, path: Path) -> list[str]:
     counts = Counter(word for pair in pairs for word in pair[side])
-    kept = [word for word, count in counts.items() if count >= RAREST]
-    if not kept:
+    frequent = [word for word, count in counts.items() if count >= RAREST]
+    if not frequent:
         raise DataError(f"{path} is too short: no word is there {RAREST} times")
-    return sorted(kept, key=lambda word: (-counts[word], word))[:MOST]
+    return sorted(frequent, key=lambda word: (-counts[word], word))[:MOST]
 
 
 def _read(
     files: dict[str, tuple[Path, Path]], words: Callable[[str], list[str]]
 ) -> tuple[dict[str, list[Pair]], list[int]]:
-    """The pairs of each split, and at which lines a training pair had an empty side."""
-    found: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    """The pairs of each split, and the numbers of the training lines with an empty side."""
+    splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     skipped = []
     for split, paths in files.items():
         for number, texts in _aligned(*paths):
@@ -188,15 +187,15 @@ def _read(
                 skipped.append(number)
             else:
                 stays = split != "train" or max(map(len, texts)) > LONGEST
-                apart = split if stays else split_of(fingerprint(texts[0]))
-                found[split if apart in files else apart].append(pair)
-    for split, pairs in found.items():
+                target = split if stays else split_of(fingerprint(texts[0]))
+                splits[split if target in files else target].append(pair)
+    for split, pairs in splits.items():
         if not pairs:
-            given, hint = files.get(split, files["train"]), ""
+            paths, hint = files.get(split, files["train"]), ""
             if split not in files:
                 hint = f"; give some by --data.{split}-source and --data.{split}-target"
-            raise DataError(f"{given[0]} and {given[1]} have too few pairs: there is none to {PURPOSES[split]}{hint}")
-    return found, skipped
+            raise DataError(f"{paths[0]} and {paths[1]} have too few pairs: there is none to {PURPOSES[split]}{hint}")
+    return splits, skipped
 
 
 def _check_held_out(paths: tuple[Path, Path], number: int, texts: tuple[str, str], pair: Pair, split: str) -> None:
@@ -212,40 +211,40 @@ def _check_held_out(paths: tuple[Path, Path], number: int, texts: tuple[str, str
 
 def _aligned(source: Path, target: Path) -> Iterator[tuple[int, tuple[str, str]]]:
     """Numbered lines of two files, side by side."""
-    for one, other in zip_longest(lines(source), lines(target)):
-        if one is None or other is None:
-            number, longer, shorter = (other or one)[0], *((target, source) if one is None else (source, target))
+    for left, right in zip_longest(lines(source), lines(target)):
+        if left is None or right is None:
+            number, longer, shorter = (right or left)[0], *((target, source) if left is None else (source, target))
             raise DataError(
                 f"{longer}, line {number}: {shorter} ends before it, at line {number - 1}; each line of one must be the"
                 " translation of the same line of the other"
             )
-        yield one[0], (one[1], other[1])
+        yield left[0], (left[1], right[1])
 
 
 def _arrays(
     pairs: dict[str, list[Pair]], source: Vocabulary, target: Vocabulary, tokenizer: str, remark: str
 ) -> dict[str, Array]:
-    """For the cache."""
-    out: dict[str, Array] = {}
-    for split, some in pairs.items():
+    """The arrays for the cache."""
+    arrays: dict[str, Array] = {}
+    for split, examples in pairs.items():
         for side, vocabulary in enumerate((source, target)):
-            numbers = list(vocabulary.encode(pair[side] for pair in some))
-            out[f"{split}.{side}.values"] = np.fromiter(chain.from_iterable(numbers), np.uint16)
-            out[f"{split}.{side}.ends"] = np.cumsum([len(one) for one in numbers], dtype=np.int64)
+            numbers = list(vocabulary.encode(pair[side] for pair in examples))
+            arrays[f"{split}.{side}.values"] = np.fromiter(chain.from_iterable(numbers), np.uint16)
+            arrays[f"{split}.{side}.ends"] = np.cumsum([len(sentence) for sentence in numbers], dtype=np.int64)
         if split != "train":
-            out[f"{split}.references"] = _bytes(" ".join(pair[1]) for pair in some)
+            arrays[f"{split}.references"] = text_array(" ".join(pair[1]) for pair in examples)
     for side, vocabulary in enumerate((source, target)):
-        out[f"words.{side}"] = _bytes(vocabulary.words if isinstance(vocabulary, Words) else ())
-    out["tokenizer"], out["completeness"] = _bytes([tokenizer]), _bytes([remark])
-    return out
+        arrays[f"words.{side}"] = text_array(vocabulary.words if isinstance(vocabulary, Words) else ())
+    arrays["tokenizer"], arrays["completeness"] = text_array([tokenizer]), text_array([remark])
+    return arrays
 
 
 def _data(arrays: dict[str, Array]) -> ParallelData:
-    """From the cache. Raises KeyError or ValueError if they do not belong together."""
+    """From the cache. KeyError or ValueError if the arrays do not fit together."""
     tokenizer = bytes(arrays["tokenizer"]).decode()
     vocabularies: list[Vocabulary] = []
     for side in (0, 1):
-        vocabularies.append(Pieces(tokenizer) if tokenizer else Words(_texts(arrays[f"words.{side}"])))
+        vocabularies.append(Pieces(tokenizer) if tokenizer else Words(array_texts(arrays[f"words.{side}"])))
     splits, references = {}, {}
     for split in SPLITS:
         sides = [Ragged(arrays[f"{split}.{side}.values"], arrays[f"{split}.{side}.ends"]) for side in (0, 1)]
@@ -256,16 +255,7 @@ def _data(arrays: dict[str, Array]) -> ParallelData:
                 raise ValueError(f"{split}: sentences have no order")
         splits[split] = (sides[0], sides[1])
         if split != "train":
-            references[split] = _texts(arrays[f"{split}.references"])
+            references[split] = array_texts(arrays[f"{split}.references"])
         if len(sides[0]) != len(sides[1]) or len(references.get(split, sides[0].ends)) != len(sides[0]):
             raise ValueError(f"{split}: its sides are not equally long")
     return ParallelData(splits, vocabularies[0], vocabularies[1], references, bytes(arrays["completeness"]).decode())
-
-
-def _bytes(texts: Iterable[str]) -> Array:
-    return np.frombuffer("\n".join(texts).encode(), np.uint8)
-
-
-def _texts(array: Array) -> list[str]:
-    text = bytes(array).decode()
-    return text.split("\n") if text else []

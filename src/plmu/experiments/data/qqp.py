@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 
 from plmu.data.cache import Array, cached
-from plmu.data.files import DataConfig, find, present
+from plmu.data.files import DataConfig, find, packed, present
 from plmu.data.reading import filled_lines, table
 from plmu.errors import DataError
-from plmu.text.words import PACKINGS, RULES, VOCABULARY, Builder, TextData, completeness, tokenise
+from plmu.text.words import RULES, VOCABULARY, Builder, TextData, completeness, tokenise
 
 Choice = Literal["auto", "390k", "280k", "partition"]
 
@@ -31,10 +31,6 @@ HELD_OUT = {"390k": (8_000, 8_000), "280k": (80_000, 40_000)}  # pairs that vali
 FILES = {"train": "train", "valid": "dev", "test": "test"}
 PARTITION = {"train": 384_348, "dev": 10_000, "test": 10_000}
 SPLIT_SEED = 0
-
-
-def packed(name: str) -> tuple[str, ...]:
-    return tuple(f"{name}{packing}" for packing in PACKINGS)
 
 
 def locate(config: DataConfig, choice: Choice = "auto") -> tuple[str, list[Path]]:
@@ -55,21 +51,21 @@ def load(config: DataConfig, choice: Choice = "auto", size: int = VOCABULARY) ->
 
     def make() -> dict[str, Array]:
         builder = Builder(2)
-        made = _partition(paths, builder) if split == "partition" else _official(paths[0], split, builder)
-        return builder.finish(size, made).arrays()
+        remark = _partition(paths, builder) if split == "partition" else _official(paths[0], split, builder)
+        return builder.finish(size, remark).arrays()
 
     settings = {"size": size, "rules": RULES, "split": split, "seed": SPLIT_SEED, "version": 1}
     return cached("qqp", paths, settings, make, TextData.of)
 
 
 def _official(path: Path, split: str, builder: Builder) -> str:
-    for number, (one, two, label) in table(path, COLUMNS):
-        builder.add("all", _label(path, number, label), tokenise(one), tokenise(two))
+    for number, (first, second, label) in table(path, COLUMNS):
+        builder.add("all", _label(path, number, label), tokenise(first), tokenise(second))
     count = builder.count("all")
     if count < 10:
         raise DataError(f"{path} has {count} pairs: too few for three splits")
-    held = tuple(round(part / PAIRS * count) for part in HELD_OUT[split]) if count < PAIRS else HELD_OUT[split]
-    valid, test = (max(1, part) for part in held)
+    sizes = tuple(round(part / PAIRS * count) for part in HELD_OUT[split]) if count < PAIRS else HELD_OUT[split]
+    valid, test = (max(1, size) for size in sizes)
     order = np.random.default_rng(SPLIT_SEED).permutation(count)
     parts = {"train": order[: -valid - test], "valid": order[-valid - test : -test], "test": order[-test:]}
     builder.divide("all", parts)

@@ -9,7 +9,6 @@ reviews there are. Of IMDB the unlabelled and the training reviews are read, wit
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,15 +17,14 @@ from typing import Literal
 
 import numpy as np
 
-from plmu.data.cache import Array, cached
-from plmu.data.files import DataConfig, find, is_file, unreadable
-from plmu.data.reading import filled_lines
+from plmu.data.cache import Array, array_texts, cached, text_array
+from plmu.data.files import DataConfig, find, is_file, packed, unreadable
+from plmu.data.reading import json_lines
 from plmu.errors import DataError
 from plmu.experiments.data import imdb
 from plmu.text.symbols import SEPARATOR
 from plmu.text.words import (
     FIRST,
-    PACKINGS,
     RULES,
     completeness,
     final_numbers,
@@ -37,7 +35,7 @@ from plmu.text.words import (
 
 FOLDER = "amazon"
 HOME = "https://nijianmo.github.io/amazon/"
-ENDS = tuple(f"{end}{packing}" for end in (".json", ".jsonl") for packing in PACKINGS)
+ENDS = (*packed(".json"), *packed(".jsonl"))
 PAPER = 3_700_000  # reviews of the paper's language model
 FILMS = 72_500  # reviews of IMDB that are unlabelled or train
 VOCABULARY = 30_000
@@ -55,7 +53,7 @@ class ReviewsConfig(DataConfig):
 
 @dataclass
 class ReviewData:
-    """Streams of train, valid and test, the words of the numbers from FIRST on, and what of the original is here."""
+    """Streams of train, valid and test, the words of the numbers from FIRST on, and how complete the data is."""
 
     splits: dict[str, Array]
     words: tuple[str, ...]
@@ -84,9 +82,9 @@ def locate(config: DataConfig) -> list[Path]:
 
 
 def load(config: ReviewsConfig, size: int = VOCABULARY, words: Sequence[str] | None = None) -> ReviewData:
-    """The streams, with the vocabulary `words`, else the `size` most frequent words of train.
+    """The streams, with the vocabulary `words`, or else the `size` most frequent words of train.
 
-    Read once, which takes minutes, and kept in the cache.
+    The first time takes minutes; then they come from the cache.
     """
     products = locate(config) if config.corpus != "imdb" else []
     films = [find(config, imdb.FOLDER, imdb.ARCHIVES, imdb.ORIGINAL)] if config.corpus != "amazon" else []
@@ -107,13 +105,9 @@ def load(config: ReviewsConfig, size: int = VOCABULARY, words: Sequence[str] | N
 
 
 def read(path: Path) -> Iterator[str]:
-    """The texts of a file with one JSON object a line; "" where there is none."""
+    """The texts of a file with one JSON object a line; "" for an object without a text."""
     count = 0
-    for number, line in filled_lines(path):
-        try:
-            review = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: it is not JSON ({error})") from None
+    for number, review in json_lines(path):
         if not isinstance(review, dict):
             raise DataError(f"{path}, line {number}: it is not a JSON object with a reviewText")
         text = review.get("reviewText") or ""
@@ -153,43 +147,46 @@ def _films(path: Path) -> tuple[list[str], set[int]]:
     return [labelled[row] for row in train] + unlabelled, held_out
 
 
-def _amazon_remark(kept: int, left: int) -> str:
-    share = f"partial: {kept:,} of the paper's 3.7 million" if kept < PAPER else f"{kept:,}, the paper had 3.7 million"
-    return f"Amazon reviews, {share}, {left:,} empty or repeated ones left out"
+def _amazon_remark(added: int, skipped: int) -> str:
+    if added < PAPER:
+        share = f"partial: {added:,} of the paper's 3.7 million"
+    else:
+        share = f"{added:,}, the paper had 3.7 million"
+    return f"Amazon reviews, {share}, {skipped:,} empty or repeated ones left out"
 
 
-def _imdb_remark(kept: int, left: int) -> str:
-    counts = {"training and unlabelled reviews": (kept + left, FILMS)}
-    return completeness("IMDB", counts, f"{left:,} repeated or held-out ones left out")
+def _imdb_remark(added: int, skipped: int) -> str:
+    counts = {"training and unlabelled reviews": (added + skipped, FILMS)}
+    return completeness("IMDB", counts, f"{skipped:,} repeated or held-out ones left out")
 
 
 class _Streams:
-    """Collects reviews by split and numbers their words once all are there."""
+    """Collects reviews by split and numbers their words at the end."""
 
     def __init__(self, held_out: Iterable[int]) -> None:
-        self.seen = set(held_out)
-        self.numbers = {"": 0}  # which no word is: it begins each review
+        self.fingerprints = set(held_out)  # of texts that are not added
+        self.numbers = {"": 0}  # not a word: it begins each review
         self.parts = {name: array("I") for name in SPLITS}
 
     def add(self, texts: Iterable[str]) -> tuple[int, int]:
-        """Returns how many were added and how many left out, being empty, repeated or held out."""
-        numbers, seen = self.numbers, self.seen
-        kept = left = 0
+        """Returns the number of texts added, and of those skipped: empty, repeated or held out."""
+        numbers, fingerprints = self.numbers, self.fingerprints
+        added = skipped = 0
         for text in texts:
-            own = fingerprint(text)
-            words = [] if own in seen else tokenise(text)
+            number = fingerprint(text)
+            words = [] if number in fingerprints else tokenise(text)
             if not words:
-                left += 1
+                skipped += 1
                 continue
-            kept += 1
-            seen.add(own)
-            part = self.parts[split_of(own)]
+            added += 1
+            fingerprints.add(number)
+            part = self.parts[split_of(number)]
             part.append(0)
             part.extend([numbers.setdefault(word, len(numbers)) for word in words])
-        return kept, left
+        return added, skipped
 
     def finish(self, files: list[Path], size: int, words: Sequence[str] | None, remark: str) -> dict[str, Array]:
-        """For the cache."""
+        """The arrays for the cache."""
         parts = {name: np.frombuffer(part, np.uint32) for name, part in self.parts.items() if part}
         if len(parts) < len(SPLITS):
             raise DataError(
@@ -206,10 +203,10 @@ class _Streams:
             size = len(words)
         final = final_numbers(names, words, size)
         final[0] = SEPARATOR
-        out = {name: np.concatenate([final[chunk] for chunk in _chunks(part)]) for name, part in parts.items()}
-        out["words"] = np.frombuffer("\n".join(words).encode(), np.uint8)
-        out["completeness"] = np.frombuffer(f"{remark}; split 98/1/1 % by a hash".encode(), np.uint8)
-        return out
+        arrays = {name: np.concatenate([final[chunk] for chunk in _chunks(part)]) for name, part in parts.items()}
+        arrays["words"] = text_array(words)
+        arrays["completeness"] = text_array([f"{remark}; split 98/1/1 % by a hash"])
+        return arrays
 
 
 def _chunks(values: Array) -> Iterator[Array]:
@@ -217,12 +214,11 @@ def _chunks(values: Array) -> Iterator[Array]:
 
 
 def _data(arrays: dict[str, Array]) -> ReviewData:
-    """From the cache. Raises KeyError or ValueError if they do not belong together."""
-    text = bytes(arrays["words"]).decode()
-    words = tuple(text.split("\n")) if text else ()
+    """From the cache. KeyError or ValueError if the arrays do not fit together."""
+    words = tuple(array_texts(arrays["words"]))
     splits = {name: arrays[name] for name in SPLITS}
     for name, split in splits.items():
-        plain = split.dtype.kind == "u" and split.ndim == 1 and len(split)
-        if not plain or split[0] != SEPARATOR or split.max() >= FIRST + len(words):
+        is_stream = split.dtype.kind == "u" and split.ndim == 1 and len(split)
+        if not is_stream or split[0] != SEPARATOR or split.max() >= FIRST + len(words):
             raise ValueError(f"{name}: its numbers are not those of the words")
     return ReviewData(splits, words, bytes(arrays["completeness"]).decode())

@@ -1,16 +1,17 @@
-"""SNLI 1.0: does the second sentence follow from the first, contradict it, or neither? JSON lines; pairs without a
-gold label ("-") are left out, as usual."""
+"""SNLI 1.0: does the second sentence follow from the first, contradict it, or neither?
+
+The files are JSON lines. Pairs without a gold label ("-") are left out, as usual.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from plmu.data.cache import Array, cached
-from plmu.data.files import DataConfig, Remote, find, present
-from plmu.data.reading import filled_lines
+from plmu.data.files import DataConfig, Remote, find, packed, present
+from plmu.data.reading import json_lines
 from plmu.errors import DataError
-from plmu.text.words import PACKINGS, RULES, VOCABULARY, Builder, TextData, completeness, tokenise
+from plmu.text.words import RULES, VOCABULARY, Builder, TextData, completeness, tokenise
 
 FOLDER = "snli"
 ORIGINAL = Remote(
@@ -24,11 +25,11 @@ WHOLE = {"train": (550_152, 549_367), "dev": (10_000, 9_842), "test": (10_000, 9
 
 
 def names(part: str) -> tuple[str, ...]:
-    return tuple(f"snli_1.0_{part}.jsonl{packing}" for packing in PACKINGS)
+    return packed(f"snli_1.0_{part}.jsonl")
 
 
 def locate(config: DataConfig) -> dict[str, Path]:
-    """The file of each split; the archive of all three serves for each."""
+    """The file of each split, which may be the archive of all three."""
     archive = present(config, FOLDER, ("snli_1.0.zip",))
     if config.folder() is None:
         archive = find(config, FOLDER, ("snli_1.0.zip",), ORIGINAL)
@@ -36,7 +37,7 @@ def locate(config: DataConfig) -> dict[str, Path]:
 
 
 def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
-    """Train, valid and test; the class is a place in CLASSES."""
+    """Train, valid and test; a class is an index into CLASSES."""
     paths = locate(config)
 
     def make() -> dict[str, Array]:
@@ -45,10 +46,10 @@ def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
         for split, part in FILES.items():
             pairs = read(paths[split], part, split, builder)
             whole, labelled = WHOLE[part]
-            here = builder.count(split)
-            if not here:
+            count = builder.count(split)
+            if not count:
                 raise DataError(f"{paths[split]} has no pair with a label")
-            counts[part] = (here, labelled) if pairs == whole or here == labelled else (pairs, whole)
+            counts[part] = (count, labelled) if pairs == whole or count == labelled else (pairs, whole)
         return builder.finish(size, completeness("SNLI", counts)).arrays()
 
     settings = {"size": size, "rules": RULES, "version": 1}
@@ -56,18 +57,14 @@ def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
 
 
 def read(path: Path, part: str, split: str, builder: Builder) -> int:
-    """Add the labelled pairs of a file; returns how many there are with those that have no label."""
+    """Add the labelled pairs of a file. Returns the number of all pairs, with and without a label."""
     pairs = 0
-    for number, line in filled_lines(path, f"snli_1.0_{part}.jsonl"):
-        try:
-            pair = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: it is not JSON ({error})") from None
-        wanted = ("gold_label", "sentence1", "sentence2")
-        missing = [name for name in wanted if not isinstance(pair, dict) or not isinstance(pair.get(name), str)]
+    for number, pair in json_lines(path, f"snli_1.0_{part}.jsonl"):
+        names = ("gold_label", "sentence1", "sentence2")
+        missing = [name for name in names if not isinstance(pair, dict) or not isinstance(pair.get(name), str)]
         if missing:
             raise DataError(f"{path}, line {number}: there is no {', '.join(missing)}")
-        label, one, two = (pair[name] for name in wanted)
+        label, first, second = (pair[name] for name in names)
         pairs += 1
         if label == "-":
             continue
@@ -75,5 +72,5 @@ def read(path: Path, part: str, split: str, builder: Builder) -> int:
             raise DataError(
                 f"{path}, line {number}: gold_label is {label[:40]!r}, not one of {', '.join(CLASSES)} or -"
             )
-        builder.add(split, CLASSES.index(label), tokenise(one), tokenise(two))
+        builder.add(split, CLASSES.index(label), tokenise(first), tokenise(second))
     return pairs

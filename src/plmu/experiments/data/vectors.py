@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from plmu.data.cache import Array, cached
-from plmu.data.files import DataConfig, find, is_file, present
+from plmu.data.files import DataConfig, find, is_file, packed, present
 from plmu.data.reading import filled_lines
 from plmu.errors import DataError
-from plmu.text.words import FIRST, PACKINGS
+from plmu.text.words import FIRST
 
 FOLDER = "glove"
 HOME = "https://nlp.stanford.edu/data/glove.840B.300d.zip"
-GLOVE = ("glove.840B.300d.zip", *(f"glove.840B.300d.txt{packing}" for packing in PACKINGS))
+GLOVE = ("glove.840B.300d.zip", *packed("glove.840B.300d.txt"))
 COMPONENT = 0.3  # mean absolute component after loading
 
 
@@ -33,12 +33,12 @@ class Vectors:
 
 
 def locate(config: DataConfig, name: str = "auto") -> Path:
-    """The vector file of this name; for "auto" GloVe 840B if it is there, else the first other one."""
+    """The vector file of this name; for "auto" GloVe 840B if it exists, else the first other file of vectors."""
     folder = config.folder()
     if name != "auto":
         return Path(name) if is_file(Path(name)) else find(config, FOLDER, (name,), HOME)
     if folder is not None and present(config, FOLDER, GLOVE) is None:
-        ends = (*(f".txt{packing}" for packing in PACKINGS), ".zip")
+        ends = (*packed(".txt"), ".zip")
         others = sorted(path for path in (folder / FOLDER).glob("*") if path.name.endswith(ends) and is_file(path))
         if others:
             return others[0]
@@ -49,44 +49,44 @@ def locate(config: DataConfig, name: str = "auto") -> Path:
 
 
 def load(config: DataConfig, words: Sequence[str], dimension: int, name: str = "auto") -> Vectors:
-    """Vectors for a vocabulary, scaled; read once and kept in the cache."""
+    """Scaled vectors for a vocabulary, through the cache."""
     path = locate(config, name)
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()
 
     def make() -> dict[str, Array]:
-        matrix, found = read(path, words, dimension)
-        if not found:
+        matrix, count = read(path, words, dimension)
+        if not count:
             raise DataError(f"{path} has a vector for none of the {len(words):,} words of the vocabulary")
-        return {"matrix": matrix, "found": np.array(found)}
+        return {"matrix": matrix, "found": np.array(count)}
 
     def parse(arrays: dict[str, Array]) -> tuple[Array, int]:
-        matrix, found = arrays["matrix"], arrays["found"]
+        matrix, count = arrays["matrix"], arrays["found"]
         fits = matrix.shape == (len(words) + FIRST, dimension) and np.isfinite(matrix).all()
-        if not fits or found.shape or not 1 <= found <= len(words):
+        if not fits or count.shape or not 1 <= count <= len(words):
             raise ValueError(f"a matrix {matrix.shape} for {len(words)} words")
-        return matrix, int(found)
+        return matrix, int(count)
 
-    matrix, found = cached("vectors", [path], {"words": digest, "dimension": dimension}, make, parse)
-    size = float(np.abs(matrix).sum(dtype=np.float64)) / (found * dimension)
+    matrix, count = cached("vectors", [path], {"words": digest, "dimension": dimension}, make, parse)
+    size = float(np.abs(matrix).sum(dtype=np.float64)) / (count * dimension)
     if size < 1e-30:  # or the scale would overflow
         raise DataError(f"{path} has nothing but zeros for the words of the vocabulary")
     scale = COMPONENT / size
     kind = "GloVe 840B" if path.name in GLOVE else "not GloVe 840B"
-    description = f"{path.name} ({kind}), {found:,} of {len(words):,} words, scaled by {scale:.3g}"
+    description = f"{path.name} ({kind}), {count:,} of {len(words):,} words, scaled by {scale:.3g}"
     return Vectors((matrix * scale).astype(np.float32), description)
 
 
-@np.errstate(over="ignore")  # what is too large for float32 is told below
+@np.errstate(over="ignore")  # a number too large for float32 is refused below
 def read(path: Path, words: Sequence[str], dimension: int) -> tuple[Array, int]:
-    """The matrix as the file has it, and how many words have a row. A word in lower case takes what is there, the
-    same word with capitals if nothing else is."""
+    """The matrix, unscaled, and the number of words with a vector. A word in lower case that has no vector of its own
+    takes that of the same word with capitals."""
     numbers = {word: number for number, word in enumerate(words, FIRST)}
     matrix = np.zeros((len(words) + FIRST, dimension), np.float32)
-    state = bytearray(len(matrix))  # 1: a vector of another case, 2: its own
+    state = bytearray(len(matrix))  # of a row: 1 a vector of the word in another case, 2 the word's own
     for number, line in filled_lines(path):
         count = line.rstrip().count(" ")
         if number == 1 and count == 1 and all(part.isdigit() for part in line.split()):
-            continue  # word2vec's header: how many, and how long
+            continue  # word2vec's header: number and size of the vectors
         if count < dimension or (count > dimension and number <= 2):
             raise DataError(
                 f"{path}, line {number}: {count} numbers instead of {dimension}; --model.embedding {count} takes them"
@@ -94,10 +94,10 @@ def read(path: Path, words: Sequence[str], dimension: int) -> tuple[Array, int]:
         if count > dimension:
             continue  # GloVe 840B has some words with spaces
         word, rest = line.split(" ", 1)
-        row, own = numbers.get(word), 2
+        row, rank = numbers.get(word), 2
         if row is None:
-            row, own = numbers.get(word.lower()), 1
-        if row is None or state[row] >= own:
+            row, rank = numbers.get(word.lower()), 1
+        if row is None or state[row] >= rank:
             continue
         try:
             values = np.array(rest.split(), np.float32)
@@ -105,5 +105,5 @@ def read(path: Path, words: Sequence[str], dimension: int) -> tuple[Array, int]:
             raise DataError(f"{path}, line {number}: {str(error)[:100]}") from None
         if len(values) != dimension or not np.isfinite(values).all():
             raise DataError(f"{path}, line {number}: the vector of {word[:40]!r} is not {dimension} finite numbers")
-        matrix[row], state[row] = values, own
+        matrix[row], state[row] = values, rank
     return matrix, sum(map(bool, state))

@@ -25,42 +25,42 @@ def read(path: Path) -> Iterator[tuple[NDArray[np.float64], str | None]]:
         lines = path.read_text(encoding="utf-8", errors="replace").removeprefix("\ufeff").splitlines()
     except OSError as error:
         raise unreadable(error, path) from None
-    labelled, begun, several = True, False, False
+    labelled, in_data, several = True, False, False
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line or line[0] in "#%":
             continue
-        if not begun:
+        if not in_data:
             word, *rest = line.lower().split()
             if word == "@classlabel":
                 labelled = bool(rest) and rest[0] == "true"
             if word == "@timestamps" and rest and rest[0] == "true":
                 raise DataError(f"{path}, line {number}: series with time stamps are not read: write them as a table")
             several = several or (word == "@attribute" and "relational" in rest)
-            begun = word == "@data"
+            in_data = word == "@data"
             continue
         if several:
             raise DataError(f"{path} has several channels: give the archive's .ts file")
         if path.suffix.lower() == ".arff":
-            values, _, label = line.rpartition(",")
-            yield np.array([_numbers(values, path, number)]).T, label.strip(" '\"")
+            values, _, name = line.rpartition(",")
+            yield np.array([_numbers(values, path, number)]).T, name.strip(" '\"")
             continue
         channels = line.split(":")
-        own = channels.pop().strip() if labelled else None
-        found = [_numbers(one, path, number) for one in channels]
-        steps = max(map(len, found), default=0)
-        padded = [one + [np.nan] * (steps - len(one)) for one in found]
-        yield np.array(padded, dtype=np.float64).reshape(len(found), steps).T, own
-    if not begun:
+        label = channels.pop().strip() if labelled else None
+        rows = [_numbers(channel, path, number) for channel in channels]
+        steps = max(map(len, rows), default=0)
+        padded = [row + [np.nan] * (steps - len(row)) for row in rows]
+        yield np.array(padded, dtype=np.float64).reshape(len(rows), steps).T, label
+    if not in_data:
         raise DataError(f"{path} has no line @data: it is not a file of the UCR archive")
 
 
 def _numbers(text: str, path: Path, number: int) -> list[Any]:
-    cells = [one.strip() for one in text.split(",")]
+    cells = [cell.strip() for cell in text.split(",")]
     try:
-        return [np.nan if one in ("?", "", "NaN", "nan") else float(one) for one in cells]
+        return [np.nan if cell in ("?", "", "NaN", "nan") else float(cell) for cell in cells]
     except ValueError:
-        wrong = next(place for place, one in enumerate(cells) if not _is_number(one))
+        wrong = next(place for place, cell in enumerate(cells) if not _is_number(cell))
         raise DataError(f"{path}, line {number}, value {wrong + 1}: {cells[wrong][:40]!r} is not a number") from None
 
 
