@@ -19,8 +19,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from plmu.ops import layer_kernels
 from plmu.ops.gpu import direct, hopper_launch, launch, triton_launch
-from plmu.ops.plan import known_plan, known_plan_of_groups
+from plmu.ops.plan import known_plan
 
 _here = threading.local()  # the program that a thread belongs to, and the grid
 SOURCES = (
@@ -283,10 +284,11 @@ def in_place(monkeypatch: pytest.MonkeyPatch, kind: type[direct.Launch] = Launch
     """A CPU counts as a Hopper GPU, and launches are of that kind; for a fixture to yield from."""
     modules = (hopper_launch, triton_launch)
     prepared = [one for module in modules for one in vars(module).values() if hasattr(one, "cache_clear")]
-    prepared += [known_plan, known_plan_of_groups]
+    prepared.append(known_plan)
     for module in modules:
         monkeypatch.setattr(module, "Launch", kind)
     monkeypatch.setattr(launch, "has_hopper", functools.cache(lambda _: True))  # which torch.compile does not look into
+    monkeypatch.setattr(layer_kernels, "DEVICES", ("cuda", "cpu"))
     for one in prepared:
         one.cache_clear()
     yield

@@ -59,8 +59,7 @@ def prepared(capability: int) -> tuple[Callable[[str], None], list[tuple[str, An
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from plmu.nn import coupled
-    from plmu.ops import fused, routes
+    from plmu.ops import fused, layer_kernels, routes
     from plmu.ops.gpu import division, launch
     from plmu.ops.gpu.float32 import split
 
@@ -87,8 +86,9 @@ def prepared(capability: int) -> tuple[Callable[[str], None], list[tuple[str, An
     launch.has_hopper = functools.cache(lambda _: capability == 90)
     torch.cuda.get_device_capability = lambda _: divmod(capability, 10)
     division.roomy = lambda _: roomy(torch.device("cuda"))
-    fused.interpreted = routes.on_gpu = lambda *_: True
-    coupled.why_not_triton = lambda *_: None
+    fused.interpreted = lambda *_: True
+    layer_kernels.why_no_steps = lambda *_: None
+    routes.DEVICES = layer_kernels.DEVICES = ("cuda", "cpu")
     torch.cuda.is_current_stream_capturing = lambda: False
 
     def run(name: str) -> None:

@@ -32,7 +32,7 @@ needs_kernels = pytest.mark.skipif(_why_no_kernels() != "", reason=_why_no_kerne
 
 def in_chunks(chunk: int, fold: bool = False, tile: int = 1) -> AbstractContextManager:
     """Within this context everything runs chunked, in chunks and tiles smaller than the plan would ever take."""
-    return patch("plmu.ops._plan", lambda kind, *_, **__: Plan(kind, "chunked", chunk, fold, tile))
+    return patch("plmu.ops.dispatch._plan", lambda kind, *_, **__: Plan(kind, "chunked", chunk, fold, tile))
 
 
 # A small problem, for what torch does with a call.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from plmu import nn
-    from plmu.core.cache import set_cache_limit
+    from plmu.core.derived import set_cache_limit
     from plmu.core.systems import DelayNetwork, LinearSystem
     from plmu.errors import FileFormatError
     from plmu.exports import export
@@ -95,7 +95,7 @@ __all__ = [
 
 # Which module each public name is in. They are imported at first use, so that `plmu --version` need not import torch.
 _MODULES: dict[str, tuple[str, ...]] = {
-    "core.cache": ("set_cache_limit",),
+    "core.derived": ("set_cache_limit",),
     "exports": ("export",),
     "errors": ("FileFormatError",),
     "modelfiles.files": ("load", "load_into", "save"),

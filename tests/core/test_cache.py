@@ -15,7 +15,7 @@ from reference import recurrence
 from torch import Tensor
 
 import plmu
-from plmu.core import cache
+from plmu.core import derived
 from plmu.ops import matrices, toeplitz
 
 BUILDERS = [
@@ -33,7 +33,7 @@ SetLimit = Callable[[int], int]
 
 def held() -> int:
     """Bytes of all cached constants."""
-    return sum(value.nbytes for one in list(cache._of_systems.values()) for *_, value in one.entries())
+    return sum(value.nbytes for one in list(derived._of_systems.values()) for *_, value in one.entries())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -162,7 +162,7 @@ def test_a_bad_limit_is_named(wrong: Any, cache_limit: SetLimit) -> None:
 
 
 def test_the_numbers_that_decide_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_NUMBERS", 3)
+    monkeypatch.setattr(derived, "MOST_NUMBERS", 3)
     system = plmu.LinearSystem([[0.5]], [3.0])
     for exponent in (1, 2, 3, 4, 5, 1):
         assert system.numbers(_power, exponent) == (0.5**exponent,)
@@ -205,7 +205,7 @@ def test_errors_while_deriving_reach_the_caller() -> None:
 # --- kept ---
 
 
-def _key(name: str) -> cache.Key:
+def _key(name: str) -> derived.Key:
     return name, (), torch.uint8, torch.device("cpu")
 
 
@@ -216,7 +216,7 @@ def test_the_cache_drops_what_was_least_used_but_nothing_that_is_to_be_kept(cach
     def known(names: str) -> str:
         return "".join(name for name in names if constants.get(_key(name)) is not None)
 
-    constants = cache.constants_of(torch.rand(3, 3), torch.rand(3))
+    constants = derived.constants_of(torch.rand(3, 3), torch.rand(3))
     cache_limit(100)
     for name in "abcd":
         constants.put(_key(name), made(30 if name != "a" else 10))
@@ -270,7 +270,7 @@ def test_the_bytes_are_counted(cache_limit: SetLimit) -> None:
     before = held()
     for exponent in (1, 2, 3, 2):
         system.derive(matrices.power, exponent, **CPU)
-    assert held() == cache._held == before + 3 * 256
+    assert held() == derived._held == before + 3 * 256
     del system
     gc.collect()
-    assert held() == cache._held == before
+    assert held() == derived._held == before

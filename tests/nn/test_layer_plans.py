@@ -13,10 +13,10 @@ from torch import Tensor
 import plmu
 from plmu import LMU, DelayLayer, ParallelLMU
 from plmu.nn import coupled, original
-from plmu.ops import chunked, fft, fused, recurrent, toeplitz, transforms
-from plmu.ops.gpu import all_states, launch, projection
+from plmu.ops import chunked, dispatch, fft, recurrent, toeplitz, transforms
+from plmu.ops.gpu import all_states, launch, output, projection
 from plmu.ops.gpu.float32 import split, split_hopper
-from plmu.ops.plan import known_plan, known_plan_of_groups
+from plmu.ops.plan import known_plan
 from plmu.ops.rates import DEVICES
 
 MULTI = plmu.LinearSystem([[0.9, 0.2], [-0.2, 0.9]], [[1.0, 0.3, 0.1], [0.5, -1.0, 0.4]])
@@ -45,15 +45,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
 
         monkeypatch.setattr(module, name, watched)
 
-    for name, kind in (("states", "states"), ("output", "project"), ("final_state", "final_state")):
-        watch(plmu.ops, name, lambda *_, kind=kind: found.kinds.append(kind))
-    real = plmu.ops.output_of_groups
+    for name, kind in (("states_of", "states"), ("final_state_of", "final_state")):
+        watch(dispatch, name, lambda *_, kind=kind: found.kinds.append(kind))
+    real = dispatch.output
 
-    def output_of_groups(*given: Any) -> Any:
+    def output_of(*given: Any) -> Any:
         found.kinds += ["project"] * ((answer := real(*given)) is not None)
         return answer
 
-    monkeypatch.setattr(plmu.ops, "output_of_groups", output_of_groups)
+    monkeypatch.setattr(dispatch, "output", output_of)
     for module in (recurrent, toeplitz, fft):
         name = module.__name__.split(".")[-1]
         watch(module, "states", lambda *_, name=name: found.algorithms.append((name,)))
@@ -64,7 +64,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     watch(transforms, "states", lambda *given: found.algorithms.append(("fft", given[2])))
     watch(transforms, "project", lambda *given: found.algorithms.append(("fft", given[3])))
     watch(projection, "project", lambda *_: found.algorithms.append(("fused",)))
-    watch(fused, "output", lambda *_: found.algorithms.append(("fused",)))
+    watch(output, "output", lambda *_: found.algorithms.append(("fused",)))
     watch(all_states, "states", lambda *_: found.algorithms.append(("fused",)))
     watch(coupled, "states", lambda *_: found.algorithms.append(("coupled",)))
     watch(original._Loop, "advance", lambda *_: found.algorithms.append(("step by step",)))
@@ -83,11 +83,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     monkeypatch.setattr(all_states, "_states", lambda u, first, segments, *rest: (
         u.new_zeros(*u.shape[:2], rest[0].shape[0], u.shape[2]),
         u.new_zeros(u.shape[0], rest[0].shape[0], u.shape[2], dtype=torch.float32)))  # fmt: skip
-    for cached in (known_plan, known_plan_of_groups):
-        cached.cache_clear()
+    known_plan.cache_clear()
     yield found
-    for cached in (known_plan, known_plan_of_groups):
-        cached.cache_clear()
+    known_plan.cache_clear()
 
 
 def _launched(calls: Calls, u: Tensor, weight: Tensor, out: int, hopper: bool = False) -> tuple[Tensor, tuple]:

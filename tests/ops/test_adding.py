@@ -124,7 +124,7 @@ def test_a_name_that_is_taken_or_no_word_raises(name: str | None) -> None:
 @pytest.mark.parametrize("kind", ["states", "project"])
 def test_a_plan_for_an_algorithm_that_is_not_there_raises(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It never runs another one in its place."""
-    monkeypatch.setattr(plmu.ops, "_plan", lambda kind, *_, **__: Plan(kind, "half", 16))
+    monkeypatch.setattr("plmu.ops.dispatch._plan", lambda kind, *_, **__: Plan(kind, "half", 16))
     weight = [torch.randn(2, 3, 3)] if kind == "project" else []
     with pytest.raises(ValueError, match=r"algorithm must be auto or one of chunked, .* got 'half'"):
         getattr(plmu, kind)(torch.randn(2, 50, 3), fresh_system(), *weight)

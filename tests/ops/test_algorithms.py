@@ -40,7 +40,7 @@ from reference import at_end, masked, recurrence
 from torch import Tensor
 
 import plmu
-from plmu.ops import carry, fft
+from plmu.ops import blocks, fft
 
 R = 1.0
 FADED = 0.01
@@ -431,12 +431,12 @@ def test_a_memory_that_dies_out_needs_little_of_the_past(algorithm: str, dtype: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_states_are_carried_no_further_than_they_last(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    apply = carry.apply
-    monkeypatch.setattr(carry, "apply", lambda matrix, x: asked.append(1) or apply(matrix, x))
+    apply = blocks.apply
+    monkeypatch.setattr(blocks, "apply", lambda matrix, x: asked.append(1) or apply(matrix, x))
     values = torch.randn(1, 1000, 4, 2).to(dtype)
     for theta, rounds in ((6.0, {torch.float32: 4, torch.float16: 10}[dtype]), (1e6, 10)):
         asked.clear()
-        carry.carry(values, None, plmu.DelayNetwork(4, theta).discretize(), 16)
+        blocks.carry(values, None, plmu.DelayNetwork(4, theta).discretize(), 16)
         assert len(asked) == rounds
 
 

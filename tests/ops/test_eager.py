@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "on_gpu", lambda u: True)
+    monkeypatch.setattr(routes, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
@@ -110,7 +110,7 @@ def test_a_repeated_call_answers_as_the_first(name: str, given: str) -> None:
 
     def without_routes(asked: slice) -> list[Tensor]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(routes, "on_gpu", lambda u: False)
+            patch.setattr(routes, "DEVICES", ())
             return results(asked)
 
     right = results(slice(0, 1))

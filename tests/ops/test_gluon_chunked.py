@@ -11,7 +11,7 @@ from operations import needs_kernels
 from torch import Tensor
 
 import plmu
-from plmu.ops import routes
+from plmu.ops import check, routes
 from plmu.ops.gpu import division
 
 pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
@@ -203,9 +203,9 @@ def test_gradients_of_a_layer_in_one_launch_in_other_ways(encoder: bool) -> None
 @pytest.mark.parametrize("encoder", [False, True])
 def test_a_layer_in_one_launch_is_called_again_under_autocast(encoder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its route, as on a GPU; in the precision of autocast, with gradients in that of the weights."""
-    monkeypatch.setattr(routes, "on_gpu", lambda u: True)
+    monkeypatch.setattr(routes, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.delattr(plmu.ParallelLMU, "_from_input")
+    monkeypatch.delattr(check.Epilogue, "after")
     layer = small_layer(encoder=encoder)
     half = small_layer(encoder=encoder).half()
     half.load_state_dict(layer.state_dict())
@@ -274,7 +274,7 @@ def test_an_encoder_that_is_watched_is_called(watching: str) -> None:
 @pytest.mark.usefixtures("emulated")
 def test_nan_passes_through_a_layer_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does through torch's ReLU, forwards and backwards."""
-    monkeypatch.delattr(plmu.ParallelLMU, "_from_input")
+    monkeypatch.delattr(check.Epilogue, "after")
     layer = small_layer().half()
     torch.nn.init.constant_(layer.bias, float("nan"))
     out, _ = layer(torch.randn(1, 10, 8).half())

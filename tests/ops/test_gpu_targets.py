@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import plmu
-from plmu.nn import coupled
+from plmu.ops import layer_kernels
 from plmu.ops.gpu import devices, division, highway, launch
-from plmu.ops.plan import known_plan, known_plan_of_groups
+from plmu.ops.plan import known_plan
 
 ROOT = Path(__file__).parents[2]
 HOPPER = 90
@@ -72,7 +72,7 @@ def test_all_kernels_compile_and_fit(capability: int, dtype: str) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A GPU counts as being here, of which the test says what it is."""
-    kept = [launch._is_hopper, highway._can_run, known_plan, known_plan_of_groups]
+    kept = [launch._is_hopper, highway._can_run, known_plan]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(devices, "_fault_of_triton", lambda: None)
     for one in kept:
@@ -116,7 +116,7 @@ def test_gpus_that_kernels_are_not_made_for(
     hopper = capability == (9, 0) and fault is None
     assert launch.has_hopper(device) == hopper
     assert division.roomy(device) == (capability[0] in (9, 10))
-    assert (coupled.why_not_triton(device, torch.float32, 1) is None) == others
+    assert (layer_kernels.why_no_steps(device, torch.float32, 1) is None) == others
     assert highway._can_run("cuda:0") == others
     if missing is None:
         assert plan(algorithm="fused").kernel == ("Hopper" if hopper else "Triton")
@@ -127,7 +127,7 @@ def test_gpus_that_kernels_are_not_made_for(
     assert plan().algorithm == ("fused" if hopper else "chunked")
     if fault is not None:
         assert plan().passed_over["fused"] == f"the kernels for Hopper need {fault}"
-        assert coupled.why_not_triton(device, torch.float32, 1) == f"our kernels need {fault}"
+        assert layer_kernels.why_no_steps(device, torch.float32, 1) == f"our kernels need {fault}"
 
 
 def test_triton_is_not_started_where_it_is_not_needed(gpu: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import plmu
 from plmu.ops import chunked
-from plmu.ops.carry import carry
+from plmu.ops.blocks import carry
 
 BATCH, TIME, CHANNELS, ORDER, OUT = 3, 4, 2, 2, 2
 LENGTHS = torch.tensor([3, 0, 4])

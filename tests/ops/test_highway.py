@@ -13,6 +13,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.autograd import forward_ad
 
 import plmu
+from plmu.ops import layer_kernels
 from plmu.ops.gpu import highway
 
 pytestmark = [
@@ -38,6 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Size]]:
 
     monkeypatch.setattr(highway, "gradients", noting)
     monkeypatch.setattr(highway, "on_gpu", lambda x: True)
+    monkeypatch.setattr(layer_kernels, "DEVICES", ("cuda", "cpu"))
     yield found
     torch.compiler.reset()
 

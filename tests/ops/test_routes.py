@@ -11,8 +11,8 @@ from operations import needs_kernels
 from torch import Tensor
 
 import plmu
-from plmu.core import cache
-from plmu.ops import check, nonfinite, routes
+from plmu.core import derived
+from plmu.ops import check, dispatch, nonfinite, routes
 from plmu.ops.gpu import projection
 
 pytestmark = needs_kernels
@@ -21,7 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture(autouse=True)
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "on_gpu", lambda u: True)
+    monkeypatch.setattr(routes, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
@@ -29,8 +29,10 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A word for each call whose arguments are checked."""
     found: list[str] = []
-    real = check.checked
-    monkeypatch.setattr(plmu.ops, "checked", lambda *given: found.append("checked") or real(*given))
+    real = check.problem_of
+
+    for module in (check, dispatch):  # for public functions, and for layers
+        monkeypatch.setattr(module, "problem_of", lambda *given: found.append("checked") or real(*given))
     return found
 
 
@@ -204,4 +206,4 @@ def test_constants_that_routes_use_are_not_the_oldest() -> None:
     assert other._cache is not None
     (later,) = (when for when, _, value in other._cache.entries() if value is kept)
     assert all(when > later for when, _, value in system._cache.entries() if id(value) in used)
-    assert len(system._cache._routes) < cache.MOST_ROUTES
+    assert len(system._cache._routes) < derived.MOST_ROUTES

@@ -1,4 +1,4 @@
-"""What torch does with a call besides running it, and what can be known of values meanwhile."""
+"""What torch does with a call besides running it, hooks included, and what can be known of values meanwhile."""
 
 from __future__ import annotations
 
@@ -85,6 +85,18 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a module is of one of these classes, no subclass, and calling it does nothing else, such as hooks."""
+    if type(module) not in kinds or nn.modules.module._has_any_global_hook():
+        return False
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def watched_backward(module: nn.Module) -> bool:
+    """Whether hooks wait for its gradients."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def without_modes(build: Callable[[], Tensor]) -> Tensor:

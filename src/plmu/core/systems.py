@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.core.cache import Constants, constants_of
-from plmu.core.derived import FLUSHED, Derived
+from plmu.core.derived import Constants, Derived, constants_of
 from plmu.core.describe import Description, describe
 from plmu.core.modes import values_unknown
 
@@ -266,17 +265,6 @@ class LinearSystem(Derived):
         result: Tensor = torch.linalg.matrix_power(self.A, exponent)
         return result
 
-    def vanishes(self, exponent: int, dtype: torch.dtype) -> bool:
-        """Whether Ā^exponent has faded to zero.
-
-        Args:
-            exponent: how many steps.
-            dtype: the precision in which `derive` would give it.
-        """
-        if not self.constant:
-            return False
-        return self.numbers(_largest_of_power, operator.index(exponent))[0] < FLUSHED.get(dtype, 0.0)
-
     def driven_directly(self) -> LinearSystem:
         """The system with the same Ā and B̄ = I, which takes B̄ u for its input."""
         return self._direct or self._driven_directly()
@@ -296,11 +284,6 @@ class LinearSystem(Derived):
     def __repr__(self) -> str:
         inputs = "" if self.inputs is None else f", inputs={self.inputs}"
         return f"LinearSystem(order={self.order}{inputs})"
-
-
-def _largest_of_power(system: LinearSystem, exponent: int) -> Tensor:
-    """The largest element of Ā^exponent: (1,)."""
-    return system.power(exponent).abs().max()[None]
 
 
 def _own(value: Any, name: str) -> Tensor:

@@ -11,8 +11,7 @@ from torch.nn.functional import linear, pad
 
 from plmu.folded.base import Folded, Stateless, as_dtype, read_only, wide_dtype
 from plmu.folded.functions import Affine
-from plmu.ops.matrices import apply
-from plmu.ops.nonfinite import infinity_as_nan
+from plmu.ops.matrices import apply, infinity_as_nan
 
 _SMALL = 2**15  # products of single numbers, up to which torch is faster one by one than as matrices
 

@@ -12,9 +12,6 @@ and m_{t-1} is added.
 from __future__ import annotations
 
 import copy
-import importlib.util
-from functools import cache
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +22,7 @@ from plmu.core.modes import is_batched, watched
 from plmu.core.systems import LinearSystem
 from plmu.folded import CoupledMemory, wide_dtype
 from plmu.nn.folding import fold_activation
-from plmu.ops.gpu.devices import lacking
+from plmu.ops import layer_kernels
 from plmu.ops.matrices import step_matrix
 
 if TYPE_CHECKING:
@@ -183,26 +180,5 @@ def _through_tanh(gradient: Tensor, value: Tensor) -> None:
 
 def _steps(driven: Tensor) -> Any:
     """What runs the steps."""
-    ours = why_not_triton(driven.device, driven.dtype, driven.shape[1]) is None
-    return (_triton() if ours else None) or _Library
-
-
-def why_not_triton(device: torch.device, dtype: torch.dtype, batch: int) -> str | None:
-    """Why our own kernels do not run the steps, if they do not: it is torch's products then."""
-    reason = None
-    if device.type != "cuda":
-        reason = "our kernels run on a GPU alone"
-    elif dtype != torch.float32:
-        reason = "our kernels take float32 alone"
-    elif not batch:
-        reason = "there are no sequences"
-    elif importlib.util.find_spec("triton") is None:
-        reason = "our kernels need Triton: pip install triton"
-    elif (missing := lacking(device)) is not None:
-        reason = f"our kernels need {missing}"
-    return reason
-
-
-@cache
-def _triton() -> ModuleType | None:
-    return importlib.import_module("plmu.ops.gpu.triton_coupled") if importlib.util.find_spec("triton") else None
+    by_kernels = layer_kernels.why_no_steps(driven.device, driven.dtype, driven.shape[1]) is None
+    return (layer_kernels.steps() if by_kernels else None) or _Library

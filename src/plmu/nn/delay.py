@@ -15,7 +15,7 @@ from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import check_features, factory, options_repr, positive
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
-from plmu.ops.nonfinite import infinity_as_nan
+from plmu.ops.matrices import infinity_as_nan
 
 
 class DelayLayer(Filling):
@@ -94,6 +94,8 @@ class DelayLayer(Filling):
             m flattened, (batch, time, order · channels), zero in the padding; or (batch, order · channels), that of
             each sequence's last step, with `return_sequences=False`. And the state (batch, order, channels).
         """
+        if self.missing is None:
+            return self._forward(x, state, lengths, resets)
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(

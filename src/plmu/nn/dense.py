@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.core.modes import autocasts, watched
-from plmu.nn.folding import is_plain, watched_backward
+from plmu.core.modes import autocasts, is_plain, watched, watched_backward
 
 FEW = 16  # outputs, up to which a GPU adds the bias faster after the product than within it
 

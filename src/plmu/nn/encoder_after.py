@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from plmu.core.modes import autocasts, is_open
-from plmu.nn.folding import is_plain, watched_backward
+from plmu.core.modes import autocasts, is_open, is_plain, watched_backward
 from plmu.ops.matrices import unit_states
 
 if TYPE_CHECKING:

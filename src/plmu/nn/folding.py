@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from plmu.core.modes import is_plain as is_plain  # for other modules of this room
 from plmu.folded import (
     Affine,
     Applied,
@@ -67,18 +68,6 @@ def fold_linear(module: nn.Linear) -> Affine:
     """W x + b of a linear layer."""
     weight, bias = module.weight, module.bias
     return Affine(exact(weight), None if bias is None else exact(bias), dtype=weight.dtype, device=weight.device)
-
-
-def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a module is of one of these classes, no subclass, and calling it does nothing else, such as hooks."""
-    if type(module) not in kinds or nn.modules.module._has_any_global_hook():
-        return False
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-
-
-def watched_backward(module: nn.Module) -> bool:
-    """Whether hooks wait for its gradients."""
-    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def exact(value: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from plmu.core.modes import is_plain, watched_backward
 from plmu.folded import Applied, Carry, Stateless
-from plmu.nn.folding import fold_activation, fold_linear, is_plain, watched_backward
+from plmu.nn.folding import fold_activation, fold_linear
 from plmu.nn.steppable import Activation, factory, positive, shown
 from plmu.nn.steppable import activation as checked_activation
-from plmu.ops.gpu import highway
+from plmu.ops import layer_kernels
 
 CARRY = -1.0  # the gate's bias at the start: at first most of the input is carried through
 
@@ -68,18 +69,20 @@ class Highway(nn.Module):
         """
         if x.shape[-1] != self.features:
             raise ValueError(f"x must have shape (..., {self.features}), got {tuple(x.shape)}")
-        if self._gradients_by_kernel(x):
-            return highway.highway(x, self.both.weight, self.both.bias)
+        if x.device.type in layer_kernels.DEVICES and self._gradients_by_kernel():
+            out = layer_kernels.highway(x, self.both.weight, self.both.bias)
+            if out is not None:
+                return out
         transformed, gate = self.both(x).chunk(2, dim=-1)
         if self.f is not None:
             transformed = self.f(transformed)
         return torch.lerp(x.to(transformed.dtype), transformed, torch.sigmoid(gate))
 
-    def _gradients_by_kernel(self, x: Tensor) -> bool:
-        if not highway.on_gpu(x) or self.f is not torch.relu or not is_plain(self.both, nn.Linear):
+    def _gradients_by_kernel(self) -> bool:
+        """Whether a kernel may make the gradients, as far as the layer decides that."""
+        if self.f is not torch.relu or not is_plain(self.both, nn.Linear) or self.both.bias is None:
             return False
-        bias = self.both.bias
-        return bias is not None and not watched_backward(self.both) and highway.fits(x, self.both.weight, bias)
+        return not watched_backward(self.both)
 
     def fold(self) -> Stateless:
         """What `plmu.fold` makes of it: its weights as arrays."""

@@ -11,17 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu import ops
 from plmu.core.modes import among_fakes, autocasts, values_unknown
 from plmu.core.systems import DelayNetwork, LinearSystem, is_stable
 from plmu.folded import Delay
 from plmu.nn.steppable import Factory
-from plmu.ops import routes
-from plmu.ops.check import Lengths, check_state, result_dtype
-from plmu.ops.gpu.launch import Rest
+from plmu.ops import Plan, dispatch, routes
+from plmu.ops.check import Epilogue, Lengths, check_state, problem_of, result_dtype
 from plmu.ops.groups import SystemGroups, together
 from plmu.ops.matrices import step_matrix
-from plmu.ops.plan import joined, named, plan_groups
+from plmu.ops.plan import joined, named
 from plmu.ops.recurrent import Stepper
 
 TRAINABLE = ("none", "theta", "system")
@@ -135,14 +133,14 @@ class Memory(nn.Module):
 
     def states(self, u: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, Tensor]:
         parts = [
-            ops.states(u_part, system, state_part, lengths, self.algorithm, resets=resets)
+            dispatch.states_of(problem_of(u_part, system, state_part, lengths, resets), self.algorithm)
             for system, u_part, state_part in self._groups(u, state)
         ]
         return _joined([m for m, _ in parts], 3), _joined([last for _, last in parts], 2)
 
     def final_state(self, u: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> Tensor:
         parts = [
-            ops.final_state(u_part, system, state_part, lengths, resets=resets)
+            dispatch.final_state_of(problem_of(u_part, system, state_part, lengths, resets))
             for system, u_part, state_part in self._groups(u, state)
         ]
         return _joined(parts, 2)
@@ -154,28 +152,25 @@ class Memory(nn.Module):
         state: Tensor | None,
         lengths: Lengths,
         resets: Tensor | None,
-        rest: Rest | None,
-    ) -> tuple[Tensor, Tensor, bool]:
-        """W_m m (batch, time, out) for a weight (out, order, channels), the final state, and whether the rest of the
-        layer is done too: what `rest` names, on GPUs where one launch makes all of it."""
-        how = (self.algorithm, resets)
-        if self.groups == 1:
-            return ops.output(u, self.systems()[0], weight, state, lengths, *how, rest)
-        if self._together is not None:
-            found = ops.output_of_groups(u, self._together, weight, state, lengths, *how, rest)
-            if found is not None:
-                return found
-        outputs, ends = [], []
-        for (system, u_part, state_part), part in zip(
-            self._groups(u, state), weight.chunk(self.groups, dim=2), strict=True
-        ):
-            o, last = ops.project(u_part, system, part, state_part, lengths, self.algorithm, resets=resets)
-            outputs.append(o)
-            ends.append(last)
-        total = outputs[0]
-        for o in outputs[1:]:
-            total = total + o
-        return total, _joined(ends, 2), False
+        epilogue: Epilogue | None,
+    ) -> tuple[Tensor, Tensor]:
+        """W_m m (batch, time, out) for a weight (out, order, channels), with what the epilogue adds, and the final
+        state. With an epilogue, outputs in the padding are not zero."""
+        how = (lengths, self.algorithm, resets)
+        system = self._together if self.groups > 1 else self.systems()[0]
+        if system is not None:
+            result = dispatch.output(u, system, weight, state, *how, epilogue)
+            if result is not None:
+                return result
+        total, ends = None, []
+        weights = weight.chunk(self.groups, dim=2)
+        for (one, u_part, state_part), weight_part in zip(self._groups(u, state), weights, strict=True):
+            result = dispatch.output(u_part, one, weight_part, state_part, *how, None)
+            assert result is not None  # as it is for groups together alone
+            total = result[0] if total is None else total + result[0]
+            ends.append(result[1])
+        assert total is not None
+        return (total if epilogue is None else epilogue.after(total, u)), _joined(ends, 2)
 
     def encoded_output(
         self,
@@ -184,14 +179,14 @@ class Memory(nn.Module):
         weight: Tensor,
         state: Tensor | None,
         resets: Tensor | None,
-        rest: Rest | None,
+        epilogue: Epilogue | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """`output` with the rest of the layer in it, for what a linear encoder makes of x; None unless such a call is
-        known on this GPU."""
+        """`output` for what a linear encoder makes of x, in one go; None where that is not possible. It is for calls
+        that repeat on a GPU."""
         system = self._together if self.groups > 1 else self._fixed[0]
         if self.trainable != "none" or system is None:
             return None
-        given = (system, weight, state, resets, self.algorithm, rest)
+        given = (system, weight, state, resets, self.algorithm, epilogue)
         return routes.run_encoded(x, (encoder.weight, encoder.bias), *given)
 
     def plan(
@@ -206,11 +201,11 @@ class Memory(nn.Module):
         lengths: bool = False,
         resets: bool = False,
         width: int | None = None,
-    ) -> ops.Plan:
+    ) -> Plan:
         """What `states`, `final_state` or `project` runs for these sizes; `width` channels in place of its own."""
         channels = width or self.width
         if kind == "project" and self._together is not None and out is not None:
-            found = plan_groups(
+            found = dispatch.plan_groups(
                 self._together,
                 batch=batch,
                 time=time,
@@ -225,7 +220,7 @@ class Memory(nn.Module):
             if found is not None:
                 return found
         plans = [
-            ops.plan(
+            dispatch.plan(
                 kind,
                 batch=batch,
                 time=time,

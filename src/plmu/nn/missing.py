@@ -21,15 +21,13 @@ class Filling(Steppable):
     "hold" repeats the last value of that feature, and takes zero where there is none yet, at the start and after a
     reset. Its state is a pair, the layer's own and the last values (batch, features), so that a gap may span two calls.
     Subclasses have `_forward`, `_step`, `_fold` and `_initial_state` for the input without gaps. Their `forward`
-    is a line of their own that calls `_filled_forward`: torch.compile counts its graphs by function.
+    calls `_forward`, or `_filled_forward` where `missing` is set: torch.compile counts its graphs by function.
     """
 
     missing: str | None = None
     input_size: int | None
 
     def _filled_forward(self, x: Tensor, state: Any, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, Any]:
-        if self.missing is None:
-            return self._forward(x, state, lengths, resets)
         self._check_fillable(x, 3)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)

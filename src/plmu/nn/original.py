@@ -20,9 +20,9 @@ from plmu.nn.folding import is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.steppable import Activation, activation, check_features, factory, last_valid, options_repr, positive
-from plmu.ops import Plan
+from plmu.ops import Plan, layer_kernels
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, precision, result_dtype
-from plmu.ops.nonfinite import infinity_as_nan
+from plmu.ops.matrices import infinity_as_nan
 
 State = tuple[Tensor, Tensor]
 INITS = ("general", "memory")
@@ -341,6 +341,8 @@ class LMU(Filling):
             sequence's last step, with `return_sequences=False`. And the state (h, m), (batch, hidden_size) and (batch,
             order, memory_size).
         """
+        if self.missing is None:
+            return self._forward(x, state, lengths, resets)
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(self, x: Tensor, state: State | None, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, State]:
@@ -424,7 +426,7 @@ class LMU(Filling):
             why = f"Equations 15 to 17 for {time} steps, one after another, each in several products."
             kept = ("x", "h and m of every step", "weights")
             return Plan("recurrence", "step by step", 1, reason=why, stored=kept, passed_over={"coupled": reason})
-        reason = coupled.why_not_triton(device, dtype, batch)
+        reason = layer_kernels.why_no_steps(device, dtype, batch)
         why = f"Equations 15 to 17 multiplied out: {time} steps, one product and one tanh each."
         kept = ("x", "h and m of every step", "weights multiplied out")
         if reason is None:

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, relu
 
-from plmu.core.modes import autocasts, is_open, values_unknown
+from plmu.core.modes import autocasts, is_open, is_plain, values_unknown, watched_backward
 from plmu.core.systems import LinearSystem
 from plmu.folded import Folded
 from plmu.nn import encoder_after
-from plmu.nn.folding import is_plain, watched_backward
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.parallel_folding import fold_parallel
@@ -23,19 +22,16 @@ from plmu.nn.standardization import Standardize
 from plmu.nn.steppable import (
     Activation,
     activation,
-    check_features,
     factory,
     last_valid,
     options_repr,
     positive,
     share,
 )
-from plmu.ops import Plan, routes
-from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
-from plmu.ops.gpu import encoding
-from plmu.ops.gpu.launch import Rest
-from plmu.ops.nonfinite import infinity_as_nan
-from plmu.ops.rates import rates_of
+from plmu.ops import Plan, layer_kernels, routes
+from plmu.ops.check import Epilogue, Lengths, check_features, check_state, checked_lengths, keep_valid
+from plmu.ops.matrices import infinity_as_nan
+from plmu.ops.rates import DEVICES
 
 
 class ParallelLMU(Filling):
@@ -190,6 +186,8 @@ class ParallelLMU(Filling):
             sequence's last step, with `return_sequences=False`. And the state, m after each sequence's last step
             (batch, order, memory_size), float32 or wider.
         """
+        if self.missing is None:
+            return self._forward(x, state, lengths, resets)
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(
@@ -198,10 +196,10 @@ class ParallelLMU(Filling):
         check_features(x, 3, self.input_size, self.memory_weight)
         known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         x = keep_valid(x, known)
-        if known is None and self.encoder is not None and self.returns_sequences:
-            found = self._encoded_output(x, state, resets)
-            if found is not None:
-                return found
+        if known is None and x.device.type in routes.DEVICES:
+            result = self._encoded_output(x, state, resets)
+            if result is not None:
+                return result
         fresh = state is None and resets is None
         after = fresh and encoder_after.applies(self, x.shape[1], x.dtype, x.device)
         u, x = (x, x) if after else self._encoded(x)
@@ -209,7 +207,7 @@ class ParallelLMU(Filling):
             last = self.memory.final_state(u, state, known, resets)
             if after:
                 last = encoder_after.encoded_state(self, last, x.shape[1], known)
-            out = self._output_of_final(last, last_valid(x, known), known)
+            out = self._output_of_final(last, x[:, -1] if known is None else last_valid(x, known), known)
             return out if known is None else torch.where((known > 0)[:, None], out, 0.0), last
         if self._measures or self._disturbs:
             m, last = self.memory.states(u, state, known, resets)
@@ -224,16 +222,14 @@ class ParallelLMU(Filling):
     def _encoded_output(self, x: Tensor, state: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """All of `_forward` for calls that repeat on a GPU, where the encoder is linear; None elsewhere."""
         encoder = self.encoder
-        if encoder is None or self.f1 is not None or self.gate is not None or self._measures or self._disturbs:
+        if encoder is None or self.f1 is not None or self.gate is not None or not self.returns_sequences:
             return None
-        if not routes.on_gpu(x) or not is_plain(encoder, nn.Linear) or watched_backward(encoder):
+        if self._measures or self._disturbs or not is_plain(encoder, nn.Linear) or watched_backward(encoder):
             return None
         weight, bias = self.readout()
-        rest = self._rest(x, bias)
-        found = self.memory.encoded_output(x, encoder, weight, state, resets, rest)
-        if found is None:
-            return None
-        return (found[0] if rest is not None and rest.relu else self._output(found[0])), found[1]
+        epilogue = self._epilogue(x, bias)
+        result = self.memory.encoded_output(x, encoder, weight, state, resets, epilogue)
+        return None if result is None else (self._finished(result[0], epilogue), result[1])
 
     def _projected(
         self, u: Tensor, x: Tensor, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None, after: bool
@@ -247,15 +243,10 @@ class ParallelLMU(Filling):
         if self._why_not_stored(u.shape[0], u.shape[1], channels, u.dtype, u.device) is None:
             m, last = self.memory.states(u, state, lengths, resets)
             total = self._joint_product(m.flatten(2), x, weight, bias)
-        else:
-            rest = None if after else self._rest(None if u is x else x, bias)
-            total, last, done = self.memory.output(u, weight, state, lengths, resets, rest)
-            if done:
-                return total if rest is not None and rest.relu else self._output(total), last
-            from_input = self._from_input(x, bias)
-            if from_input is not None:
-                total = total + from_input.to(total.dtype)
-        return self._output(total if constant is None else total + constant), last
+            return self._output(total if constant is None else total + constant), last
+        epilogue = self._epilogue(None if u is x else x, bias, rectify=constant is None)
+        total, last = self.memory.output(u, weight, state, lengths, resets, epilogue)
+        return self._finished(total if constant is None else total + constant, epilogue), last
 
     def plan(
         self,
@@ -343,11 +334,13 @@ class ParallelLMU(Filling):
     def _encoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Equation 18, and x for equation 20."""
         encoder = self.encoder
-        if encoder is None or self.gate is not None or not encoding.fits(x, encoder.weight, encoder.bias):
+        if encoder is None or self.gate is not None or x.device.type not in layer_kernels.DEVICES:
             return self._encode(x), x
-        if not is_plain(encoder, nn.Linear) or watched_backward(encoder):
+        plain = is_plain(encoder, nn.Linear) and not watched_backward(encoder)
+        encoded = layer_kernels.encoded(x, encoder.weight, encoder.bias) if plain else None
+        if encoded is None:
             return self._encode(x), x
-        u, x = encoding.encoded(x, encoder.weight, encoder.bias)
+        u, x = encoded
         return u if self.f1 is None else self.f1(u), x
 
     def _encode(self, x: Tensor) -> Tensor:
@@ -394,12 +387,16 @@ class ParallelLMU(Filling):
         """W_x x + b_o, what of it there is."""
         return bias if self.input_weight is None else linear(x, self.input_weight, bias)
 
-    def _rest(self, x: Tensor | None, bias: Tensor | None) -> Rest | None:
-        """What follows W_m m in equation 20, as one launch may do with it; x is None where it enters the memory."""
-        rectified = self.f2 is torch.relu or self.f2 is relu
-        if self.input_weight is None and bias is None and not rectified:
+    def _epilogue(self, x: Tensor | None, bias: Tensor | None, rectify: bool = True) -> Epilogue | None:
+        """What follows W_m m in equation 20, up to ReLU; x is None where it enters the memory."""
+        rectify = rectify and (self.f2 is torch.relu or self.f2 is relu)
+        if self.input_weight is None and bias is None and not rectify:
             return None
-        return Rest(None if self.input_weight is None else x, self.input_weight, bias, rectified)
+        return Epilogue(None if self.input_weight is None else x, self.input_weight, bias, rectify)
+
+    def _finished(self, total: Tensor, epilogue: Epilogue | None) -> Tensor:
+        """f2 of a sum, unless the epilogue had it."""
+        return total if epilogue is not None and epilogue.relu else self._output(total)
 
     def _why_not_stored(
         self, batch: int, time: int, channels: int, dtype: torch.dtype, device: torch.device
@@ -413,7 +410,7 @@ class ParallelLMU(Filling):
             reason = "m has several channels, or more numbers than the output"
         elif dtype in (torch.float16, torch.bfloat16) or autocasts(device):
             reason = "m would be rounded"
-        elif not is_open(batch, time) and batch * time * memory.order > rates_of(device.type).stored:
+        elif not is_open(batch, time) and batch * time * memory.order > DEVICES.get(device.type, DEVICES["cpu"]).stored:
             reason = "m is too large to be stored"
         return reason
 

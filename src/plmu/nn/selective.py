@@ -15,7 +15,7 @@ from plmu.nn.folding import fold_linear, fold_module, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
-from plmu.ops.nonfinite import infinity_as_nan
+from plmu.ops.matrices import infinity_as_nan
 
 _EPS = 1e-8  # of the norm: far below the mean square of the coefficients of a long window, which is about 1 / θ
 

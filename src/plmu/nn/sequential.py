@@ -163,6 +163,8 @@ class Sequential(Filling):
             sequence's last step, if a module has `return_sequences=False`. And the state, a tuple with one entry per
             module.
         """
+        if self.missing is None:
+            return self._forward(x, state, lengths, resets)
         return self._filled_forward(x, state, lengths, resets)
 
     def _forward(

@@ -12,11 +12,11 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from plmu.core.modes import autocasts
 from plmu.folded import Folded, Stepped
 from plmu.folded.functions import ACTIVATIONS as ACTIVATIONS
 from plmu.folded.functions import activation_name
-from plmu.ops.check import Lengths, check_padded, checked_lengths, reversed_steps
+from plmu.ops.check import Lengths, checked_lengths, reversed_steps
+from plmu.ops.check import check_features as check_features
 
 Activation = str | Callable[[Tensor], Tensor] | None
 
@@ -147,22 +147,6 @@ def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | Non
     if not isinstance(given, str) or given not in ACTIVATIONS:
         raise ValueError(f"{name} must be None, a callable or one of {', '.join(ACTIVATIONS)}; got {given!r}")
     return ACTIVATIONS[given]
-
-
-def check_features(x: Tensor, dims: int, features: int, weight: Tensor | None = None) -> None:
-    """Raise unless x has `dims` dimensions, of which the last is `features`, and the precision of the weight."""
-    check_padded(x, "x")
-    if x.dim() != dims or x.shape[-1] != features:
-        expected = "(batch, time, {})" if dims == 3 else "(batch, {})"
-        unbatched = x.dim() == dims - 1 and x.shape[-1] == features
-        hint = ": for one sequence give x[None]" if unbatched and dims == 3 else ": give x[None]" if unbatched else ""
-        raise ValueError(f"x must have shape {expected.format(features)}, got {tuple(x.shape)}{hint}")
-    if not x.is_floating_point():
-        raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
-    if weight is not None and x.dtype != weight.dtype and not autocasts(x.device):
-        raise TypeError(f"x is {x.dtype} and the layer {weight.dtype}: convert one of them, for example x.to(...)")
-    if dims == 3 and x.shape[1] == 0:
-        raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
 
 
 def positive(value: int, name: str) -> int:

@@ -1,23 +1,27 @@
 """What an algorithm is: one class in a file of its own, and one line in the table of `plmu.ops.plan`.
 
-An algorithm evaluates m_t = Ā m_{t-1} + B̄ u_t over a sequence. It says how (`states`, `project`), when it cannot
-(`limit`), when "auto" leaves it out although it could (`auto_limit`), how long it takes (`options`), and what a plan
-tells about it (`explain`, `kernel`, `stored`). docs/adding-an-algorithm.md adds one from scratch.
+An algorithm evaluates m_t = Ā m_{t-1} + B̄ u_t over a sequence. It says how (`states`, `project`, `output`), when it
+cannot (`limit`), when "auto" leaves it out although it could (`auto_limit`), how long it takes (`options`), and what a
+plan tells about it (`explain`, `kernel`, `stored`). docs/adding-an-algorithm.md adds one from scratch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from plmu.ops.case import Case, Option, Plan
-from plmu.ops.check import Problem
-from plmu.ops.final import final_state
+from plmu.ops.check import Epilogue, Problem
+from plmu.ops.final import final_of
 from plmu.ops.rates import FLOAT
 
-__all__ = ["Algorithm", "Case", "Option", "Plan", "Problem", "final_of", "last_of", "projected"]
+if TYPE_CHECKING:
+    from plmu.ops.routes import Route
+
+__all__ = ["Algorithm", "Case", "Epilogue", "Option", "Plan", "Problem", "final_of", "last_of", "projected"]
 
 # The products of `project` behind a stored m, forward and backward: o, the gradient of m and that of the weight.
 PROJECT_FLOPS = 6  # for each number of m and each output
@@ -28,6 +32,8 @@ class Algorithm(ABC):
     """A way to evaluate a linear system. A subclass without one of the abstract methods cannot be instantiated."""
 
     name: str  #: as `algorithm=` takes it
+    takes_groups = False  #: whether it runs groups of channels with a system each together (`Problem.groups`)
+    makes_output = False  #: whether it has an `output`
 
     @abstractmethod
     def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -41,12 +47,23 @@ class Algorithm(ABC):
         m, last = self.states(problem, plan)
         return projected(problem, m, weight), last
 
+    def output(self, problem: Problem, weight: Tensor, plan: Plan, epilogue: Epilogue) -> tuple[Tensor, Tensor] | None:
+        """`project` and the epilogue of a layer in one go; outputs in the padding may be anything. None where torch is
+        to add the epilogue to what `project` returns."""
+        return None
+
+    def route(self, problem: Problem, weight: Tensor) -> Route | None:
+        """What runs plain calls with arguments of these shapes again, without checks or plan; None, as here, where
+        nothing is gained by it."""
+        return None
+
     @abstractmethod
     def limit(self, case: Case) -> str | None:
-        """Why it cannot run a case, if it cannot: the rest of a sentence that begins with its name."""
+        """The reason why it cannot run a case, or None. It follows the name: "cannot reset inside a sequence"."""
 
     def auto_limit(self, case: Case) -> str | None:
-        """Why "auto" leaves it out though it could run; here, where `project` would store a large m."""
+        """The reason why "auto" leaves it out though it could run, or None; here, that `project` would store a large
+        m."""
         if case.kind == "project" and case.states > case.rates.stored:
             return f"would store m: it has {case.states:,} elements; limit {case.rates.stored:,}"
         return None
@@ -101,9 +118,3 @@ def last_of(problem: Problem, m: Tensor) -> Tensor:
     last = m.gather(1, index).squeeze(1)
     before = torch.zeros_like(last) if problem.state is None else problem.state
     return torch.where((problem.lengths > 0)[:, None, None], last, before)
-
-
-def final_of(problem: Problem) -> Tensor:
-    """The final state by equation 25."""
-    u = problem.u.to(problem.wide)
-    return final_state(u, problem.system, problem.state, problem.lengths, problem.resets)

@@ -1,22 +1,25 @@
-"""Argument checks of `plmu.ops`, and the one internal form that every algorithm receives."""
+"""Argument checks of `plmu.ops` and of layers, and the internal form that every algorithm receives."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
-from plmu.core.modes import autocasts, values_unknown
+from plmu.core.modes import autocasts, values_unknown, watched
 from plmu.core.systems import LinearSystem
 
 if TYPE_CHECKING:
     from plmu.ops.groups import SystemGroups
 
 Lengths = Tensor | Sequence[int] | None
+_HALVES = (torch.float16, torch.bfloat16)  # whose sums overflow early
 
 
 @dataclass
@@ -44,25 +47,52 @@ class Problem:
         return ends if self.resets is None else self.resets | ends
 
 
+class Epilogue(NamedTuple):
+    """What a layer does with W_m m: relu(W_m m + W_x x + b), or a part of that."""
+
+    x: Tensor | None = None  #: (batch, time, features); None for the input of the memory itself
+    weight: Tensor | None = None  #: W_x (out, features)
+    bias: Tensor | None = None  #: (out,)
+    relu: bool = False
+
+    def after(self, o: Tensor, u: Tensor) -> Tensor:
+        """It applied to o = W_m m (batch, time, out) for the memory's input u, in operations of torch."""
+        added = self.bias if self.weight is None else linear(u if self.x is None else self.x, self.weight, self.bias)
+        if added is not None:
+            o = o + added.to(o.dtype)
+        return torch.relu(o) if self.relu else o
+
+
 def checked(u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> Problem:
-    """Raise on anything that does not fit, naming the argument; else the problem in internal form."""
+    """The problem of a public function. Raises on anything that does not fit, naming the argument."""
     if not isinstance(system, LinearSystem):
         hint = "; call its discretize()" if hasattr(system, "discretize") else ""
         raise TypeError(f"system must be a plmu.LinearSystem, got {type(system).__name__}{hint}")
     check_sequence(u, "u")
-    batch, time, width = u.shape
-    if system.inputs is not None and width != system.inputs:
+    if system.inputs is not None and u.shape[2] != system.inputs:
         raise ValueError(f"u must have {system.inputs} channels, as B has inputs; got shape {tuple(u.shape)}")
+    return problem_of(u, system, state, lengths, resets)
+
+
+def problem_of(
+    u: Tensor,
+    system: LinearSystem,
+    state: Tensor | None,
+    lengths: Lengths,
+    resets: Tensor | None,
+) -> Problem:
+    """The problem for an input u that was checked already, as layers do. The other arguments are checked here."""
+    batch, time, width = u.shape
     channels = width if system.inputs is None else 1
     dtype = result_dtype(u)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     if state is not None:
         check_state(state, (batch, system.order, channels), wide, u.device)
-    known_lengths = checked_lengths(lengths, batch, time, u.device)
+    lengths = checked_lengths(lengths, batch, time, u.device)
     resets = checked_resets(resets, batch, time, u.device)
-    masked = keep_valid(u, known_lengths)
+    masked = keep_valid(u, lengths)
     split = masked.unsqueeze(2) if system.inputs is None else masked.unsqueeze(3)
-    return Problem(split, system, state, known_lengths, resets, dtype, wide)
+    return Problem(split, system, state, lengths, resets, dtype, wide)
 
 
 def result_dtype(x: Tensor) -> torch.dtype:
@@ -86,6 +116,22 @@ def check_sequence(x: Tensor, name: str) -> None:
         raise TypeError(f"{name} must be floating point, got {x.dtype}: convert it, for example {name}.float()")
     if x.shape[1] == 0 or x.shape[2] == 0:
         raise ValueError(f"{name} must have at least one time step and one channel, got shape {tuple(x.shape)}")
+
+
+def check_features(x: Tensor, dims: int, features: int, weight: Tensor | None = None) -> None:
+    """Raise unless x has `dims` dimensions, of which the last is `features`, and the precision of the weight."""
+    check_padded(x, "x")
+    if x.dim() != dims or x.shape[-1] != features:
+        expected = "(batch, time, {})" if dims == 3 else "(batch, {})"
+        unbatched = x.dim() == dims - 1 and x.shape[-1] == features
+        hint = ": for one sequence give x[None]" if unbatched and dims == 3 else ": give x[None]" if unbatched else ""
+        raise ValueError(f"x must have shape {expected.format(features)}, got {tuple(x.shape)}{hint}")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating point, got {x.dtype}: convert it, for example x.float()")
+    if weight is not None and x.dtype != weight.dtype and not autocasts(x.device):
+        raise TypeError(f"x is {x.dtype} and the layer {weight.dtype}: convert one of them, for example x.to(...)")
+    if dims == 3 and x.shape[1] == 0:
+        raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
 
 
 def check_padded(x: Tensor, name: str) -> None:
@@ -234,3 +280,19 @@ def _held_within(lengths: Tensor, time: int) -> Tensor:
         good = ((lengths >= 0) & (lengths <= time)).all()
         torch._assert_async(good, "lengths must lie between 0 and the number of time steps")
     return lengths.clamp(0, time)
+
+
+def finite_by_sum(*tensors: Tensor | None) -> bool | None:
+    """Whether no value of these tensors is NaN or infinite, by their sums, which take one fast pass. False may also
+    mean that a sum overflowed. None where values are not looked at: in a traced or compiled call, and on a GPU, which
+    the answer would hold up."""
+    for values in tensors:
+        if values is None:
+            continue
+        if values.device.type != "cpu" or watched() or (type(values) is not Tensor and values_unknown(values)):
+            return None
+        values = values.detach() if values.requires_grad else values
+        total = values.sum(dtype=torch.float32) if values.dtype in _HALVES else values.sum()
+        if not math.isfinite(total.item()):
+            return False
+    return True

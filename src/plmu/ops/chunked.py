@@ -19,8 +19,7 @@ from torch import Tensor
 from plmu.core.modes import forward_mode
 from plmu.core.systems import LinearSystem
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, last_of
-from plmu.ops.blocks import BlockProject, Blocks
-from plmu.ops.carry import carry
+from plmu.ops.blocks import BlockProject, Blocks, carry
 from plmu.ops.final import final_state
 from plmu.ops.matrices import apply, finite, input_matrix, may_grow
 from plmu.ops.rates import FLOAT

@@ -10,8 +10,7 @@ from torch import Tensor
 from plmu.core.systems import LinearSystem
 from plmu.ops import transforms
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of, last_of
-from plmu.ops.blocks import BlockProject
-from plmu.ops.carry import carry
+from plmu.ops.blocks import BlockProject, carry
 from plmu.ops.matrices import apply, free_response, power, response, response_spectrum
 
 DECAY_CHUNK = 16  # steps

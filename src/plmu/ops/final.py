@@ -9,11 +9,18 @@ from plmu.core.modes import is_open
 from plmu.core.systems import LinearSystem
 from plmu.ops import exported
 from plmu.ops.case import Case, Plan
+from plmu.ops.check import Problem
 from plmu.ops.matrices import apply, power, reversed_response
 
 LARGEST_PRODUCT = 1 << 22  # elements of the reversed impulse response; beyond it the sequence is taken in blocks
 FLOPS = 4  # a multiplication and an addition, forward and backward
 LAUNCHES = 10
+
+
+def final_of(problem: Problem) -> Tensor:
+    """The final state by equation 25."""
+    u = problem.u.to(problem.wide)
+    return final_state(u, problem.system, problem.state, problem.lengths, problem.resets)
 
 
 def final_state(

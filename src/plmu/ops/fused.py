@@ -8,27 +8,25 @@ cut into fixed shares and added up in a fixed order, so that results repeat bit 
 the weight are kept and, by the kernels for Hopper in half precision, states before chunks.
 
 The kernels are in `plmu.ops.gpu`, written twice: in Triton for every GPU and precision, and the two heavy ones for the
-TMA unit and the tensor cores of Hopper GPUs.
+TMA unit and the tensor cores of Hopper GPUs. That package is imported by the first call, or plan, for a GPU.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from plmu.ops.algorithm import Algorithm, Case, Option, Plan, Problem, final_of
-from plmu.ops.gpu import all_states, compiled_output, launch, projection
-from plmu.ops.gpu.devices import lacking_for_products
-from plmu.ops.gpu.float32 import split, split_hopper
-from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.output import fits, keeps, output
-from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, segments_of, tiles
+from plmu.ops.algorithm import Algorithm, Case, Epilogue, Option, Plan, Problem, final_of
 from plmu.ops.groups import each, final_of_groups
 from plmu.ops.matrices import may_grow
 from plmu.ops.rates import FLOAT, HALF
+
+if TYPE_CHECKING:
+    from plmu.ops.routes import Route
 
 LARGEST_ORDER = 64
 AVAILABLE = importlib.util.find_spec("triton") is not None
@@ -38,6 +36,7 @@ class Fused(Algorithm):
     """Kernels of our own, for systems that are not trained."""
 
     name = "fused"
+    takes_groups = makes_output = True
 
     # What the estimate is made of; forward and backward together.
     FLOPS = 6  # for each number of m and each output: the projection, and its two gradients
@@ -57,31 +56,45 @@ class Fused(Algorithm):
     BETWEEN = "states between chunks, where they are carried"  # the same
 
     def states(self, problem: Problem, plan: Plan) -> tuple[Tensor, Tensor]:
+        from plmu.ops.gpu import all_states
+
         inputs = problem.u.squeeze(2).to(problem.dtype)
         if not inputs.shape[0]:
-            return _no_states(inputs, problem)
+            return _empty(inputs, problem)
         m, last = all_states.states(inputs, problem.system, problem.state, _stops(problem))
         return m, last if problem.lengths is None and problem.resets is None else final_of(problem)
 
     def project(self, problem: Problem, weight: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        from plmu.ops.gpu import projection
+
         inputs, weight = problem.u.squeeze(2).to(problem.dtype), weight.to(problem.dtype)
         if not inputs.shape[0]:
-            m, last = _no_states(inputs, problem)
+            m, last = _empty(inputs, problem)
             return m.flatten(2) @ weight.flatten(1).mT, last
         o, last = projection.project(inputs, problem.groups or problem.system, weight, problem.state, _stops(problem))
         return o, last if problem.lengths is None else final_of_groups(problem)
 
-    def output(self, problem: Problem, weight: Tensor, rest: Rest) -> tuple[Tensor, Tensor] | None:
-        """relu(W_m m + W_x x + b), or what of that `rest` has, and the final state; None where that takes more than one
-        launch. Outputs past the end of a sequence are not zero."""
+    def output(self, problem: Problem, weight: Tensor, plan: Plan, epilogue: Epilogue) -> tuple[Tensor, Tensor] | None:
+        if plan.kernel != "Hopper":
+            return None
+        from plmu.ops.gpu import compiled_output, output, projection
+        from plmu.ops.gpu.tables import segments_of
+
         inputs, weight = problem.u.squeeze(2).to(problem.dtype), weight.to(problem.dtype)
-        if not inputs.shape[0] or not fits(inputs, weight, rest):
+        if not inputs.shape[0] or not output.fits(inputs, weight, epilogue):
             return None
         first = None if problem.state is None else problem.state.contiguous()
-        given = projection.constants(inputs, problem.groups or problem.system, problem.state)
-        run = compiled_output.output if torch.compiler.is_compiling() else output
-        o, last = run(inputs, weight, first, segments_of(_stops(problem)), given, rest)
+        constants = projection.constants(inputs, problem.groups or problem.system, problem.state)
+        run = compiled_output.output if torch.compiler.is_compiling() else output.output
+        o, last = run(inputs, weight, first, segments_of(_stops(problem)), constants, epilogue)
         return o, last if problem.lengths is None else final_of_groups(problem)
+
+    def route(self, problem: Problem, weight: Tensor) -> Route | None:
+        if not problem.u.shape[0]:
+            return None
+        from plmu.ops.gpu.route import FusedRoute
+
+        return FusedRoute(problem, weight)
 
     def limit(self, case: Case) -> str | None:
         reason = None
@@ -101,8 +114,11 @@ class Fused(Algorithm):
             reason = "needs a system whose values are known"
         elif case.transformed:
             reason = "works neither under torch.func nor with forward-mode gradients"
-        elif case.target.type == "cuda" and (missing := lacking_for_products(case.target)) is not None:
-            reason = f"needs {missing}"
+        elif case.target.type == "cuda":
+            from plmu.ops.gpu.devices import lacking_for_products
+
+            missing = lacking_for_products(case.target)
+            reason = None if missing is None else f"needs {missing}"
         return reason
 
     def auto_limit(self, case: Case) -> str | None:
@@ -123,6 +139,8 @@ class Fused(Algorithm):
         whether or not the response fades within a chunk: that is a matter of the system's values. Of groups of channels
         the products are those of one, but tiles have channels of one group, and so has m for the gradient of u. Where
         that is filtered after the product, this counts too much."""
+        from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, tiles
+
         _, passed = grouping(case.batch, case.time, case.channels, case.groups)  # one after another
         carries = self.CARRIES - 1 if case.kind == "project" and self._keeps(case) else self.CARRIES
         carrying = carries * passed * rows_of(case.order) * self.CARRIED_ROW
@@ -165,10 +183,15 @@ class Fused(Algorithm):
 
     def _keeps(self, case: Case) -> bool:
         """Whether states that are carried are kept for the backward pass, and so carried once less."""
+        from plmu.ops.gpu.output import keeps
+
         return case.half and keeps(case.order, case.time) and self._why_not_hopper(case) is None
 
     def _why_not_in_parts(self, case: Case) -> str | None:
         """Why float32 is left to others: it pays where tensor cores multiply its parts as fast as on Hopper GPUs."""
+        from plmu.ops.gpu import launch
+        from plmu.ops.gpu.float32 import split
+
         if not case.bounded:
             return "divides the constants in float32 of systems that do not grow alone"
         if not launch.has_hopper(case.target):
@@ -176,6 +199,9 @@ class Fused(Algorithm):
         return None if split.PARTS else "products in float32 are not divided into parts"
 
     def _why_not_hopper(self, case: Case) -> str | None:
+        from plmu.ops.gpu import launch
+        from plmu.ops.gpu.float32 import split, split_hopper
+
         sizes = (case.batch, case.time, case.channels, case.out or case.channels)
         if case.kind == "project" and case.dtype == torch.float32 and split.PARTS == 2:
             if not case.bounded:
@@ -197,7 +223,7 @@ def _stops(problem: Problem) -> Tensor | None:
     return problem.stops() if any(map(may_grow, each(problem.groups or problem.system))) else problem.resets
 
 
-def _no_states(u: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """m and the final state of no sequences, for which nothing is launched."""
+def _empty(u: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    """m and the final state of an empty batch, for which nothing is launched."""
     m = u[:, :, None].expand(-1, -1, problem.system.order, -1)
     return m, m.sum(1, dtype=problem.wide)

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.core.cache import constants_of
-from plmu.core.derived import Derived
+from plmu.core.derived import Derived, constants_of
 from plmu.core.systems import LinearSystem
-from plmu.ops.algorithm import final_of
 from plmu.ops.check import Problem
-from plmu.ops.final import turned
+from plmu.ops.final import final_of, turned
 
 
 class SystemGroups(Derived):

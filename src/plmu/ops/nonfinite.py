@@ -21,12 +21,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from plmu.core.modes import transformed, values_unknown, watched
-from plmu.ops.check import Problem
+from plmu.core.modes import transformed
+from plmu.ops.check import Problem, finite_by_sum
 
 _entered = 0  # how many times, by all threads: autograd's own must do as the forward pass did
 _isolating = False  # torch.compile makes a graph for each value that it reads: this has two
-_HALVES = (torch.float16, torch.bfloat16)  # whose sums overflow early
 _isolating_lock = threading.Lock()
 
 
@@ -97,26 +96,19 @@ def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
     return replace(problem, u=torch.where(bad, 0.0, u), state=state), spoilt
 
 
-def suspect(u: Tensor, *more: Tensor | None) -> bool:
-    """Whether bad values are to be looked for: there may be some, and this is where they are isolated."""
-    on_cpu = u.device.type == "cpu"
-    if on_cpu and not watched() and not (type(u) is not Tensor and values_unknown(u)):
-        return not all(one is None or _surely_finite(one) for one in (u, *more))
-    return _isolating or (on_cpu and transformed())
+def suspect(*tensors: Tensor | None) -> bool:
+    """Whether to look for bad values in tensors, of which the first decides where: they may have some, and this is a
+    place where those are isolated."""
+    finite = finite_by_sum(*tensors)
+    if finite is None:
+        assert tensors[0] is not None
+        return _isolating or (tensors[0].device.type == "cpu" and transformed())
+    return not finite
 
 
 def isolates() -> bool:
     """Whether a call on a GPU looks for bad values."""
     return _isolating
-
-
-def _surely_finite(values: Tensor) -> bool:
-    """Whether all values are finite, by their sum, which is one fast pass. A sum may overflow: then the answer is no,
-    and looking at each value tells."""
-    if values.requires_grad:
-        values = values.detach()
-    total = values.sum(dtype=torch.float32) if values.dtype in _HALVES else values.sum()
-    return math.isfinite(total.item())
 
 
 def _reached(bad: Tensor, bad_state: Tensor | None, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -134,8 +126,3 @@ def _reached(bad: Tensor, bad_state: Tensor | None, problem: Problem) -> tuple[T
         return reached, reached[:, -1]
     index = (problem.lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, bad.shape[2])
     return reached, reached.gather(1, index)[:, 0] & (problem.lengths > 0)[:, None]
-
-
-def infinity_as_nan(x: Tensor) -> Tensor:
-    """x with NaN in place of infinity, in one fast call: zero times infinity is NaN."""
-    return torch.add(x, x, alpha=0)

@@ -1,25 +1,54 @@
 """Calls of `project` that repeat on a GPU: with arguments of the same shapes, checks, plan and constants are the same.
 
-A route is what an earlier call found out: the constants of `fused`. It is kept with those of its system, and goes when
+A route is what an algorithm found out in an earlier call. It is kept with the constants of its system, and goes when
 one of them does. Only plain calls have one: eager, without lengths.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from plmu.core.modes import autocasts, watched
 from plmu.core.systems import LinearSystem
-from plmu.ops.gpu import encoding, launch, output, projection
-from plmu.ops.gpu.launch import Rest
-from plmu.ops.gpu.tables import Constants, segments_of
+from plmu.ops.check import Epilogue, Problem
 from plmu.ops.groups import SystemGroups
 from plmu.ops.nonfinite import isolates
 from plmu.ops.plan import ALGORITHMS, in_graphs
 
-Route = tuple[torch.dtype, Constants, bool]  # and whether the kernels for Hopper run
+if TYPE_CHECKING:
+    from plmu.ops.algorithm import Algorithm
+
+DEVICES = ("cuda",)  # kinds of devices for which calls have routes
+PLAIN = (Tensor, torch.nn.Parameter)
 Key = tuple[object, ...]
+
+
+class Route(ABC):
+    """What runs further calls with arguments of the same shapes."""
+
+    uses: tuple[Tensor, ...]  #: the constants of the system that it holds
+
+    @abstractmethod
+    def output(
+        self, u: Tensor, weight: Tensor, state: Tensor | None, resets: Tensor | None, epilogue: Epilogue | None
+    ) -> tuple[Tensor, Tensor]:
+        """As `plmu.ops.dispatch.output`."""
+
+    def encoded_output(
+        self,
+        x: Tensor,
+        encoder: tuple[Tensor, Tensor | None],
+        weight: Tensor,
+        state: Tensor | None,
+        resets: Tensor | None,
+        epilogue: Epilogue | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """The same for u = U x + b, where that is made in one go; None elsewhere."""
+        return None
 
 
 def key_of(
@@ -27,7 +56,9 @@ def key_of(
 ) -> Key | None:
     """All that a plain call depends on besides values; None where this is no such call. `channels`: of what an encoder
     makes of u."""
-    if torch.compiler.is_compiling() or not (type(u) is Tensor and type(weight) in output.PLAIN and on_gpu(u)):
+    if torch.compiler.is_compiling() or not (type(u) is Tensor and type(weight) in PLAIN):
+        return None
+    if u.device.type not in DEVICES:
         return None
     if (state is not None and type(state) is not Tensor) or (resets is not None and type(resets) is not Tensor):
         return None
@@ -43,26 +74,11 @@ def key_of(
 
 
 def run(
-    key: Key,
-    u: Tensor,
-    system: LinearSystem | SystemGroups,
-    weight: Tensor,
-    state: Tensor | None,
-    resets: Tensor | None,
-    rest: Rest | None,
-) -> tuple[Tensor, Tensor, bool] | None:
-    """o, the final state, and whether the rest of a layer is in o; if the route of such a call is known."""
-    route: Route | None = None if system._cache is None else system._cache.route(key)
-    if route is None:
-        return None
-    dtype, constants, hopper = route
-    if u.dtype != dtype or weight.dtype != dtype:
-        u, weight = u.to(dtype), weight.to(dtype)
-    first = None if state is None else state.contiguous()
-    segments = segments_of(resets)
-    if hopper and (rest is None or output.rest_fits(u.device, rest)):
-        return *output.output(u, weight, first, segments, constants, rest or output.NOTHING), rest is not None
-    return *projection.eagerly(u, weight, first, segments, constants), False
+    key: Key | None, u: Tensor, system: LinearSystem | SystemGroups, *operands: Any
+) -> tuple[Tensor, Tensor] | None:
+    """The output and the final state, if the route of such a call is known; `operands` are those of `Route.output`."""
+    route = _known(key, system)
+    return None if route is None else route.output(u, *operands)
 
 
 def run_encoded(
@@ -73,29 +89,23 @@ def run_encoded(
     state: Tensor | None,
     resets: Tensor | None,
     algorithm: str,
-    rest: Rest | None,
+    epilogue: Epilogue | None,
 ) -> tuple[Tensor, Tensor] | None:
-    """o with the rest of a layer in it, and the final state, for what an encoder makes of x; None unless the route of
-    such a call is known, in the precision of x."""
-    key = key_of(x, weight, state, resets, algorithm, encoder[0].shape[0])
-    route: Route | None = None if key is None or system._cache is None else system._cache.route(key)
-    if route is None or not route[2] or route[0] != x.dtype:
-        return None
-    first = None if state is None else state.contiguous()
-    return encoding.output(x, encoder, weight, first, segments_of(resets), route[1], rest or output.NOTHING)
+    """The same for what an encoder makes of x, in one go; None unless the route of such a call is known."""
+    route = _known(key_of(x, weight, state, resets, algorithm, encoder[0].shape[0]), system)
+    return None if route is None else route.encoded_output(x, encoder, weight, state, resets, epilogue)
 
 
-def keep(
-    key: Key, u: Tensor, system: LinearSystem | SystemGroups, weight: Tensor, state: Tensor | None, dtype: torch.dtype
-) -> None:
-    """Keep the route of a call that was planned for `fused`."""
-    if system._cache is not None and u.shape[0]:
-        u = u.detach().to(dtype)
-        made = projection.constants(u, system, state)
-        uses = made.tables if made.powers is None else (*made.tables, made.powers)
-        system._cache.keep_route(key, (dtype, made, launch.for_hopper(u, weight)), uses)
+def keep(key: Key, algorithm: Algorithm, problem: Problem, weight: Tensor) -> Route | None:
+    """The route that an algorithm makes of a call, if it does, kept for further ones."""
+    cache = (problem.groups or problem.system)._cache
+    route = None if cache is None else algorithm.route(problem, weight)
+    if cache is not None and route is not None:
+        cache.keep_route(key, route, route.uses)
+    return route
 
 
-def on_gpu(u: Tensor) -> bool:
-    """Whether calls with such an input have routes at all."""
-    return u.is_cuda
+def _known(key: Key | None, system: LinearSystem | SystemGroups) -> Route | None:
+    cache = None if key is None else getattr(system, "_cache", None)
+    route: Route | None = None if cache is None else cache.route(key)
+    return route

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.ops.check import Epilogue
 from plmu.ops.gpu import launch
 from plmu.ops.gpu.devices import aligned_if, laid_out, on
 from plmu.ops.gpu.ends import through_states
-from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.output import Gradients, by_kernels, cast, keeps, prepared
 from plmu.ops.gpu.tables import CHUNK, Constants, Tables, rows_of, tiles
 
 
 def output(
-    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants, rest: Rest
+    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants, rest: Epilogue
 ) -> tuple[Tensor, Tensor]:
     """o and the final state, where it `fits`. All tensors of `rest` are cast to the precision of u."""
     x, input_weight, bias, relu = cast(rest, u.dtype)
@@ -62,7 +62,7 @@ def _output(
     They are empty where not kept, or where inputs stand for them."""
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, None, steps, run, groups)
-    ready = prepared(u.shape, weight, Rest(x, input_weight, bias, relu), segments, given)
+    ready = prepared(u.shape, weight, Epilogue(x, input_weight, bias, relu), segments, given)
     u = laid_out(u)
     with on(u):
         o, kept, carried, _ = ready.output(u, weight, first, x, input_weight, bias, aligned_if(segments))
@@ -117,7 +117,7 @@ def _output_backward(
     `kept` are the states before chunks, where they are."""
     own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     given = Constants(own, None, steps, run, groups)
-    ready = prepared(u.shape, weight, Rest(x, input_weight, None, o is not None), segments, given)
+    ready = prepared(u.shape, weight, Epilogue(x, input_weight, None, o is not None), segments, given)
     saved = (u, weight, first, segments, x, input_weight, o, kept)
     with torch.no_grad():
         made = by_kernels(given, ready, saved, (*needed[:2], False, *needed[2:]), of_o, None)

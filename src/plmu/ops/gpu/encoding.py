@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from plmu.core.modes import watched
-from plmu.ops.check import result_dtype
+from plmu.ops.check import Epilogue, result_dtype
 from plmu.ops.gpu import launch
 from plmu.ops.gpu.devices import laid_out, on
-from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.output import PLAIN, Gradients, Prepared, gradients, prepared
 from plmu.ops.gpu.projection import plain
 from plmu.ops.gpu.tables import Constants
@@ -47,7 +46,7 @@ def output(
     first: Tensor | None,
     segments: Tensor | None,
     given: Constants,
-    rest: Rest,
+    rest: Epilogue,
 ) -> tuple[Tensor, Tensor] | None:
     """The output of a layer for u = U x + b, and the final state; None unless all tensors are plain ones of x's
     precision and device. `rest.x` is x, or None."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,15 +27,6 @@ from plmu.ops.gpu.tables import CHUNK, rows_of, tiles
 from plmu.ops.gpu.triton_launch import added_up, precision
 
 MARGIN = 64  # steps by which a sequence may be filled up in the kernels for Hopper
-
-
-class Rest(NamedTuple):
-    """What a layer does beside W_m m: relu(W_m m + W_x x + b), or a part of that."""
-
-    x: Tensor | None = None  #: (batch, time, features); None for u itself
-    weight: Tensor | None = None  #: W_x (out, features)
-    bias: Tensor | None = None  #: (out,)
-    relu: bool = False
 
 
 def why_not_hopper(

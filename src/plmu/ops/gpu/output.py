@@ -16,20 +16,19 @@ import torch
 from torch import Tensor
 
 from plmu.core.modes import exporting, watched
+from plmu.ops.check import Epilogue
 from plmu.ops.gpu import hopper_launch, launch, triton_launch
 from plmu.ops.gpu.devices import aligned_if, laid_out, laid_out_if, on
 from plmu.ops.gpu.division import Sizes
 from plmu.ops.gpu.ends import through_states
-from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.projection import plain, through
 from plmu.ops.gpu.tables import CHUNK, Constants, rows_of, tiles
 
 PLAIN = (Tensor, torch.nn.Parameter)
-NOTHING = Rest()
 Gradients = tuple[Tensor | None, ...]
 
 
-def fits(u: Tensor, weight: Tensor, rest: Rest) -> bool:
+def fits(u: Tensor, weight: Tensor, rest: Epilogue) -> bool:
     """Whether the kernels for Hopper, which the plan names, take the rest of a layer with W_m m."""
     if type(u) not in PLAIN or type(weight) not in PLAIN or weight.device != u.device:
         return False
@@ -40,7 +39,7 @@ def fits(u: Tensor, weight: Tensor, rest: Rest) -> bool:
     return not watched() and launch.for_hopper(u, weight)
 
 
-def rest_fits(device: torch.device, rest: Rest) -> bool:
+def rest_fits(device: torch.device, rest: Epilogue) -> bool:
     """Whether they take the tensors of that rest."""
     for one in rest[:3]:
         if one is not None and not (type(one) in PLAIN and one.device == device):
@@ -54,7 +53,7 @@ def keeps(order: int, time: int) -> bool:
 
 
 def output(
-    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants, rest: Rest
+    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants, rest: Epilogue
 ) -> tuple[Tensor, Tensor]:
     """o and the final state, where it `fits`. All tensors of `rest` are cast to the precision of u."""
     rest = cast(rest, u.dtype)
@@ -68,13 +67,13 @@ def output(
     return o, last
 
 
-def cast(rest: Rest, dtype: torch.dtype) -> Rest:
+def cast(rest: Epilogue, dtype: torch.dtype) -> Epilogue:
     """The rest in that precision; without x where there is no W_x."""
     x, weight, bias = [one if one is None or one.dtype == dtype else one.to(dtype) for one in rest[:3]]
-    return Rest(None if weight is None else x, weight, bias, rest.relu)
+    return Epilogue(None if weight is None else x, weight, bias, rest.relu)
 
 
-def prepared(shape: torch.Size, weight: Tensor, rest: Rest, segments: Tensor | None, given: Constants) -> Prepared:
+def prepared(shape: torch.Size, weight: Tensor, rest: Epilogue, segments: Tensor | None, given: Constants) -> Prepared:
     """What such a call found out earlier. Of `shape` the batch and the time count; these and the sizes of the weight
     are always the same for the same `given`."""
     features = 0 if rest.weight is None else rest.weight.shape[1]
