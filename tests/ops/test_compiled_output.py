@@ -16,8 +16,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 import plmu
+from plmu.ops.check import Epilogue
 from plmu.ops.gpu import compiled_output, output, projection
-from plmu.ops.gpu.launch import Rest
 from plmu.ops.gpu.tables import Constants, segments_of
 
 pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="other tests run them on the GPU")]
@@ -201,7 +201,7 @@ def test_gradients_that_are_not_needed(name: str) -> None:
     leaves = [one for one in given.values() if one is not None]
     answers = []
     for run in (output.output, compiled_output.output):
-        rest = Rest(given["x"], given["input_weight"], given["bias"], CALLS[name][1])
+        rest = Epilogue(given["x"], given["input_weight"], given["bias"], CALLS[name][1])
         answers.append(run(given["u"], given["weight"], given["first"], segments, constants, rest))
     of_answer = (torch.randn(1, 66, 16).half(), torch.randn(1, 2, 24))
     for asked in (slice(0, 1), slice(1, 2)):

@@ -5,7 +5,7 @@ Time is cut into chunks of c steps. All states of a chunk are one product with a
     m_chunk = [T | P] · [u_chunk ; m_before]        T the block Toeplitz of H, P the powers Ā¹ … Ā^c,
 
 and the states at chunk ends form a linear system again, with Ā^c, solved for all chunks at once in log₂ rounds
-(`carry.py`). `project` multiplies each tile of m into the weight while it is at hand and recomputes it in the backward
+(`carry` in `blocks.py`). `project` multiplies each tile of m into the weight while it is at hand and recomputes it in the backward
 pass (`blocks.py`), so m is never stored whole.
 """
 
