@@ -156,7 +156,7 @@ def test_a_lower_limit_holds_at_once(cache_limit: SetLimit) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "1 GiB", None])
 def test_a_bad_limit_is_named(wrong: Any, cache_limit: SetLimit) -> None:
-    with pytest.raises(ValueError, match="size must be a whole number of bytes"):
+    with pytest.raises(ValueError, match="size must be an integer of at least 0, a number of bytes"):
         cache_limit(wrong)
     cache_limit(np.int64(5))
 

@@ -156,8 +156,8 @@ def test_a_trained_theta_can_be_described() -> None:
     [
         ({"dt": 0.0}, "dt must be a positive finite number, got 0.0"),
         ({"dt": math.nan}, "dt must be a positive finite number, got nan"),
-        ({"channels": 0}, "channels must be a whole number of at least 1, got 0"),
-        ({"channels": 1.5}, "channels must be a whole number of at least 1, got 1.5"),
+        ({"channels": 0}, "channels must be an integer of at least 1, got 0"),
+        ({"channels": 1.5}, "channels must be an integer of at least 1, got 1.5"),
         ({"tolerance": 0.0}, "tolerance must lie between 0 and 1, got 0.0"),
         ({"tolerance": 1.0}, "tolerance must lie between 0 and 1, got 1.0"),
         ({"tolerance": math.nan}, "tolerance must lie between 0 and 1, got nan"),

@@ -66,7 +66,7 @@ def test_what_a_system_gives_away_is_no_part_of_it() -> None:
 
 @pytest.mark.parametrize("length", [0, -3, 2.0, None, True, "5"])
 def test_bad_length(length: object) -> None:
-    with pytest.raises(ValueError, match="length must be a whole number of at least 1, got"):
+    with pytest.raises(ValueError, match="length must be an integer of at least 1, got"):
         small_system().impulse_response(length)
 
 

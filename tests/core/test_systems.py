@@ -192,7 +192,7 @@ def test_zero_order_hold_is_stable(order: int, theta: float) -> None:
 
 @pytest.mark.parametrize("order", [0, -1, 2.5, "3", True, None, torch.tensor(2.5)])
 def test_bad_order(order: object) -> None:
-    with pytest.raises(ValueError, match="order must be a whole number of at least 1, got"):
+    with pytest.raises(ValueError, match="order must be an integer of at least 1, got"):
         plmu.DelayNetwork(order, 10.0)
 
 

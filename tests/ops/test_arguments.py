@@ -101,9 +101,9 @@ BAD = {
     "a negative length": ({"lengths": [-1, 2]}, ValueError, "lengths must lie between 0 .*got -1"),
     "too few lengths": ({"lengths": [1]}, ValueError, r"lengths must have shape \(2,\).*got \(1,\)"),
     "lengths as a table": ({"lengths": [[1], [2]]}, ValueError, r"lengths must have shape \(2,\).*got \(2, 1\)"),
-    "float lengths": ({"lengths": [1.0, 2.0]}, TypeError, "lengths must be whole numbers, got torch.float32"),
-    "a mask as lengths": ({"lengths": torch.ones(2, dtype=torch.bool)}, TypeError, "lengths must be whole numbers"),
-    "words as lengths": ({"lengths": ["a", "b"]}, (TypeError, ValueError), "lengths must be whole numbers"),
+    "float lengths": ({"lengths": [1.0, 2.0]}, TypeError, "lengths must be integers, got torch.float32"),
+    "a mask as lengths": ({"lengths": torch.ones(2, dtype=torch.bool)}, TypeError, "lengths must be integers"),
+    "words as lengths": ({"lengths": ["a", "b"]}, (TypeError, ValueError), "lengths must be integers"),
     "resets as numbers": (
         {"resets": torch.zeros(2, 5)},
         TypeError,

@@ -47,7 +47,7 @@ def set_cache_limit(size: int) -> int:
         The limit before.
 
     Raises:
-        ValueError: `size` is not a whole number of at least 0.
+        ValueError: `size` is not an integer of at least 0.
     """
     global _limit
     try:
@@ -55,7 +55,7 @@ def set_cache_limit(size: int) -> int:
     except TypeError:
         wanted = -1
     if wanted < 0:
-        raise ValueError(f"size must be a whole number of bytes, at least 0; got {size!r}")
+        raise ValueError(f"size must be an integer of at least 0, a number of bytes; got {size!r}")
     with _lock:
         before, _limit = _limit, wanted
         _drop_oldest()
@@ -200,7 +200,7 @@ class Derived:
 
         Args:
             build: makes the tensor; called as `build(system, *sizes)`. Its name is part of the cache's key.
-            sizes: further arguments of `build`, whole numbers.
+            sizes: further arguments of `build`, integers.
             dtype: the precision of the result. What would be subnormal in it becomes zero.
             device: where the result is.
         """
@@ -218,7 +218,7 @@ class Derived:
 
         Args:
             build: makes the tensor; called as `build(system, *sizes)`.
-            sizes: further arguments of `build`, whole numbers.
+            sizes: further arguments of `build`, integers.
         """
         assert self._cache is not None
         sizes = tuple(map(operator.index, sizes))

@@ -60,7 +60,7 @@ def _percent(share: float) -> str:
 def describe(dn: DelayNetwork, *, dt: float, channels: int, tolerance: float) -> Description:
     """See `DelayNetwork.describe`."""
     if not isinstance(channels, int) or channels < 1:
-        raise ValueError(f"channels must be a whole number of at least 1, got {channels!r}")
+        raise ValueError(f"channels must be an integer of at least 1, got {channels!r}")
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance!r}")
     with torch.no_grad():

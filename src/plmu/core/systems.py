@@ -314,7 +314,7 @@ def _at_least_1(value: int, name: str) -> int:
     except TypeError:
         whole = 0
     if whole < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     return whole
 
 

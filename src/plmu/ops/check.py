@@ -198,11 +198,11 @@ def _checked_lengths(lengths: Tensor | Sequence[int], batch: int, time: int, dev
     try:
         values = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"lengths must be whole numbers, one for each sequence; got {lengths!r}") from None
+        raise TypeError(f"lengths must be integers, one for each sequence; got {lengths!r}") from None
     if values.numel() == 0:
         values = values.to(torch.int64)  # an empty list has no type of its own
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise TypeError(f"lengths must be whole numbers, got {values.dtype}")
+        raise TypeError(f"lengths must be integers, got {values.dtype}")
     if tuple(values.shape) != (batch,):
         raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(values.shape)}")
     values = values.to(torch.int64)
