@@ -160,7 +160,7 @@ def test_every_module_that_a_stack_takes_can_be_saved() -> None:
 
     tested = {type(module) for module in TORCH}
     assert set(PER_STEP) <= tested
-    assert set(plmu.modelfiles.blueprint.TORCH) == tested
+    assert {*plmu.modelfiles.blueprint.TORCH, plmu.Standardize} == tested
 
 
 def test_a_system_is_kept_in_float64(path: Path) -> None:

@@ -1,6 +1,7 @@
 """A layer that plmu does not have, added as docs/adding-a-layer.md says: as a class of one's own and as one of plmu."""
 
 import contextlib
+import difflib
 import io
 import os
 import re
@@ -59,6 +60,18 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert source.count(old) == 1, f"{changed}: {old}"
         changed.write_text(source.replace(old, new), encoding="utf-8")
     return place
+
+
+def test_it_takes_one_file_and_one_line(copy: Path) -> None:
+    """In the package itself; its tests and the reference have lines of their own."""
+    sources = {path.relative_to(copy) for path in (copy / "src").rglob("*.py")}
+    before = {path.relative_to(ROOT) for path in (ROOT / "src").rglob("*.py")}
+    assert len(sources - before) == 1
+    added = []
+    for path in before:
+        old, new = ((root / path).read_text(encoding="utf-8").splitlines() for root in (ROOT, copy))
+        added += [line for line in difflib.ndiff(old, new) if line[0] in "+-"] if old != new else []
+    assert added == ["+ from plmu.nn.difference import Difference as Difference"]
 
 
 def test_a_layer_of_plmu_is_saved_whole(copy: Path) -> None:

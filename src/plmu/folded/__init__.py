@@ -6,7 +6,8 @@ derive it from `Folded`, or from `Stateless`, and return it from the `fold()` of
 """
 
 from plmu.folded.attention import WindowAttention
-from plmu.folded.base import Folded, Place, Stateless, fold, wide_dtype
+from plmu.folded.base import Folded, Place, Stateless, wide_dtype
+from plmu.folded.base import fold as fold
 from plmu.folded.blocks import SelectiveMemory, Taps
 from plmu.folded.forecast import CovariateForecast, WindowForecast
 from plmu.folded.functions import Affine, Applied, Carry, Function, Gate, Identity, Lookup, Norm, Scale, Unit
@@ -47,6 +48,5 @@ __all__ = [
     "WindowAttention",
     "WindowForecast",
     "chain",
-    "fold",
     "wide_dtype",
 ]

@@ -6,7 +6,6 @@ device, where they take no memory; and what building costs is bounded: see `LIMI
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,29 +17,8 @@ from torch import Tensor, nn
 
 from plmu.core.systems import LinearSystem
 from plmu.errors import FileFormatError, TooLarge
-from plmu.nn import (
-    LMU,
-    Bidirectional,
-    CausalAttention,
-    CausalConvolution,
-    CovariateForecast,
-    DelayLayer,
-    Gated,
-    Highway,
-    LMUBlock,
-    LMUCell,
-    LookbackForecast,
-    MemoryBlock,
-    ParallelLMU,
-    Residual,
-    SelectiveLMU,
-    Sequential,
-    Standardize,
-    ThresholdShares,
-    TimedDelayLayer,
-    TokenDelayLayer,
-    WeightedStack,
-)
+from plmu.nn import Bidirectional, Gated, Residual, Sequential, WeightedStack
+from plmu.nn.savable import REGISTERED
 
 Description = dict[str, Any]
 
@@ -52,8 +30,8 @@ _MODULE, _LAYER, _SYSTEM = 3_000_000, 20_000_000, 25_000_000  # what small ones 
 _MATRICES = 20  # of order², that discretising holds at a time; counted as products, so that a limit bounds memory too
 _DEEPEST = 64  # stacks within stacks
 
-
-# What may be built: each class with the constructor arguments that it keeps as attributes of the same name.
+# Modules of torch that may be built, with the constructor arguments that they keep as attributes of the same name.
+# The layers of plmu are in `REGISTERED`.
 TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("in_features", "out_features"),
     nn.Embedding: (
@@ -80,7 +58,6 @@ TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Softmax: ("dim",),
     nn.LogSoftmax: ("dim",),
     nn.GLU: ("dim",),
-    Standardize: ("features",),
 }
 _PLAIN = (
     nn.Identity,
@@ -98,25 +75,8 @@ _PLAIN = (
     nn.Tanhshrink,
 )
 TORCH.update(dict.fromkeys(_PLAIN, ()))
-BLOCKS: dict[type[nn.Module], tuple[str, ...]] = {
-    Highway: ("features", "activation"),
-    CausalConvolution: ("channels", "kernel_size"),
-    CausalAttention: ("width", "heads", "window", "bias"),
-    SelectiveLMU: ("input_size", "hidden_size", "order", "theta", "heads", "algorithm"),
-    LMUBlock: ("width", "order", "theta", "highways", "activation", "norm", "dropout", "standardize", "algorithm"),
-    MemoryBlock: ("width", "order", "theta", "hidden", "kernel_size", "heads", "dropout", "standardize", "algorithm"),
-}
-_INSIDE = {CausalAttention: 2, SelectiveLMU: 8, LMUBlock: 12, MemoryBlock: 32}  # modules that these make
-OPTIONS = {**TORCH, **BLOCKS}
-RARE = (
-    TimedDelayLayer,
-    CovariateForecast,
-    LookbackForecast,
-    ThresholdShares,
-)  # the kind before what it is derived from
-OWN: tuple[type[nn.Module], ...] = (ParallelLMU, DelayLayer, TokenDelayLayer, LMU, LMUCell, *RARE)
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
-_LEAVES: dict[str, type[nn.Module]] = {one.__name__: one for one in (*OWN, *OPTIONS)}
+_TORCH_NAMES = {kind.__name__: kind for kind in TORCH}
 _STACKS: dict[str, Callable[..., nn.Module]] = {
     "Sequential": Sequential,
     "Residual": Residual,
@@ -160,7 +120,7 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
     if isinstance(module, WeightedStack) and kind is WeightedStack:
         modules = [_describe(child, tensors, f"{where}.{i}") for i, child in enumerate(module.layers)]
         return {"class": "WeightedStack", "modules": modules}
-    if kind in OWN:
+    if kind.__name__ in REGISTERED and REGISTERED[kind.__name__].kind is kind:
         config = dict(module.config)  # type: ignore[arg-type]
         for key, value in config.items():
             if isinstance(value, LinearSystem):
@@ -168,14 +128,11 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
                 tensors[f"{place}.A"], tensors[f"{place}.B"] = value.A, value.B
                 config[key] = {"system": place}
             elif callable(value):
-                raise ValueError(f"{where} ({kind.__name__}) has {key}={value!r}: only activations given by name can"
-                                 " be saved")  # fmt: skip
+                raise ValueError(f"{where} ({kind.__name__}) has {key}={value!r}: only activations given by name can be"
+                                 " saved")  # fmt: skip
         return {"class": kind.__name__, "config": config}
-    if kind in OPTIONS:
-        config = {name: getattr(module, name) for name in OPTIONS[kind]}
-        if callable(config.get("activation")):
-            raise ValueError(f"{where} ({kind.__name__}) has activation={config['activation']!r}: only activations"
-                             " given by name can be saved")  # fmt: skip
+    if kind in TORCH:
+        config = {name: getattr(module, name) for name in TORCH[kind]}
         if kind in _WITH_BIAS:
             config["bias"] = module.bias is not None
         return {"class": kind.__name__, "config": config}
@@ -195,7 +152,7 @@ def build(description: Description, tensor: Callable[[str], Tensor], size: int) 
     """
     if _cost(description, "model", 0) > LIMIT + LIMIT_PER_BYTE * size:
         raise TooLarge(f"to build this model takes too long for one with {size:,} bytes of tensors")
-    # One for each name: a small file must not ask for many copies of a large system.
+    # Cached by name: a small file must not ask for many copies of a large system.
     system = cache(lambda place: LinearSystem(tensor(f"{place}.A"), tensor(f"{place}.B")))
     with torch.device("meta"):
         return _build(description, system)
@@ -204,7 +161,7 @@ def build(description: Description, tensor: Callable[[str], Tensor], size: int) 
 def _build(description: Description, system: Callable[[str], LinearSystem]) -> nn.Module:
     name = description["class"]
     if name in _STACKS:
-        modules = [_build(one, system) for one in description["modules"]]
+        modules = [_build(inner, system) for inner in description["modules"]]
         if name == "torch.Sequential" and "names" in description:
             return nn.Sequential(OrderedDict(zip(description["names"], modules, strict=True)))
         return _STACKS[name](*modules, **{key: description[key] for key in ("missing", "merge") if key in description})
@@ -212,7 +169,8 @@ def _build(description: Description, system: Callable[[str], LinearSystem]) -> n
     if config.get("system") is not None:
         with torch.device("cpu"):
             config["system"] = system(config["system"]["system"])
-    return _LEAVES[name](**config)
+    kind = REGISTERED[name].kind if name in REGISTERED else _TORCH_NAMES[name]
+    return kind(**config)
 
 
 def _cost(description: Description, where: str, depth: int) -> float:
@@ -221,40 +179,45 @@ def _cost(description: Description, where: str, depth: int) -> float:
     if depth > _DEEPEST:
         raise FileFormatError(f"stacks are nested more than {_DEEPEST} deep")
     if name in _STACKS:
-        inside = enumerate(description["modules"])
-        if name == "Bidirectional" and len(description["modules"]) != 2:  # of one it would make another
+        modules = description["modules"]
+        if name == "Bidirectional" and len(modules) != 2:  # of one it would make another
             raise FileFormatError(f"{where} (Bidirectional) must have two modules")
-        return _MODULE + sum(_cost(one, f"{where}.{i}", depth + 1) for i, one in inside)
-    if name not in _LEAVES:
+        return _MODULE + sum(_cost(inner, f"{where}.{i}", depth + 1) for i, inner in enumerate(modules))
+    if name not in REGISTERED and name not in _TORCH_NAMES:
         raise FileFormatError(f"the file names a class {name!r} that this plmu does not know")
-    kind, config = _LEAVES[name], description["config"]
-    allowed = _options(kind)
+    config, meanings = description["config"], _meanings(name)
     for key, value in config.items():
-        if key not in allowed:
+        if key not in meanings:
             raise FileFormatError(f"{where} ({name}) has an option {key!r}, which this plmu does not know")
-        meaning, fits = _MEANINGS.get(key, _ANY)
+        meaning, fits = meanings[key]
         if not fits(value):
             raise FileFormatError(f"{where} ({name}) has {key}={value!r}, which must be {meaning}")
-    cost: float = _LAYER if kind in OWN else _MODULE * (1 + _INSIDE.get(kind, 0) + max(config.get("highways", 0), 0))
+    inside = REGISTERED[name].modules if name in REGISTERED else 0
+    cost: float = _LAYER if inside is None else _MODULE * (1 + inside + max(config.get("highways", 0), 0))
     for order, theta in ((config.get("order"), config.get("theta")), (config.get("lag_order"), config.get("lags"))):
         if order is None or order < 1:  # a given system, or what the constructor refuses
             continue
-        for one in theta if isinstance(theta, list) else [theta]:
-            if one is not None and one > 0:
+        for window in theta if isinstance(theta, list) else [theta]:
+            if window is not None and window > 0:
                 # Discretising takes some products of matrices, and one more whenever order² / θ doubles.
-                products = 8 + 2 * math.log2(order) - math.log2(one)
+                products = 8 + 2 * math.log2(order) - math.log2(window)
                 cost += _SYSTEM + order**3 * max(products, _MATRICES)
     return cost
 
 
-def _options(kind: type[nn.Module]) -> set[str]:
-    """What a description may give to a constructor; never `device` or `dtype`."""
-    if kind in OWN:
-        return set(inspect.signature(kind).parameters) - {"device", "dtype"}
-    return {*OPTIONS[kind], *(("bias",) if kind in _WITH_BIAS else ())}
+_Meaning = tuple[str, Callable[[Any], bool]]  # in words, and whether a value has it
 
 
-def _is_whole(value: object) -> bool:
+@cache
+def _meanings(name: str) -> dict[str, _Meaning]:
+    """What a file may hold for each option of a class; never for `device` or `dtype`."""
+    if name in REGISTERED:
+        return {key: _by_annotation(option.annotation) for key, option in REGISTERED[name].options.items()}
+    kind = _TORCH_NAMES[name]
+    return {key: _TORCH_MEANINGS[key] for key in (*TORCH[kind], *(("bias",) if kind in _WITH_BIAS else ()))}
+
+
+def _is_integer(value: object) -> bool:
     return type(value) is int
 
 
@@ -266,43 +229,39 @@ def _is_switch(value: object) -> bool:
     return value is None or (isinstance(value, int) and value in (0, 1))
 
 
-_Meaning = tuple[str, Callable[[object], bool]]
-_WHOLE: _Meaning = ("a whole number", _is_whole)
-_WHOLE_OR_NONE: _Meaning = ("a whole number or null", lambda value: value is None or _is_whole(value))
-_NUMBER_OR_NONE: _Meaning = ("a number or null", lambda value: value is None or _is_number(value))
-_SWITCH: _Meaning = ("true or false", _is_switch)
-_ANY: _Meaning = (
-    "a name, a number, true, false or null",
-    lambda value: isinstance(value, str) or _is_number(value) or _is_switch(value),
-)
-_MEANINGS: dict[str, _Meaning] = {
-    **dict.fromkeys(("in_features", "out_features", "num_embeddings", "embedding_dim", "num_parameters"), _WHOLE),
-    **dict.fromkeys(("input_size", "hidden_size", "channels", "width", "window", "highways"), _WHOLE),
-    **dict.fromkeys(("horizon", "lookback", "season", "phase", "count", "covariates", "lags", "lag_order"), _WHOLE),
-    **dict.fromkeys(("padding_idx", "dim", "order", "memory_size", "hidden", "kernel_size", "heads"), _WHOLE_OR_NONE),
-    **dict.fromkeys(("p", "negative_slope", "alpha", "beta", "threshold"), ("a number", _is_number)),
-    **dict.fromkeys(("min_val", "max_val", "norm_type"), ("a number", _is_number)),
-    **dict.fromkeys(("eps", "max_norm"), _NUMBER_OR_NONE),
-    **dict.fromkeys(("scale_grad_by_freq", "sparse", "elementwise_affine", "bias", "norm"), _SWITCH),
-    **dict.fromkeys(("memory_noise", "memory_dropout", "token_dropout", "dropout"), ("a number", _is_number)),
-    **dict.fromkeys(("gated", "standardize", "encoder", "input_to_output", "return_sequences"), _SWITCH),
-    **dict.fromkeys(("individual", "relative"), _SWITCH),
-    **dict.fromkeys(("hidden_to_memory", "memory_to_memory", "input_to_hidden", "hidden_to_hidden"), _SWITCH),
+def _list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+# What the parts of an annotation, such as `int | None`, allow.
+_PARTS: dict[str, _Meaning] = {
+    "int": ("an integer", _is_integer),
+    "float": ("a number", _is_number),
+    "bool": ("true or false", _is_switch),
+    "str": ("a name", lambda value: isinstance(value, str)),
+    "Activation": ("a name or null", lambda value: value is None or isinstance(value, str)),
+    "Sequence[int]": ("a list of integers", _list_of(_is_integer)),
+    "Sequence[float]": ("a list of numbers", _list_of(_is_number)),
+    "LinearSystem": (
+        "the name of a system",
+        lambda value: isinstance(value, dict) and str(value.get("system")).startswith(SYSTEMS),
+    ),
+    "None": ("null", lambda value: value is None),
+}
+
+
+def _by_annotation(annotation: str) -> _Meaning:
+    parts = [_PARTS[part.strip()] for part in annotation.split("|")]
+    return " or ".join(words for words, _ in parts), lambda value: any(fits(value) for _, fits in parts)
+
+
+_INTEGER, _NUMBER, _SWITCH = _PARTS["int"], _PARTS["float"], _PARTS["bool"]
+_TORCH_MEANINGS: dict[str, _Meaning] = {
+    **dict.fromkeys(("in_features", "out_features", "num_embeddings", "embedding_dim", "num_parameters"), _INTEGER),
+    **dict.fromkeys(("padding_idx", "dim"), _by_annotation("int | None")),
+    **dict.fromkeys(("p", "negative_slope", "alpha", "beta", "threshold", "min_val", "max_val", "norm_type"), _NUMBER),
+    **dict.fromkeys(("eps", "max_norm"), _by_annotation("float | None")),
+    **dict.fromkeys(("scale_grad_by_freq", "sparse", "elementwise_affine", "bias"), _SWITCH),
     "approximate": ("none or tanh", lambda value: value in ("none", "tanh")),
-    "normalized_shape": (
-        "a list of whole numbers",
-        lambda value: isinstance(value, list) and all(_is_whole(one) for one in value),
-    ),
-    "features": (
-        "a whole number or a list of them",
-        lambda value: _is_whole(value) or (isinstance(value, list) and all(_is_whole(one) for one in value)),
-    ),
-    "theta": (
-        "a number, a list of numbers or null",
-        lambda value: all(map(_is_number, value)) if isinstance(value, list) else _NUMBER_OR_NONE[1](value),
-    ),
-    "system": (
-        "null or the name of a system",
-        lambda value: value is None or (isinstance(value, dict) and str(value.get("system")).startswith(SYSTEMS)),
-    ),
+    "normalized_shape": _PARTS["Sequence[int]"],
 }

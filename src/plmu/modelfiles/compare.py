@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import inspect
 import json
 from numbers import Number
 from typing import Any
@@ -14,8 +13,9 @@ from torch import Tensor, nn
 
 from plmu.core.systems import LinearSystem
 from plmu.folded.functions import activation_name
-from plmu.modelfiles.blueprint import OPTIONS, OWN
+from plmu.modelfiles.blueprint import TORCH
 from plmu.nn.memory import Memory
+from plmu.nn.savable import Savable, savable_base
 
 
 def difference(model: nn.Module, rebuilt: nn.Module) -> str | None:
@@ -56,6 +56,9 @@ _UNSEEN = {"algorithm", "return_sequences", "init", "sparse", "scale_grad_by_fre
 _UNSEEN |= {"p", "memory_noise", "memory_dropout", "token_dropout"}  # of training alone
 # Attributes of plmu's layers that are younger than fingerprints: of a subclass, their options tell.
 _LATER = {"standardize"}
+# Layers whose fingerprints also have options with their default value; those registered later have not.
+_WITH_DEFAULTS = {"CausalAttention", "CausalConvolution", "Highway", "LMUBlock", "MemoryBlock", "SelectiveLMU"}
+_WITH_DEFAULTS |= {"Standardize"}
 _FUNCTIONS = {"input_activation": "f1", "output_activation": "f2", "hidden_activation": "f"}  # where options are kept
 
 
@@ -68,18 +71,20 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     modules = dict(model.named_modules(remove_duplicate=False))
-    known = {id(_memory(module)) for module in modules.values() if isinstance(module, OWN)}
+    layers = {module: layer for module in modules.values() if (layer := _layer(module)) is not None}
+    of_layers = {id(_memory(module)) for module in layers}
     for name, module in modules.items():
         kind = type(module)
         options: dict[str, Any] = {}
-        if isinstance(module, OWN):
-            options = _own_options(module)
-        elif isinstance(module, Memory) and id(module) not in known:
+        if module in layers:
+            options = _layer_options(module, layers[module])
+        elif isinstance(module, Memory) and id(module) not in of_layers:
             options = {"width": module.width, **_memory_options(module)}
-        elif kind in OPTIONS:
-            options = {key: getattr(module, key) for key in OPTIONS[kind] if key != "dropout"}  # of training alone
-        if kind not in OPTIONS and not kind.__module__.startswith("plmu."):
-            later = _LATER if isinstance(module, OWN) else ()
+        else:
+            names = TORCH.get(kind, tuple(module.config) if _has_defaults(module) else ())
+            options = {key: getattr(module, key) for key in names if key != "dropout"}  # of training alone
+        if kind not in TORCH and not kind.__module__.startswith("plmu."):
+            later = _LATER if module in layers else ()
             options |= {key: value for key, value in vars(module).items() if _is_option(key) and key not in later}
         kept = {key: _hashable(value) for key, value in options.items() if key not in _UNSEEN}
         kept = {key: value for key, value in kept.items() if value is not ...}
@@ -88,6 +93,17 @@ def fingerprint(model: nn.Module) -> str:
         if isinstance(tensor, Tensor):
             digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape), _hashed(tensor)]).encode())
     return digest.hexdigest()
+
+
+def _layer(module: nn.Module) -> Savable | None:
+    """The registered class of a layer, or that it is derived from, whose options count unless they are the default."""
+    layer = savable_base(module)
+    return None if layer is None or layer.kind.__name__ in _WITH_DEFAULTS else layer
+
+
+def _has_defaults(module: nn.Module) -> bool:
+    layer = savable_base(module)
+    return layer is not None and layer.kind is type(module)
 
 
 def _is_option(name: str) -> bool:
@@ -104,7 +120,7 @@ def _memory(layer: nn.Module) -> Memory | None:
     return getattr(_holder(layer), "memory", None)
 
 
-def _own_options(layer: nn.Module) -> dict[str, Any]:
+def _layer_options(layer: nn.Module, registered: Savable) -> dict[str, Any]:
     """The options of a layer as they are now, which may not be those it was made with, unless they are the default."""
     holder, memory = _holder(layer), _memory(layer)
     options: dict[str, Any] = {**layer.config, **({} if memory is None else _memory_options(memory))}  # type: ignore[dict-item]
@@ -113,8 +129,7 @@ def _own_options(layer: nn.Module) -> dict[str, Any]:
             options[option] = getattr(holder, attribute)
     if "missing" in options:
         options["missing"] = layer.missing
-    kind = next(one for one in OWN if isinstance(layer, one))
-    defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items()}
+    defaults = {key: option.default for key, option in registered.options.items()}
     return {key: value for key, value in options.items() if _hashable(value) != defaults[key]}
 
 

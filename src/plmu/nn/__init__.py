@@ -1,59 +1,41 @@
-"""Layers that train in parallel over time and run as RNNs, by the conventions of torch.nn."""
+"""Layers that train in parallel over time and run as RNNs, by the conventions of torch.nn.
 
-from plmu.folded import fold
-from plmu.nn.attention import CausalAttention
-from plmu.nn.bidirectional import Bidirectional
-from plmu.nn.blocks import LMUBlock, MemoryBlock
-from plmu.nn.combining import Gated, WeightedStack
-from plmu.nn.convolution import CausalConvolution
-from plmu.nn.covariates import CovariateForecast
-from plmu.nn.cross_attention import Attended, CrossAttention
-from plmu.nn.delay import DelayLayer
-from plmu.nn.encoder_decoder import EncoderDecoder
-from plmu.nn.forecast import LookbackForecast
-from plmu.nn.highway import Highway
-from plmu.nn.lstm import LSTM
-from plmu.nn.original import LMU, LMUCell
-from plmu.nn.parallel import ParallelLMU
-from plmu.nn.selective import SelectiveLMU
-from plmu.nn.sequential import Residual, Sequential
-from plmu.nn.shares import ThresholdShares
-from plmu.nn.standardization import Standardize, standardize
-from plmu.nn.steppable import ACTIVATIONS, Steppable, detached, last_valid, reverse
-from plmu.nn.timed import TimedDelayLayer
-from plmu.nn.tokens import TokenDelayLayer
+Each line below makes a name public: `plmu.nn.LMU`.
+"""
 
-__all__ = [
-    "ACTIVATIONS",
-    "LMU",
-    "LSTM",
-    "Attended",
-    "Bidirectional",
-    "CausalAttention",
-    "CausalConvolution",
-    "CovariateForecast",
-    "CrossAttention",
-    "DelayLayer",
-    "EncoderDecoder",
-    "Gated",
-    "Highway",
-    "LMUBlock",
-    "LMUCell",
-    "LookbackForecast",
-    "MemoryBlock",
-    "ParallelLMU",
-    "Residual",
-    "SelectiveLMU",
-    "Sequential",
-    "Standardize",
-    "Steppable",
-    "ThresholdShares",
-    "TimedDelayLayer",
-    "TokenDelayLayer",
-    "WeightedStack",
-    "detached",
-    "fold",
-    "last_valid",
-    "reverse",
-    "standardize",
-]
+from types import ModuleType as _ModuleType
+
+from plmu.folded import fold as fold
+from plmu.nn.attention import CausalAttention as CausalAttention
+from plmu.nn.bidirectional import Bidirectional as Bidirectional
+from plmu.nn.blocks import LMUBlock as LMUBlock
+from plmu.nn.blocks import MemoryBlock as MemoryBlock
+from plmu.nn.combining import Gated as Gated
+from plmu.nn.combining import WeightedStack as WeightedStack
+from plmu.nn.convolution import CausalConvolution as CausalConvolution
+from plmu.nn.covariates import CovariateForecast as CovariateForecast
+from plmu.nn.cross_attention import Attended as Attended
+from plmu.nn.cross_attention import CrossAttention as CrossAttention
+from plmu.nn.delay import DelayLayer as DelayLayer
+from plmu.nn.encoder_decoder import EncoderDecoder as EncoderDecoder
+from plmu.nn.forecast import LookbackForecast as LookbackForecast
+from plmu.nn.highway import Highway as Highway
+from plmu.nn.lstm import LSTM as LSTM
+from plmu.nn.original import LMU as LMU
+from plmu.nn.original import LMUCell as LMUCell
+from plmu.nn.parallel import ParallelLMU as ParallelLMU
+from plmu.nn.selective import SelectiveLMU as SelectiveLMU
+from plmu.nn.sequential import Residual as Residual
+from plmu.nn.sequential import Sequential as Sequential
+from plmu.nn.shares import ThresholdShares as ThresholdShares
+from plmu.nn.standardization import Standardize as Standardize
+from plmu.nn.standardization import standardize as standardize
+from plmu.nn.steppable import ACTIVATIONS as ACTIVATIONS
+from plmu.nn.steppable import Steppable as Steppable
+from plmu.nn.steppable import detached as detached
+from plmu.nn.steppable import last_valid as last_valid
+from plmu.nn.steppable import reverse as reverse
+from plmu.nn.timed import TimedDelayLayer as TimedDelayLayer
+from plmu.nn.tokens import TokenDelayLayer as TokenDelayLayer
+
+__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _ModuleType))

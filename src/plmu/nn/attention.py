@@ -14,6 +14,7 @@ from plmu.folded import Folded, Stepped, WindowAttention, wide_dtype
 from plmu.folded.attention import rotated
 from plmu.nn.folding import is_plain
 from plmu.nn.past import documents, ends, since_reset
+from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid
 from plmu.ops.nonfinite import suspect
@@ -21,6 +22,7 @@ from plmu.ops.nonfinite import suspect
 State = tuple[Tensor, Tensor, Tensor]
 
 
+@savable(modules=2)
 class CausalAttention(Steppable):
     """Self-attention in which each step sees itself and the window − 1 steps before it, and nothing that comes.
 

@@ -12,6 +12,7 @@ from plmu.nn.convolution import CausalConvolution
 from plmu.nn.highway import Highway
 from plmu.nn.memory import plain_order, plain_theta
 from plmu.nn.parallel import ParallelLMU
+from plmu.nn.savable import savable
 from plmu.nn.selective import SelectiveLMU
 from plmu.nn.sequential import Residual, Sequential
 from plmu.nn.steppable import Activation, factory, positive, share
@@ -19,6 +20,7 @@ from plmu.nn.steppable import Activation, factory, positive, share
 EPS = 1e-6  # of norms; torch's default for bfloat16 is 0.008
 
 
+@savable(modules=12)
 class LMUBlock(Residual):
     """The paper's block: a Delay Network on every channel, a dense layer, highway layers, and a skip connection.
 
@@ -85,6 +87,7 @@ class LMUBlock(Residual):
         return f"{self.width}, order={self.order}, theta={self.theta}"
 
 
+@savable(modules=32)
 class MemoryBlock(Sequential):
     """A block with a memory of several windows, an output gate, and a gated feed-forward layer.
 

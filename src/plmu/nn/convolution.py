@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from plmu.folded import Folded, Taps, wide_dtype
 from plmu.nn.folding import exact
 from plmu.nn.past import documents, ends, since_reset
+from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
 
+@savable(modules=0)
 class CausalConvolution(Steppable):
     """Each channel convolved with a few learned weights of its own: y_t = Σ_j w_j · x_{t−j}, j < kernel_size.
 

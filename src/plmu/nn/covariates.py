@@ -14,10 +14,12 @@ from plmu.folded.forecast import effect_kernel, effect_of, phase_of, place_at, p
 from plmu.folded.forecast import spread as spread
 from plmu.nn.folding import exact
 from plmu.nn.forecast import LookbackForecast, began, final_rows, row_windows, window_taps
+from plmu.nn.savable import savable
 from plmu.nn.steppable import changed, check_features, factory, positive
 from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid, result_dtype
 
 
+@savable
 class CovariateForecast(LookbackForecast):
     """`LookbackForecast` of what covariates do not explain, plus what they explain of the next steps.
 
@@ -89,8 +91,6 @@ class CovariateForecast(LookbackForecast):
             raise ValueError(f"lag_order must be a whole number from 0 to {self.lags - 1}, got {lag_order!r}")
         self.lag_order = lag_order
         self.input_size = self.channels + self.covariates * (1 + self.horizon)
-        more = {"covariates": self.covariates, "lags": self.lags, "lag_order": lag_order, "relative": bool(relative)}
-        self.config = {**self.config, **more}
         with torch.device("cpu"):
             self._lag_system = DelayNetwork(lag_order, float(lags)).discretize() if lag_order else None
         place = factory(device, dtype)

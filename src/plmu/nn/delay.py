@@ -10,14 +10,16 @@ from torch import Tensor
 
 from plmu.core.systems import LinearSystem
 from plmu.folded import Folded
-from plmu.nn.memory import Memory, plain_order, plain_theta
+from plmu.nn.memory import Memory
 from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.savable import savable
 from plmu.nn.steppable import check_features, factory, options_repr, positive
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid, result_dtype
 from plmu.ops.matrices import infinity_as_nan
 
 
+@savable
 class DelayLayer(Filling):
     """The Delay Network on each channel (equation 19), with nothing learned unless asked.
 
@@ -62,17 +64,7 @@ class DelayLayer(Filling):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.config = {
-            "channels": positive(channels, "channels"),
-            "order": plain_order(order),
-            "theta": plain_theta(theta),
-            "trainable": trainable,
-            "system": system,
-            "return_sequences": return_sequences,
-            "algorithm": algorithm,
-            "missing": checked_missing(missing),
-        }
-        self.missing = missing
+        self.missing = checked_missing(missing)
         self.input_size = positive(channels, "channels")
         self.memory = Memory(channels, order, theta, system, trainable, algorithm, **factory(device, dtype))
         self.output_size = self.memory.order * self.memory.channels

@@ -14,8 +14,8 @@ from plmu.folded import Folded, WindowForecast, wide_dtype
 from plmu.folded.forecast import Season, phase_of, place_at, pushed, read_out, season_in, standard
 from plmu.folded.forecast import Standard as Standard
 from plmu.nn.folding import exact
-from plmu.nn.memory import plain_theta
 from plmu.nn.past import ends
+from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
@@ -23,6 +23,7 @@ _LARGEST = 2**22  # numbers of windows that are held at a time
 Ahead = Callable[[Tensor, Tensor, Tensor], Tensor]  # of windows, their phase and their steps, to forecasts
 
 
+@savable
 class LookbackForecast(Steppable):
     """The next `horizon` values of each channel from its last `lookback` values.
 
@@ -85,17 +86,6 @@ class LookbackForecast(Steppable):
         with torch.device("cpu"):  # whatever the default device is, and it may be "meta"
             self._system = DelayNetwork(order, theta).discretize()
         self.order = self._system.order
-        self.config = {
-            "channels": self.channels,
-            "horizon": self.horizon,
-            "order": self.order,
-            "theta": plain_theta(theta),
-            "lookback": self.lookback,
-            "individual": self.individual,
-            "season": self.season,
-            "phase": phase,
-            "return_sequences": return_sequences,
-        }
         place = factory(device, dtype)
         readouts = self.channels if self.individual else 1
         self.weight = nn.Parameter(torch.empty(readouts, self.horizon, self.order, **place))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from plmu.core.modes import is_plain, watched_backward
 from plmu.folded import Applied, Carry, Stateless
 from plmu.nn.folding import fold_activation, fold_linear
+from plmu.nn.savable import savable
 from plmu.nn.steppable import Activation, factory, positive, shown
 from plmu.nn.steppable import activation as checked_activation
 from plmu.ops import layer_kernels
@@ -15,6 +16,7 @@ from plmu.ops import layer_kernels
 CARRY = -1.0  # the gate's bias at the start: at first most of the input is carried through
 
 
+@savable(modules=0)
 class Highway(nn.Module):
     """g · f(W x + b) + (1 − g) · x with the gate g = σ(W_g x + b_g), at each step alone.
 

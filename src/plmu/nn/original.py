@@ -17,8 +17,9 @@ from plmu.core.systems import LinearSystem
 from plmu.folded import Folded, Stepped
 from plmu.nn import coupled
 from plmu.nn.folding import is_plain
-from plmu.nn.memory import Memory, plain_order, plain_theta
+from plmu.nn.memory import Memory
 from plmu.nn.missing import Filling, checked_missing
+from plmu.nn.savable import savable
 from plmu.nn.steppable import Activation, activation, check_features, factory, last_valid, options_repr, positive
 from plmu.ops import Plan, layer_kernels
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, precision, result_dtype
@@ -28,6 +29,7 @@ State = tuple[Tensor, Tensor]
 INITS = ("general", "memory")
 
 
+@savable
 class LMUCell(nn.Module):
     """One step of the original LMU: `h, (h, m) = cell(x_t, (h, m))`.
 
@@ -63,6 +65,7 @@ class LMUCell(nn.Module):
     """
 
     parallel = False
+    config: dict[str, Any]
 
     def __init__(
         self,
@@ -85,22 +88,6 @@ class LMUCell(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.config = {
-            "input_size": positive(input_size, "input_size"),
-            "hidden_size": positive(hidden_size, "hidden_size"),
-            "order": plain_order(order),
-            "theta": plain_theta(theta),
-            "memory_size": plain_order(memory_size),
-            "hidden_to_memory": hidden_to_memory,
-            "memory_to_memory": memory_to_memory,
-            "input_to_hidden": input_to_hidden,
-            "hidden_to_hidden": hidden_to_hidden,
-            "hidden_activation": hidden_activation,
-            "bias": bias,
-            "init": init,
-            "trainable": trainable,
-            "system": system,
-        }
         if init not in INITS:
             raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
         self.init = init
@@ -237,6 +224,7 @@ class _Loop:
         return (total if cell.f is None else cell.f(total)), m
 
 
+@savable
 class LMU(Filling):
     """The original LMU over a sequence: `out, (h, m) = lmu(x)`. The options are those of `LMUCell` and, of
     `ParallelLMU`, `return_sequences` and `missing`.
@@ -314,12 +302,7 @@ class LMU(Filling):
             device=device,
             dtype=dtype,
         )
-        self.config = {
-            **self.cell.config,
-            "return_sequences": return_sequences,
-            "missing": checked_missing(missing),
-        }
-        self.missing = missing
+        self.missing = checked_missing(missing)
         self.input_size = input_size
         self.hidden_size = self.output_size = hidden_size
         self.returns_sequences = return_sequences

@@ -15,9 +15,10 @@ from plmu.core.modes import autocasts, is_open, is_plain, values_unknown, watche
 from plmu.core.systems import LinearSystem
 from plmu.folded import Folded
 from plmu.nn import encoder_after
-from plmu.nn.memory import Memory, plain_order, plain_theta
+from plmu.nn.memory import Memory
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.parallel_folding import fold_parallel
+from plmu.nn.savable import savable
 from plmu.nn.standardization import Standardize
 from plmu.nn.steppable import (
     Activation,
@@ -34,6 +35,7 @@ from plmu.ops.matrices import infinity_as_nan
 from plmu.ops.rates import DEVICES
 
 
+@savable
 class ParallelLMU(Filling):
     """The parallel LMU. Batch first, like `nn.LSTM`: `out, state = layer(x)`, `out_t, state = layer.step(x_t, state)`.
 
@@ -106,29 +108,9 @@ class ParallelLMU(Filling):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.config = {
-            "input_size": positive(input_size, "input_size"),
-            "hidden_size": positive(hidden_size, "hidden_size"),
-            "order": plain_order(order),
-            "theta": plain_theta(theta),
-            "memory_size": plain_order(memory_size),
-            "gated": gated,
-            "encoder": encoder,
-            "input_to_output": input_to_output,
-            "input_activation": input_activation,
-            "output_activation": output_activation,
-            "bias": bias,
-            "trainable": trainable,
-            "system": system,
-            "return_sequences": return_sequences,
-            "algorithm": algorithm,
-            "missing": checked_missing(missing),
-            "standardize": standardize,
-            "memory_noise": _checked_noise(memory_noise, standardize),
-            "memory_dropout": share(memory_dropout, "memory_dropout"),
-        }
-        self.missing = missing
-        self.memory_noise, self.memory_dropout = float(memory_noise), float(memory_dropout)
+        self.missing = checked_missing(missing)
+        self.memory_noise = _checked_noise(memory_noise, standardize)
+        self.memory_dropout = share(memory_dropout, "memory_dropout")
         place = factory(device, dtype)
         if not encoder and input_activation is not None:
             raise ValueError("input_activation is applied to the encoded input: with encoder=False it must be None")

@@ -13,6 +13,7 @@ from plmu.folded import Folded, SelectiveMemory, wide_dtype
 from plmu.folded.joining import stacked
 from plmu.nn.folding import fold_linear, fold_module, is_plain
 from plmu.nn.memory import Memory, plain_order, plain_theta
+from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, keep_valid
 from plmu.ops.matrices import infinity_as_nan
@@ -20,6 +21,7 @@ from plmu.ops.matrices import infinity_as_nan
 _EPS = 1e-8  # of the norm: far below the mean square of the coefficients of a long window, which is about 1 / θ
 
 
+@savable(modules=8)
 class SelectiveLMU(Steppable):
     """A parallel LMU whose readout weights depend on the input; Ā and B̄ are constant.
 

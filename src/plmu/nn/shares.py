@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plmu.folded import Folded, RunningShares, wide_dtype
 from plmu.folded.shares import counted_above, powers, shares_of
+from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
@@ -18,6 +19,7 @@ _STEPS = 1024  # of which counts and positions of degree 1 are exact in float32,
 _DEGREES = 8  # the highest; above it float32 sums lose their digits
 
 
+@savable
 class ThresholdShares(Steppable):
     """The share of the steps so far at which each feature was above each of its thresholds.
 
@@ -67,9 +69,6 @@ class ThresholdShares(Steppable):
         self.positions = int(positions)
         self.output_size = self.count * self.input_size * (1 + self.positions)
         self.returns_sequences = return_sequences
-        self.config = {"features": self.input_size, "count": self.count, "return_sequences": return_sequences}
-        if positions:
-            self.config["positions"] = self.positions
         place = factory(device, dtype)
         self.register_buffer("thresholds", torch.zeros(self.count, self.input_size, **place))
 

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from plmu.folded import Applied, Scale, Stateless
 from plmu.nn.folding import is_plain
+from plmu.nn.savable import savable
 from plmu.nn.steppable import factory, positive
 
 SMALLEST = 1e-6  # of the largest standard deviation: below it a feature counts as constant
 _NARROW = (torch.float16, torch.bfloat16)
 
 
+@savable(modules=0)
 class Standardize(nn.Module):
     """(x − mean) / std for each feature, with constants that `plmu.standardize` measures on data.
 

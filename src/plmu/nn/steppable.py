@@ -33,6 +33,7 @@ class Steppable(nn.Module):
 
     returns_sequences = True
     parallel = True
+    config: dict[str, Any]  # of a layer that is `savable`: the arguments of its constructor
 
     @abstractmethod
     def forward(
@@ -171,13 +172,12 @@ _SHOWN = {"input_size", "hidden_size", "channels", "memory_size", "order", "thet
 _SHOWN |= {"num_embeddings", "embedding_dim"}
 
 
-def options_repr(layer: nn.Module, kind: type[nn.Module], **activations: Callable[[Tensor], Tensor] | None) -> str:
+def options_repr(layer: Any, kind: type[nn.Module], **activations: Callable[[Tensor], Tensor] | None) -> str:
     """For `extra_repr`: activations, and the options of a layer that do not have the default of their class."""
-    config: dict[str, Any] = layer.config  # type: ignore[assignment]
     defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
     found: dict[str, Any] = {name: shown(function) for name, function in activations.items()}
     hidden = {*_SHOWN, *activations}
-    found |= {name: value for name, value in config.items() if name not in hidden and value != defaults.get(name)}
+    found |= {name: value for name, value in layer.config.items() if name not in hidden and value != defaults.get(name)}
     return "".join(f", {name}={value}" for name, value in found.items())
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from plmu.core.modes import values_unknown
 from plmu.core.systems import DelayNetwork
 from plmu.folded import wide_dtype
-from plmu.nn.memory import plain_order
+from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
@@ -18,6 +18,7 @@ _BLOCK = 16  # steps that are taken one after another, in all blocks at once
 _AT_ONCE = 4096  # matrix exponentials
 
 
+@savable
 class TimedDelayLayer(Steppable):
     """The Delay Network on each channel, for samples that come at irregular times.
 
@@ -51,12 +52,6 @@ class TimedDelayLayer(Steppable):
 
     def __init__(self, channels: int, order: int, theta: float, *, return_sequences: bool = True) -> None:
         super().__init__()
-        self.config = {
-            "channels": positive(channels, "channels"),
-            "order": plain_order(order),
-            "theta": float(theta),
-            "return_sequences": return_sequences,
-        }
         self.channels = positive(channels, "channels")
         with torch.device("cpu"):
             network = DelayNetwork(order, float(theta))

@@ -16,6 +16,7 @@ from plmu.folded import After, Folded, Stateless
 from plmu.nn.delay import DelayLayer
 from plmu.nn.folding import fold_module, is_plain
 from plmu.nn.memory import Memory
+from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, share
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_padded, checked_lengths
@@ -23,6 +24,7 @@ from plmu.ops.check import Lengths, check_padded, checked_lengths
 MOST_SUMS = 4  # orders up to which one sum of table rows for each beats the embedded text
 
 
+@savable
 class TokenDelayLayer(Steppable):
     """`nn.Embedding` and `DelayLayer` in one: `out, state = layer(tokens, lengths=lengths)`.
 
@@ -80,13 +82,6 @@ class TokenDelayLayer(Steppable):
             **place,
         )
         self.token_dropout = share(token_dropout, "token_dropout")
-        kept = {key: value for key, value in self.delay.config.items() if key not in ("channels", "missing")}
-        self.config = {
-            "num_embeddings": rows,
-            "embedding_dim": width,
-            **kept,
-            "token_dropout": self.token_dropout,
-        }
         self.output_size = self.delay.output_size
         self.returns_sequences = return_sequences
 
