@@ -1,4 +1,4 @@
-"""What a layer's `config` holds: the arguments of its constructor, however they were given; and who may be registered."""
+"""What a layer's `config` holds: its constructor's arguments, however they were given; and who may be registered."""
 
 import copy
 import pickle
