@@ -83,7 +83,7 @@ def test_rows_whose_time_is_no_date_may_be_left_out(tmp_path: Path) -> None:
     found = load(SeriesConfig(file=path, bad="missing"))
     assert found.rows == 20
     told = "; ".join(found.notes)
-    assert "column 'time': 1 cell that is no date taken as missing, the first 'Total' in line 22" in told
+    assert "column 'time': 1 cell that is not a date taken as missing, the first 'Total' in line 22" in told
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tables of one's own: CSV, Parquet and NumPy files, and folders of them, as named columns.
+"""Tables: CSV, Parquet and NumPy files, and folders of them, as named columns.
 
 >>> table = read_table(Path("load.csv"))
 >>> table.names, table.kind("load"), table.numbers("load"), table.notes

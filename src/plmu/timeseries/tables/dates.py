@@ -1,4 +1,4 @@
-"""Dates and times in the forms in which people write them."""
+"""Reading dates and times in the formats people use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.timeseries.tables.missing import filled
+from plmu.timeseries.tables.missing import without_marks
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,11 +20,11 @@ _POINTS = ("%d.%m.%Y", "%d.%m.%y")
 _DAY_FIRST = ("%d/%m/%Y", "%d-%m-%Y", "%d/%m/%y", "%d-%m-%y")
 _MONTH_FIRST = ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y", "%m-%d-%y")
 _WORDS = ("%d %B %Y", "%d-%B-%Y", "%d. %B %Y", "%B %d, %Y", "%B %d %Y", "%d-%B-%y", "%a %B %d %Y", "%a, %d %B %Y")
-_MONTHS = ("%Y-%m", "%Y/%m", "%B %Y", "%m/%Y", "%B-%y", "%B-%Y", "%B/%y", "%B/%Y")  # of which the first day is meant
-_QUARTERS = "quarter="  # 2024Q1, 2024-Q1, Q1 2024 or Q1/2024, of which the first day is meant, too
-_WEEKS = "week="  # 2024-W05 or 2024W05, of which Monday is meant
+_MONTHS = ("%Y-%m", "%Y/%m", "%B %Y", "%m/%Y", "%B-%y", "%B-%Y", "%B/%y", "%B/%Y")  # read as their first day
+_QUARTERS = "quarter="  # 2024Q1, 2024-Q1, Q1 2024 or Q1/2024, read as their first day
+_WEEKS = "week="  # 2024-W05 or 2024W05, read as their Monday
 _QUARTER = r"(?i)^(?:(?P<first>\d{4})[-\s]?Q(?P<a>[1-4])|Q(?P<b>[1-4])[-/\s]?(?P<second>\d{4}))$"
-_NAMES = r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[A-Za-z]{0,6}"  # of months
+_NAMES = r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[A-Za-z]{0,6}"  # months
 _CLOCKS = (" %H:%M:%S", "T%H:%M:%S", " %H:%M", "T%H:%M", " %H:%M:%S%.f", "T%H:%M:%S%.f")
 _TIMES = ("", *_CLOCKS, " %I:%M:%S %p", " %I:%M %p", ", %H:%M")
 _ZONES = ("%#z", "Z", " %#z", " UTC")
@@ -39,20 +39,20 @@ _DATE = re.compile(
     ),
     re.VERBOSE,
 )
-_NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # which a number may be too
-_COMPARED, _HEAD = 10_000, 64  # cells that are looked at
+_NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # also dates, but more likely numbers
+_COMPARED, _HEAD = 10_000, 64  # cells that are examined
 _ZONE = r"\d:\d{2}[\d.,:]*\s*(Z|UTC|[+-]\d{2}(?::?\d{2})?)\s*$"  # databases write +02
 _MIDNIGHT = r"(\d[T\s]\s*)24:00(?::00)?"
 _PARTS = r"^\s*(\d{1,2})[/-](\d{1,2})[/-]\d{2,4}"
 
 
 def looks_like_date(cell: str) -> bool:
-    """Whether a cell is a date or a time stamp, and not a number."""
+    """Whether a cell is a date or time and cannot be a number."""
     return bool(_DATE.fullmatch(cell)) and not _NUMBER_LIKE.fullmatch(cell)
 
 
 class MixedOrderError(ValueError):
-    """Days and months come in both orders; `rows` are the numbers of two cells that contradict each other."""
+    """Some dates have the day first, others the month; `rows` are two rows that contradict each other."""
 
     def __init__(self, rows: tuple[int, int]) -> None:
         super().__init__("days and months come in both orders")
@@ -60,63 +60,71 @@ class MixedOrderError(ValueError):
 
 
 def parse(column: pl.Series, day_first: bool | None = None) -> tuple[pl.Series, pl.Series, list[str]]:
-    """Time stamps of text cells, null where one is missing; the rows of cells that are no dates; and what was found.
+    """The times in a column of text.
 
     Args:
-        column: text.
-        day_first: whether 2/1/2024 is the second of January; None finds out.
+        column: cells of text.
+        day_first: whether 2/1/2024 is the second of January; None detects it.
+
+    Returns:
+        The times, null where one is missing; the rows of cells that are not times; and notes on what was detected.
+
+    Raises:
+        MixedOrderError: some dates have the day first, others the month.
     """
     import polars as pl
 
     formats = [f"{date}{time}" for date, time in product(_YEAR_FIRST + _POINTS, _TIMES)]
-    usual = _most(column, formats)  # most files have one format, which leaves nothing to ask
-    none = pl.Series(column.name, [None], dtype=pl.Datetime("us")).new_from_index(0, len(column))
-    found = none if usual is None else _one(column, usual)
-    left = found.is_null().arg_true()
+    usual = _most_frequent(column, formats)  # most files have one of these formats, which are unambiguous
+    no_times = pl.Series(column.name, [None], dtype=pl.Datetime("us")).new_from_index(0, len(column))
+    times = no_times if usual is None else _read_format(column, usual)
+    unread = times.is_null().arg_true()
     used = [usual] if usual else []
     notes: list[str] = []
-    if len(left):
-        cells = filled(column.gather(left))
+    if len(unread):
+        cells = without_marks(column.gather(unread))
         if cells.str.contains(_MIDNIGHT).any():  # the end of a day is the beginning of the next
             midnight = column.str.contains(_MIDNIGHT).fill_null(False)
-            made, wrong, told = parse(column.str.replace(_MIDNIGHT, "${1}00:00"), day_first)
-            return made.zip_with(~midnight, made.dt.offset_by("1d")), wrong, told
+            times, wrong, notes = parse(column.str.replace(_MIDNIGHT, "${1}00:00"), day_first)
+            return times.zip_with(~midnight, times.dt.offset_by("1d")), wrong, notes
         if day_first is None:
             try:
-                day_first, notes = _order(cells)
+                day_first, notes = _detect_order(cells)
             except MixedOrderError as error:
-                raise MixedOrderError((int(left[error.rows[0]]), int(left[error.rows[1]]))) from None
-        order = _DAY_FIRST + _MONTH_FIRST if day_first is None else (_DAY_FIRST if day_first else _MONTH_FIRST)
-        formats += [f"{date}{time}" for date, time in product(order + _WORDS, _TIMES)]
+                raise MixedOrderError((int(unread[error.rows[0]]), int(unread[error.rows[1]]))) from None
+        ambiguous = _DAY_FIRST + _MONTH_FIRST if day_first is None else (_DAY_FIRST if day_first else _MONTH_FIRST)
+        formats += [f"{date}{time}" for date, time in product(ambiguous + _WORDS, _TIMES)]
         formats += [f"{date}{time}{zone}" for date, time, zone in product(_YEAR_FIRST[:2], _CLOCKS, _ZONES)]
         formats += [*(f"{month}=" for month in _MONTHS), _QUARTERS, _WEEKS]
-        left, cells = left.filter(cells.is_not_null()), cells.drop_nulls()
-        first = _most(cells, formats)
+        unread, cells = unread.filter(cells.is_not_null()), cells.drop_nulls()
+        first = _most_frequent(cells, formats)
         for form in [first, *formats] if first else []:
-            made = _one(cells, form)
-            good = made.is_not_null()
-            if good.any():
+            parsed = _read_format(cells, form)
+            success = parsed.is_not_null()
+            if success.any():
                 used.append(form)
-                found = found.scatter(left.filter(good), made.filter(good))
-                left, cells = left.filter(~good), cells.filter(~good)
-            if not len(left):
+                times = times.scatter(unread.filter(success), parsed.filter(success))
+                unread, cells = unread.filter(~success), cells.filter(~success)
+            if not len(unread):
                 break
-    dates = {re.split(r"[ T,]*%[HI]|=", form)[0] for form in used}
-    if len(dates) > 1:
-        notes.append(f"dates in {len(dates)} formats")
+    date_formats = {re.split(r"[ T,]*%[HI]|=", form)[0] for form in used}
+    if len(date_formats) > 1:
+        notes.append(f"dates in {len(date_formats)} formats")
     if any(form.endswith(_ZONES) for form in used):
         zones = column.str.extract(_ZONE).drop_nulls().unique()
         notes.append("time zones converted to UTC" if len(zones) > 1 else f"times in time zone {zones[0]}")
-    return found, left, notes
+    return times, unread, notes
 
 
 def zone(column: pl.Series) -> int | None:
-    """The time zone that all cells with one have, in minutes east of Greenwich; 0 where they differ, None without any.
-    `parse` gives such cells in UTC."""
+    """The time zone of a column of text in minutes east of Greenwich: 0 if cells differ, None without any.
+
+    `parse` returns such times in UTC.
+    """
     if not column.head(_COMPARED).str.contains(_ZONE).any():
         return None
-    found = column.str.extract(_ZONE).drop_nulls().unique()
-    return _minutes(found[0]) if len(found) == 1 else 0
+    zones = column.str.extract(_ZONE).drop_nulls().unique()
+    return _minutes(zones[0]) if len(zones) == 1 else 0
 
 
 def _minutes(zone: str) -> int:
@@ -127,21 +135,22 @@ def _minutes(zone: str) -> int:
 
 
 def order(column: pl.Series) -> bool | None:
-    """Whether the dates of a column are written with the day first; None where none is written so that it matters."""
+    """Whether the dates of a column have the day first; None if no date depends on it."""
     if not column.head(_COMPARED).str.contains(_PARTS).any():
         return None
     try:
-        return _order(filled(column))[0]
+        return _detect_order(without_marks(column))[0]
     except MixedOrderError:
         return None
 
 
 def from_digits(values: NDArray[np.float64]) -> NDArray[Any] | None:
-    """Dates of numbers such as 20240131; None if one of them is no such number."""
-    known = values[~np.isnan(values)]
-    if not len(known) or known.min() < 1e7 or known.max() >= 3e7 or (known != np.floor(known)).any():
+    """Dates written as numbers such as 20240131; None if one of the numbers is not a date."""
+    present = ~np.isnan(values)
+    numbers = values[present]
+    if not len(numbers) or numbers.min() < 1e7 or numbers.max() >= 3e7 or (numbers != np.floor(numbers)).any():
         return None
-    digits = known.astype(np.int64)
+    digits = numbers.astype(np.int64)
     year, month, day = digits // 10_000, digits // 100 % 100, digits % 100
     if not ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all():
         return None
@@ -149,21 +158,21 @@ def from_digits(values: NDArray[np.float64]) -> NDArray[Any] | None:
     days = months.astype("datetime64[D]") + (day - 1)
     if (days.astype("datetime64[M]") != months).any():
         return None
-    found = np.full(len(values), np.datetime64("NaT"), dtype="datetime64[us]")
-    found[~np.isnan(values)] = days
-    return found
+    dates = np.full(len(values), np.datetime64("NaT"), dtype="datetime64[us]")
+    dates[present] = days
+    return dates
 
 
-def _most(column: pl.Series, formats: list[str]) -> str | None:
-    """The format of most of the first cells; None if they have none of these, or there are no cells."""
+def _most_frequent(column: pl.Series, formats: list[str]) -> str | None:
+    """The format of most of the first cells; None if none of them has one of these formats."""
     head = column.drop_nulls().head(_HEAD)
-    hits = {form: int(_one(head, form).is_not_null().sum()) for form in formats} if len(head) else {}
+    hits = {form: int(_read_format(head, form).is_not_null().sum()) for form in formats} if len(head) else {}
     best = max(hits, key=hits.__getitem__, default="")
     return best if hits.get(best) else None
 
 
-def _one(cells: pl.Series, form: str) -> pl.Series:
-    """Cells of this one format; null for others, and for years that are none."""
+def _read_format(cells: pl.Series, form: str) -> pl.Series:
+    """The times of cells in one format; null for other cells, and for years outside 1000 to 2999."""
     if form == _QUARTERS:
         cells, form = _first_days(cells), "%Y-%m-%d"
     elif form == _WEEKS:
@@ -176,15 +185,15 @@ def _one(cells: pl.Series, form: str) -> pl.Series:
         form = f"{form[:-1]}%#z"
     zoned = form.endswith("%#z")
     zone = "UTC" if zoned else None
-    made = cells.str.to_datetime(form, strict=False, time_unit="us", time_zone=zone, cache=False)
+    times = cells.str.to_datetime(form, strict=False, time_unit="us", time_zone=zone, cache=False)
     if zoned:
-        made = made.dt.replace_time_zone(None)
-    year = made.dt.year()
-    return made.set((year < 1000) | (year > 2999), None) if len(made) else made
+        times = times.dt.replace_time_zone(None)
+    year = times.dt.year()
+    return times.set((year < 1000) | (year > 2999), None) if len(times) else times
 
 
 def _first_days(cells: pl.Series) -> pl.Series:
-    """Of quarters; null for other cells."""
+    """The first days of quarters as text; null for other cells."""
     import polars as pl
 
     parts = cells.str.extract_groups(_QUARTER).struct.unnest()
@@ -193,26 +202,25 @@ def _first_days(cells: pl.Series) -> pl.Series:
     return year + "-" + months + "-01"
 
 
-def _order(cells: pl.Series) -> tuple[bool | None, list[str]]:
-    """Whether days come before months, where that is a question."""
+def _detect_order(cells: pl.Series) -> tuple[bool | None, list[str]]:
+    """Whether dates have the day before the month, None if no date depends on it; and notes."""
     import polars as pl
 
     parts = cells.str.extract_groups(_PARTS).struct.unnest()
     if parts.width < 2 or parts.to_series(0).null_count() == len(parts):
         return None, []
-    first, second = (parts.to_series(place).cast(pl.Int64, strict=False) for place in (0, 1))
+    first, second = (parts.to_series(i).cast(pl.Int64, strict=False) for i in (0, 1))
     day, month = (first > 12).fill_null(False), (second > 12).fill_null(False)
     if day.any() and month.any():
         raise MixedOrderError((int(day.arg_true()[0]), int(month.arg_true()[0])))
     if day.any() or month.any():
         return bool(day.any()), []
-    # Neither: the order in which the dates rise, or else are more regular.
-    rough = []
-    for one in (False, True):
-        steps = parse(cells.head(_COMPARED), one)[0].drop_nulls().diff().drop_nulls()
-        rough.append((int((steps < timedelta(0)).sum()), steps.n_unique()))
-    if rough[0] != rough[1]:
-        return rough[1] < rough[0], [
-            f"{'day/month' if rough[1] < rough[0] else 'month/day'}/year: so the dates are in order"
-        ]
+    # Both orders are possible: take the one in which the dates ascend, or else the one with fewer different intervals.
+    disorder = []
+    for day_first in (False, True):
+        steps = parse(cells.head(_COMPARED), day_first)[0].drop_nulls().diff().drop_nulls()
+        disorder.append((int((steps < timedelta(0)).sum()), steps.n_unique()))
+    if disorder[0] != disorder[1]:
+        day_first = disorder[1] < disorder[0]
+        return day_first, [f"{'day/month' if day_first else 'month/day'}/year: so the dates are in order"]
     return False, ["taken for month/day/year, which the dates do not tell: --data.day-first changes it"]

@@ -1,4 +1,4 @@
-"""Times that are spread over several columns: a date and a time of day; or year, month, day and hour."""
+"""Times spread over several columns: a date and a time of day; or year, month, day and hour."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 _UNITS = ("year", "month", "day", "hour", "minute")
 _CLOCK = re.compile(r"\s*\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*([AaPp][Mm])?\s*")
-_HEAD = 200  # cells that are looked at
+_HEAD = 200  # cells that are examined
 
 
 def time_parts(columns: dict[str, pl.Series], dates: Sequence[str]) -> tuple[str, ...]:
-    """Names of the columns that are a time together; none if there are no such columns.
+    """Names of the columns that together are a time; empty if there are none.
 
     Args:
-        columns: by name.
-        dates: those that have dates.
+        columns: the columns by name.
+        dates: names of the columns of dates.
     """
     import polars as pl
 
@@ -31,58 +31,67 @@ def time_parts(columns: dict[str, pl.Series], dates: Sequence[str]) -> tuple[str
 
     if dates:
         clocks = [name for name in columns if cells(name) and all(map(_CLOCK.fullmatch, cells(name)))]
-        whole = any(":" in cell for name in dates for cell in cells(name)) or columns[dates[0]].dtype != pl.String
-        return () if whole or len(dates) != 1 or len(clocks) != 1 else (dates[0], clocks[0])
-    named = {name.strip().lower(): name for name in columns if columns[name].dtype == pl.Float64}
-    found = []
+        complete = any(":" in cell for name in dates for cell in cells(name)) or columns[dates[0]].dtype != pl.String
+        return () if complete or len(dates) != 1 or len(clocks) != 1 else (dates[0], clocks[0])
+    by_unit = {name.strip().lower(): name for name in columns if columns[name].dtype == pl.Float64}
+    parts = []
     for unit in _UNITS:
-        if unit not in named or not _within(columns[named[unit]], unit):
+        if unit not in by_unit or not _is_within(columns[by_unit[unit]], unit):
             break
-        found.append(named[unit])
-    return tuple(found) if len(found) > 1 else ()
+        parts.append(by_unit[unit])
+    return tuple(parts) if len(parts) > 1 else ()
 
 
 def joined(columns: Sequence[pl.Series]) -> pl.Series:
-    """The text of times whose parts are in these columns; null where one is missing."""
+    """The text of times whose parts are in these columns; null where a part is missing."""
     import polars as pl
 
     if columns[0].dtype == pl.String:
         return columns[0] + " " + columns[1]
-    year, month, *rest = (one.fill_nan(None).cast(pl.Int64).cast(pl.String) for one in columns)
-    found = year + "-" + month
-    for between, one in zip("- :", rest, strict=False):
-        found = found + between + one
-    return found + ":00" if len(rest) == 2 else found
+    year, month, *rest = (column.fill_nan(None).cast(pl.Int64).cast(pl.String) for column in columns)
+    times = year + "-" + month
+    for separator, column in zip("- :", rest, strict=False):
+        times = times + separator + column
+    return times + ":00" if len(rest) == 2 else times
 
 
 def joined_name(names: Sequence[str]) -> str:
-    """What the column of the whole time is called."""
+    """The name of the column of times made of these columns."""
     return " ".join(names)
 
 
-def split_time(name: str, words: Mapping[str, str]) -> str | None:
-    """The time of one row whose fields `words` have its parts, by the name of the whole; None if a part is missing."""
+def split_time(name: str, fields: Mapping[str, str]) -> str | None:
+    """The time of a row, where it is spread over several columns.
+
+    Args:
+        name: of the joined column of times.
+        fields: of the row, by column.
+
+    Returns:
+        The text of the time; None if a part is missing.
+    """
     import polars as pl
 
-    parts = _split(name, words)
+    parts = _joined_names(name, fields)
     if len(parts) < 2:
         return None
-    whole = all(re.fullmatch(r"\s*\d+(\.0*)?\s*", words[part]) for part in parts)
-    column = joined([pl.Series([float(words[part]) if whole else words[part]]) for part in parts])
-    return str(column[0])
+    numeric = all(re.fullmatch(r"\s*\d+(\.0*)?\s*", fields[part]) for part in parts)
+    times = joined([pl.Series([float(fields[part]) if numeric else fields[part]]) for part in parts])
+    return str(times[0])
 
 
-def _split(name: str, names: Iterable[str]) -> list[str]:
-    """The names that are joined in this one."""
-    for one in names:
-        if name == one:
-            return [one]
-        if name.startswith(f"{one} ") and (rest := _split(name[len(one) + 1 :], names)):
-            return [one, *rest]
+def _joined_names(name: str, candidates: Iterable[str]) -> list[str]:
+    """The candidates of which a joined name consists; empty if it cannot be split into them."""
+    for candidate in candidates:
+        if name == candidate:
+            return [candidate]
+        if name.startswith(f"{candidate} ") and (rest := _joined_names(name[len(candidate) + 1 :], candidates)):
+            return [candidate, *rest]
     return []
 
 
-def _within(column: pl.Series, unit: str) -> bool:
+def _is_within(column: pl.Series, unit: str) -> bool:
+    """Whether all values of a column are integers in the range of a unit of time."""
     low, high = {"year": (1000, 2999), "month": (1, 12), "day": (1, 31), "hour": (0, 23), "minute": (0, 59)}[unit]
-    known = column.fill_nan(None).drop_nulls()
-    return len(known) > 0 and bool(known.is_between(low, high).all()) and bool((known == known.round(0)).all())
+    values = column.fill_nan(None).drop_nulls()
+    return len(values) > 0 and bool(values.is_between(low, high).all()) and bool((values == values.round(0)).all())

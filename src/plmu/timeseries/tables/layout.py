@@ -1,4 +1,4 @@
-"""How a CSV file is written: encoding, separator, decimal comma, header. Found from its first lines."""
+"""The layout of a CSV file (encoding, separator, decimal comma, header), detected from its first lines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from plmu.timeseries.tables.dates import looks_like_date
 from plmu.timeseries.tables.missing import is_missing
 
 SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
-LINES = 200  # lines that are looked at
-SAMPLE = 2**20  # bytes, and more where fewer than two lines are in them
-LONGEST = 2**28  # bytes of two lines, at most
-_PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, zip, bzip2, xz, Zstandard
+LINES = 200  # lines that are examined
+SAMPLE = 2**20  # bytes, and more if they hold fewer than two lines
+LONGEST = 2**28  # bytes of two lines at most
+_COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, zip, bzip2, xz, Zstandard
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
@@ -27,10 +27,10 @@ DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a CSV file is written."""
+    """The layout of a CSV file."""
 
     encoding: str
-    separator: str  # " " for any number of spaces
+    separator: str  # " " stands for any number of spaces
     decimal_comma: bool
     names: tuple[str, ...]
     skipped: int  # lines before the first row of data
@@ -40,23 +40,32 @@ class Layout:
 
 
 def is_number(cell: str, decimal_comma: bool = False) -> bool:
+    """Whether a cell is a number, also with a decimal comma if `decimal_comma`."""
     cell = cell.strip()
     return bool(NUMBER.fullmatch(cell) or (decimal_comma and DECIMAL_COMMA.fullmatch(cell)))
 
 
 def find_layout(path: Path, header: bool | None = None) -> Layout:
-    """The layout of a CSV file. `header` says whether its first line has names; None finds out."""
+    """Detect the layout of a CSV file.
+
+    Args:
+        path: the file.
+        header: whether its first line names the columns; None detects it.
+
+    Raises:
+        DataError: the file is not text, or has no rows.
+    """
     start, whole = _start(path)
-    if start.startswith(_PACKED):
+    if start.startswith(_COMPRESSED):
         raise DataError(f"{path} is compressed: unpack it first")
-    encoding, notes = _encoding(path, start)
+    encoding, notes = _encoding(start)
     text = start.decode(encoding, errors="replace").removeprefix("\ufeff")
     if "\0" in text:
         raise DataError(f"{path} is not a text file: give CSV, Parquet (.parquet) or NumPy (.npy, .npz)")
     returns = "\n" not in text and "\r" in text  # as old Macs wrote
     lines = text.split("\r" if returns else "\n")
     if not whole and len(lines) > 1:
-        lines.pop()  # it may not be all there
+        lines.pop()  # it may be incomplete
     comments = 0
     while comments < len(lines) and (not lines[comments].strip() or lines[comments].startswith("#")):
         comments += 1
@@ -74,17 +83,17 @@ def find_layout(path: Path, header: bool | None = None) -> Layout:
     if not rows:
         raise DataError(f"{path} has no rows that can be read: are its quotes closed?")
     decimal_comma = separator != "," and _has_decimal_commas(rows)
-    named = _has_header(rows, decimal_comma) if header is None else header
+    header = _has_header(rows, decimal_comma) if header is None else header
     width = len(rows[0])
-    names = _unique(rows[0]) if named else tuple(f"column {place}" for place in range(1, width + 1))
+    names = _unique(rows[0]) if header else tuple(f"column {number}" for number in range(1, width + 1))
     if separator != ",":
         notes.append(f"{SEPARATORS.get(separator, 'spaces')} between fields")
     if decimal_comma:
         notes.append("decimal commas")
-    if not named:
+    if not header:
         notes.append("no header: columns are named by their places")
-    sample = tuple(tuple(row) for row in rows[named:])
-    return Layout(encoding, separator, decimal_comma, names, comments + named, sample, tuple(notes), returns)
+    sample = tuple(tuple(row) for row in rows[header:])
+    return Layout(encoding, separator, decimal_comma, names, comments + header, sample, tuple(notes), returns)
 
 
 def split(lines: Sequence[str], separator: str) -> list[list[str]]:
@@ -98,21 +107,22 @@ def split(lines: Sequence[str], separator: str) -> list[list[str]]:
 
 
 def _start(path: Path) -> tuple[bytes, bool]:
-    """The first bytes of a file, with at least two lines, and whether they are all of it."""
+    """The first bytes of a file, with at least two lines, and whether this is the whole file."""
     try:
         with open(path, "rb") as file:
-            found = file.read(SAMPLE)
-            while found.count(b"\n") < 2 and len(found) < LONGEST:
-                more = file.read(len(found))
-                if not more:
-                    return found, True
-                found += more
-            return found, not file.read(1)
+            start = file.read(SAMPLE)
+            while start.count(b"\n") < 2 and len(start) < LONGEST:
+                chunk = file.read(len(start))
+                if not chunk:
+                    return start, True
+                start += chunk
+            return start, not file.read(1)
     except OSError as error:
         raise unreadable(error, path) from None
 
 
-def _encoding(path: Path, start: bytes) -> tuple[str, list[str]]:
+def _encoding(start: bytes) -> tuple[str, list[str]]:
+    """The encoding of a file from its first bytes, and notes."""
     for mark, name in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
         if start.startswith(mark):
             return name, ["UTF-16"]
@@ -125,34 +135,35 @@ def _encoding(path: Path, start: bytes) -> tuple[str, list[str]]:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """That which splits most lines into the same number of fields, two or more."""
-    found, best = ",", 0.0
+    """The separator that splits most lines into the same number of fields, two or more."""
+    best, best_share = ",", 0.0
     for separator in SEPARATORS:
         counts = Counter(len(row) for row in split(lines, separator) if row)
-        width, often = max(counts.items(), key=lambda one: (one[0] > 1, one[1]), default=(1, 0))
-        share = often / max(1, counts.total()) if width > 1 else 0.0
-        if share > best + 0.05:
-            found, best = separator, share
-    if best:
-        return found
+        fields, frequency = max(counts.items(), key=lambda item: (item[0] > 1, item[1]), default=(1, 0))
+        share = frequency / max(1, counts.total()) if fields > 1 else 0.0
+        if share > best_share + 0.05:
+            best, best_share = separator, share
+    if best_share:
+        return best
     counts = Counter(len(line.split()) for line in lines if line.strip())
-    width, often = counts.most_common(1)[0]
+    fields, frequency = counts.most_common(1)[0]
     cells = [cell for line in lines for cell in line.split()]
     numbers = sum(is_number(cell, True) or is_missing(cell) or looks_like_date(cell) for cell in cells)
-    # Spaces separate where most words are numbers; else they are part of a text or of a time stamp.
-    whole = sum(looks_like_date(line) for line in lines)
-    return " " if width > 1 and often == counts.total() and 2 * numbers > len(cells) and not whole else ","
+    # Spaces separate fields if most words are numbers; otherwise they are part of a text or of a date.
+    dates = any(looks_like_date(line) for line in lines)
+    return " " if fields > 1 and frequency == counts.total() and 2 * numbers > len(cells) and not dates else ","
 
 
 def _titles(lines: Sequence[str], separator: str) -> int:
-    """How many lines stand above the table: such as have at most one field, where most have two or more."""
+    """The number of title lines above the table: the first lines have at most one field, most others two or more."""
     filled = [sum(bool(cell.strip()) for cell in row) for row in split(lines, separator)]
     if len(filled) != len(lines) or 2 * sum(count >= 2 for count in filled) <= len(filled):
         return 0  # a quoted field may have several lines
-    return next(place for place, count in enumerate(filled) if count >= 2)
+    return next(number for number, count in enumerate(filled) if count >= 2)
 
 
 def _has_decimal_commas(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether more cells are numbers with a decimal comma than with a decimal point."""
     cells = [cell.strip() for row in rows for cell in row]
     commas = sum(bool(DECIMAL_COMMA.fullmatch(cell)) for cell in cells)
     return commas > sum(bool(DECIMAL_POINT.fullmatch(cell)) for cell in cells)
@@ -171,43 +182,43 @@ def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
     numbered = [cell.strip() for cell in first[-len(filled) :]]
     if first[0].strip() == "" and numbered == [str(i) for i in range(len(numbered))]:
         return True  # as pandas writes a frame without names
-    if _names_beside_places(first, body) or _dates_above_numbers(first, body, decimal_comma):
+    if _counts_columns(first, body) or _dates_above_numbers(first, body, decimal_comma):
         return True
-    decided = False
-    for place, cell in enumerate(first):
-        below = [row[place] for row in body if place < len(row) and not is_missing(row[place])]
+    above_values = False
+    for column, cell in enumerate(first):
+        below = [row[column] for row in body if column < len(row) and not is_missing(row[column])]
         if below and sum(map(is_value, below)) > len(below) / 2:
-            decided = True
+            above_values = True
             if is_value(cell):
                 return False
-    return decided or not any(map(is_value, filled))
+    return above_values or not any(map(is_value, filled))
 
 
-def _names_beside_places(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row counts the columns, 0, 1, 2 …, beside names that do not come again below."""
+def _counts_columns(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row numbers columns, 0, 1, 2 …, and names others, with names that do not recur below."""
     cells = [cell.strip() for cell in first]
     counted = [cell for cell in cells if cell.isdecimal()]
-    names = {place: cell for place, cell in enumerate(cells) if cell and not cell.isdecimal()}
+    names = {column: cell for column, cell in enumerate(cells) if cell and not cell.isdecimal()}
     if len(counted) < 3 or not names or counted not in ([str(i + k) for i in range(len(counted))] for k in (0, 1)):
         return False
-    return all(row[place].strip() != cell for row in body for place, cell in names.items() if place < len(row))
+    return all(row[column].strip() != cell for row in body for column, cell in names.items() if column < len(row))
 
 
 def _dates_above_numbers(first: Sequence[str], body: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
-    """Whether the first row has dates and the rows below numbers: a column for each time."""
-    places = [place for place, cell in enumerate(first) if looks_like_date(cell)]
-    below = [row[place] for row in body for place in places if place < len(row) and not is_missing(row[place])]
-    return len(places) > 1 and bool(below) and all(is_number(cell, decimal_comma) for cell in below)
+    """Whether the first row has dates and the rows below have numbers: a column for each time."""
+    columns = [column for column, cell in enumerate(first) if looks_like_date(cell)]
+    below = [row[column] for row in body for column in columns if column < len(row) and not is_missing(row[column])]
+    return len(columns) > 1 and bool(below) and all(is_number(cell, decimal_comma) for cell in below)
 
 
 def _unique(row: Sequence[str]) -> tuple[str, ...]:
-    """Names of columns: those that are empty are called by their places, and the second "a" is "a (2)"."""
-    seen: Counter[str] = Counter()
+    """Unique names of columns: an empty one is "column" and its number, a second "a" is "a (2)"."""
+    counts: Counter[str] = Counter()
     names: list[str] = []
-    for place, cell in enumerate(row, 1):
-        name = " ".join(cell.split()) or f"column {place}"
-        seen[name] += 1
-        while seen[name] > 1 and f"{name} ({seen[name]})" in names:
-            seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    for number, cell in enumerate(row, 1):
+        name = " ".join(cell.split()) or f"column {number}"
+        counts[name] += 1
+        while counts[name] > 1 and f"{name} ({counts[name]})" in names:
+            counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
     return tuple(names)

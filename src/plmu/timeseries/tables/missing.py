@@ -1,4 +1,4 @@
-"""Cells that say that a value is missing."""
+"""Cells that mark a missing value, such as "NA" or "#DIV/0!"."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import polars as pl
 
-_ERRORS = ("#n/a", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!")  # of spreadsheets
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "nil", "-", "--", "?", ".", "missing", *_ERRORS))
+_SPREADSHEET_ERRORS = ("#n/a", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!")
+_MARKS = ("na", "n/a", "nan", "null", "none", "nil", "-", "--", "?", ".", "missing")
+MISSING = frozenset(("", *_MARKS, *_SPREADSHEET_ERRORS))
 
 
 def is_missing(cell: str) -> bool:
+    """Whether a cell marks a missing value."""
     return cell.strip().lower() in MISSING
 
 
-def filled(column: pl.Series) -> pl.Series:
-    """Text without spaces at the ends, and null for a cell that says that it is missing."""
+def without_marks(column: pl.Series) -> pl.Series:
+    """Text without spaces at its ends, null for cells that mark a missing value."""
     cells = column.str.strip_chars()
     return cells.set(cells.str.to_lowercase().is_in(sorted(MISSING)).fill_null(False), None)

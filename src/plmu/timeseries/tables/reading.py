@@ -30,7 +30,7 @@ _MARKS = sorted({form for mark in MISSING for form in (mark, mark.upper(), mark.
 
 
 def table_files(path: Path) -> list[Path]:
-    """The files of a path: itself, or the tables of a folder by name."""
+    """The path itself if it is a file, or the tables of a folder, sorted by name."""
     try:
         if path.is_file():
             return [path]
@@ -38,42 +38,42 @@ def table_files(path: Path) -> list[Path]:
             raise DataError(f"{path} is not there: give a CSV, Parquet or NumPy file, or a folder of them")
     except OSError as error:
         raise unreadable(error, path) from None
-    found = _tables(path)
-    if not found:
+    files = _tables_in(path)
+    if not files:
         raise DataError(f"{path} has no tables: files that end in {', '.join(SUFFIXES)}")
-    return found
+    return files
 
 
 def nested_files(path: Path) -> list[Path]:
-    """The tables of a folder and of its sub-folders, by name."""
-    folders = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
-    found = [file for one in [path, *folders] for file in _tables(one)]
-    if not found:
+    """The tables of a folder and of its sub-folders, sorted by name."""
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    files = [file for folder in [path, *folders] for file in _tables_in(folder)]
+    if not files:
         raise DataError(f"{path} has no tables, nor have its sub-folders: files that end in {', '.join(SUFFIXES)}")
-    return found
+    return files
 
 
-def _tables(folder: Path) -> list[Path]:
+def _tables_in(folder: Path) -> list[Path]:
     try:
-        return sorted(one for one in folder.iterdir() if one.suffix.lower() in SUFFIXES and one.is_file())
+        return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in SUFFIXES and entry.is_file())
     except OSError as error:
         raise unreadable(error, folder) from None
 
 
 def read_tables(path: Path, header: bool | None = None) -> list[Table]:
     """A table for each file of a path, which is a file or a folder."""
-    return [read_table(one, header) for one in table_files(path)]
+    return [read_table(file, header) for file in table_files(path)]
 
 
 def read_table(path: Path, header: bool | None = None) -> Table:
     """The table of a CSV, Parquet or NumPy file.
 
     Args:
-        path: the file. Its ending tells Parquet and NumPy; all others are CSV, of whatever separator.
-        header: whether the first line of a CSV file names the columns; by default found out.
+        path: the file. Parquet and NumPy files are known by their endings; all others are CSV, with any separator.
+        header: whether the first line of a CSV file names the columns; detected by default.
 
     Raises:
-        DataError: it cannot be read, or has no rows; the message names line and column where one is at fault.
+        DataError: it cannot be read, or has no rows; the message names line and column of a fault.
     """
     suffix = path.suffix.lower()
     if not path.is_file():
@@ -93,14 +93,14 @@ def read_table(path: Path, header: bool | None = None) -> Table:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npy file, whose name is "", or of an .npz file. Nothing in it is executed."""
+    """The arrays of an .npz file by name, or the array of an .npy file, named "". Nothing in the file is executed."""
     try:
         with open(path, "rb") as file:
-            found = np.load(file, allow_pickle=False)
-            return {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+            content = np.load(file, allow_pickle=False)
+            return {"": content} if isinstance(content, np.ndarray) else {name: content[name] for name in content.files}
     except OSError as error:
         raise unreadable(error, path) from None
-    except Exception as error:  # whatever a damaged archive leads to
+    except Exception as error:  # a damaged archive may raise anything
         raise DataError(f"{path} is not a NumPy file that can be read ({error})") from None
 
 
@@ -114,14 +114,13 @@ def _from_csv(path: Path, layout: Layout) -> Table:
 
     source = _source(path, layout)
     numeric = []
-    for place, name in enumerate(layout.names):
-        cells = [row[place] for row in layout.sample if place < len(row) and not is_missing(row[place])]
+    for column, name in enumerate(layout.names):
+        cells = [row[column] for row in layout.sample if column < len(row) and not is_missing(row[column])]
         if cells and all(is_number(cell, layout.decimal_comma) for cell in cells):
             numeric.append(name)
-    read = _read_all(path, layout, source, numeric)
-    columns = {name: _cleaned(read[name]) for name in layout.names}
-    height = read.height
-    frame = pl.DataFrame([columns[name] for name in layout.names])
+    raw = _read_all(path, layout, source, numeric)
+    height = raw.height
+    frame = pl.DataFrame([_numbers_or_text(raw[name]) for name in layout.names])
     notes = list(layout.notes)
     empty = [name for name in frame.columns if frame[name].null_count() == height]
     if height and empty:
@@ -130,12 +129,12 @@ def _from_csv(path: Path, layout: Layout) -> Table:
         named = [name for name in empty if name not in unnamed]
         if named:
             notes.append(f"without any value: {', '.join(map(repr, named[:5]))}{', …' * (len(named) > 5)}")
-    rows = None
+    rows = None  # of the file that are in the frame, where it lacks some
     if height:
         blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series()
         if frame.width == 1:  # in the middle of a single column an empty line is a missing value
-            filled = (~blank).arg_true()
-            last = -1 if not len(filled) else int(filled[-1])
+            present = (~blank).arg_true()
+            last = -1 if not len(present) else int(present[-1])
             blank = pl.Series(np.arange(height) > last)
         if blank.any():
             rows = (~blank).arg_true().to_numpy()
@@ -145,15 +144,15 @@ def _from_csv(path: Path, layout: Layout) -> Table:
     def line(row: int) -> int:
         return _line(path, layout, row if rows is None else int(rows[row]))
 
-    def written(name: str) -> pl.Series:
+    def as_text(name: str) -> pl.Series:
         column = _read(path, layout, source, dict.fromkeys(layout.names, pl.String), [name])[name]
         return column if rows is None else column.gather(rows)
 
-    return Table(path, frame, notes, line, written)
+    return Table(path, frame, notes, line, as_text)
 
 
 def _source(path: Path, layout: Layout) -> Path | bytes:
-    """What polars reads: the file, or its text in UTF-8 with single separators."""
+    """The input of polars: the file, or its text in UTF-8 with single spaces and line feeds."""
     if layout.encoding == "utf-8" and layout.separator != " " and not layout.returns:
         return path
     text = path.read_bytes().decode(layout.encoding, errors="replace").removeprefix("\ufeff")
@@ -165,7 +164,7 @@ def _source(path: Path, layout: Layout) -> Path | bytes:
 
 
 def _read_all(path: Path, layout: Layout, source: Path | bytes, numeric: list[str]) -> pl.DataFrame:
-    """All columns as text, and the numeric ones as numbers where each cell is a number or a mark of a missing one."""
+    """All columns; the numeric ones as numbers, unless a cell is neither a number nor marks a missing one."""
     import polars as pl
 
     kinds = {name: pl.Float64 if name in set(numeric) else pl.String for name in layout.names}
@@ -174,7 +173,7 @@ def _read_all(path: Path, layout: Layout, source: Path | bytes, numeric: list[st
     except pl.exceptions.ComputeError:
         pass
     text = _read(path, layout, source, dict.fromkeys(layout.names, pl.String))
-    try:  # looking for marks takes time, and most files have none
+    try:  # slower, and most files have no marks
         numbers = _read(path, layout, source, dict.fromkeys(layout.names, pl.Float64), numeric, _MARKS)
     except pl.exceptions.ComputeError:
         return text
@@ -189,11 +188,23 @@ def _read(
     names: list[str] | None = None,
     marks: list[str] | None = None,
 ) -> pl.DataFrame:
-    """Columns of a CSV file of these types; all of them, or those with these names. A line with too many fields is
-    only seen where all are read. ComputeError: a cell is not of its type."""
+    """Columns of a CSV file.
+
+    Args:
+        path: the file, for messages.
+        layout: of the file.
+        source: what polars reads.
+        kinds: the types of all columns.
+        names: the columns to read; by default all. Only then a line with too many fields is an error.
+        marks: cells that mark a missing value.
+
+    Raises:
+        ComputeError: a cell is not of its type.
+        DataError: the file cannot be read.
+    """
     import polars as pl
 
-    places = None if names is None else [place for place, name in enumerate(layout.names) if name in set(names)]
+    columns = None if names is None else [column for column, name in enumerate(layout.names) if name in set(names)]
     numbers = pl.Float64 in kinds.values()
     try:
         return pl.read_csv(
@@ -203,7 +214,7 @@ def _read(
             separator=layout.separator,
             decimal_comma=layout.decimal_comma and numbers,
             schema=kinds,
-            columns=places,
+            columns=columns,
             null_values=marks,
             encoding="utf8-lossy",
             raise_if_empty=False,
@@ -211,26 +222,26 @@ def _read(
     except pl.exceptions.ComputeError as error:
         if numbers and "could not parse" in str(error):
             raise
-        raise _fault(path, layout, error) from None
+        raise _csv_error(path, layout, error) from None
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise _fault(path, layout, error) from None
+        raise _csv_error(path, layout, error) from None
 
 
-def _fault(path: Path, layout: Layout, error: Exception) -> DataError:
-    """The line that polars could not read, found line by line."""
+def _csv_error(path: Path, layout: Layout, error: Exception) -> DataError:
+    """An error that names the line that polars could not read."""
     for row, (number, fields) in enumerate(_rows(path, layout)):
         if len(fields) > len(layout.names):
-            of = "the first line" if row or layout.skipped else "the others"
+            others = "the first line" if row or layout.skipped else "the others"
             return DataError(
-                f"{path}, line {number}: it has {len(fields)} fields, {of} {len(layout.names)}. Mend the line, or put"
-                " fields that have separators in them between quotes"
+                f"{path}, line {number}: it has {len(fields)} fields, {others} {len(layout.names)}. Mend the line, or"
+                " put fields that have separators in them between quotes"
             )
     return DataError(f"{path} cannot be read: {str(error).splitlines()[0]}")
 
 
 def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
-    """Line and fields of each row of data."""
-    usual = csv.field_size_limit(2**31 - 1)
+    """The line number and the fields of each row of data."""
+    default_limit = csv.field_size_limit(2**31 - 1)
     try:
         with open(path, encoding=layout.encoding, errors="replace", newline="") as file:
             for _ in range(layout.skipped):
@@ -245,19 +256,19 @@ def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
     except csv.Error:
         return
     finally:
-        csv.field_size_limit(usual)
+        csv.field_size_limit(default_limit)
 
 
 def _line(path: Path, layout: Layout, row: int) -> int:
     """The line of the file in which a row of data begins."""
-    for place, (number, _) in enumerate(_rows(path, layout)):
-        if place == row:
-            return int(number)
+    for index, (number, _) in enumerate(_rows(path, layout)):
+        if index == row:
+            return number
     return layout.skipped + row + 1
 
 
-def _cleaned(column: pl.Series) -> pl.Series:
-    """Float64 where every cell is a number or missing, else text."""
+def _numbers_or_text(column: pl.Series) -> pl.Series:
+    """Float64 if every cell is a number or missing, else text."""
     import polars as pl
 
     if column.dtype != pl.String or column.null_count() == len(column):
@@ -265,8 +276,8 @@ def _cleaned(column: pl.Series) -> pl.Series:
     head = column.drop_nulls().head(1000)
     if as_numbers(head)[1].any():
         return column
-    made, wrong, note = as_numbers(column)
-    return column if wrong.any() or note else made
+    numbers, wrong, note = as_numbers(column)
+    return column if wrong.any() or note else numbers
 
 
 def _from_parquet(path: Path) -> Table:
@@ -276,55 +287,56 @@ def _from_parquet(path: Path) -> Table:
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path} is not a Parquet file that can be read ({str(error).splitlines()[0]})") from None
-    kept, dropped, zoned = [], [], []
+    columns, dropped, zoned = [], [], []
     for column in frame:
         kind = column.dtype
         if kind.is_numeric() or kind == pl.Boolean or kind == pl.Null:
-            kept.append(column.cast(pl.Float64))
+            columns.append(column.cast(pl.Float64))
         elif kind in (pl.Date, pl.Datetime):
-            made = column.cast(pl.Datetime("us", getattr(kind, "time_zone", None)))
-            if getattr(kind, "time_zone", None) not in (None, "UTC"):
+            zone = getattr(kind, "time_zone", None)
+            times = column.cast(pl.Datetime("us", zone))
+            if zone not in (None, "UTC"):
                 zoned.append(column.name)
-            kept.append(made.dt.convert_time_zone("UTC").dt.replace_time_zone(None) if made.dtype.time_zone else made)  # type: ignore[attr-defined]
+            columns.append(times.dt.convert_time_zone("UTC").dt.replace_time_zone(None) if zone else times)
         elif kind in (pl.String, pl.Categorical, pl.Enum):
-            kept.append(column.cast(pl.String))
+            columns.append(column.cast(pl.String))
         else:
             dropped.append(column.name)
     notes = [f"column {name!r}: time zones converted to UTC" for name in zoned]
     notes += [f"left out, neither numbers nor times nor text: {', '.join(dropped)}"] if dropped else []
-    if not kept:
+    if not columns:
         raise DataError(f"{path} has no columns of numbers, times or text")
-    return Table(path, pl.DataFrame(kept), notes, zoned=zoned)
+    return Table(path, pl.DataFrame(columns), notes, zoned=zoned)
 
 
 def _from_numpy(path: Path) -> Table:
     import polars as pl
 
-    columns: dict[str, NDArray[Any]] = {}
-    for name, array in read_arrays(path).items():
-        label = name or "value"
+    arrays: dict[str, NDArray[Any]] = {}  # (rows,), a column each
+    for key, array in read_arrays(path).items():
+        name = key or "value"
         if array.dtype.names:
-            columns |= {field: array[field] for field in array.dtype.names}
+            arrays |= {field: array[field] for field in array.dtype.names}
         elif array.ndim == 1:
-            columns[label] = array
+            arrays[name] = array
         elif array.ndim == 2:
-            columns |= {f"{label} {place}": array[:, place - 1] for place in range(1, array.shape[1] + 1)}
+            arrays |= {f"{name} {number}": array[:, number - 1] for number in range(1, array.shape[1] + 1)}
         elif array.ndim > 2:
-            raise DataError(f"{path}: {label} has the shape {array.shape}; (time,) or (time, columns) is needed")
-    lengths = {name: len(array) for name, array in columns.items()}
+            raise DataError(f"{path}: {name} has the shape {array.shape}; (time,) or (time, columns) is needed")
+    lengths = {name: len(array) for name, array in arrays.items()}
     if not lengths:
         raise DataError(f"{path} has no arrays with a time axis")
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in list(lengths.items())[:6])
-        raise DataError(f"{path} has arrays of different lengths ({told}): columns must be equally long")
-    series = []
-    for name, array in columns.items():
+        shown = ", ".join(f"{name} {length}" for name, length in list(lengths.items())[:6])
+        raise DataError(f"{path} has arrays of different lengths ({shown}): columns must be equally long")
+    columns = []
+    for name, array in arrays.items():
         if np.issubdtype(array.dtype, np.datetime64):
-            series.append(pl.Series(name, array.astype("datetime64[us]")))
+            columns.append(pl.Series(name, array.astype("datetime64[us]")))
         elif (np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array)) or array.dtype == bool:
-            series.append(pl.Series(name, array.astype(np.float64)))
+            columns.append(pl.Series(name, array.astype(np.float64)))
         elif array.dtype.kind in "US":
-            series.append(pl.Series(name, array.astype(str).tolist(), dtype=pl.String))
+            columns.append(pl.Series(name, array.astype(str).tolist(), dtype=pl.String))
         else:
             raise DataError(f"{path}: {name} has the type {array.dtype}; numbers, dates or text are needed")
-    return Table(path, pl.DataFrame(series))
+    return Table(path, pl.DataFrame(columns))

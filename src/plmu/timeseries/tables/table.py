@@ -1,4 +1,4 @@
-"""A table of one's own: columns by name, as numbers, times or text, and where in the file each cell is."""
+"""A table: columns by name, as numbers, times or text, and the place of each cell in the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from plmu.errors import DataError, suggestion
 from plmu.timeseries.tables import dates
 from plmu.timeseries.tables.joined import joined, joined_name, time_parts
-from plmu.timeseries.tables.missing import filled, is_missing
+from plmu.timeseries.tables.missing import is_missing, without_marks
 from plmu.timeseries.tables.numbers import as_numbers
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ Numbers = NDArray[np.float64]
 Kind = Literal["number", "time", "text"]
 Bad = Literal["raise", "missing"]
 _FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
-_HEAD = 200  # cells that tell what a column of text is
-_BETWEEN = " / "  # names that are joined
+_HEAD = 200  # cells from which the kind of a column of text is detected
+_SEPARATOR = " / "  # between names that are joined
 
 
 class Table:
-    """Columns of one file. `notes` says in plain words what was found and done, and grows as columns are read.
+    """Columns of one file. `notes` says in plain English what was found and changed; reading columns adds to it.
 
     Args:
         path: the file.
         frame: columns of Float64, Datetime or String.
         notes: what was found.
-        line: the line of the file in which a row of the frame is; without it rows are counted from 1.
-        written: a column of numbers as the file has it, in text.
-        zoned: columns of times that had a time zone and are in UTC here.
+        line: returns the line of the file that holds a row of the frame; without it rows are counted from 1.
+        as_text: returns a column of numbers, by name, as the text that is in the file.
+        zoned: columns of times that had a time zone; here they are in UTC.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Table:
         frame: pl.DataFrame,
         notes: Sequence[str] = (),
         line: Callable[[int], int] | None = None,
-        written: Callable[[str], pl.Series] | None = None,
+        as_text: Callable[[str], pl.Series] | None = None,
         zoned: Sequence[str] = (),
     ) -> None:
         self._zoned = frozenset(zoned)
         self.path, self.notes = path, list(notes)
-        self._columns, self._line, self._written = {column.name: column for column in frame}, line, written
+        self._columns, self._line, self._as_text = {column.name: column for column in frame}, line, as_text
         self._codes: dict[str, tuple[NDArray[np.int64], list[str]]] = {}
         self.rows = frame.height
         self._kinds: dict[str, Kind] = {}
@@ -57,7 +57,7 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns, in the file's order."""
+        """Names of the columns, in the order of the file."""
         return list(self._columns)
 
     def place(self, row: int, name: str) -> str:
@@ -66,7 +66,7 @@ class Table:
         return f"{self.path}, {where}, column {name!r}"
 
     def kind(self, name: str) -> Kind:
-        """Whether a column has numbers, times or text. A column that is mostly numbers, with some text, has numbers."""
+        """The kind of a column. One of numbers may have some cells of text."""
         import polars as pl
 
         column = self._column(name)
@@ -90,8 +90,11 @@ class Table:
 
         Args:
             name: of the column.
-            bad: whether a cell of text raises DataError, or counts as missing.
+            bad: what a cell of text does: raise DataError, or count as missing.
             flags: whether true and yes count as 1, false and no as 0.
+
+        Raises:
+            DataError: a cell is not a number; the message names its line.
         """
         import polars as pl
 
@@ -99,11 +102,11 @@ class Table:
         if column.dtype == pl.Datetime:
             raise DataError(f"column {name!r} of {self.path} has times: a column of numbers is needed")
         if column.dtype == pl.String:
-            words = column.str.strip_chars().str.to_lowercase()
-            if flags and words.is_in(list(_FLAGS)).any():
+            lowercase = column.str.strip_chars().str.to_lowercase()
+            if flags and lowercase.is_in(list(_FLAGS)).any():
                 self._note(f"column {name!r}: true and yes are taken as 1, false and no as 0")
-                column = words.replace(_FLAGS)
-            made, wrong, note = as_numbers(column)
+                column = lowercase.replace(_FLAGS)
+            numbers, wrong, note = as_numbers(column)
             if note and note not in self.notes:
                 self._note(f"column {name!r}: {note}")
             if wrong.any():
@@ -114,7 +117,7 @@ class Table:
                         " missing to take such cells as missing"
                     )
                 self._note_bad(name, row, int(wrong.sum()), "of text")
-            column = made
+            column = numbers
         values: Numbers = np.array(column.to_numpy(), dtype=np.float64)
         infinite = np.isinf(values)
         if infinite.any():
@@ -124,14 +127,17 @@ class Table:
         return values
 
     def times(self, name: str, day_first: bool | None = None, bad: Bad = "raise") -> NDArray[Any]:
-        """A column of times: datetime64[us] of dates, with NaT where one is missing; or float64 of numbers.
+        """A column of times: datetime64[us] for dates, NaT where one is missing; float64 for numbers.
 
-        Numbers such as 20240131 are dates if all are.
+        Numbers such as 20240131 are dates if all of them are.
 
         Args:
             name: of the column.
-            day_first: whether 2/1/2024 is the second of January; by default found out.
-            bad: whether a cell that is no time raises DataError, or counts as missing.
+            day_first: whether 2/1/2024 is the second of January; detected by default.
+            bad: what a cell that is not a time does: raise DataError, or count as missing.
+
+        Raises:
+            DataError: a cell is not a time; the message names its line.
         """
         import polars as pl
 
@@ -146,11 +152,13 @@ class Table:
             if (name, day_first) in self._times:
                 return self._times[name, day_first]
             try:
-                made, wrong, notes = dates.parse(column, day_first)
+                times, wrong, notes = dates.parse(column, day_first)
             except dates.MixedOrderError as error:
-                one, other = (f"{_short(column[row])} in {self.place(row, name).split(', ')[1]}" for row in error.rows)
+                first, second = (
+                    f"{_short(column[row])} in {self.place(row, name).split(', ')[1]}" for row in error.rows
+                )
                 raise DataError(
-                    f"{self.path}, column {name!r}: {one} has the day first, {other} the month. Mend one of them"
+                    f"{self.path}, column {name!r}: {first} has the day first, {second} the month. Mend one of them"
                 ) from None
             if len(wrong):
                 row = int(wrong[0])
@@ -159,17 +167,21 @@ class Table:
                         f"{self.place(row, name)}: {_short(column[row])} is not a date or time. Mend it, or give"
                         " --data.bad missing to leave such rows out"
                     )
-                self._note_bad(name, row, len(wrong), "that is no date" if len(wrong) == 1 else "that are no dates")
+                self._note_bad(name, row, len(wrong), "that is not a date" if len(wrong) == 1 else "that are not dates")
             for note in notes:
                 self._note(f"column {name!r}: {note}")
-            column = made
-        found: NDArray[Any] = column.cast(pl.Datetime("us")).to_numpy().astype("datetime64[us]")
-        self._times[name, day_first] = found
-        return found
+            column = times
+        stamps: NDArray[Any] = column.cast(pl.Datetime("us")).to_numpy().astype("datetime64[us]")
+        self._times[name, day_first] = stamps
+        return stamps
 
     def join_times(self) -> tuple[str, ...]:
-        """Add a column of times, if several columns are a time together: a date and a time of day, or year, month and
-        so on. Returns the names of these columns, or none."""
+        """Add a column of times if several columns together are a time: a date and a time of day, or year, month and
+        so on.
+
+        Returns:
+            The names of these columns; empty if there are none.
+        """
         parts = time_parts(self._columns, [name for name in self.names if self.kind(name) == "time"])
         if parts and joined_name(parts) not in self._columns:
             name = joined_name(parts)
@@ -178,30 +190,31 @@ class Table:
         return parts
 
     def join_names(self, names: Sequence[str]) -> str:
-        """Add a column of text with the cells of several columns, such as "shop / item". Returns its name."""
-        name = _BETWEEN.join(names)
+        """Add a column of text with the cells of several columns, such as "shop / item", and return its name."""
+        name = _SEPARATOR.join(names)
         if name not in self._columns:
             import polars as pl
 
-            texts = [pl.Series(self.text(one).tolist(), dtype=pl.String) for one in names]
-            found = texts[0]
-            for one in texts[1:]:
-                found = found + _BETWEEN + one
-            self._columns[name] = found.alias(name)
+            column, *others = (pl.Series(self.text(part).tolist(), dtype=pl.String) for part in names)
+            for other in others:
+                column = column + _SEPARATOR + other
+            self._columns[name] = column.alias(name)
             self._kinds[name] = "text"
         return name
 
     def join_again(self, time: str | None, id: str | None) -> None:
-        """Add the columns of times and names that were joined of others in another table."""
+        """Add the joined columns of times and names that another table has."""
         if time is not None and time not in self._columns:
             self.join_times()
-        parts = () if id is None or id in self._columns else id.split(_BETWEEN)
+        parts = () if id is None or id in self._columns else id.split(_SEPARATOR)
         if len(parts) > 1 and all(part in self._columns for part in parts):
             self.join_names(parts)
 
     def zone(self, name: str) -> int | None:
-        """The time zone of a column of times, in minutes east of Greenwich: 0 where it has several, None where it has
-        none. `times` are in UTC where there is one."""
+        """The time zone of a column of times in minutes east of Greenwich: 0 if it has several, None without any.
+
+        With a time zone, `times` returns UTC.
+        """
         import polars as pl
 
         column = self._column(name)
@@ -210,21 +223,21 @@ class Table:
         return 0 if name in self._zoned else None
 
     def day_first(self, name: str) -> bool | None:
-        """Whether the dates of a column are written as 31/1/2024; None where there are no such dates."""
+        """Whether the dates of a column are written like 31/1/2024; None if no date depends on it."""
         import polars as pl
 
         column = self._column(name)
         return dates.order(column) if column.dtype == pl.String and self.kind(name) == "time" else None
 
     def text(self, name: str) -> NDArray[np.object_]:
-        """A column as text: whole numbers without a point, and "" where a cell is empty or NaN."""
+        """A column as text: integers without a decimal point, "" where a cell is empty or NaN."""
         codes, labels = self.codes(name)
         return np.array(labels, dtype=object)[codes]
 
     def codes(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
-        """A column as numbers of its different texts, and these texts in the order in which they first appear.
+        """A column of text as indices (rows,) into its different texts, and these texts in order of appearance.
 
-        Zeros before whole numbers are part of the text: 007 is not 7.
+        Leading zeros are part of the text: 007 is not 7.
         """
         if name not in self._codes:
             self._codes[name] = self._coded(name)
@@ -236,18 +249,19 @@ class Table:
         column = self._column(name)
         if column.dtype == pl.Float64:
             column = column.fill_nan(None)
-            whole = bool((column == column.round(0)).fill_null(True).all()) and float(column.abs().max() or 0) < 2**53  # type: ignore[arg-type]
-            written = filled(self._written(name)) if whole and self._written is not None else None
-            if written is not None and written.str.contains(r"^0\d+$").any():
-                column = written
+            integers = bool((column == column.round(0)).fill_null(True).all())
+            integers = integers and float(column.abs().max() or 0) < 2**53  # type: ignore[arg-type]
+            text = without_marks(self._as_text(name)) if integers and self._as_text is not None else None
+            if text is not None and text.str.contains(r"^0\d+$").any():
+                column = text
             else:
-                column = column.cast(pl.Int64).cast(pl.String) if whole else column.cast(pl.String)
+                column = column.cast(pl.Int64).cast(pl.String) if integers else column.cast(pl.String)
         else:
             column = column.cast(pl.String).str.strip_chars()
         column = column.fill_null("")
         labels = column.unique(maintain_order=True)
-        place = pl.DataFrame({"label": labels, "code": np.arange(len(labels), dtype=np.int64)})
-        codes = pl.DataFrame({"label": column}).join(place, on="label", how="left", maintain_order="left")["code"]
+        numbered = pl.DataFrame({"label": labels, "code": np.arange(len(labels), dtype=np.int64)})
+        codes = pl.DataFrame({"label": column}).join(numbered, on="label", how="left", maintain_order="left")["code"]
         return codes.to_numpy().astype(np.int64), labels.to_list()
 
     def _column(self, name: str) -> pl.Series:
