@@ -1,4 +1,4 @@
-"""`states` of `plmu.ops.fused`: m is written once, by a kernel for each order of each chunk."""
+"""`states` of `plmu.ops.fused`: a kernel writes m once, with a program for each order of each chunk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plmu.ops.matrices import finite
 def states(
     u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """m (batch, time, order, channels) for u (batch, time, channels), and the final state; with resets none."""
+    """m (batch, time, order, channels) for u (batch, time, channels), and the final state; empty with resets."""
     first = None if state is None else state.contiguous()
     run, _ = grouping(*u.shape)
     m, last = _states(u.contiguous(), first, segments_of(resets), *tables(u, system, 0, run)[:8], run)
@@ -55,7 +55,7 @@ def _states(
             **constants_of(order), WIDTH=64, SEGMENTED=segments is not None, PRECISION=precision(u.dtype),
             num_warps=4,
         )  # fmt: skip
-        if segments is not None:  # found by other products
+        if segments is not None:  # the caller computes it
             return m, advance.new_empty(0)
         return m, launch.final_state(u, last, None, last_taps, last_advance)
 
@@ -78,7 +78,7 @@ def _states_backward(
     of_u = of_m.new_empty(batch, time, channels)
     of_states = advance.new_empty(batch, chunks, order, channels)
     kernels, options = _kernels(), {**constants_of(order), "WIDTH": 64, "SEGMENTED": segments is not None}
-    marks = of_m if segments is None else segments  # not read where there are none
+    marks = of_m if segments is None else segments  # any tensor; without segments it is not read
     with on(of_m):
         kernels.states_gradient[batch * chunks, tiles(channels, 64)](
             of_m, toeplitz, past, marks, of_u, of_states, time, channels, chunks,
@@ -89,7 +89,9 @@ def _states_backward(
         of_states[:, -1] += last_advance.mT @ of_last
         of_u[:, -last_taps.shape[2] :] += (summed(last_taps).mT @ of_last).to(of_u.dtype)
     reach, back = 1, advance.mT
-    before = None if segments is None else torch.nn.functional.pad(segments, (1, 0))[:, :time:CHUNK]  # each chunk
+    before = (
+        None if segments is None else torch.nn.functional.pad(segments, (1, 0))[:, :time:CHUNK]
+    )  # segments before chunks
     while reach < chunks:  # s_k ← Aᵀ s_{k+1} + s_k from the last chunk on, by doubling
         passed = back @ of_states[:, reach:]
         if before is not None:
@@ -99,16 +101,8 @@ def _states_backward(
     if chunks > 1:
         with on(of_m):
             kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
-                of_u,
-                summed(taps),
-                of_states,
-                marks,
-                time,
-                channels,
-                chunks,
-                **options,
-                PRECISION=exact(of_u.dtype),
-            )
+                of_u, summed(taps), of_states, marks, time, channels, chunks, **options, PRECISION=exact(of_u.dtype)
+            )  # fmt: skip
     return of_u, of_states[:, 0].clone()
 
 

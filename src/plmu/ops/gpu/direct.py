@@ -1,9 +1,9 @@
-"""Launching a kernel again by its own launcher.
+"""Launching a compiled kernel directly.
 
 `kernel[grid](...)` looks at every argument to find the compiled kernel, which takes longer on the host than most of our
-kernels take on a GPU. A `Launch` has a grid, numbers and constants that stay, and tensors of given types that begin at
-multiples of 16 bytes: all that Triton looks at. So what the first call compiled is launched directly from then on.
-A descriptor for the copy engine depends on nothing but where its tensor begins, so the last ones are kept.
+kernels take on a GPU. A `Launch` has a fixed grid, numbers and constants, and its tensors have fixed types and are
+aligned to 16 bytes. Triton looks at nothing else, so the first call compiles the kernel, and later calls launch it
+directly. A descriptor for the copy engine depends only on its tensor's address, so the last descriptors are cached.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 DIRECT = ("3.6", "3.7")  # versions of Triton whose compiled kernels are launched as below
-Tiled = tuple[tuple[int, ...], tuple[int, ...]]  # the shape that a tensor is read as, and that of the tiles
-MOST_DESCRIPTORS = 16  # that are kept of each tensor of a launch
+Tiled = tuple[tuple[int, ...], tuple[int, ...]]  # the shape of a tensor, and that of its tiles
+MOST_DESCRIPTORS = 16  # in the cache, for each tensor of a launch
 
 
 class Launch:
-    """A kernel of a module with its grid, numbers and constants. It is called with tensors, on their device.
+    """A kernel of a module with its grid, numbers and constants. Call it with tensors, on their device.
 
-    `tiled` describes the first tensors to the copy engine: the shape they are read as, and that of the tiles.
+    `tiled` describes the first tensors to the copy engine: their shape, and that of the tiles.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Launch:
             self._direct = self._launcher(kernel, compiled, len(tensors))
 
     def _launcher(self, kernel: Any, compiled: Any, tensors: int) -> Callable[[tuple[Any, ...]], None]:
-        """What launches the compiled kernel. It takes all parameters in their order, constants too."""
+        """A function that launches the compiled kernel, with all parameters in order, constants too."""
         driver, tiled = _driver(), len(self._tiled)
         function, metadata = compiled.function, compiled.packed_metadata
         device, stream = driver.get_current_device(), driver.get_current_stream
@@ -68,46 +68,46 @@ class Launch:
         rest = (*self._numbers, *(self._constants[name] for name in names))
         grid = (*self._grid, 1, 1)[:3]
         run, make = _taking_descriptors(compiled.run) if tiled else (compiled.run, None)
-        known: list[dict[int, list[Any]]] = [{} for _ in self._tiled]  # what was made for a tensor that begins there
+        descriptors: list[dict[int, list[Any]]] = [{} for _ in self._tiled]  # by address
 
         def described(i: int, tensor: Tensor) -> list[Any]:
             read = _Read(tensor, self._tiled[i], self._strides[i])
             if make is None:
                 return [read]
-            if len(known[i]) >= MOST_DESCRIPTORS:
-                known[i].clear()
-            made = known[i][tensor.data_ptr()] = make(i, read)
+            if len(descriptors[i]) >= MOST_DESCRIPTORS:
+                descriptors[i].clear()
+            made = descriptors[i][tensor.data_ptr()] = make(i, read)
             return made
 
         def launch(tensors: tuple[Any, ...]) -> None:
-            given: list[Any] = []
+            arguments: list[Any] = []
             for i in range(tiled):
                 tensor = tensors[i]
-                given += known[i].get(tensor.data_ptr()) or described(i, tensor)
-            for tensor in tensors[tiled:]:  # by address, which Triton need not ask the driver about
-                given.append(None if tensor is None else tensor.data_ptr())
-            run(*grid, stream(device), function, metadata, None, None, None, *given, *rest)
+                arguments += descriptors[i].get(tensor.data_ptr()) or described(i, tensor)
+            for tensor in tensors[tiled:]:  # by address, so that Triton need not ask the driver
+                arguments.append(None if tensor is None else tensor.data_ptr())
+            run(*grid, stream(device), function, metadata, None, None, None, *arguments, *rest)
 
         return launch
 
 
 def _taking_descriptors(run: Any) -> tuple[Any, Callable[[int, Any], list[Any]] | None]:
-    """Triton's launcher as one that takes ready-made descriptors, and what makes the i-th; the launcher as it is, and
-    None, where that is not known. In its own form a function around the real one makes them anew for each launch."""
-    around = getattr(run, "launch", None)
-    names = getattr(getattr(around, "__code__", None), "co_freevars", ())
-    cells = getattr(around, "__closure__", None) or ()
-    held = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
-    make, meta = getattr(sys.modules[type(run).__module__], "make_tensordesc_arg", None), held.get("tensordesc_meta")
-    if make is None or "launcher" not in held or not meta or None in meta:
+    """Triton's launcher in a form that takes ready descriptors, and a function that makes the i-th; the launcher itself
+    and None for an unknown version of Triton. Its own form is a wrapper that makes the descriptors for each launch."""
+    wrapper = getattr(run, "launch", None)
+    names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
+    cells = getattr(wrapper, "__closure__", None) or ()
+    cell_of = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+    make, meta = getattr(sys.modules[type(run).__module__], "make_tensordesc_arg", None), cell_of.get("tensordesc_meta")
+    if make is None or "launcher" not in cell_of or not meta or None in meta:
         return run, None
     ready = copy.copy(run)
-    ready.launch = held["launcher"]
+    ready.launch = cell_of["launcher"]
     return ready, lambda i, read: list(make(read, meta[i]))
 
 
 class _Read:
-    """What Triton's launcher reads of a tensor descriptor, when it tells the copy engine of it."""
+    """The attributes of a tensor descriptor that Triton's launcher reads."""
 
     __slots__ = ("base", "shape", "strides")
     padding, round_f32_to_tf32 = "zero", False
@@ -117,7 +117,7 @@ class _Read:
 
 
 def _described(tensor: Tensor, tiled: Tiled, strides: list[int]) -> Any:
-    """The tensor descriptor itself, which a kernel is compiled for."""
+    """The tensor descriptor for which a kernel is compiled."""
     shape, tile = tiled
     descriptor, language = gluon()
     return descriptor(tensor, list(shape), strides, list(tile), _layout(language, tile, tensor.dtype))
@@ -135,15 +135,17 @@ def _layout(language: Any, tile: tuple[int, ...], dtype: torch.dtype) -> Any:
 
 @functools.cache
 def gluon() -> tuple[Any, Any]:
-    """The descriptor and the language of the kernels for Hopper; an ImportError or AttributeError where Triton is too
-    old for them."""
+    """The descriptor and the language of the kernels for Hopper.
+
+    Raises ImportError or AttributeError if Triton is too old for them.
+    """
     importlib.import_module("plmu.ops.gpu.gluon_weight")  # and the projection
     descriptor = importlib.import_module("triton.experimental.gluon.nvidia.hopper").TensorDescriptor
     return descriptor, importlib.import_module("triton.experimental.gluon.language")
 
 
 def _launchable(compiled: Any) -> bool:
-    """Whether a compiled kernel is one that we know how to launch: not interpreted, and of a known Triton for CUDA."""
+    """Whether a compiled kernel can be launched directly: it is not interpreted, and of a known Triton for CUDA."""
     if compiled is None or not importlib.import_module("triton").__version__.startswith(DIRECT):
         return False
     return type(getattr(compiled, "run", None)).__name__ == "CudaLauncher"
@@ -159,7 +161,7 @@ def _knobs() -> Any:
 
 
 def _hooked() -> bool:
-    """Whether something, such as a profiler, asked Triton to be told of launches."""
+    """Whether something, such as a profiler, has hooks on Triton's launches."""
     knobs = _knobs()
     enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))

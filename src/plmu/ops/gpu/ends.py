@@ -1,4 +1,4 @@
-"""Gradients through the first and the final state of `project` of `plmu.ops.fused`, by products of torch."""
+"""Gradients through the first and the final state of `project` in `plmu.ops.fused`, with torch's products."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ def through_states(
     u: Tensor,
     weight: Tensor,
     segments: Tensor | None,
-    given: Constants,
+    constants: Constants,
     needed: tuple[bool, bool, bool],
     of_o: Tensor | None,
     of_last: Tensor | None,
     of_u: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient of u with what the final state adds to it, and that of the first state."""
+    """The gradient of u, including what the final state adds to it, and the gradient of the first state."""
     need_u, _, need_first = needed
     of_first = None
-    if of_o is not None and need_first:  # which reaches the first segment alone
+    if of_o is not None and need_first:  # it affects the first segment alone
         reached = of_o if segments is None else torch.where((segments == 0)[:, :, None], of_o, 0.0)
-        assert given.powers is not None
-        of_first = _of_first(reached, weight, given.powers, given.groups)
+        assert constants.powers is not None
+        of_first = _of_first(reached, weight, constants.powers, constants.groups)
     if of_last is not None and (need_u or need_first):
-        added, passed = _through_last(of_last, u.shape[1], given, need_u)
-        if segments is not None:  # it reaches the last segment alone
+        added, to_first = _through_last(of_last, u.shape[1], constants, need_u)
+        if segments is not None:  # it depends on the last segment alone
             end = segments[:, -1:]
             added = None if added is None else torch.where((segments == end)[:, :, None], added, 0.0)
-            passed = None if passed is None else torch.where((end == 0)[:, :, None], passed, 0.0)
+            to_first = None if to_first is None else torch.where((end == 0)[:, :, None], to_first, 0.0)
         if added is not None:
             of_u = added.to(u.dtype) if of_u is None else of_u + added.to(u.dtype)
-        if need_first and passed is not None:
-            of_first = passed if of_first is None else of_first + passed
+        if need_first and to_first is not None:
+            of_first = to_first if of_first is None else of_first + to_first
     return of_u, of_first
 
 
@@ -43,29 +43,33 @@ def _of_first(of_o: Tensor, weight: Tensor, powers: Tensor, groups: int) -> Tens
     """The gradient of the first state from that of o: Σ_t (Ā^{t+1})ᵀ W_mᵀ of_o[t], segment by segment from the last."""
     if groups > 1:
         parts = zip(weight.chunk(groups, dim=2), powers.unbind(), strict=True)
-        return torch.cat([_of_first(of_o, part, own, 1) for part, own in parts], dim=2)
+        return torch.cat([_of_first(of_o, part, group_powers, 1) for part, group_powers in parts], dim=2)
     total: Tensor | None = None
     for part in reversed(of_o.split(powers.shape[0], dim=1)):
-        now = torch.einsum("tij,bto->bijo", powers[: part.shape[1]], part.to(powers.dtype))
-        total = now if total is None else now + torch.einsum("biko,kj->bijo", total, powers[-1])
+        of_state = torch.einsum("tij,bto->bijo", powers[: part.shape[1]], part.to(powers.dtype))
+        total = of_state if total is None else of_state + torch.einsum("biko,kj->bijo", total, powers[-1])
     assert total is not None
     return torch.einsum("bijo,oic->bjc", total, weight.to(powers.dtype))
 
 
-def _through_last(of_last: Tensor, time: int, given: Constants, need_u: bool) -> tuple[Tensor | None, Tensor | None]:
-    """What the gradient of the final state says to all inputs (batch, time, channels), if needed, and to the first
-    state, where states are passed: (batch, order, channels)."""
-    if given.groups > 1:
-        ends = enumerate(of_last.chunk(given.groups, dim=2))
-        alone = [(end, Constants(given.tables.of_group(i), None, given.steps, given.run, 1)) for i, end in ends]
-        found = [_through_last(end, time, own, need_u) for end, own in alone]
-        inputs, states = ([one for one in some if one is not None] for some in zip(*found, strict=True))
+def _through_last(
+    of_last: Tensor, time: int, constants: Constants, need_u: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients through the final state of all inputs (batch, time, channels), if needed, and of the first state
+    (batch, order, channels), if states are carried."""
+    if constants.groups > 1:
+        parts = enumerate(of_last.chunk(constants.groups, dim=2))
+        singles = [
+            (end, Constants(constants.tables.of_group(i), None, constants.steps, constants.run, 1)) for i, end in parts
+        ]
+        gradients = [_through_last(end, time, single, need_u) for end, single in singles]
+        inputs, states = ([part for part in each if part is not None] for each in zip(*gradients, strict=True))
         return torch.cat(inputs, dim=2) if inputs else None, torch.cat(states, dim=2) if states else None
-    _, _, _, taps, advance, _, last_taps, last_advance, _ = given.tables
+    _, _, _, taps, advance, _, last_taps, last_advance, _ = constants.tables
     passed = added = None
-    if not given.steps:
+    if not constants.steps:
         passed = _before_chunks(of_last, tiles(time, CHUNK), advance, last_advance)
-    if need_u:  # to the last inputs, and through earlier states to the others
+    if need_u:  # of the last inputs directly, of the others through the states before chunks
         added = summed(last_taps).mT @ of_last
         if passed is not None:
             added = torch.cat([(summed(taps).mT @ passed[:, 1:]).flatten(1, 2), added], dim=1)
@@ -74,7 +78,7 @@ def _through_last(of_last: Tensor, time: int, given: Constants, need_u: bool) ->
 
 
 def _before_chunks(of_last: Tensor, chunks: int, advance: Tensor, last_advance: Tensor) -> Tensor:
-    """The gradients of the states before all chunks from that of the final one: (batch, chunks, order, channels)."""
+    """The gradients of the states before all chunks from that of the final state: (batch, chunks, order, channels)."""
     passed, back = (last_advance.mT @ of_last)[:, None], advance.mT
     while passed.shape[1] < chunks:
         passed = torch.cat([back @ passed, passed], dim=1)[:, -chunks:]

@@ -1,9 +1,8 @@
 """The backward pass of a highway layer with ReLU, g · relu(a) + (1 − g) · x of [a ; c] = W x + b and g = σ(c).
 
-The forward pass is torch's, so that `torch.compile` fuses it with what follows. It would compile a backward pass that
-loads all operands for each half of the gradient of W x + b, and that gradient once more for its sum. Here one kernel
-makes these gradients and their sums for the bias. What reaches x directly is added by the product that makes the rest
-of its gradient.
+The forward pass is torch's, so that `torch.compile` fuses it with the next operations. Its backward pass would load all
+operands for each half of the gradient of W x + b, and that gradient again for its sum. Here one kernel makes both
+gradients and their sums for the bias. The product that makes the gradient of x adds its direct part.
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ from plmu.ops.gpu.triton_launch import kernels
 PLAIN = (Tensor, torch.nn.Parameter)
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 TILE, WIDTHS = 1024, (256, 128, 64)  # numbers, and features
-PROGRAMS = 512  # in all, at most: no property of the GPU, so that sums are the same on all
-SHARES, SUMS = 512, 8  # of a tile that adds shares up
+PROGRAMS = 512  # at most; the same on all GPUs, so that sums are equal
+SHARES, SUMS = 512, 8  # of a tile that sums shares
 
 Gradients = tuple[Tensor, Tensor | None, Tensor | None]  # of W x + b, x and b
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """Whether the kernel makes the gradients, where it can run: in training, eager or compiled, of plain tensors."""
+    """Whether the kernel suits: in training, eager or compiled, for plain tensors. `on_gpu` says whether it can run."""
     if not torch.is_grad_enabled() or (_seen_by_compiler() if torch.compiler.is_compiling() else watched()):
         return False
-    given = (x, weight, bias)
-    if not all(type(one) in PLAIN for one in given):
+    tensors = (x, weight, bias)
+    if not all(type(tensor) in PLAIN for tensor in tensors):
         return False
     if not (x.requires_grad or weight.requires_grad or bias.requires_grad):
         return False
-    if not all(one.dtype in KINDS and one.device == x.device for one in given):
+    if not all(tensor.dtype in KINDS and tensor.device == x.device for tensor in tensors):
         return False
     return _dtype(x) in KINDS and (autocasts(x.device) or x.dtype == weight.dtype == bias.dtype)
 
 
 def _seen_by_compiler() -> bool:
-    """Whether torch.compile is to see single operations: for an export, a transform, or derivatives of derivatives,
-    which an `autograd.Function` that is traced does not have."""
+    """Whether torch.compile must see single operations: for an export, a transform, or second derivatives, which a
+    traced `autograd.Function` does not have."""
     return exporting() or transformed() or _gradients_are_traced()
 
 
 def _gradients_are_traced() -> bool:
-    """Worked out once, while torch.compile traces: whether it may trace `torch.autograd.grad`."""
+    """Whether torch.compile may trace `torch.autograd.grad`. A constant while it traces."""
     return bool(getattr(torch._dynamo.config, "trace_autograd_ops", False))
 
 
@@ -66,11 +65,11 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def _has_triton(device: str) -> bool:
-    """Worked out once, while torch.compile traces."""
+    """Whether `_can_run`. A constant while torch.compile traces."""
     return _can_run(device)
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
+# As torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
 _has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _gradients_are_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -81,12 +80,12 @@ def _can_run(device: str) -> bool:
 
 
 def highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The output for x (..., features), where it `fits`; the weight is (2 · features, features)."""
+    """The output for x (..., features), if it `fits`; the weight is (2 · features, features)."""
     dtype = _dtype(x)
     if torch.compiler.is_compiling():
         weight = weight.to(dtype)  # once for both passes
-    found: Tensor = _Highway.apply(x.to(dtype), weight, bias)
-    return found
+    out: Tensor = _Highway.apply(x.to(dtype), weight, bias)
+    return out
 
 
 def _dtype(x: Tensor) -> torch.dtype:
@@ -94,7 +93,7 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 class _Highway(torch.autograd.Function):
-    """Saves what `nn.Linear` saves, and W x + b: the weight in its own precision, and only for the gradient of x."""
+    """Saves x, W x + b and, for the gradient of x, the weight in its own precision."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -120,7 +119,7 @@ class _Highway(torch.autograd.Function):
         elif plain(of_out):
             of_pre, of_x, of_bias = gradients(of_out, x, weight, pre, bias_kind, need_bias)
         else:
-            if ctx.versions != tuple(one._version for one in ctx.parameters):
+            if ctx.versions != tuple(parameter._version for parameter in ctx.parameters):
                 raise RuntimeError("the weights of a highway layer were changed before a second derivative was taken")
             of_pre, of_x, of_bias = by_operations(of_out, x, *ctx.parameters)
         of_weight = (_rows(of_pre).mT @ _rows(x)).to(kind) if need_weight else None
@@ -130,7 +129,7 @@ class _Highway(torch.autograd.Function):
 def gradients(
     of_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
 ) -> Gradients:
-    """By the kernel, and None where not needed: that of x is if there is a weight. That of the bias is rounded once."""
+    """The gradients by the kernel; None for x without a weight, and for the bias if not needed."""
     of_out, x, pre = laid_out(of_out), laid_out(x), laid_out(pre)
     features = x.shape[-1]
     total = x.numel() // features
@@ -151,7 +150,7 @@ def gradients(
 
 
 def by_operations(of_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All of them by torch, which may look at single operations and differentiate them again."""
+    """The gradients by torch's operations, which can be differentiated again."""
     weight = weight.to(x.dtype)
     transformed, gate = linear(x, weight, bias.to(x.dtype)).chunk(2, dim=-1)
     gate = torch.sigmoid(gate)
@@ -165,7 +164,7 @@ def by_operations(of_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tu
 def _highway_backward(
     of_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of W x + b, x and b; empty where not needed. `pre` is W x + b as the forward pass left it."""
+    """The gradients of W x + b, x and b; empty if not needed. `pre` is W x + b of the forward pass."""
     of_pre, of_x, of_bias = gradients(of_out, x, weight, pre, bias_dtype, need_bias)
     nothing = x.new_empty(0, dtype=bias_dtype)
     return of_pre, x.new_empty(0) if of_x is None else of_x, nothing if of_bias is None else of_bias
@@ -189,8 +188,10 @@ def _launches(
     need_x: bool,
     need_bias: bool,
 ) -> tuple[Launch, Launch, int]:
-    """Of the kernel, of the sum over its programs, and how many shares the rows are divided into."""
-    width = min(WIDTHS, key=lambda one: tiles(features, one) * one)  # the widest of those that cover them best
+    """The launches of the kernel and of the sum over its programs, and the number of shares of the rows."""
+    width = min(
+        WIDTHS, key=lambda candidate: tiles(features, candidate) * candidate
+    )  # the widest that covers them best
     rows, columns = TILE // width, tiles(features, width)
     share = tiles(tiles(total, max(1, PROGRAMS // columns)), rows) * rows
     shares = tiles(total, share)

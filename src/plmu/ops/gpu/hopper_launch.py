@@ -1,5 +1,5 @@
 """The launches of the kernels for Hopper, `gluon_chunked`, `gluon_weight` and `gluon_input_gradient`: grids, tiles,
-constants and memory."""
+constants and shared memory."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from plmu.ops.gpu.division import Sizes, prepared, shared_out
 from plmu.ops.gpu.tables import CHUNK, rows_of, tiles
 from plmu.ops.gpu.triton_launch import added_up
 
-SHARED = 227 * 1024  # bytes of shared memory that a program may have
+SHARED = 227 * 1024  # most bytes of shared memory of a program
 WIDTH, OUT = 64, 256  # channels and outputs of a tile
-MOST_RESIDENT = 4  # orders whose tables stay in shared memory
+MOST_RESIDENT = 4  # most orders whose tables all stay in shared memory
 # Of `input_gradient`.
-MOST_ROWS = 16  # of a state that is carried in registers; with 32 some are spilled
+MOST_ROWS = 16  # of a state that is carried in registers; 32 spill
 LEAST_STAGES, MOST_STAGES = 3, 6
-MOST_BLOCKS = 4  # of the gradient of each, where two sequences share tiles of the weight
-LEAST_BUSY = (0.45, 0.7)  # of the multiprocessors in all rounds: for groups of one tile of channels, and of more
+MOST_BLOCKS = 4  # of the gradient of each of two sequences that share tiles of the weight
+LEAST_BUSY = (0.45, 0.7)  # least fraction of busy multiprocessors: for groups of one tile of channels, and of more
 
 
 class Projection:
-    """`project` for given sizes. Besides o it gives the memory of its own, to be held until what runs beside it is
-    launched: sums, and flags that begin at 0."""
+    """`project` for fixed sizes. Besides o it returns its work space (sums, and flags that begin at 0), to be held
+    until the kernels that run beside it are launched."""
 
     __slots__ = ("_device", "_flags", "_launch", "_none", "_shape", "_sums")
 
-    def __init__(self, launch: Launch, given: Sizes, sums: int, flags: int) -> None:
-        self._launch, self._device, self._sums, self._flags = launch, given.device, sums, flags
-        self._shape = (given.batch, given.time, given.outputs)
-        self._none = torch.empty(0, dtype=torch.float32, device=given.device)
+    def __init__(self, launch: Launch, sizes: Sizes, sums: int, flags: int) -> None:
+        self._launch, self._device, self._sums, self._flags = launch, sizes.device, sums, flags
+        self._shape = (sizes.batch, sizes.time, sizes.outputs)
+        self._none = torch.empty(0, dtype=torch.float32, device=sizes.device)
 
     def __call__(
         self,
@@ -58,39 +58,39 @@ class Projection:
             done = u.new_zeros(self._flags, dtype=torch.int32)
         enter(self._device)
         tiled = (u, u if before is None else before, weight, toeplitz, past, x, input_weight)
-        rows = sums if marked is None else marked  # not read where there are none
+        rows = sums if marked is None else marked  # any tensor; without marks it is not read
         self._launch(*tiled, o, sums, done, rows, o if bias is None else bias)
         return o, (sums, done)
 
 
 class WeightGradient:
-    """`weight_gradient` for given sizes. The sum over all chunks is cut into shares."""
+    """`weight_gradient` for fixed sizes. The sum over all chunks is divided into shares."""
 
     __slots__ = ("_device", "_dtype", "_launch", "_shape", "_whole")
 
-    def __init__(self, launch: Launch, given: Sizes, shares: int) -> None:
-        self._launch, self._device, self._whole = launch, given.device, shares == 1
-        shape = (given.outputs, given.order, given.inputs)
+    def __init__(self, launch: Launch, sizes: Sizes, shares: int) -> None:
+        self._launch, self._device, self._whole = launch, sizes.device, shares == 1
+        shape = (sizes.outputs, sizes.order, sizes.inputs)
         self._shape: tuple[int, ...] = shape if shares == 1 else (shares, *shape)
-        self._dtype = given.dtype if shares == 1 else torch.float32
+        self._dtype = sizes.dtype if shares == 1 else torch.float32
 
     def __call__(
         self, u: Tensor, before: Tensor | None, of_o: Tensor, toeplitz: Tensor, past: Tensor, marked: Tensor | None
     ) -> Tensor:
         partial = u.new_empty(self._shape, dtype=self._dtype)
         enter(self._device)
-        rows = partial if marked is None else marked  # not read where there are none
+        rows = partial if marked is None else marked  # any tensor; without marks it is not read
         self._launch(u, u if before is None else before, of_o, toeplitz, past, partial, rows)
         return partial if self._whole else added_up(partial, u.dtype)
 
 
 class InputGradient:
-    """`input_gradient` for given sizes."""
+    """`input_gradient` for fixed sizes."""
 
     __slots__ = ("_device", "_launch", "_shape")
 
-    def __init__(self, launch: Launch, given: Sizes) -> None:
-        self._launch, self._device, self._shape = launch, given.device, (given.batch, given.time, given.outputs)
+    def __init__(self, launch: Launch, sizes: Sizes) -> None:
+        self._launch, self._device, self._shape = launch, sizes.device, (sizes.batch, sizes.time, sizes.outputs)
 
     def __call__(
         self,
@@ -109,12 +109,12 @@ class InputGradient:
 
 
 @prepared
-def project(given: Sizes, features: int = 0, bias: bool = False, relu: bool = False) -> Projection:
-    """`features`: of x, which W_x multiplies; 0 without."""
-    batch, inputs, outputs, order, rows, groups = given.batch, *given[4:9]
-    total, programs = batch * given.chunks, division.multiprocessors(given.device)
-    blocks, across = (1, groups) if given.reversed else (groups, 1)  # groups of inputs and of outputs
-    channels = outputs if given.reversed else inputs
+def project(sizes: Sizes, features: int = 0, bias: bool = False, relu: bool = False) -> Projection:
+    """`features`: those of x, which W_x multiplies; 0 without x."""
+    batch, inputs, outputs, order, rows, groups = sizes.batch, *sizes[4:9]
+    total, programs = batch * sizes.chunks, division.multiprocessors(sizes.device)
+    blocks, across = (1, groups) if sizes.reversed else (groups, 1)  # groups of inputs and of outputs
+    channels = outputs if sizes.reversed else inputs
     unit = math.gcd(channels // groups, 8)
     across_each = outputs // across + (8 - unit if across > 1 else 0)
     out = OUT if across_each > 128 else 128 if across_each > 64 else 64
@@ -123,44 +123,44 @@ def project(given: Sizes, features: int = 0, bias: bool = False, relu: bool = Fa
     columns, depth = _covering(outputs, across, out), _covering(inputs, blocks, WIDTH)
     whole, halved = _division(tiles(total, 2) * columns, depth, programs)
     work = whole + 2 * halved
-    of_weight = (WIDTH, out) if given.reversed else (out, WIDTH)
+    of_weight = (WIDTH, out) if sizes.reversed else (out, WIDTH)
     tiled: tuple[Tiled, ...] = (
-        ((batch, given.time, inputs), (1, CHUNK, WIDTH)),
-        _past(given, across),
-        ((inputs if given.reversed else outputs, order * channels), of_weight),
-        *_tables(given),
+        ((batch, sizes.time, inputs), (1, CHUNK, WIDTH)),
+        _past(sizes, across),
+        ((inputs if sizes.reversed else outputs, order * channels), of_weight),
+        *_tables(sizes),
     )
     if features:
-        direct = (features, outputs) if given.reversed else (outputs, features)
-        tiled += (((batch, given.time, features), (1, CHUNK, WIDTH)), (direct, of_weight))
-    constants = _constants(given) | {"OUT": out, "STAGES": stages, "UNIT": unit, "RESIDENT": resident}
-    constants |= {"REVERSED": given.reversed, "MASKED": bool(blocks > 1 and inputs // blocks % WIDTH)}
+        direct = (features, outputs) if sizes.reversed else (outputs, features)
+        tiled += (((batch, sizes.time, features), (1, CHUNK, WIDTH)), (direct, of_weight))
+    constants = _constants(sizes) | {"OUT": out, "STAGES": stages, "UNIT": unit, "RESIDENT": resident}
+    constants |= {"REVERSED": sizes.reversed, "MASKED": bool(blocks > 1 and inputs // blocks % WIDTH)}
     constants |= {"BIAS": bias, "DIRECT": bool(features), "RELU": relu}
-    numbers = (given.time, inputs, outputs, tiles(features, WIDTH), channels, given.chunks, total, whole, work)
+    numbers = (sizes.time, inputs, outputs, tiles(features, WIDTH), channels, sizes.chunks, total, whole, work)
     launch = Launch(_projection, "project", (min(work, programs),), numbers, constants, tiled=tiled, num_warps=4)
-    return Projection(launch, given, halved * 2 * CHUNK * out, 2 * halved)
+    return Projection(launch, sizes, halved * 2 * CHUNK * out, 2 * halved)
 
 
 @prepared
-def input_gradient(given: Sizes, direct: bool = False) -> InputGradient | None:
-    """None where it would not run, or leave too many multiprocessors idle. `direct`: W_x multiplies u itself."""
-    batch, inputs, channels, order, groups = given.batch, given.inputs, given.outputs, given.order, given.groups
+def input_gradient(sizes: Sizes, direct: bool = False) -> InputGradient | None:
+    """None if it cannot run, or would leave too many multiprocessors idle. `direct`: W_x multiplies u itself."""
+    batch, inputs, channels, order, groups = sizes.batch, sizes.inputs, sizes.outputs, sizes.order, sizes.groups
     rows, blocks = rows_of(order), tiles(inputs, WIDTH)
-    if groups == 1 or given.segmented or rows > MOST_ROWS:
+    if groups == 1 or sizes.segmented or rows > MOST_ROWS:
         return None
     columns = _covering(channels, groups, WIDTH)
     sequences = 2 if blocks <= MOST_BLOCKS and batch > 1 else 1  # that share tiles of the weight
     programs = tiles(batch, sequences) * tiles(columns, 3 - sequences)
-    at_once = division.multiprocessors(given.device)
+    at_once = division.multiprocessors(sizes.device)
     room = SHARED - _shared_by_input_gradient(rows, sequences * blocks)
-    turns = blocks if direct else blocks + 1  # between two uses of the same place, for which stages must be enough
+    turns = blocks if direct else blocks + 1  # between two uses of a stage
     stages = min(MOST_STAGES, turns, room // ((3 - sequences) * 2 * WIDTH * WIDTH))
     least = LEAST_BUSY[channels // groups > WIDTH] * tiles(programs, at_once) * at_once
     if stages < max(2, min(turns, LEAST_STAGES)) or programs < least:
         return None
     systems = groups * order * CHUNK
     tiled: tuple[Tiled, ...] = (
-        ((batch, given.time, inputs), (1, 2 * CHUNK, WIDTH)),
+        ((batch, sizes.time, inputs), (1, 2 * CHUNK, WIDTH)),
         ((inputs, order * channels), (WIDTH, WIDTH)),
         ((systems, CHUNK), (CHUNK, CHUNK)),
         ((systems, rows), (CHUNK, rows)),
@@ -169,73 +169,73 @@ def input_gradient(given: Sizes, direct: bool = False) -> InputGradient | None:
         tiled += (((inputs, channels), (WIDTH, WIDTH)),)
     constants = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "BLOCKS": blocks, "STAGES": stages}
     constants |= {"GROUPS": groups, "UNIT": math.gcd(channels // groups, 8), "DIRECT": direct}
-    constants |= {"PARTS": 3 if given.dtype == torch.bfloat16 else 1, "SEQUENCES": sequences}
-    numbers = (given.time, batch, channels, columns)
+    constants |= {"PARTS": 3 if sizes.dtype == torch.bfloat16 else 1, "SEQUENCES": sequences}
+    numbers = (sizes.time, batch, channels, columns)
     launch = Launch(_input_gradient, "input_gradient", (programs,), numbers, constants, tiled=tiled, num_warps=4)
-    return InputGradient(launch, given)
+    return InputGradient(launch, sizes)
 
 
 @prepared
-def weight_gradient(given: Sizes) -> WeightGradient:
-    channels, out, order, groups = given.inputs, given.outputs, given.order, given.groups
-    total = given.batch * given.chunks
+def weight_gradient(sizes: Sizes) -> WeightGradient:
+    channels, out, order, groups = sizes.inputs, sizes.outputs, sizes.order, sizes.groups
+    total = sizes.batch * sizes.chunks
     columns, outputs = tiles(order, 2) * _covering(channels, groups, WIDTH), tiles(out, OUT)
-    share, shares = shared_out(total, columns * outputs, given.device)
+    share, shares = shared_out(total, columns * outputs, sizes.device)
     tiled = (
-        ((given.batch, given.time, channels), (1, CHUNK, WIDTH)),
-        _past(given),
-        ((given.batch, given.time, out), (1, CHUNK, OUT)),
-        *_tables(given),
+        ((sizes.batch, sizes.time, channels), (1, CHUNK, WIDTH)),
+        _past(sizes),
+        ((sizes.batch, sizes.time, out), (1, CHUNK, OUT)),
+        *_tables(sizes),
     )
-    constants = _constants(given) | {"OUT": OUT, "STAGES": 3 if given.rows > 32 else 4}
+    constants = _constants(sizes) | {"OUT": OUT, "STAGES": 3 if sizes.rows > 32 else 4}
     constants |= {"UNIT": math.gcd(channels // groups, 8)}
-    numbers, grid = (channels, out, given.chunks, total, share), (columns, outputs, shares)
+    numbers, grid = (channels, out, sizes.chunks, total, share), (columns, outputs, shares)
     launch = Launch(_weight, "weight_gradient", grid, numbers, constants, tiled=tiled, num_warps=4)
-    return WeightGradient(launch, given, shares)
+    return WeightGradient(launch, sizes, shares)
 
 
-def _constants(given: Sizes) -> dict[str, Any]:
-    found: dict[str, Any] = {"ORDER": given.order, "ROWS": given.rows, "CHUNK": CHUNK, "WIDTH": WIDTH}
-    return found | {"HISTORY": given.history, "GROUPS": given.groups, "SEGMENTED": given.segmented}
+def _constants(sizes: Sizes) -> dict[str, Any]:
+    constants: dict[str, Any] = {"ORDER": sizes.order, "ROWS": sizes.rows, "CHUNK": CHUNK, "WIDTH": WIDTH}
+    return constants | {"HISTORY": sizes.history, "GROUPS": sizes.groups, "SEGMENTED": sizes.segmented}
 
 
 def _covering(channels: int, groups: int, width: int) -> int:
-    """How many tiles of so many channels cover all groups. Like the copy engine they begin at multiples of 8 channels,
-    so a tile may have up to 7 before those of its group."""
+    """The number of tiles of `width` channels that cover all groups. Because of the copy engine they begin at multiples
+    of 8 channels, so a tile may have up to 7 channels before those of its group."""
     each = channels // groups
     return groups * tiles(each + (8 - math.gcd(each, 8) if groups > 1 else 0), width)
 
 
 def _division(tiles: int, blocks: int, programs: int) -> tuple[int, int]:
-    """How many tiles are made whole, and how many of the last round in two halves: where that round has work for no
-    more than half of the programs. All halves then run at the same time, which their handing over relies on."""
-    left = tiles % programs
-    halved = left if blocks >= 2 and left <= programs // 2 else 0
+    """The number of tiles that are made whole, and of those that are made in two halves: the tiles of the last round,
+    if they occupy at most half of the programs. All halves run in parallel, so that one can wait for another."""
+    last_round = tiles % programs
+    halved = last_round if blocks >= 2 and last_round <= programs // 2 else 0
     return tiles - halved, halved
 
 
 def _shared(rows: int, out: int, stages: int, tables: int) -> int:
-    """Bytes of shared memory that `project` takes."""
+    """Bytes of shared memory of `project`."""
     return 2 * (4 * (CHUNK + rows) * WIDTH + stages * out * WIDTH + tables * CHUNK * (CHUNK + rows)) + 1024
 
 
 def _shared_by_input_gradient(rows: int, blocks: int) -> int:
-    """Bytes of shared memory that `input_gradient` takes beside its stages; 2 KB for either group of warps to transpose
+    """Bytes of shared memory of `input_gradient` without its stages; 2 KB for each group of warps are for transposing
     what it stores."""
     return 2 * (2 * blocks * CHUNK * WIDTH + (2 + 4) * CHUNK * rows + 6 * rows * rows) + 2 * 2048 + 1024
 
 
-def _past(given: Sizes, systems: int = 1) -> Tiled:
-    """How the inputs before chunks are read, or the states: both as (sequences, steps, channels)."""
-    if given.history:
-        return (given.batch, given.time, given.inputs), (1, given.rows, WIDTH)
-    return (1, systems * given.batch * given.chunks * given.rows, given.inputs), (1, given.rows, WIDTH)
+def _past(sizes: Sizes, systems: int = 1) -> Tiled:
+    """The shape and tile of the inputs before chunks, or of the states: (sequences, steps, channels)."""
+    if sizes.history:
+        return (sizes.batch, sizes.time, sizes.inputs), (1, sizes.rows, WIDTH)
+    return (1, systems * sizes.batch * sizes.chunks * sizes.rows, sizes.inputs), (1, sizes.rows, WIDTH)
 
 
-def _tables(given: Sizes) -> tuple[Tiled, Tiled]:
-    """How the tables of all orders are read."""
-    steps = given.groups * given.order * CHUNK
-    return ((steps, CHUNK), (CHUNK, CHUNK)), ((steps, given.rows), (CHUNK, given.rows))
+def _tables(sizes: Sizes) -> tuple[Tiled, Tiled]:
+    """The shapes and tiles of the tables of all orders."""
+    steps = sizes.groups * sizes.order * CHUNK
+    return ((steps, CHUNK), (CHUNK, CHUNK)), ((steps, sizes.rows), (CHUNK, sizes.rows))
 
 
 def _projection() -> ModuleType:

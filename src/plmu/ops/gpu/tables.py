@@ -1,4 +1,4 @@
-"""The constant matrices of the fused kernels, and what is decided by them: how much of the past a chunk must know.
+"""The constant matrices of the fused kernels, and how much of the past a chunk needs.
 
 All are built in float64 and cached by `LinearSystem.derive`. Shapes and names are those of `triton_chunked`.
 """
@@ -15,51 +15,53 @@ from plmu.ops.groups import SystemGroups, each
 from plmu.ops.matrices import power, response, reversed_response
 
 CHUNK = 64  # steps
-HISTORIES = (16, 32, 64)  # inputs before a chunk that may stand for the state
-LAST = 256  # inputs from which the final state is made where such a history is enough
-CHANNELS = 64  # that one program carries the states of
-AT_ONCE = 230  # chunks that a GPU passes in the time of one, in many such programs; measured on an H200
-SECOND_LAUNCH = 4  # chunks that a program passes in the time of one more launch
-SCALE = 512.0  # of constants in parts of float16, so that the second part has all its bits
+HISTORIES = (16, 32, 64)  # numbers of inputs before a chunk that may replace its state
+LAST = 256  # most inputs from which the final state is made, if such a history is enough
+CHANNELS = 64  # of a program that carries states
+AT_ONCE = 230  # chunks that a GPU processes in parallel in the time of one; measured on an H200
+SECOND_LAUNCH = 4  # chunks that a program processes in the time of a launch
+SCALE = 512.0  # of constants in parts of float16, so that the second part keeps all its bits
 
 
 def history(system: LinearSystem | SystemGroups, dtype: torch.dtype) -> int:
-    """How many inputs before a chunk stand for its state; 0 if an impulse response lasts longer than that."""
-    small = torch.finfo(dtype).eps / 16  # what is left out is lost in the rounding of m
-    enough = [steps for steps in HISTORIES if all(one.numbers(fading, LAST)[steps] <= small for one in each(system))]
+    """The number of inputs before a chunk that replace its state; 0 if an impulse response lasts longer."""
+    small = torch.finfo(dtype).eps / 16  # the rest is lost in the rounding of m
+    enough = [
+        steps for steps in HISTORIES if all(single.numbers(fading, LAST)[steps] <= small for single in each(system))
+    ]
     return enough[0] if enough and lasting(system) else 0
 
 
 def lasting(system: LinearSystem | SystemGroups) -> int:
-    """How many of the last inputs make the final state, in whole chunks; 0 if more than LAST."""
+    """The number of last inputs that make the final state, a multiple of a chunk; 0 if it is more than LAST."""
     small = torch.finfo(torch.float32).eps
     enough = [
         steps
         for steps in range(CHUNK, LAST + 1, CHUNK)
-        if all(one.numbers(fading, LAST)[steps - 1] <= small for one in each(system))
+        if all(single.numbers(fading, LAST)[steps - 1] <= small for single in each(system))
     ]
     return enough[0] if enough else 0
 
 
 def fading(system: LinearSystem, steps: int) -> Tensor:
-    """The share of the impulse response that is left after 0 to `steps` steps, of the order that fades last."""
+    """The fraction of the impulse response after 0 to `steps` steps, of the order that fades last."""
     taps = response(system, 4 * steps).squeeze(2).square()
     rest = taps.flip(1).cumsum(1).flip(1)  # from each lag on
     return (rest[:, 1 : steps + 2] / rest[:, :1]).max(0).values.sqrt()
 
 
 class Tables(NamedTuple):
-    """The constant matrices that the kernels share. With groups of channels each has a first axis of groups."""
+    """The constant matrices of the kernels. With groups of channels each has a first axis of groups."""
 
     toeplitz: Tensor  #: T_i
-    past: Tensor  #: what of the past enters a chunk
-    future: Tensor  #: the same for time that runs backwards
-    taps: Tensor  #: what a chunk adds to the state after it
-    advance: Tensor  #: the state's way through a chunk
-    leap: Tensor  #: and through a run of them
-    last_taps: Tensor  #: what the last steps add to the final state
-    last_advance: Tensor  #: and the state's way through them
-    from_state: Tensor  #: row i of Ā¹ … Ā^CHUNK, for the gradient of u where there are groups; else `past`
+    past: Tensor  #: from a chunk's past to its states
+    future: Tensor  #: the same if time runs backwards
+    taps: Tensor  #: from a chunk's inputs to the state after it
+    advance: Tensor  #: from the state before a chunk to the state after it
+    leap: Tensor  #: the same for a run of chunks
+    last_taps: Tensor  #: from the last inputs to the final state
+    last_advance: Tensor  #: from the state before them to the final state
+    from_state: Tensor  #: row i of Ā¹ … Ā^CHUNK, for the gradient of u with groups; else `past`
 
     def of_group(self, group: int) -> Tables:
         """The tables of one group."""
@@ -67,26 +69,27 @@ class Tables(NamedTuple):
 
 
 class Constants:
-    """What a projection needs beside tensors with a batch: tables, and how the past of a chunk is known.
+    """What a projection needs beside tensors with a batch: the tables, and the form of a chunk's past.
 
-    With `steps` that many inputs before a chunk stand for its state; else one program carries it over `run` chunks.
+    If `steps` is not 0, that number of inputs before a chunk replaces its state; else a program carries the state over
+    `run` chunks.
     """
 
     __slots__ = ("groups", "in_parts", "powers", "prepared", "run", "steps", "tables")
 
     def __init__(self, tables: Tables, powers: Tensor | None, steps: int, run: int, groups: int) -> None:
         self.tables, self.powers, self.steps, self.run, self.groups = tables, powers, steps, run, groups
-        #: Whether the matrices that are multiplied with float32 are divided into parts in half precision.
+        #: Whether the matrices that multiply float32 are sums of parts in half precision.
         self.in_parts = tables.toeplitz.dim() == tables.advance.dim() + 2
-        self.prepared: dict[Any, Any] = {}  #: what else calls of the same shapes found out
+        self.prepared: dict[Any, Any] = {}  #: what calls of the same shapes share
 
 
 def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int, parts: int = 0) -> Tables:
-    """The constant matrices for `steps` inputs before a chunk, or for states that one program carries over `run`
-    chunks. With `parts` the first three are divided into so many: (parts, ...)."""
+    """The constant matrices for `steps` inputs before a chunk, or for states that a program carries over `run` chunks.
+    If `parts` is not 0, the first three are sums of `parts` terms: (parts, ...)."""
     operand, wide, device, time = u.dtype, torch.float32, u.device, u.shape[1]
     rows = rows_of(system.order)
-    split = operand == torch.bfloat16  # it has the range of float32; float16 has not, and is widened instead
+    split = operand == torch.bfloat16  # it has the range of float32; float16 does not, and is widened instead
     taps, taps_type = (taps_in_bfloat16, operand) if split else (taps_whole, wide)
     past: tuple[Any, Any] = (inputs_before, inputs_after) if steps else (powers_by_order, powers_from_end)
     toeplitz: Any = by_order
@@ -112,10 +115,10 @@ def tables(u: Tensor, system: LinearSystem | SystemGroups, steps: int, run: int,
 
 
 def grouping(batch: int, time: int, channels: int, groups: int = 1) -> tuple[int, float]:
-    """Over how many chunks one program carries states, a run; and how long all of it takes, counted in chunks.
+    """The length of a run, over which a program carries states, in chunks; and the estimated time in chunks.
 
-    All chunks of a sequence, or runs of them side by side: then one launch finds the ends of all runs, and a second one
-    passes those and each chunk again. That pays where sequences and channels alone leave much of a GPU idle.
+    A run is a whole sequence, or a part of it. With several runs one launch computes their ends in parallel, and a
+    second one their starts and each chunk again: faster if sequences and channels alone leave much of a GPU idle.
     """
     chunks, programs = tiles(time, CHUNK), batch * groups * tiles(channels // groups, CHANNELS)
 
@@ -148,7 +151,7 @@ def taps_whole(system: LinearSystem, length: int) -> Tensor:
 
 
 def taps_in_bfloat16(system: LinearSystem, length: int) -> Tensor:
-    """The same in three parts, each what the ones before it left of it: (3, order, length)."""
+    """The same as a sum of three terms, each the rounded rest of those before: (3, order, length)."""
     whole = reversed_response(system, length)
     parts: list[Tensor] = []
     for _ in range(3):
@@ -163,7 +166,7 @@ def powers_by_order(system: LinearSystem, chunk: int, rows: int) -> Tensor:
 
 
 def powers_from_end(system: LinearSystem, chunk: int, rows: int) -> Tensor:
-    """The same for time that runs backwards: row i of Ā^chunk … Ā¹."""
+    """The same if time runs backwards: row i of Ā^chunk … Ā¹."""
     return powers_by_order(system, chunk, rows).flip(1)
 
 
@@ -175,23 +178,23 @@ def inputs_before(system: LinearSystem, chunk: int, steps: int) -> Tensor:
 
 
 def inputs_after(system: LinearSystem, chunk: int, steps: int) -> Tensor:
-    """The same for time that runs backwards and the inputs after a chunk."""
+    """The same if time runs backwards, for the inputs after a chunk."""
     return inputs_before(system, chunk, steps).flip(1, 2)
 
 
 def half(parts: int) -> torch.dtype:
-    """The precision of such parts."""
+    """The precision of the terms of `in_parts`."""
     return torch.float16 if parts == 2 else torch.bfloat16
 
 
 def in_parts(whole: Tensor, parts: int) -> Tensor:
-    """A matrix as the sum of so many in half precision, each what the ones before it left of it: (parts, ...)."""
-    found: list[Tensor] = []
+    """A matrix as a sum of `parts` terms in half precision, each the rounded rest of those before: (parts, ...)."""
+    terms: list[Tensor] = []
     rest = whole * SCALE if parts == 2 else whole
     for _ in range(parts):
-        found.append(rest.to(half(parts)).to(whole.dtype))
-        rest = rest - found[-1]
-    return torch.stack(found)
+        terms.append(rest.to(half(parts)).to(whole.dtype))
+        rest = rest - terms[-1]
+    return torch.stack(terms)
 
 
 def toeplitz_in_parts(system: LinearSystem, chunk: int, parts: int) -> Tensor:
@@ -205,7 +208,7 @@ def powers_in_parts(system: LinearSystem, chunk: int, rows: int, parts: int) -> 
 
 
 def powers_from_end_in_parts(system: LinearSystem, chunk: int, rows: int, parts: int) -> Tensor:
-    """The same for time that runs backwards."""
+    """The same if time runs backwards."""
     return in_parts(powers_from_end(system, chunk, rows), parts)
 
 
@@ -215,15 +218,15 @@ def rows_of(order: int) -> int:
 
 
 def tiles(size: int, tile: int) -> int:
-    """How many tiles cover a size."""
+    """The number of tiles that cover a size."""
     return -(-size // tile)
 
 
 def segments_of(resets: Tensor | None) -> Tensor | None:
-    """The segments that resets divide each sequence into, counted from 0: (batch, time)."""
+    """The number of each step's segment, from 0: resets divide a sequence into segments. (batch, time)"""
     return None if resets is None else resets.cumsum(1, dtype=torch.int32)
 
 
 def summed(taps: Tensor) -> Tensor:
-    """Of all parts, in float32: (order, length)."""
+    """The sum of all terms in float32: (order, length)."""
     return taps.float().sum(-3)

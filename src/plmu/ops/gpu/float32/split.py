@@ -1,6 +1,6 @@
-"""Float32 on tensor cores: whether the kernels of `triton_split` run, their constants, and their launching.
+"""Float32 on tensor cores: whether the kernels of `triton_split` run, their constants, and their launches.
 
-Those of `gluon_split` and `gluon_split_weight` take their place where `split_hopper.fits`."""
+The kernels of `gluon_split` and `gluon_split_weight` replace them if `split_hopper.fits`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from plmu.ops.gpu.tables import CHUNK, SCALE, by_order, tiles
 from plmu.ops.groups import SystemGroups, each
 from plmu.ops.matrices import may_grow
 
-PARTS = 2  # 2 in float16, 3 in bfloat16, 0: products in plain float32
-MOST = 7  # times smaller than u and o that the parts of a weight should be
-LARGEST = 127.0  # constant that float16 holds then
-LARGEST_SIZE = 2.0**60  # of a channel that the weight makes up for, and one over the smallest
+PARTS = 2  # 2 in float16, 3 in bfloat16, 0: products in float32
+MOST = 7  # factor by which the parts of a weight should be smaller than u and o
+LARGEST = 127.0  # constant that float16 holds, times SCALE
+LARGEST_SIZE = 2.0**60  # of a channel that the weight compensates; the smallest is its inverse
 
 
 class Tile(NamedTuple):
     """How a kernel is divided and launched."""
 
     width: int  # channels
-    out: int  # outputs
-    pieces: int  # of so many outputs
+    out: int  # outputs of a piece
+    pieces: int
     warps: int
     stages: int
 
     def fitted(self, channels: int, out: int) -> Tile:
-        """The same for fewer channels and outputs than it is made for."""
+        """The tile reduced to this number of channels and outputs."""
         width, wide = (max(16, 1 << (size - 1).bit_length()) for size in (channels, out))
         pieces = self.pieces if out > self.out else 1
         return self._replace(width=min(self.width, width), out=min(self.out, wide), pieces=pieces)
@@ -47,26 +47,25 @@ SMALL_WEIGHT_GRADIENT = Tile(64, 128, 1, 8, 1)  # on GPUs with less shared memor
 
 
 def parts_for(u: Tensor, system: LinearSystem | SystemGroups) -> int:
-    """How many parts the operands are divided into; 0 for products as they are.
-
-    Not divided are the constants of a system that grows, which may have any size."""
+    """The number of parts of the operands; 0 for products of whole operands: the constants of a system that grows may
+    have any size."""
     if u.dtype != torch.float32 or not PARTS:
         return 0
-    fits = all(not may_grow(one) and one.numbers(largest, CHUNK)[0] <= LARGEST for one in each(system))
+    fits = all(not may_grow(single) and single.numbers(largest, CHUNK)[0] <= LARGEST for single in each(system))
     return PARTS if fits else 0
 
 
 def largest(system: LinearSystem, chunk: int) -> Tensor:
-    """The largest of the constants."""
+    """The largest of the constants, (1,)."""
     return torch.stack([by_order(system, chunk).abs().max(), system.powers(chunk).abs().max()]).max()[None]
 
 
 def _sizes(u: Tensor, first: Tensor | None) -> Tensor:
-    """The mean size of each channel of u, or of the first state if that is larger: (channels,). It is 1 where that is
-    zero or not finite. The largest number would be that of one outlier, and far from all the others. And a weight that
-    is multiplied by it must not overflow for such a number's sake, which would spoil all sequences."""
-    found = _mean_size(u) if first is None else torch.maximum(_mean_size(u), _mean_size(first))
-    return torch.where((found > 0) & (found < torch.inf), found, 1.0).clamp(1 / LARGEST_SIZE, LARGEST_SIZE)
+    """The mean absolute value of each channel of u, or of the first state if that is larger: (channels,). It is 1 where
+    that is zero or not finite. The maximum would not do: an outlier is far from all other numbers, and a weight
+    multiplied by it may overflow, which spoils all sequences."""
+    sizes = _mean_size(u) if first is None else torch.maximum(_mean_size(u), _mean_size(first))
+    return torch.where((sizes > 0) & (sizes < torch.inf), sizes, 1.0).clamp(1 / LARGEST_SIZE, LARGEST_SIZE)
 
 
 def _mean_size(values: Tensor) -> Tensor:
@@ -85,12 +84,14 @@ def project(
     reversed: bool = False,
     tile: Tile | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """As `launch.project`, of float32 and constants in parts."""
+    """`launch.project` for float32 and constants in parts."""
     assert before is not None
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
     outputs, parts = channels if reversed else out, toeplitz.shape[-4]
-    sizes_of_u = _sizes(u, None if reversed else before[:, 0]) if parts == 2 else u  # not read of three parts
+    sizes_of_u = (
+        _sizes(u, None if reversed else before[:, 0]) if parts == 2 else u
+    )  # any tensor; not read of three parts
     if tile is None and parts == 2 and split_hopper.fits(u, weight, groups):
         operands = (u, before, segments, weight, toeplitz, past, sizes_of_u)
         return split_hopper.project(*operands, most=MOST, reversed=reversed), ()
@@ -99,16 +100,16 @@ def project(
     o = u.new_empty(batch, time, outputs)
     blocks = tiles(inputs, tile.width) if reversed else groups * tiles(inputs // groups, tile.width)
     at_once = outputs if groups > 1 else split_hopper.at_once(u, o, weight, tile.out * tile.pieces, MOST)
-    given = (sizes_of_u, toeplitz, past, before, u if segments is None else segments)
+    constants = (sizes_of_u, toeplitz, past, before, u if segments is None else segments)
     for first in range(0, outputs, at_once):
-        some = min(at_once, outputs - first)
-        of_some = weight[:, :, first : first + some] if reversed else weight[first : first + some]
-        divided = weight.new_empty(parts, *of_some.shape, dtype=toeplitz.dtype)
-        scales = weight.new_empty(blocks, order, some) if parts == 2 else divided
-        sizes = (u.device, order, *of_some.shape[::-2], groups, reversed, parts, tile)
-        _divide(*sizes, channels, blocks)(of_some, divided, scales, sizes_of_u)
+        count = min(at_once, outputs - first)
+        part = weight[:, :, first : first + count] if reversed else weight[first : first + count]
+        divided = weight.new_empty(parts, *part.shape, dtype=toeplitz.dtype)
+        scales = weight.new_empty(blocks, order, count) if parts == 2 else divided
+        sizes = (u.device, order, *part.shape[::-2], groups, reversed, parts, tile)
+        _divide(*sizes, channels, blocks)(part, divided, scales, sizes_of_u)
         run = _project(batch, time, past.shape[-1], segments is not None, *sizes, outputs)
-        run(u, divided, scales, *given, o[:, :, first:])
+        run(u, divided, scales, *constants, o[:, :, first:])
         del divided, scales
     return o, ()
 
@@ -170,7 +171,7 @@ def weight_gradient(
     groups: int = 1,
     tile: Tile | None = None,
 ) -> Tensor:
-    """As `launch.weight_gradient`, of float32 and constants in parts."""
+    """`launch.weight_gradient` for float32 and constants in parts."""
     assert before is not None
     batch, time, channels = u.shape
     out, order, _ = weight.shape
@@ -200,7 +201,7 @@ def _weight_gradient(
     parts: int,
     tile: Tile,
 ) -> tuple[Launch, int]:
-    """And how many shares the sum over all chunks is cut into."""
+    """The launch, and the number of shares of the sum over all chunks."""
     chunks = tiles(time, CHUNK)
     columns, across = groups * tiles(channels // groups, tile.width), tiles(out, tile.out)
     share, shares = launch.shared_out(batch * chunks, order * columns * across, device)
@@ -208,8 +209,8 @@ def _weight_gradient(
     constants |= {"SEGMENTED": segmented, "GROUPS": groups, "UNIT": launch.unit(channels, groups)}
     constants |= _precision(device, parts)
     grid, numbers = (order * columns, across, shares), (time, channels, out, chunks, batch, share)
-    how: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
-    return Launch(_kernels, "weight_gradient", grid, numbers, constants, **how), shares
+    options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return Launch(_kernels, "weight_gradient", grid, numbers, constants, **options), shares
 
 
 def _precision(device: torch.device, parts: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Launching the float32 kernels of `gluon_split` and `gluon_split_weight`."""
+"""The launches of the float32 kernels of `gluon_split` and `gluon_split_weight`."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from plmu.ops.gpu.tables import CHUNK, SCALE, tiles
 WIDTH, OUT = 64, 128  # channels and outputs of a tile
 
 
-class Shares(NamedTuple):
-    """How a multiprocessor is divided."""
+class Budget(NamedTuple):
+    """How the registers and the shared memory of a multiprocessor are divided."""
 
     multiplying: int  # registers of each thread that multiplies
-    dividing: int  # and of each that divides operands into parts
-    stages: int  # tiles on their way, if there is room
-    staggered: bool  # whether the second group of multiplying warps stays behind the first
+    dividing: int  # registers of each thread that divides operands into parts
+    stages: int  # tiles in flight, if there is room
+    staggered: bool  # whether the second group of multiplying warps runs behind the first
 
 
-PROJECT = Shares(184, 120, 3, True)
-WEIGHT_GRADIENT = Shares(176, 152, 3, True)
+PROJECT = Budget(184, 120, 3, True)
+WEIGHT_GRADIENT = Budget(176, 152, 3, True)
 
 
 def fits(u: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether these kernels take the place of Triton's."""
+    """Whether these kernels replace those of `triton_split`."""
     out, _, channels = weight.shape
     return why_not(u.device, u.shape[0], u.shape[1], channels, out, groups) is None
 
 
 def why_not(device: torch.device, batch: int, time: int, channels: int, out: int, groups: int) -> str | None:
-    """Why they do not, if they do not."""
+    """The reason why they cannot, or None."""
     if groups > 1:
         return "the kernels for Hopper take float32 with one system for all channels alone"
     return launch.why_not_hopper(device, torch.float16, batch, time, channels, out)
 
 
 def at_once(u: Tensor, o: Tensor, weight: Tensor, whole: int, most: int) -> int:
-    """How many outputs to make at a time, in tiles of `whole`, so that the parts of the weight are `most` times smaller
-    than u and o."""
+    """The number of outputs to make at a time, in tiles of `whole`, so that the parts of the weight are `most` times
+    smaller than u and o."""
     outputs = o.shape[-1]
     share = max(1, int(outputs * (u.nbytes + o.nbytes) / most / max(1, weight.nbytes)) // whole)
     return min(outputs, share * whole)
@@ -62,7 +62,7 @@ def project(
     most: int,
     reversed: bool = False,
 ) -> Tensor:
-    """As `split.project`, of two parts. `sizes_of_u`: of its channels. `most`: as of `at_once`."""
+    """`split.project` for two parts. `sizes_of_u`: of each channel of u. `most`: see `at_once`."""
     batch, time, inputs = u.shape
     out, order, channels = weight.shape
     outputs = channels if reversed else out
@@ -75,11 +75,11 @@ def project(
     step = at_once(u, o, weight, wide, most)
     launch.enter(u.device)
     for first in range(0, outputs, step):
-        some = min(step, outputs - first)
-        of_some = weight[:, :, first : first + some] if reversed else weight[first : first + some]
-        parts = weight.new_empty(2, *of_some.shape, dtype=toeplitz.dtype)
-        sizes = (u.device, order, some, inputs, reversed)
-        _divide(*sizes, channels)(of_some, size, largest[first:], parts)
+        count = min(step, outputs - first)
+        part = weight[:, :, first : first + count] if reversed else weight[first : first + count]
+        parts = weight.new_empty(2, *part.shape, dtype=toeplitz.dtype)
+        sizes = (u.device, order, count, inputs, reversed)
+        _divide(*sizes, channels)(part, size, largest[first:], parts)
         run = _project(*sizes, batch, time, past.shape[-1], outputs, wide, segments is not None, PROJECT)
         run(parts, toeplitz, past, u, before, over_size, largest[first:], marks, o[:, :, first:])
         del parts
@@ -87,17 +87,17 @@ def project(
 
 
 def norm_over_steps(values: Tensor, order: float) -> Tensor:
-    """The norm of each channel over all sequences and steps: (channels,). In two passes: for few channels and many
-    steps torch sums in a buffer that may be as large as the values."""
+    """The norm of each channel over all sequences and steps: (channels,). In two passes, because for few channels and
+    many steps torch's buffer may be as large as the values."""
     rows = values.reshape(-1, values.shape[-1])
     whole = len(rows) // CHUNK * CHUNK
     of_chunks = torch.linalg.vector_norm(rows[:whole].unflatten(0, (-1, CHUNK)), order, dim=1)
-    found: Tensor = torch.linalg.vector_norm(torch.cat([of_chunks, rows[whole:]]), order, dim=0)
-    return found
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([of_chunks, rows[whole:]]), order, dim=0)
+    return norm
 
 
 def _powers_of_two(sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Those below positive numbers, and one over them."""
+    """The powers of two just below positive numbers, and their inverses."""
     bits = (sizes.view(torch.int32) & 0x7F800000).clamp(1 << 23, 253 << 23)
     return bits.view(torch.float32), ((254 << 23) - bits).view(torch.float32)
 
@@ -107,8 +107,8 @@ def _wide(outputs: int) -> int:
 
 
 @launch.prepared
-def _divide(device: torch.device, order: int, some: int, inputs: int, reversed: bool, length: int) -> Launch:
-    out, channels = (inputs, some) if reversed else (some, inputs)
+def _divide(device: torch.device, order: int, count: int, inputs: int, reversed: bool, length: int) -> Launch:
+    out, channels = (inputs, count) if reversed else (count, inputs)
     constants = {"ORDER": order, "DOWN": 16, "ACROSS": 128, "OF_CHANNELS": reversed}
     grid = (tiles(out, 16), tiles(channels, 128), order)
     return Launch(_triton, "divide_by_output", grid, (out, channels, length), constants)
@@ -118,7 +118,7 @@ def _divide(device: torch.device, order: int, some: int, inputs: int, reversed: 
 def _project(
     device: torch.device,
     order: int,
-    some: int,
+    count: int,
     inputs: int,
     reversed: bool,
     batch: int,
@@ -127,27 +127,27 @@ def _project(
     length: int,
     wide: int,
     segmented: bool,
-    shares: Shares,
+    budget: Budget,
 ) -> Launch:
-    """For `some` of the outputs, with rows of `length` of them in memory."""
+    """For `count` of the outputs; rows of o have `length` outputs in memory."""
     chunks = tiles(time, CHUNK)
     total = batch * chunks
-    work = tiles(total, 2) * tiles(some, wide)
+    work = tiles(total, 2) * tiles(count, wide)
     resident = order <= launch.MOST_RESIDENT
 
     def shared(stages: int) -> int:
         tables = order if resident else stages
         return 4 * (2 * (CHUNK + rows) * WIDTH + stages * wide * WIDTH + tables * CHUNK * (CHUNK + rows)) + 2048
 
-    stages = next(n for n in (shares.stages, 3, 2) if shared(n) <= launch.SHARED)
-    channels = some if reversed else inputs
-    of_weight: Tiled = ((2, inputs, order * some), (1, WIDTH, wide))
+    stages = next(n for n in (budget.stages, 3, 2) if shared(n) <= launch.SHARED)
+    channels = count if reversed else inputs
+    of_weight: Tiled = ((2, inputs, order * count), (1, WIDTH, wide))
     if not reversed:
-        of_weight = ((2, some, order * inputs), (1, wide, WIDTH))
+        of_weight = ((2, count, order * inputs), (1, wide, WIDTH))
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": wide}
     constants |= {"STAGES": stages, "RESIDENT": resident, "REVERSED": reversed, "SCALE": SCALE, "SEGMENTED": segmented}
-    constants |= {"STAGGERED": shares.staggered, "MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
-    numbers = (time, inputs, some, length, channels, chunks, total, work)
+    constants |= {"STAGGERED": budget.staggered, "MULTIPLYING": budget.multiplying, "DIVIDING": budget.dividing}
+    numbers = (time, inputs, count, length, channels, chunks, total, work)
     grid = (min(work, division.multiprocessors(device)),)
     tiled = (of_weight, *_tables(order, rows))
     return Launch(_gluon, "project_in_parts", grid, numbers, constants, tiled=tiled, num_warps=4)
@@ -163,7 +163,7 @@ def weight_gradient(
     past: Tensor,
     sizes_of_u: Tensor,
 ) -> Tensor:
-    """As `split.weight_gradient`, of two parts. `sizes_of_u`: of its channels."""
+    """`split.weight_gradient` for two parts. `sizes_of_u`: of each channel of u."""
     batch, time, channels = u.shape
     out, order, _ = weight.shape
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], segments is not None)
@@ -188,28 +188,28 @@ def _weight_gradient(
     order: int,
     rows: int,
     segmented: bool,
-    shares: Shares,
+    budget: Budget,
 ) -> tuple[Launch, int]:
-    """And how many shares the sum over all chunks is cut into."""
+    """The launch, and the number of shares of the sum over all chunks."""
     chunks, wide = tiles(time, CHUNK), _wide(out)
     columns, outputs = tiles(order, 2) * tiles(channels, WIDTH), tiles(out, wide)
-    share, cut = launch.shared_out(batch * chunks, columns * outputs, device)
+    share, shares = launch.shared_out(batch * chunks, columns * outputs, device)
 
     def shared(stages: int) -> int:
         tables = 2 * CHUNK * ((2 if segmented else 1) * CHUNK + rows)
         return 4 * (stages * ((CHUNK + rows) * WIDTH + CHUNK * wide) + tables) + 2048
 
-    stages = next(n for n in (shares.stages, 3, 2) if shared(n) <= launch.SHARED)
+    stages = next(n for n in (budget.stages, 3, 2) if shared(n) <= launch.SHARED)
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": wide}
     constants |= {"STAGES": stages, "SCALE": SCALE, "SEGMENTED": segmented}
-    constants |= {"STAGGERED": shares.staggered, "MULTIPLYING": shares.multiplying, "DIVIDING": shares.dividing}
-    numbers, grid = (time, channels, out, chunks, batch * chunks, share), (columns, outputs, cut)
+    constants |= {"STAGGERED": budget.staggered, "MULTIPLYING": budget.multiplying, "DIVIDING": budget.dividing}
+    numbers, grid = (time, channels, out, chunks, batch * chunks, share), (columns, outputs, shares)
     tiled = _tables(order, rows)
-    return Launch(_gluon_weight, "weight_gradient_in_parts", grid, numbers, constants, tiled=tiled, num_warps=4), cut
+    return Launch(_gluon_weight, "weight_gradient_in_parts", grid, numbers, constants, tiled=tiled, num_warps=4), shares
 
 
 def _tables(order: int, rows: int) -> tuple[Tiled, Tiled]:
-    """How T and P are read, both parts of all orders."""
+    """The shapes and tiles of T and P, with both parts of all orders."""
     return ((2 * order * CHUNK, CHUNK), (CHUNK, CHUNK)), ((2 * order * CHUNK, rows), (CHUNK, rows))
 
 
