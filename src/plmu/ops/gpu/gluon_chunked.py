@@ -1,22 +1,23 @@
-"""The projection of `plmu.ops.fused` for Hopper GPUs, and what the gradient of its weight, `gluon_weight`, shares.
+"""The projection of `plmu.ops.fused` for Hopper GPUs, and helpers that `gluon_weight`, the gradient of its weight, uses
+too.
 
-They compute what `project` and `weight_gradient` of `triton_chunked` compute, on the same operands, but divide the
-work of a program among its warps. One warp fetches tiles by the copy engine. Groups of four warps multiply: each
-makes the next tile of m while the matrix units are still busy with the last one, and hands it over in registers. Tiles
-pass through rings of buffers; a barrier says when a buffer is full and another when it is empty again.
+They compute the same as `project` and `weight_gradient` of `triton_chunked`, on the same operands, with specialized
+warps. One warp fetches tiles with the TMA. Groups of four warps multiply: each makes the next tile of m while tensor
+cores work on the last one, and passes it on in registers. Tiles go through rings of buffers, with one barrier for full
+and one for empty buffers.
 
-Half precision only. The copy engine needs rows that are multiples of 16 bytes, and fills what lies outside with zeros.
-GROUPS: as in `triton_chunked`. The copy engine begins at multiples of 8 channels, so a tile may have channels of the
-groups beside its own. They are left out of m where groups are of inputs, and not stored where they are of outputs.
-UNIT: the largest common divisor of 8 and the channels of a group.
+Half precision only. The TMA needs rows that are multiples of 16 bytes, and reads zeros outside of a tensor.
+GROUPS: as in `triton_chunked`. The TMA begins at multiples of 8 channels, so a tile may have channels of neighbouring
+groups. They are masked in m if the groups are of inputs, and not stored if they are of outputs. UNIT: the greatest
+common divisor of 8 and the channels of a group.
 
-SEGMENTED: the state is reset inside sequences. `marks` has a row for each chunk, made by `mark` of `triton_chunked`.
-It has the first step of the segment of each of its steps (the last one, if time runs backwards), counted from the
-chunk's begin; and then how many steps of the chunk its past reaches. What a table would carry from one segment to
-another is cut out of it. `project` does that in registers, where a first operand may be.
+SEGMENTED: the state is reset inside sequences. `marks` has a row for each chunk, made by `mark` of `triton_chunked`:
+the first step of the segment of each of the chunk's steps (the last step, if time runs backwards), counted from the
+chunk's begin; then the number of steps of the chunk that its past reaches. Entries of a table that lead from one
+segment to another are set to zero, by `project` in registers, where a first operand may be.
 
-The rest of a layer goes into the same sums of `project`: with BIAS they begin at that, DIRECT adds W_x x, and RELU is
-applied before they are stored.
+The rest of a layer is fused into `project`: with BIAS its sums begin at the bias, DIRECT adds W_x x, and RELU is
+applied before the output is stored.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 # Numbers that change with the batch and the lengths of sequences. A kernel is compiled once for all of them.
 COUNTS = ("time", "batch", "chunks", "total", "whole", "work", "share")
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # among the threads of a group; its older name
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its older name
 
 
 @gluon.constexpr_function
 def _for_stores(CHUNK, OUT, within, among):
-    """A tile of which a thread holds the outputs 1, `within`, 32, …, and four neighbouring threads the outputs `among`
-    beyond their own."""
+    """A layout: a thread holds the outputs at offsets 1, `within`, 32, …, and neighbouring threads differ by the
+    offsets `among`."""
     across = [[0, 32 << k] for k in range((OUT // 64).bit_length())]
     down = [[16 << k, 0] for k in range((CHUNK // 32).bit_length())]
-    held = [[0, 1], *([0, one] for one in within), [8, 0], *across]
-    threads = [*([0, one] for one in among), [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(held, threads, down, [], [CHUNK, OUT])
+    registers = [[0, 1], *([0, offset] for offset in within), [8, 0], *across]
+    threads = [*([0, offset] for offset in among), [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, threads, down, [], [CHUNK, OUT])
 
 
 @gluon.jit
 def past_of(
     number, chunks, before, CHUNK: gl.constexpr, ROWS: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr
 ):
-    """Where the copy engine finds what a chunk knows of its past: the inputs before it (after it, if time runs
-    backwards), or the state, behind `before` others."""
+    """Where the TMA finds the past of a chunk: the inputs before it (after it, if time runs backwards), or the state,
+    after `before` others."""
     sequence, at = number // chunks, number % chunks
     if not HISTORY:
         sequence, row = 0, (before + number) * ROWS
@@ -65,14 +66,14 @@ def past_of(
 
 @gluon.jit
 def _tiles(channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
-    """How many tiles cover a group wherever it begins; as `launch` counts them."""
+    """The number of tiles that cover a group wherever it begins; `hopper_launch._covering` counts the same."""
     return gl.cdiv(channels // GROUPS + (8 - UNIT if GROUPS > 1 else 0), WIDTH)
 
 
 @gluon.jit
 def tile_of(number, channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
-    """The group of a tile of channels, its first channel, and where the group begins and ends."""
-    width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
+    """The group of a tile of channels, its first channel, and the begin and end of the group."""
+    width = channels // (GROUPS * UNIT) * UNIT  # shows the compiler that it is a multiple of UNIT
     tiles = _tiles(channels, GROUPS, WIDTH, UNIT)
     group = number // tiles if GROUPS > 1 else 0
     begin = group * width
@@ -81,11 +82,11 @@ def tile_of(number, channels, GROUPS: gl.constexpr, WIDTH: gl.constexpr, UNIT: g
 
 @gluon.jit
 def _work(item, whole, pairs, blocks):
-    """The first chunk of a piece of work, its tile of outputs and blocks of inputs, and its number among the halved
-    tiles.
+    """The first chunk of a work item, its tile of outputs, its first and last block of inputs, and its number among the
+    halved tiles.
 
-    The first `whole` pieces are tiles. Each further tile is two pieces, of half its inputs each, so that the last round
-    keeps more multiprocessors busy; the first half hands its sums to the second.
+    The first `whole` items are tiles. Each further tile is two items, of half its inputs each, so that the last round
+    keeps more multiprocessors busy; the first half passes its sums to the second.
     """
     halved = (item - whole) // 2
     tile = gl.where(item < whole, item, whole + halved)
@@ -96,14 +97,14 @@ def _work(item, whole, pairs, blocks):
 
 @gluon.jit
 def _fetch_for_project(
-    given,
+    args,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
     BLOCKS: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """For each block of inputs those of both chunks and their past; for each turn a tile of the weight and, unless all
-    of them stay, the tables of one order. It runs ahead into the program's next piece of work."""
-    tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total, x_blocks = given
+    """Fetch, for each block of inputs, those of both chunks and their past; for each turn a tile of the weight and,
+    unless RESIDENT, the tables of one order. It runs ahead into the program's next work item."""
+    tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total, x_blocks = args
     u, past, weight, toeplitz, powers, x, input_weight = tensors
     us, ss, ws, ts, ps = buffers
     turn_full, turn_empty, block_full, block_empty, tables_full = barriers
@@ -116,7 +117,7 @@ def _fetch_for_project(
     block, turn = 0, 0  # counted over all work of the program
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
         number, tile, begin, end, _halved = _work(item, whole, pairs, BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT))
-        own, first_out, _begin, _end = tile_of(tile, outputs, TILES, OUT, UNIT)
+        system, first_out, _begin, _end = tile_of(tile, outputs, TILES, OUT, UNIT)
         for at_block in range(begin, end):
             group, first, _begin, _end = tile_of(at_block, inputs, BLOCKS, WIDTH, UNIT)
             half = block % 2
@@ -126,7 +127,7 @@ def _fetch_for_project(
             for c in gl.static_range(2):
                 sequence, at = (number + c) // chunks, (number + c) % chunks
                 tma.async_copy_global_to_shared(u, [sequence, at * CHUNK, first], full, us.index(2 * half + c))
-                sequence, row = past_of(number + c, chunks, own * total, CHUNK, ROWS, HISTORY, REVERSED)
+                sequence, row = past_of(number + c, chunks, system * total, CHUNK, ROWS, HISTORY, REVERSED)
                 tma.async_copy_global_to_shared(past, [sequence, row, first], full, ss.index(2 * half + c))
             block += 1
             for i in range(ORDER):
@@ -139,7 +140,7 @@ def _fetch_for_project(
                 else:
                     tma.async_copy_global_to_shared(weight, [first_out, i * stride + first], full, ws.index(stage))
                 if not RESIDENT:
-                    table = ((own + group) * ORDER + i) * CHUNK
+                    table = ((system + group) * ORDER + i) * CHUNK
                     tma.async_copy_global_to_shared(toeplitz, [table, 0], full, ts.index(stage))
                     tma.async_copy_global_to_shared(powers, [table, 0], full, ps.index(stage))
                 turn += 1
@@ -167,14 +168,13 @@ def _fetch_for_project(
 
 @gluon.jit
 def _direct_blocks(end, inputs, x_blocks, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, UNIT: gl.constexpr):
-    """How many blocks of x a piece of work adds: all where it ends with the last block of inputs, else none."""
+    """The number of blocks of x that a work item adds: all if it ends with the last block of inputs, else none."""
     return gl.where(end == BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT), x_blocks, 0)
 
 
 @gluon.jit
 def cut_table(table, mark, step, REVERSED: gl.constexpr):
-    """A table without what its rows must not reach: `step`s before the mark of the row, or behind it if time runs
-    backwards."""
+    """A table, zero where a `step` is before the mark of the row, or after it if time runs backwards."""
     reached = step[None, :] <= mark[:, None] if REVERSED else step[None, :] >= mark[:, None]
     return gl.where(reached, table, 0.0).to(table.dtype)
 
@@ -185,8 +185,8 @@ def _operands(
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
     RESIDENT: gl.constexpr, REVERSED: gl.constexpr,
 ):  # fmt: skip
-    """Of m of chunk c for a turn, `since` turns after the piece of work began: two tables, inputs, past, and the half
-    of the buffers that these are in."""
+    """The operands of m of chunk c for a turn, `since` turns after the work item began: two tables, the inputs, their
+    past, and the half of the buffers that has these."""
     us, ss, _, ts, ps = buffers
     turn_full, _, block_full, _, _ = barriers
     block = blocks_before + since // ORDER
@@ -214,8 +214,8 @@ def _memory_tile(
         c, buffers, barriers, turn, since, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
     )
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
-    token = warpgroup_mma(kernel, inputs, nothing, use_acc=False, is_async=True)
+    zeros = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
+    token = warpgroup_mma(kernel, inputs, zeros, use_acc=False, is_async=True)
     return warpgroup_mma(carried, past, token, is_async=True), half
 
 
@@ -225,12 +225,12 @@ def _segmented_turn(
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
     RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
 ):  # fmt: skip
-    """m of chunk c for a turn, without what resets keep from it. Beside it, but for the first turn, the tile of m at
-    hand goes into the weight: the matrix units are busy with that while tables are cut."""
+    """m of chunk c for a turn, with resets. Except in the FIRST turn, the current tile of m is multiplied into the
+    weight meanwhile, so that tensor cores are busy while tables are cut."""
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
-    TOGETHER: gl.constexpr = HISTORY and ROWS <= 32  # both tables have room in registers
-    nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
+    TOGETHER: gl.constexpr = HISTORY and ROWS <= 32  # both tables fit the registers
+    zeros = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
     if TOGETHER and not FIRST:
         acc = warpgroup_mma(m, part, acc, is_async=True)
     kernel, carried, inputs, past, half = _operands(
@@ -239,7 +239,7 @@ def _segmented_turn(
     if HISTORY:
         before = (CHUNK if REVERSED else -ROWS) + gl.arange(0, ROWS, layout=gl.SliceLayout(0, left))
         carried = cut_table(carried.load(left), mark, before, REVERSED)
-    token = warpgroup_mma(carried, past, nothing, use_acc=False, is_async=True)
+    token = warpgroup_mma(carried, past, zeros, use_acc=False, is_async=True)
     if not TOGETHER:
         if not FIRST:
             acc = warpgroup_mma(m, part, acc, is_async=True)
@@ -252,13 +252,13 @@ def _segmented_turn(
     token = warpgroup_mma(kernel, inputs, token, is_async=True)
     if FIRST:
         return warpgroup_mma_wait(0, deps=(token,)), acc, half
-    found, acc = warpgroup_mma_wait(0, deps=(token, acc))
-    return found, acc, half
+    next_m, acc = warpgroup_mma_wait(0, deps=(token, acc))
+    return next_m, acc, half
 
 
 @gluon.jit
 def _within(m, block, inputs, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr):
-    """m of a block of inputs, without those of other groups."""
+    """m of a block of inputs, zero for inputs of other groups."""
     if MASKED:
         _group, first, begin, end = tile_of(block, inputs, BLOCKS, WIDTH, UNIT)
         narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
@@ -269,30 +269,30 @@ def _within(m, block, inputs, BLOCKS: gl.constexpr, WIDTH: gl.constexpr, MASKED:
 
 @gluon.jit
 def _multiply_for_project(
-    c: gl.constexpr, given,
+    c: gl.constexpr, args,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, HISTORY: gl.constexpr, REVERSED: gl.constexpr,
     BLOCKS: gl.constexpr, TILES: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr, SEGMENTED: gl.constexpr,
     BIAS: gl.constexpr, DIRECT: gl.constexpr, RELU: gl.constexpr,
 ):  # fmt: skip
-    """Chunk c of the two: its tile of m one turn ahead, then into the weight.
+    """Multiply for chunk c of two: make a tile of m one turn ahead, then multiply it into the weight.
 
     It waits for both products before it touches the registers of m; meanwhile those of the other chunk run.
     """
-    buffers, barriers, o, sums_of_halves, flags, marks, bias, sizes, chunks, pairs, whole, work, total = given
+    buffers, barriers, o, sums_of_halves, flags, marks, bias, sizes, chunks, pairs, whole, work, total = args
     time, inputs, outputs, x_blocks = sizes
     us, _, ws, _, _ = buffers
     turn_full, turn_empty, block_full, block_empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     table: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16]), 2)
-    # From the matrix units' layout to 16 bytes a thread, in two exchanges among threads that take no memory.
+    # From the layout of tensor cores to 16 bytes a thread, in two exchanges that need no shared memory.
     halfway: gl.constexpr = _for_stores(CHUNK, OUT, (2, 16), (8, 4))
     in_rows: gl.constexpr = _for_stores(CHUNK, OUT, (2, 4), (8, 16))
     operand: gl.constexpr = ws.dtype
     if RESIDENT:
         mbarrier.wait(tables_full, 0)
-    base, blocks_before = 0, 0  # turns and blocks of earlier work
+    base, blocks_before = 0, 0  # turns and blocks of earlier items
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
         number, tile, begin, end, halved = _work(item, whole, pairs, BLOCKS * _tiles(inputs, BLOCKS, WIDTH, UNIT))
         _own, first_out, own_begin, own_end = tile_of(tile, outputs, TILES, OUT, UNIT)
@@ -306,7 +306,7 @@ def _multiply_for_project(
             row = marks + gl.minimum(number + c, total - 1).to(gl.int64) * (CHUNK + 1)
             mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, table)))
             reach = gl.load(row + CHUNK)
-            found, acc, half = _segmented_turn(
+            next_m, acc, half = _segmented_turn(
                 c, buffers, barriers, mark, reach, base, 0, blocks_before, None, None, acc, True,
                 ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, HISTORY, REVERSED,
             )  # fmt: skip
@@ -314,9 +314,9 @@ def _multiply_for_project(
             token, half = _memory_tile(
                 c, buffers, barriers, base, 0, blocks_before, ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, REVERSED
             )
-            found = warpgroup_mma_wait(0, deps=(token,))
-        found = _within(found, begin, inputs, BLOCKS, WIDTH, MASKED, UNIT)
-        m = gl.convert_layout(found.to(operand), left)
+            next_m = warpgroup_mma_wait(0, deps=(token,))
+        next_m = _within(next_m, begin, inputs, BLOCKS, WIDTH, MASKED, UNIT)
+        m = gl.convert_layout(next_m.to(operand), left)
         if ORDER == 1:
             mbarrier.arrive(block_empty.index(half), count=1)
         for turn in range(turns - 1):
@@ -329,18 +329,18 @@ def _multiply_for_project(
             if not REVERSED:
                 part = part.permute((1, 0))
             if SEGMENTED:
-                found, acc, half = _segmented_turn(
+                next_m, acc, half = _segmented_turn(
                     c, buffers, barriers, mark, reach, base + turn + 1, turn + 1, blocks_before, m, part, acc, False,
                     ORDER, ROWS, CHUNK, WIDTH, STAGES, RESIDENT, HISTORY, REVERSED,
                 )  # fmt: skip
             else:
                 sums = warpgroup_mma(m, part, acc, is_async=True)
-                found, acc = warpgroup_mma_wait(0, deps=(token, sums))
+                next_m, acc = warpgroup_mma_wait(0, deps=(token, sums))
             mbarrier.arrive(turn_empty.index((base + turn) % STAGES), count=1)
             if (turn + 1) % ORDER == ORDER - 1:
                 mbarrier.arrive(block_empty.index(half), count=1)
-            found = _within(found, begin + (turn + 1) // ORDER, inputs, BLOCKS, WIDTH, MASKED, UNIT)
-            m = gl.convert_layout(found.to(operand), left)
+            next_m = _within(next_m, begin + (turn + 1) // ORDER, inputs, BLOCKS, WIDTH, MASKED, UNIT)
+            m = gl.convert_layout(next_m.to(operand), left)
         base += turns
         blocks_before += end - begin
         part = ws.index((base - 1) % STAGES)
@@ -378,7 +378,7 @@ def _multiply_for_project(
             sequence, at = (number + c) // chunks, (number + c) % chunks
             moment = at * CHUNK + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, in_rows))
             output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, in_rows))
-            whole_rows = outputs // 8 * 8  # which it is: for the compiler to see that 16 bytes go at once
+            whole_rows = outputs // 8 * 8  # always true; shows the compiler that rows are aligned
             place = o + (sequence.to(gl.int64) * time + moment[:, None]) * whole_rows + output[None, :]
             limit = whole_rows if TILES == 1 else own_end
             inside = (moment[:, None] < time) & (output[None, :] < limit) & (number + c < total)
@@ -398,16 +398,16 @@ def project(
     GROUPS: gl.constexpr, MASKED: gl.constexpr, UNIT: gl.constexpr, SEGMENTED: gl.constexpr, BIAS: gl.constexpr,
     DIRECT: gl.constexpr, RELU: gl.constexpr,
 ):  # fmt: skip
-    """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
+    """o = W m. A tile is two of all `total` chunks and OUT outputs. Each program takes tiles in turn.
 
     `weight` is (outputs, ORDER · stride), or (inputs, ORDER · stride) if REVERSED. RESIDENT: the tables of all orders
-    stay in fast memory; of one group only. MASKED: tiles of inputs have some of other groups. DIRECT: x is
+    stay in shared memory; for one group only. MASKED: tiles of inputs may have inputs of other groups. DIRECT: x is
     `x_blocks` blocks of channels, and `input_weight` (outputs, channels), or (channels, outputs) if REVERSED. BIAS:
     `bias` is (outputs).
     """
     BLOCKS: gl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: gl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
-    # From here on a kernel that was launched to run beside this one may: it finds room where programs have ended.
+    # From here on a dependent kernel may start, on multiprocessors whose programs have ended.
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -439,14 +439,14 @@ def project(
     barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0))
     fetching = (tensors, buffers, barriers, inputs, outputs, stride, chunks, pairs, whole, work, total, x_blocks)
     sizes = (time, inputs, outputs, x_blocks)
-    given = (buffers, barriers, o, sums_of_halves, flags, marks, bias, sizes, chunks, pairs, whole, work, total)
+    args = (buffers, barriers, o, sums_of_halves, flags, marks, bias, sizes, chunks, pairs, whole, work, total)
     gl.warp_specialize(
         [
             (_multiply_for_project, (
-                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, MASKED,
+                0, args, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, MASKED,
                 UNIT, SEGMENTED, BIAS, DIRECT, RELU)),
             (_multiply_for_project, (
-                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, MASKED,
+                1, args, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, MASKED,
                 UNIT, SEGMENTED, BIAS, DIRECT, RELU)),
             (_fetch_for_project, (
                 fetching, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, HISTORY, REVERSED, BLOCKS, TILES, UNIT,

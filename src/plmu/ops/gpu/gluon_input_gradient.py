@@ -1,25 +1,26 @@
-"""The gradient of u of `plmu.ops.fused` for Hopper GPUs where groups of channels have systems of their own.
+"""The gradient of u in `plmu.ops.fused` for Hopper GPUs, for groups of channels with different systems.
 
-`project` of `gluon_chunked` filters the gradient g of o first and multiplies it into the transposed weight then. With
-groups every tile of channels would have to filter all of g by its own system. Here the weight comes first: of order i,
-P_i = g W_i is the gradient of the states of these channels alone, and the filter is applied to that. With the
-gradient λ of the state behind a chunk,
+`project` of `gluon_chunked` filters the gradient g of o first and then multiplies it into the transposed weight. With
+groups every tile of channels would have to filter all of g by its group's system. Here the weight comes first: P_i =
+g W_i is the gradient of order i of the states of these channels alone, and that is filtered. With the gradient λ of the
+state after a chunk,
 
     of_u = Σ_i T_iᵀ P_i + Rᵀ λ,    and before the chunk    λ ← Aᵀ λ + Σ_i (powers of order i)ᵀ P_i.
 
-T_i is the Toeplitz matrix of order i in a chunk, R what the inputs of a chunk add to the state behind it, and A the
-state's way through a chunk. P_i is rounded to the operands' precision, so in float16 it must stay below 65504.
+T_i is the Toeplitz matrix of order i in a chunk, R leads from the inputs of a chunk to the state after it, and A from
+the state before a chunk to the state after it. P_i is rounded to the operands' precision, so in float16 it must stay
+below 65504.
 
 Each of two groups of four warps has a sequence and a tile of channels. It goes backwards through the sequence, two
-chunks at a time, and keeps λ in registers, so no states are passed on by another launch. All is transposed, with
-channels as rows: so a tile of Pᵀ goes from one product into the next in registers. SEQUENCES: with 2, the two groups
-take two sequences and the same tile of channels; with 1, one sequence and two tiles.
+chunks at a time, and keeps λ in registers, so that no other launch has to carry states. Everything is transposed, with
+channels as rows, so that a tile of Pᵀ goes from one product into the next in registers. SEQUENCES: with 2, the two
+groups take two sequences and the same tile of channels; with 1, one sequence and two tiles.
 
-One warp fetches. A turn is a tile of the weight or, at the end of an order, a table T_i in its place. The gradient of
-two chunks stays until all orders are made. There are no more STAGES than turns of an order, so when a turn finds its
-stage empty, what the order before had in the same place has been used.
+One warp fetches. A turn is a tile of the weight or, at the end of an order, a table T_i. The gradient of two chunks
+stays until all orders are done. There are at most as many STAGES as turns of an order, so a stage that is empty has
+been used by the order before.
 
-λ is carried in float32: in products it is the sum of three parts in bfloat16, and so are the matrices. For other names
+λ is carried in float32: in products it is a sum of three parts in bfloat16, and so are the matrices. For other names
 see `gluon_chunked`.
 """
 
@@ -40,11 +41,12 @@ from plmu.ops.gpu.gluon_chunked import COUNTS, barrier, tile_of
 
 @gluon.jit
 def _fetch_order(
-    given, start, weight, offset, turn,
+    args, start, weight, offset, turn,
     FIRST: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
 ):  # fmt: skip
-    """The tiles of the weight for one order, whose columns begin at `offset`; and with the FIRST the gradient."""
-    tensors, buffers, barriers, sequence, places, _, _ = given
+    """Fetch the tiles of the weight for one order, whose columns begin at `offset`; for the FIRST order also the
+    gradient."""
+    tensors, buffers, barriers, sequence, places, _, _ = args
     gradient, _, _, _, _ = tensors
     gs, ws, _, _, _ = buffers
     full, empty = barriers
@@ -69,10 +71,10 @@ def _fetch_order(
 
 @gluon.jit
 def _fetch_tables(
-    given, i, turn, ORDER: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr
+    args, i, turn, ORDER: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr
 ):
-    """The tables of one order, for each tile of channels."""
-    tensors, buffers, barriers, _, places, _, _ = given
+    """Fetch the tables of one order, for each tile of channels."""
+    tensors, buffers, barriers, _, places, _, _ = args
     _, _, toeplitz, powers, _ = tensors
     _, ws, ps, _, _ = buffers
     full, empty = barriers
@@ -90,23 +92,23 @@ def _fetch_tables(
 
 @gluon.jit
 def _fetch(
-    given,
+    args,
     ORDER: gl.constexpr, CHUNK: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
     DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """All turns, from the end of the sequence."""
-    tensors, _, _, _, _, spans, channels = given
+    """Fetch for all turns, from the end of the sequence."""
+    tensors, _, _, _, _, spans, channels = args
     _, weight, _, _, input_weight = tensors
     turn = 0
     for span in range(spans):
         start = (spans - 1 - span) * (2 * CHUNK)
-        turn = _fetch_order(given, start, weight, 0, turn, True, BLOCKS, STAGES, SEQUENCES)
-        turn = _fetch_tables(given, 0, turn, ORDER, CHUNK, STAGES, SEQUENCES)
+        turn = _fetch_order(args, start, weight, 0, turn, True, BLOCKS, STAGES, SEQUENCES)
+        turn = _fetch_tables(args, 0, turn, ORDER, CHUNK, STAGES, SEQUENCES)
         for i in range(1, ORDER):
-            turn = _fetch_order(given, start, weight, i * channels, turn, False, BLOCKS, STAGES, SEQUENCES)
-            turn = _fetch_tables(given, i, turn, ORDER, CHUNK, STAGES, SEQUENCES)
+            turn = _fetch_order(args, start, weight, i * channels, turn, False, BLOCKS, STAGES, SEQUENCES)
+            turn = _fetch_tables(args, i, turn, ORDER, CHUNK, STAGES, SEQUENCES)
         if DIRECT:
-            turn = _fetch_order(given, start, input_weight, 0, turn, False, BLOCKS, STAGES, SEQUENCES)
+            turn = _fetch_order(args, start, input_weight, 0, turn, False, BLOCKS, STAGES, SEQUENCES)
 
 
 @gluon.jit
@@ -148,7 +150,8 @@ def _keep_constants(
 
 @gluon.jit
 def _through_state(c: gl.constexpr, state, rs, advances, inputs, before, CHUNK: gl.constexpr, ROWS: gl.constexpr):
-    """Start to add what λ behind a chunk says to its inputs, λᵀ R, and to the state before it, λᵀ A."""
+    """Start to add the gradients through the state after a chunk: of its inputs, λᵀ R, and of the state before it, λᵀ
+    A."""
     narrow: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16]), 2)
     wide: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2)
     first, second, third = _parts(state)
@@ -169,7 +172,7 @@ def _through_state(c: gl.constexpr, state, rs, advances, inputs, before, CHUNK: 
 
 @gluon.jit
 def _release(empty, turn, STAGES: gl.constexpr):
-    """Give back the stage of a turn, if there was one."""
+    """Release the stage of a turn, if there was a turn."""
     if turn >= 0:
         mbarrier.arrive(empty.index(turn % STAGES), count=1)
 
@@ -195,9 +198,9 @@ def _start_product(
 ):  # fmt: skip
     """Start Pᵀ of one order for both chunks, the earlier one first."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * CHUNK, 16])
-    nothing = gl.zeros((WIDTH, 2 * CHUNK), gl.float32, layout)
+    zeros = gl.zeros((WIDTH, 2 * CHUNK), gl.float32, layout)
     part, steps = _operands(c, buffers, barriers, turn, 0, CHUNK, WIDTH, STAGES, SEQUENCES)
-    return warpgroup_mma(part, steps.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    return warpgroup_mma(part, steps.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -206,7 +209,7 @@ def _product(
     FIRST: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
     SEQUENCES: gl.constexpr,
 ):  # fmt: skip
-    """Pᵀ from block FIRST on, in the operands' precision. Each turn gives back the stage of the one before."""
+    """Pᵀ from block FIRST on, in the operands' precision. Each turn releases the stage of the turn before."""
     gs, _, _, _, _ = buffers
     _, empty = barriers
     for k in range(FIRST, BLOCKS):
@@ -222,7 +225,8 @@ def _start_filter(
     c: gl.constexpr, buffers, barriers, turn, p, early, late, of_first, of_second,
     CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
 ):  # fmt: skip
-    """Start to add what Pᵀ of an order says to the inputs of both chunks, and to the states before them."""
+    """Start to add the gradients through Pᵀ of an order: of the inputs of both chunks, and of the states before
+    them."""
     _, ws, ps, _, _ = buffers
     full, empty = barriers
     by_step: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2)
@@ -244,7 +248,7 @@ def _direct(
     c: gl.constexpr, buffers, barriers, turn, early, late,
     CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
 ):  # fmt: skip
-    """The product with W_x, which is not filtered, added for both chunks."""
+    """Add the product with W_x, which is not filtered, for both chunks."""
     _, empty = barriers
     for k in range(BLOCKS):
         part, steps = _operands(c, buffers, barriers, turn + k, k, CHUNK, WIDTH, STAGES, SEQUENCES)
@@ -257,12 +261,12 @@ def _direct(
 
 @gluon.jit
 def _store(of_u, value, sequence, start, place, time, channels, exists, CHUNK: gl.constexpr, WIDTH: gl.constexpr):
-    """The gradient of a chunk's inputs, from its transpose."""
+    """Store the gradient of a chunk's inputs, given its transpose."""
     _, column, begin, end = place
     in_rows: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     moment = start + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, in_rows))[:, None]
     channel = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, in_rows))[None, :]
-    whole_rows = channels // 8 * 8  # which it is: for the compiler to see that 16 bytes go at once
+    whole_rows = channels // 8 * 8  # always true; shows the compiler that rows are aligned
     inside = (moment < time) & (channel >= begin) & (channel < end) & exists
     value = gl.convert_layout(gl.permute(value.to(of_u.dtype.element_ty), (1, 0)), in_rows)
     gl.store(of_u + (sequence.to(gl.int64) * time + moment) * whole_rows + channel, value, mask=inside)
@@ -270,21 +274,21 @@ def _store(of_u, value, sequence, start, place, time, channels, exists, CHUNK: g
 
 @gluon.jit
 def _multiply(
-    c: gl.constexpr, given,
+    c: gl.constexpr, args,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr,
     STAGES: gl.constexpr, SEQUENCES: gl.constexpr, PARTS: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """One of the two groups of warps: of each order the product, and its filter while the next product is started.
+    """One of the two groups of warps: the product of each order, and its filter while the next product runs.
 
-    A span, which is two chunks, is stored while the first product of the next one is made.
+    A span, which is two chunks, is stored while the first product of the next span runs.
     """
-    buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels = given
+    buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels = args
     gs, _, _, rs, advances = buffers
     _, empty = barriers
     operand: gl.constexpr = gs.dtype
     by_step: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     by_row: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    AHEAD: gl.constexpr = 2 if BLOCKS > 1 else 1  # turns of the first product that are started at once
+    AHEAD: gl.constexpr = 2 if BLOCKS > 1 else 1  # turns of the first product that start together
     place = places[0 if SEQUENCES == 2 else c]
     sequence += c if SEQUENCES == 2 else 0
     _keep_constants(c, taps, advance, rs, advances, place[0], ORDER, ROWS, CHUNK, PARTS)
@@ -293,7 +297,7 @@ def _multiply(
     early, late, of_first, of_second = no_inputs, no_inputs, no_state, no_state
     turn = 0
     for span in range(spans):
-        start = (spans - span) * (2 * CHUNK)  # of the span before this one, which is later in time
+        start = (spans - span) * (2 * CHUNK)  # of the previous span, which is later in time
         _release(empty, turn - 1, STAGES)
         early, of_first = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
         acc = _start_product(c, buffers, barriers, turn, CHUNK, WIDTH, STAGES, SEQUENCES)
@@ -345,7 +349,8 @@ def input_gradient(
     """The gradient of u (batch, time, channels) from that of o, which is BLOCKS tiles wide.
 
     `weight` is (outputs, ORDER · channels), `taps` (groups, PARTS, ORDER, CHUNK) and `advance` (groups, ORDER, ORDER).
-    There are so many `tiles` of channels. DIRECT: `input_weight` (outputs, channels) adds to the gradient of u itself.
+    `tiles`: the number of tiles of channels. DIRECT: `input_weight` (outputs, channels) adds to the gradient of u
+    itself.
     """
     TILES: gl.constexpr = 3 - SEQUENCES
     columns = gl.cdiv(tiles, TILES)
@@ -369,11 +374,11 @@ def input_gradient(
     buffers, barriers = (gs, ws, ps, rs, advances), (full, empty)
     tensors = (gradient, weight, toeplitz, powers, input_weight)
     fetching = (tensors, buffers, barriers, sequence, places, spans, channels)
-    given = (buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels)
+    args = (buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels)
     gl.warp_specialize(
         [
-            (_multiply, (0, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT)),
-            (_multiply, (1, given, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT)),
+            (_multiply, (0, args, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT)),
+            (_multiply, (1, args, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT)),
             (_fetch, (fetching, ORDER, CHUNK, BLOCKS, STAGES, SEQUENCES, DIRECT)),
         ],
         [4, 1],

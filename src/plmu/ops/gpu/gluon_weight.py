@@ -1,7 +1,7 @@
 """The gradient of the weight of `plmu.ops.fused` for Hopper GPUs.
 
-It divides the work of a program among its warps as the projection does; see `gluon_chunked`, also for names.
-SEGMENTED: tables are cut in a copy in shared memory, for chunks where there is anything to cut.
+Its warps are specialized as those of the projection; see `gluon_chunked`, also for names. SEGMENTED: tables are cut in
+a copy in shared memory, for chunks with a reset.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from plmu.ops.gpu.gluon_chunked import COUNTS, barrier, cut_table, past_of, tile
 
 
 @gluon.jit
-def _fetch_for_weight(given, ROWS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, HISTORY: gl.constexpr):
-    """The tables of two orders once; then for each chunk its inputs, its past and the gradient."""
-    tensors, buffers, barriers, table, column, first_out, begin, end, chunks = given
+def _fetch_for_weight(args, ROWS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, HISTORY: gl.constexpr):
+    """Fetch the tables of two orders once; then for each chunk its inputs, its past and the gradient."""
+    tensors, buffers, barriers, table, column, first_out, begin, end, chunks = args
     u, past, gradient, toeplitz, powers = tensors
     us, ss, gs, ts, ps = buffers
     full, empty, tables_full = barriers
@@ -48,28 +48,28 @@ def _transposed_tile(
     c, buffers, barriers, turn,
     ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Start mᵀ by the c-th tables for a turn."""
+    """Start mᵀ with the c-th tables for a turn."""
     us, ss, _, ts, ps = buffers
     full, _, _ = barriers
     stage = turn % STAGES
     mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
     inputs, past = us.index(stage).reshape([CHUNK, WIDTH]), ss.index(stage).reshape([ROWS, WIDTH])
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
-    nothing = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
+    zeros = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
     kernel, carried = ts.index(c).permute((1, 0)), ps.index(c).permute((1, 0))
-    token = warpgroup_mma(inputs.permute((1, 0)), kernel, nothing, use_acc=False, is_async=True)
+    token = warpgroup_mma(inputs.permute((1, 0)), kernel, zeros, use_acc=False, is_async=True)
     return warpgroup_mma(past.permute((1, 0)), carried, token, is_async=True)
 
 
 @gluon.constexpr_function
 def _in_rows(COLUMNS):
-    """A table of which each thread holds 16 bytes of some rows."""
+    """A layout in which each thread holds 16 bytes of a row."""
     return gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
 
 
 @gluon.jit
 def _marks_of(marks, number, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
-    """The marks of a chunk's steps, for either table, and whether there is anything to cut."""
+    """The marks of a chunk's steps, for each of both tables, and whether there is anything to cut."""
     row = marks + number.to(gl.int64) * (CHUNK + 1)
     mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(CHUNK))))
     past_mark = gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(ROWS))))
@@ -79,7 +79,8 @@ def _marks_of(marks, number, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: g
 
 @gluon.jit
 def _cut_tables(c: gl.constexpr, buffers, marked, ROWS: gl.constexpr, CHUNK: gl.constexpr, HISTORY: gl.constexpr):
-    """Make copies of the c-th tables for a chunk, if there is anything to cut. Which ones to take."""
+    """Cut copies of the c-th tables for a chunk, if there is anything to cut. Returns the index of the tables to
+    use."""
     _, _, _, ts, ps = buffers
     mark, past_mark, cut = marked
     if cut:
@@ -87,7 +88,7 @@ def _cut_tables(c: gl.constexpr, buffers, marked, ROWS: gl.constexpr, CHUNK: gl.
         rows: gl.constexpr = _in_rows(ROWS)
         step = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, steps))
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, rows))
-        before = row - ROWS if HISTORY else row * 0 - 1  # the state is that of the step before
+        before = row - ROWS if HISTORY else row * 0 - 1  # the state belongs to the step before
         kernel = cut_table(ts.index(c).load(steps), mark, step, False)
         carried = cut_table(ps.index(c).load(rows), past_mark, before, False)
         barrier()  # all warps are done with the copies for an earlier chunk
@@ -100,13 +101,13 @@ def _cut_tables(c: gl.constexpr, buffers, marked, ROWS: gl.constexpr, CHUNK: gl.
 
 @gluon.jit
 def _multiply_for_weight(
-    c: gl.constexpr, given,
+    c: gl.constexpr, args,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, HISTORY: gl.constexpr, SEGMENTED: gl.constexpr,
 ):  # fmt: skip
-    """Order i + c of the program: mᵀ of the next chunk, then into the gradient; as above."""
-    buffers, barriers, partial, marks, i, column, own, first_out, share, begin, end, channels, out = given
-    own_begin, own_end = own
+    """Multiply for order i + c: make mᵀ of the next chunk, then multiply it into the gradient."""
+    buffers, barriers, partial, marks, i, column, group_bounds, first_out, share, begin, end, channels, out = args
+    group_start, group_end = group_bounds
     us, _, gs, _, _ = buffers
     _, empty, tables_full = barriers
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUT, 16])
@@ -131,14 +132,16 @@ def _multiply_for_weight(
         else:
             token = _transposed_tile(c, buffers, barriers, turn + 1, ROWS, CHUNK, WIDTH, STAGES)
             sums = warpgroup_mma(m, gs.index(turn % STAGES).reshape([CHUNK, OUT]), acc, is_async=True)
-        found, acc = warpgroup_mma_wait(0, deps=(token, sums))
+        next_m, acc = warpgroup_mma_wait(0, deps=(token, sums))
         mbarrier.arrive(empty.index(turn % STAGES), count=1)
-        m = gl.convert_layout(found.to(operand), left)
+        m = gl.convert_layout(next_m.to(operand), left)
     acc = warpgroup_mma(m, gs.index((turns - 1) % STAGES).reshape([CHUNK, OUT]), acc)
     channel = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, wide))
     output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
     place = (share * out + output[None, :]).to(gl.int64) * (ORDER * channels) + (i + c) * channels + channel[:, None]
-    inside = (output[None, :] < out) & (channel[:, None] >= own_begin) & (channel[:, None] < own_end) & (i + c < ORDER)
+    inside = (
+        (output[None, :] < out) & (channel[:, None] >= group_start) & (channel[:, None] < group_end) & (i + c < ORDER)
+    )
     gl.store(partial + place, acc.to(partial.dtype.element_ty), mask=inside)
 
 
@@ -152,7 +155,7 @@ def weight_gradient(
     (shares, out, ORDER, channels)."""
     orders: gl.constexpr = (ORDER + 1) // 2
     i = 2 * (gl.program_id(0) % orders)
-    group, column, own_begin, own_end = tile_of(gl.program_id(0) // orders, channels, GROUPS, WIDTH, UNIT)
+    group, column, group_start, group_end = tile_of(gl.program_id(0) // orders, channels, GROUPS, WIDTH, UNIT)
     first_out = gl.program_id(1) * OUT
     begin = gl.program_id(2) * share
     end = gl.minimum(begin + share, total)
@@ -174,14 +177,14 @@ def weight_gradient(
     buffers = (us, ss, gs, ts, ps)
     barriers = (full, empty, tables.index(0))
     fetching = (tensors, buffers, barriers, group * ORDER + i, column, first_out, begin, end, chunks)
-    given = (
-        buffers, barriers, partial, marks, i, column, (own_begin, own_end), first_out, gl.program_id(2), begin, end,
+    args = (
+        buffers, barriers, partial, marks, i, column, (group_start, group_end), first_out, gl.program_id(2), begin, end,
         channels, out,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, HISTORY, SEGMENTED)),
-            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, HISTORY, SEGMENTED)),
+            (_multiply_for_weight, (0, args, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, HISTORY, SEGMENTED)),
+            (_multiply_for_weight, (1, args, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, HISTORY, SEGMENTED)),
             (_fetch_for_weight, (fetching, ROWS, CHUNK, STAGES, HISTORY)),
         ],
         [4, 1],

@@ -2,18 +2,18 @@
 
 A chunk is C steps of one sequence. With the state s before it, order i of its states is m_i = T_i u + P_i s, where T_i
 (C, C) is the Toeplitz matrix of the impulse response and P_i (C, order) holds row i of Ā¹ … Ā^C. Where the response
-fades within a chunk no state is needed: the last inputs before the chunk stand in its place. A tile of m lives on chip
-only: it is multiplied into the weight at once, and computed again where the backward pass needs it.
+fades within a chunk no state is needed: the last inputs before the chunk replace it. A tile of m stays on chip: it is
+multiplied into the weight at once, and computed again in the backward pass.
 
 Shapes: u (batch, time, channels), weight (out, order, channels), o (batch, time, out), states before chunks (batch,
 chunks, ROWS, channels), carried in float32 and kept in the operands' precision. `ORDER` is the order, `ROWS` the same
-rounded up to what a matrix unit takes.
+rounded up to a size that tensor cores take.
 
-SEGMENTED: the state is reset inside sequences. `segments` (batch, time) numbers the segments that resets divide a
-sequence into, from 0, to which the first state belongs. Nothing passes between moments of different segments.
+SEGMENTED: the state is reset inside sequences. Resets divide a sequence into segments; `segments` (batch, time) has the
+number of each step's segment, from 0, to which the first state belongs. Nothing passes from one segment to another.
 
-GROUPS: equal groups of channels have systems of their own, whose constants follow one another in each table. A tile has
-channels of one group only. UNIT: a number that the channels of a group are a multiple of.
+GROUPS: each of several equal groups of channels has its own system; their constants follow each other in each table. A
+tile has channels of one group only. UNIT: a divisor of the number of channels of a group.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ COUNTS = ("time", "chunks", "runs", "run_size", "batch", "share", "shares", "tot
 
 @triton.jit
 def tile_of(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
-    """The group of a tile of channels, its first channel, and where the group ends."""
-    width = channels // (GROUPS * UNIT) * UNIT  # for the compiler to see what groups are multiples of
+    """The group of a tile of channels, its first channel, and the end of the group."""
+    width = channels // (GROUPS * UNIT) * UNIT  # shows the compiler that it is a multiple of UNIT
     tiles = tl.cdiv(width, WIDTH)
     group = tl.minimum(number // tiles, GROUPS - 1) if GROUPS > 1 else 0
     return group, group * width + (number - group * tiles) * WIDTH, (group + 1) * width
@@ -36,17 +36,17 @@ def tile_of(number, channels, GROUPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: t
 
 @triton.jit
 def _taps(taps, part, row, lag, length, ORDER: tl.constexpr):
-    """One part of R, `taps` (PARTS, order, length), in float32 or in parts of the inputs' precision that add up."""
+    """One part of R, `taps` (PARTS, order, length): R in float32, or a sum of PARTS terms in the inputs' precision."""
     mask = (row < ORDER) & (lag >= 0) & (lag < length)
     return tl.load(taps + (part * ORDER + row) * length + lag, mask=mask, other=0.0)
 
 
 @triton.jit
 def segment_of(segments, sequence, moment, time):
-    """The segment of a moment: 0 before the sequence begins, −1 past its end."""
+    """The segment of a step: 0 before the sequence, −1 after it."""
     place = segments + sequence.to(tl.int64) * time + moment
-    found = tl.load(place, mask=(moment >= 0) & (moment < time), other=0)
-    return tl.where(moment < time, found, -1)
+    segment = tl.load(place, mask=(moment >= 0) & (moment < time), other=0)
+    return tl.where(moment < time, segment, -1)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -58,9 +58,9 @@ def carry(
 ):  # fmt: skip
     """s_{k+1} = A s_k + R u_k over the chunks of one run; R is `taps` (PARTS, order, C).
 
-    KEEP: all states before chunks go to `before` (batch, chunks, ROWS, channels), and the one before the last chunk to
-    `last` (batch, order, channels). Otherwise each run begins at zero and leaves the state after it in `ends` (batch,
-    runs, order, channels), from which the launch with KEEP then makes the state before its run.
+    KEEP: all states before chunks are stored in `before` (batch, chunks, ROWS, channels), and that before the last
+    chunk in `last` (batch, order, channels). Otherwise each run begins at zero and stores the state after it in `ends`
+    (batch, runs, order, channels), from which the launch with KEEP makes the state before each run.
 
     With groups and REVERSED, every system has the states of all channels: (groups · batch, chunks, ROWS, channels).
     """
@@ -69,10 +69,10 @@ def carry(
     if REVERSED and GROUPS > 1:
         tiles = tl.cdiv(channels, WIDTH)
         group, start, limit = tl.program_id(1) // tiles, (tl.program_id(1) % tiles) * WIDTH, channels
-        kept = group * (tl.num_programs(0) // runs) + sequence
+        states_index = group * (tl.num_programs(0) // runs) + sequence
     else:
         group, start, limit = tile_of(tl.program_id(1), channels, GROUPS, WIDTH, UNIT)
-        kept = sequence
+        states_index = sequence
     taps += group * PARTS * ORDER * CHUNK
     advance += group * ORDER * ORDER
     leap += group * ORDER * ORDER
@@ -86,13 +86,13 @@ def carry(
     if KEEP:
         matrix = tl.load(leap + row * ORDER + inner, mask=square, other=0.0)
         for earlier in range(run):
-            if SEGMENTED:  # whether the state passes through a whole run
+            if SEGMENTED:  # no reset within the run
                 begin, end = earlier * run_size * CHUNK - 1, (earlier + 1) * run_size * CHUNK - 1
                 if REVERSED:
                     begin, end = (chunks - earlier * run_size) * CHUNK, (chunks - (earlier + 1) * run_size) * CHUNK
                 through = segment_of(segments, sequence, begin, time) == segment_of(segments, sequence, end, time)
                 state = tl.where(through, state, 0.0)
-            place = ((kept * runs + earlier).to(tl.int64) * ORDER + row) * channels + column
+            place = ((states_index * runs + earlier).to(tl.int64) * ORDER + row) * channels + column
             state = tl.dot(matrix, state, tl.load(ends + place, mask=inside, other=0.0), input_precision=PRECISION)
     matrix = tl.load(advance + row * ORDER + inner, mask=square, other=0.0)
     response = _taps(taps, 0, row, lag, CHUNK, ORDER)
@@ -101,16 +101,16 @@ def carry(
     for k in range(run * run_size, tl.minimum((run + 1) * run_size, chunks)):
         at = chunks - 1 - k if REVERSED else k
         if KEEP:
-            place = ((kept * chunks + at).to(tl.int64) * ROWS + row) * channels + column
+            place = ((states_index * chunks + at).to(tl.int64) * ROWS + row) * channels + column
             tl.store(before + place, state.to(before.dtype.element_ty), mask=column < limit)
             if k == chunks - 1:
-                tl.store(last + (kept.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
+                tl.store(last + (states_index.to(tl.int64) * ORDER + row) * channels + column, state, mask=inside)
         inputs = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
-        if SEGMENTED:  # of the state and the inputs, what reaches the next chunk
+        if SEGMENTED:  # only the part of the state and the inputs that reaches the next chunk
             since = segment_of(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
             until = segment_of(segments, sequence, at * CHUNK if REVERSED else at * CHUNK + CHUNK - 1, time)
-            own = segment_of(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
-            inputs = tl.where(own == until, inputs, 0.0).to(inputs.dtype)
+            segment = segment_of(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
+            inputs = tl.where(segment == until, inputs, 0.0).to(inputs.dtype)
             state = tl.where(since == until, state, 0.0)
         inputs = inputs.to(response.dtype)
         added = tl.dot(response, inputs, input_precision=PRECISION)
@@ -118,26 +118,27 @@ def carry(
             added = tl.dot(third, inputs, tl.dot(second, inputs, added))
         state = tl.dot(matrix, state, added, input_precision=PRECISION)
     if not KEEP:
-        place = ((kept * runs + run).to(tl.int64) * ORDER + row) * channels + column
+        place = ((states_index * runs + run).to(tl.int64) * ORDER + row) * channels + column
         tl.store(ends + place, state, mask=inside)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def mark(segments, marks, time, chunks, CHUNK: tl.constexpr):
-    """What the kernels for Hopper ask of the segments around a chunk, into marks (2, batch · chunks, CHUNK + 1).
+    """The segments around each chunk for the kernels for Hopper: marks (2, batch · chunks, CHUNK + 1).
 
-    For each step the first step of its segment, or the first of the chunk before; and how many steps of the chunk
-    its past reaches. Then the same for time that runs backwards: the last step, or the last one of the chunk behind.
-    Steps are counted from the chunk's begin. Those past the end of the sequence belong to its last segment.
+    For each step the first step of its segment, at least the first of the chunk before; and then the number of steps of
+    the chunk that its past reaches. The second row is for time that runs backwards: the last step of the segment, at
+    most the last of the chunk after. Steps count from the chunk's begin. Those past the sequence's end belong to its
+    last segment.
     """
     number = tl.program_id(0)
     sequence, start = number // chunks, (number % chunks) * CHUNK
     step, around = tl.arange(0, CHUNK), tl.arange(0, 2 * CHUNK)[None, :]
-    own = segment_of(segments, sequence, tl.minimum(start + step, time - 1), time)
-    theirs = segment_of(segments, sequence, tl.minimum(start - CHUNK + around, time - 1), time)
-    first = tl.sum((theirs < own[:, None]).to(tl.int32), 1) - CHUNK
-    theirs = segment_of(segments, sequence, tl.minimum(start + around, time - 1), time)
-    last = tl.sum((theirs <= own[:, None]).to(tl.int32), 1) - 1
+    segment = segment_of(segments, sequence, tl.minimum(start + step, time - 1), time)
+    neighbour = segment_of(segments, sequence, tl.minimum(start - CHUNK + around, time - 1), time)
+    first = tl.sum((neighbour < segment[:, None]).to(tl.int32), 1) - CHUNK
+    neighbour = segment_of(segments, sequence, tl.minimum(start + around, time - 1), time)
+    last = tl.sum((neighbour <= segment[:, None]).to(tl.int32), 1) - 1
     place = marks + number.to(tl.int64) * (CHUNK + 1)
     tl.store(place + step, first)
     tl.store(place + CHUNK, tl.sum((first < 0).to(tl.int32), 0))
@@ -153,11 +154,11 @@ def finish(
     PARTS: tl.constexpr, STARTED: tl.constexpr, EARLY: tl.constexpr, SEGMENTED: tl.constexpr, PRECISION: tl.constexpr,
     GROUPS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """The final state: what the last `length` steps add, R u with `taps` (PARTS, order, length), and if STARTED A s of
-    the state `before` them.
+    """The final state: R u of the last `length` steps, with `taps` (PARTS, order, length), and if STARTED A s of the
+    state `before` them.
 
-    EARLY: it may run while the kernel before it still does, of which it needs nothing. One program then waits for that
-    kernel, so that what follows finds both done.
+    EARLY: it may run beside the kernel before it, from which it needs nothing. One program then waits for that kernel,
+    so that both are done before later kernels.
     """
     sequence = tl.program_id(0)
     row, inner, step = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :], tl.arange(0, CHUNK)[None, :]
@@ -173,8 +174,8 @@ def finish(
     for start in range(0, length, CHUNK):
         inputs = inputs_at(u, sequence, time - length + start, time, channels, column, limit, CHUNK)
         if SEGMENTED:
-            own = segment_of(segments, sequence, time - length + start + tl.arange(0, CHUNK)[:, None], time)
-            inputs = tl.where(own == until, inputs, 0.0).to(inputs.dtype)
+            segment = segment_of(segments, sequence, time - length + start + tl.arange(0, CHUNK)[:, None], time)
+            inputs = tl.where(segment == until, inputs, 0.0).to(inputs.dtype)
         for part in tl.static_range(PARTS):
             response = _taps(taps, part, row, start + step, length, ORDER)
             state = tl.dot(response, inputs.to(response.dtype), state, input_precision=PRECISION)
@@ -191,7 +192,7 @@ def finish(
 
 @triton.jit
 def inputs_at(u, sequence, start, time, channels, column, limit, STEPS: tl.constexpr):
-    """STEPS inputs of a sequence, zero before its begin, past its end and from channel `limit` on: (STEPS, WIDTH)."""
+    """STEPS inputs of a sequence, zero outside of the sequence and from channel `limit` on: (STEPS, WIDTH)."""
     moment = start + tl.arange(0, STEPS)[:, None]
     place = u + (sequence.to(tl.int64) * time + moment) * channels + column
     return tl.load(place, mask=(moment >= 0) & (moment < time) & (column < limit), other=0.0)
@@ -202,8 +203,7 @@ def past_of(
     u, states, sequence, at, time, chunks, channels, column, limit,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk knows of its past: the state before it, or the inputs before it (after it, if time runs backwards):
-    (ROWS, WIDTH)."""
+    """The past of a chunk: the state or the inputs before it (after it, if time runs backwards): (ROWS, WIDTH)."""
     if HISTORY:
         start = (at + 1) * CHUNK if REVERSED else at * CHUNK - ROWS
         past = inputs_at(u, sequence, start, time, channels, column, limit, ROWS)
@@ -216,10 +216,10 @@ def past_of(
 
 @triton.jit
 def cut_table(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
-    """T_i of a chunk without what would pass from one segment to another."""
+    """T_i of a chunk, zero where it would pass from one segment to another."""
     moment = at * CHUNK + tl.arange(0, CHUNK)
-    own = segment_of(segments, sequence, moment[:, None], time)
-    return tl.where(own == segment_of(segments, sequence, moment[None, :], time), kernel, 0.0).to(kernel.dtype)
+    segment = segment_of(segments, sequence, moment[:, None], time)
+    return tl.where(segment == segment_of(segments, sequence, moment[None, :], time), kernel, 0.0).to(kernel.dtype)
 
 
 @triton.jit
@@ -227,14 +227,14 @@ def reached_steps(
     segments, sequence, at, time,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, HISTORY: tl.constexpr, REVERSED: tl.constexpr,
 ):  # fmt: skip
-    """Which steps of a chunk the state before it still reaches (C, 1), or each of the inputs before it (C, ROWS)."""
-    own = segment_of(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
+    """Which steps of a chunk the state before it reaches (C, 1), or each input before it (C, ROWS)."""
+    segment = segment_of(segments, sequence, at * CHUNK + tl.arange(0, CHUNK)[:, None], time)
     if HISTORY:
         start = (at + 1) * CHUNK if REVERSED else at * CHUNK - ROWS
-        theirs = segment_of(segments, sequence, start + tl.arange(0, ROWS)[None, :], time)
+        past_segment = segment_of(segments, sequence, start + tl.arange(0, ROWS)[None, :], time)
     else:
-        theirs = segment_of(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
-    return own == theirs
+        past_segment = segment_of(segments, sequence, (at + 1) * CHUNK if REVERSED else at * CHUNK - 1, time)
+    return segment == past_segment
 
 
 @triton.jit
@@ -261,7 +261,7 @@ def memory_of(
 
 @triton.jit
 def tables_of(toeplitz, powers, i, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERSED: tl.constexpr):
-    """T_i (C, C), or T_iᵀ for time that runs backwards, and P_i (C, ROWS)."""
+    """T_i (C, C), or T_iᵀ if time runs backwards, and P_i (C, ROWS)."""
     step, other = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     if REVERSED:
         kernel = tl.load(toeplitz + (i * CHUNK + other) * CHUNK + step)
@@ -279,21 +279,21 @@ def project(
 ):  # fmt: skip
     """o = W m for one chunk and OUT outputs.
 
-    A turn is one order of WIDTH inputs. Its tile of m is made in the turn before, so that the matrix units find their
-    operands ready. REVERSED: time runs backwards and the weight is (inputs, order, outputs) instead of (outputs, order,
-    inputs), which makes the gradient of u from that of o; `powers` are then from the chunk's end. HISTORY: ROWS inputs
-    before the chunk stand for the state, and `powers` are the impulse response at their distance. Groups are of the
-    channels of u: of the inputs or, if REVERSED, of the outputs.
+    A turn is one order of WIDTH inputs. Its tile of m is made in the turn before, so that tensor cores need not wait
+    for their operands. REVERSED: the gradient of u from that of o. Time runs backwards, the weight is (inputs, order,
+    outputs) instead of (outputs, order, inputs), and `powers` count from the chunk's end. HISTORY: ROWS inputs before
+    the chunk replace the state, and `powers` are the impulse response at their distance. GROUPS divide the channels of
+    u: the inputs or, if REVERSED, the outputs.
     """
     BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    own, first, end = tile_of(tl.program_id(1), outputs, TILES, OUT, UNIT if TILES > 1 else 1)
+    system, first, end = tile_of(tl.program_id(1), outputs, TILES, OUT, UNIT if TILES > 1 else 1)
     columns = first + tl.arange(0, OUT)[None, :]
     if TILES > 1 and not HISTORY:  # each system's states of all inputs
-        states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
+        states += (system * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
     total = tl.zeros((CHUNK, OUT), tl.float32)
-    kernel, carried = tables_of(toeplitz, powers, own * ORDER, ROWS, CHUNK, REVERSED)
+    kernel, carried = tables_of(toeplitz, powers, system * ORDER, ROWS, CHUNK, REVERSED)
     column = tl.arange(0, WIDTH)[None, :]
     m = memory_of(
         u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column, inputs // BLOCKS,
@@ -309,7 +309,7 @@ def project(
         part = tl.load(weight + place, mask=(columns < end) & (row < limit), other=0.0)
         ahead = turn + 1  # beyond the last turn all inputs are masked
         group, next_start, next_limit = tile_of(ahead // ORDER, inputs, BLOCKS, WIDTH, UNIT if BLOCKS > 1 else 1)
-        kernel, carried = tables_of(toeplitz, powers, (own + group) * ORDER + ahead % ORDER, ROWS, CHUNK, REVERSED)
+        kernel, carried = tables_of(toeplitz, powers, (system + group) * ORDER + ahead % ORDER, ROWS, CHUNK, REVERSED)
         column = next_start + tl.arange(0, WIDTH)[None, :]
         next_m = memory_of(
             u, kernel, carried, states, segments, sequence, at, time, inputs, chunks, column, next_limit,
@@ -330,7 +330,7 @@ def weight_gradient(
 ):  # fmt: skip
     """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape).
 
-    As in `project` the tile of m for the next chunk is made before the one at hand is used.
+    As in `project`, the tile of m for the next chunk is made before the current one is used.
     """
     i = tl.program_id(0) % ORDER
     group, start, limit = tile_of(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
@@ -368,10 +368,10 @@ def through_output(
     gradient, o, passed, sums, total, outputs, share,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Back through ReLU and a bias: `passed` is the gradient where o, (total, outputs), is not zero; and, of `share`
-    steps each, its `sums` (shares, outputs)."""
+    """The gradient through ReLU and a bias: `passed` is the gradient where o (total, outputs) is positive, else zero;
+    `sums` (shares, outputs) are its sums over `share` steps each."""
     begin = tl.program_id(0) * share
-    outputs = outputs // 8 * 8  # which it is: for the compiler to see that 16 bytes go at once
+    outputs = outputs // 8 * 8  # always true; shows the compiler that rows are aligned
     row, column = tl.arange(0, ROWS)[:, None], tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     added = tl.zeros((ROWS, WIDTH), tl.float32)
     for start in range(begin, tl.minimum(begin + share, total), ROWS):
@@ -392,7 +392,7 @@ def through_output(
 def add_up(partial, result, shares, total, ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr):
     """The sum of partial (shares, total) in float32, rounded once: ROWS shares at a time, in a fixed order.
 
-    UNIT: a number that `total` is a multiple of, for the compiler to see that 16 bytes go at once.
+    UNIT: a divisor of `total`, which shows the compiler that rows are aligned.
     """
     total = total // UNIT * UNIT
     row = tl.arange(0, ROWS)[:, None]

@@ -1,4 +1,4 @@
-"""The steps of `plmu.nn.coupled` on a GPU: a kernel for each step, or one for all where a state fits into one tile.
+"""The steps of `plmu.nn.coupled` on a GPU: a kernel for each step, or one for all steps if the state fits a tile.
 
 The plain form of both is `plmu.nn.coupled.plain`.
 """
@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ONE_TILE = 64  # up to this width a program keeps the matrix and walks through time by itself
+ONE_TILE = 64  # up to this width a program keeps the matrix and runs all steps
 
 
 @triton.jit
 def _tanh(x):
-    """To float32 rounding at any size: near zero, where 1 − e^−2x would cancel, by its series."""
+    """tanh to float32 rounding: near zero, where 1 − e^−2x would cancel, by its series."""
     square = x * x
     series = 62 / 2835 + square * (-1382 / 155925)
     series = 2 / 15 + square * (-17 / 315 + square * series)
@@ -27,10 +27,10 @@ def _tanh(x):
 
 @triton.jit
 def _advance(
-    before,  # pointer to the first step's (batch, width): what the matrix multiplies
-    added,  # likewise: what is added to the product
-    values,  # likewise: tanh of the step, which the backward pass needs
-    after,  # likewise: what comes out
+    before,  # pointer to the first step's (batch, width): the operand of the matrix
+    added,  # likewise: added to the product
+    values,  # likewise: tanh of the step, for the backward pass
+    after,  # likewise: the result
     matrix,
     inner,  # strides of the matrix along the summed and the other axis
     outer,
@@ -56,26 +56,26 @@ def _advance(
     is_hidden = columns[None, :] >= order
     if ALL_STEPS:
         whole = (sums[:, None] < width) & (columns[None, :] < width)
-        kept = tl.load(matrix + sums[:, None] * inner + columns[None, :] * outer, mask=whole, other=0.0)
+        matrix_tile = tl.load(matrix + sums[:, None] * inner + columns[None, :] * outer, mask=whole, other=0.0)
         state = tl.load(before + here, mask=mask, other=0.0)
     for _ in range(steps):
         total = tl.load(added + here, mask=mask, other=0.0)
         if ALL_STEPS:
-            total = tl.dot(state, kept, total, input_precision="ieee")
+            total = tl.dot(state, matrix_tile, total, input_precision="ieee")
         else:
             for start in range(0, width, INNER):
                 k = start + sums
-                left = tl.load(
+                state_part = tl.load(
                     before + rows[:, None] * width + k[None, :],
                     mask=(rows[:, None] < batch) & (k[None, :] < width),
                     other=0.0,
                 )
-                right = tl.load(
+                matrix_part = tl.load(
                     matrix + k[:, None] * inner + columns[None, :] * outer,
                     mask=(k[:, None] < width) & (columns[None, :] < width),
                     other=0.0,
                 )
-                total = tl.dot(left, right, total, input_precision="ieee")
+                total = tl.dot(state_part, matrix_part, total, input_precision="ieee")
             state = tl.load(before + here, mask=mask, other=0.0)
         memory = total + state if INCREMENTAL else total
         if BACKWARD:

@@ -1,7 +1,7 @@
-"""The kernel of a highway layer's backward pass: all but its products, in one pass over memory.
+"""The kernel of a highway layer's backward pass: everything but its products, in one pass over memory.
 
-With a and c the halves of pre = W x + b, the gate g = σ(c) and r = relu(a), the output is g · r + (1 − g) · x. From its
-gradient d come those of a, d · g where a > 0, and of c, d · (r − x) · g · (1 − g), and what reaches x directly,
+With a and c the halves of pre = W x + b, the gate g = σ(c) and r = relu(a), the output is g · r + (1 − g) · x. Its
+gradient d gives those of a, d · g where a > 0, of c, d · (r − x) · g · (1 − g), and the direct part of that of x,
 d · (1 − g).
 """
 
@@ -30,11 +30,11 @@ def through_gate(
     of_out, x, pre, of_pre, of_x, sums, total, features, share,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, DIRECT: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """of_pre (total, 2 · features) and, if DIRECT, what reaches x directly (total, features); and, if BIAS, the sums of
-    of_pre over `share` rows each, (shares, 2 · features), before it is rounded.
+    """of_pre (total, 2 · features); if DIRECT, the direct part of the gradient of x (total, features); and if BIAS, the
+    sums of the unrounded of_pre over `share` rows each, (shares, 2 · features).
 
-    The operands of the next tile are loaded before those at hand are waited for. UNIT: a number that `features` is a
-    multiple of, for the compiler to see that 16 bytes go at once.
+    The next tile is loaded before the current one is used. UNIT: a divisor of `features`, which shows the compiler that
+    rows are aligned.
     """
     features = features // UNIT * UNIT
     begin = tl.program_id(0).to(tl.int64) * share

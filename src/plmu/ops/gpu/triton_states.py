@@ -17,7 +17,7 @@ def all_states(
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One order of all states of a chunk, written once: m (batch, time, order, channels)."""
+    """One order of all states of a chunk: m (batch, time, order, channels)."""
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
     i = tl.program_id(2)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -37,7 +37,7 @@ def states_gradient(
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What all states of a chunk say to its inputs, Σ_i T_iᵀ g_i, and to the state before it, Σ_i P_iᵀ g_i."""
+    """The gradients through a chunk's states: of its inputs, Σ_i T_iᵀ g_i, and of the state before it, Σ_i P_iᵀ g_i."""
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     moment = at * CHUNK + tl.arange(0, CHUNK)[:, None]
@@ -66,7 +66,7 @@ def add_through_ends(
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, SEGMENTED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """of_u += Rᵀ λ_{k+1} for each chunk but the last: what later chunks say to the inputs of this one."""
+    """of_u += Rᵀ λ_{k+1} for each chunk but the last: the gradient through the state after the chunk."""
     at, sequence = tl.program_id(0) % (chunks - 1), tl.program_id(0) // (chunks - 1)
     row = tl.arange(0, ROWS)
     step = tl.arange(0, CHUNK)
@@ -77,7 +77,7 @@ def add_through_ends(
     place = of_u + (sequence.to(tl.int64) * time + at * CHUNK + step[:, None]) * channels + column
     added = tl.dot(response, of_end, input_precision=PRECISION)
     if SEGMENTED:
-        own = segment_of(segments, sequence, at * CHUNK + step[:, None], time)
-        added = tl.where(own == segment_of(segments, sequence, at * CHUNK + CHUNK - 1, time), added, 0.0)
+        segment = segment_of(segments, sequence, at * CHUNK + step[:, None], time)
+        added = tl.where(segment == segment_of(segments, sequence, at * CHUNK + CHUNK - 1, time), added, 0.0)
     total = tl.load(place, mask=column < channels, other=0.0).to(tl.float32) + added
     tl.store(place, total.to(of_u.dtype.element_ty), mask=column < channels)

@@ -1,26 +1,24 @@
-"""The projection of `plmu.ops.fused` in float32 for Hopper GPUs, and what the gradient of its weight,
-`gluon_split_weight`, shares.
+"""The projection of `plmu.ops.fused` in float32 for Hopper GPUs, and helpers that `gluon_split_weight`, the gradient of
+its weight, uses too.
 
-They compute what `project` and `weight_gradient` of `triton_split` compute, with two parts in float16, and divide the
-work of a program among its warps as `gluon_chunked` does. One warp fetches by the copy engine what is in parts already:
-the weight and the constants. Four warps divide float32 inputs into parts, once for all that need them. Two groups of
-four warps multiply: each makes a tile of m, divides it in registers, and multiplies that into the other operand, while
-the other group keeps the matrix units busy. If STAGGERED, the second makes a tile of m no sooner than the first has
-made its own, so that they do not divide at the same time. Tiles pass through buffers; a barrier says when one is full
-and another when it is empty again.
+They compute the same as `project` and `weight_gradient` of `triton_split`, with two parts in float16 and with
+specialized warps as in `gluon_chunked`. One warp fetches with the TMA what is in parts already: the weight and the
+constants. Four warps divide float32 inputs into parts, once for all users. Two groups of four warps multiply: each
+makes a tile of m, divides it in registers, and multiplies it into the other operand, while the other group keeps tensor
+cores busy. If STAGGERED, the second group makes a tile of m only after the first has made its own, so that they do not
+divide at the same time. Tiles go through buffers, with one barrier for full and one for empty buffers.
 
-Sums begin at zero for each tile of m and are added up in float32 outside the matrix units, which round toward zero.
+Sums begin at zero for each tile of m and are added up in float32 outside of tensor cores, which round toward zero.
 Powers of two bring operands into the range of float16: for u and the state one for each channel and chunk, for a tile
-of m one for each of its rows, for the weight one for each output and for the gradient of o too. `largest` has the
-largest of these outputs' numbers; what they are multiplied by is taken back at the end. Channels may differ in size by
-more than float16 holds, so a tile of m is multiplied by `over_size`, one over the sizes of its channels, and the weight
-by these sizes.
+of m one for each row, for the weight and the gradient of o one for each output. `largest` has the largest number of
+each output; the results are scaled back at the end. Channels may differ in size by more than the range of float16, so a
+tile of m is multiplied by `over_size`, the inverse of the sizes of its channels, and the weight by these sizes.
 
 Channels and outputs are multiples of 8, and all channels have one system.
 
-SEGMENTED: the state is reset inside sequences. `marks` and what is cut out of tables are as in `gluon_chunked`. The
-state may belong to another segment than the inputs, so both have powers of two of their own; its share of m is selected
-rather than multiplied by zero, which would keep its NaN.
+SEGMENTED: the state is reset inside sequences, with `marks` and cut tables as in `gluon_chunked`. The state may belong
+to another segment than the inputs, so both have their own powers of two. Its part of m is selected rather than
+multiplied by zero, which would keep a NaN.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ COUNTS = ("time", "chunks", "total", "work", "share")
 
 @gluon.jit
 def powers_of_two(largest):
-    """What brings numbers to 2¹⁴ … 2¹⁵, and what takes them back."""
+    """The powers of two that scale numbers to 2¹⁴ … 2¹⁵, and their inverses."""
     exponent = largest.to(gl.int32, bitcast=True) & 0x7F800000
     exponent = gl.where(exponent < 15 << 23, 15 << 23, exponent)
     up = (141 << 23) - exponent + (127 << 23)
@@ -77,7 +75,7 @@ def inputs_of(
     sequence, at = number // chunks, number % chunks
     moment = at * CHUNK + begin + gl.arange(0, STEPS, layout=gl.SliceLayout(1, layout))
     column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    width = channels // 8 * 8  # which it is: for the compiler to see that 16 bytes come at once
+    width = channels // 8 * 8  # always true; shows the compiler that rows are aligned
     place = u + (sequence.to(gl.int64) * time + moment[:, None]) * width + column[None, :]
     return gl.load(place, mask=(moment[:, None] < time) & (column[None, :] < width) & (number < total), other=0.0)
 
@@ -94,33 +92,33 @@ def states_of(states, number, first, channels, total, ROWS: gl.constexpr, WIDTH:
 
 
 @gluon.jit
-def divided(taken, past, SEGMENTED: gl.constexpr):
-    """The parts of inputs and of the state before them, and what takes either back."""
-    largest, before = gl.max(gl.abs(taken), 0), gl.max(gl.abs(past), 0)
+def divided(inputs, past, SEGMENTED: gl.constexpr):
+    """The parts of inputs and of the state before them, and the factors that scale each back."""
+    largest, before = gl.max(gl.abs(inputs), 0), gl.max(gl.abs(past), 0)
     if SEGMENTED:
         up, back = powers_of_two(largest)
         past_up, past_back = powers_of_two(before)
     else:
         up, back = powers_of_two(gl.where(before > largest, before, largest))
         past_up, past_back = up, back
-    return halves(taken * up[None, :]), halves(past * past_up[None, :]), back, past_back
+    return halves(inputs * up[None, :]), halves(past * past_up[None, :]), back, past_back
 
 
 @gluon.jit
 def reached_by(reach, CHUNK: gl.constexpr, REVERSED: gl.constexpr, layout: gl.constexpr):
-    """Which steps of a chunk its past reaches, if it reaches so many."""
+    """Which steps of a chunk its past reaches, if it reaches `reach` of them."""
     step = gl.arange(0, CHUNK, layout=layout)
     return step >= CHUNK - reach if REVERSED else step < reach
 
 
 @gluon.jit
 def _divide_for_project(
-    given,
+    args,
     CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
 ):  # fmt: skip
-    """For each block of inputs the parts of both chunks and of their states. They are read before there is room for
-    them."""
-    u, states, over_size, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total = given
+    """For each block of inputs, store the parts of both chunks and of their states. They are read before a buffer is
+    empty."""
+    u, states, over_size, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total = args
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 4], [1, 0])  # a warp has all steps of its channels
     turn = 0
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
@@ -148,12 +146,12 @@ def _divide_for_project(
 
 @gluon.jit
 def _fetch_for_project(
-    given,
+    args,
     ORDER: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr, STAGES: gl.constexpr,
     RESIDENT: gl.constexpr, REVERSED: gl.constexpr,
 ):  # fmt: skip
-    """For each turn a tile of the weight and, unless all of them stay, the tables of one order; both parts."""
-    weight, toeplitz, powers, ws, ts, ps, turn_full, turn_empty, tables_full, inputs, stride, pairs, work = given
+    """Fetch, for each turn, both parts of a tile of the weight and, unless RESIDENT, of the tables of one order."""
+    weight, toeplitz, powers, ws, ts, ps, turn_full, turn_empty, tables_full, inputs, stride, pairs, work = args
     tables: gl.constexpr = 2 * (toeplitz.block_type.nbytes + powers.block_type.nbytes)
     if RESIDENT:
         mbarrier.expect(tables_full, ORDER * tables)
@@ -185,13 +183,13 @@ def _fetch_for_project(
 
 @gluon.jit
 def _multiply_for_project(
-    c: gl.constexpr, given,
+    c: gl.constexpr, args,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr, SEGMENTED: gl.constexpr,
     STAGGERED: gl.constexpr,
 ):  # fmt: skip
-    """Chunk c of the two: its tiles of m, each of them into the weight."""
-    buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total = given
+    """Multiply for chunk c of two: make tiles of m, and multiply each into the weight."""
+    buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total = args
     us, ss, ws, ts, ps, backs = buffers
     turn_full, turn_empty, block_full, block_empty, tables_full, ahead = barriers
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
@@ -202,7 +200,7 @@ def _multiply_for_project(
     columns: gl.constexpr = gl.SliceLayout(0, narrow)
     if RESIDENT:
         mbarrier.wait(tables_full, 0)
-    turn, blocks = 0, 0  # counted over all work of the program
+    turn, blocks = 0, 0  # counted over all items of the program
     for item in range(gl.program_id(0), work, gl.num_programs(0)):
         number, first_out = 2 * (item % pairs) + c, item // pairs * OUT
         if SEGMENTED:
@@ -223,18 +221,18 @@ def _multiply_for_project(
                     kernel = (ts.index(first).permute((1, 0)), ts.index(second).permute((1, 0)))
                 if STAGGERED and c == 1:
                     mbarrier.wait(ahead.index(stage), (turn // STAGES) & 1)
-                nothing = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
-                m = product(carried, (ss.index(2 * c), ss.index(2 * c + 1)), nothing, True)
+                zeros = gl.zeros((CHUNK, WIDTH), gl.float32, narrow)
+                m = product(carried, (ss.index(2 * c), ss.index(2 * c + 1)), zeros, True)
                 if SEGMENTED:
                     k1, k2 = kernel
                     k1, k2 = (
                         cut_table(k1.load(table), mark, step, REVERSED),
                         cut_table(k2.load(table), mark, step, REVERSED),
                     )
-                    own = product((k1, k2), (us.index(2 * c), us.index(2 * c + 1)), nothing, True)
-                    m, own = warpgroup_mma_wait(0, deps=(m, own))
+                    from_inputs = product((k1, k2), (us.index(2 * c), us.index(2 * c + 1)), zeros, True)
+                    m, from_inputs = warpgroup_mma_wait(0, deps=(m, from_inputs))
                     m = gl.where(reached[:, None], m * backs.index(2 + c).load(columns)[None, :], 0.0)
-                    m += own * backs.index(c).load(columns)[None, :]
+                    m += from_inputs * backs.index(c).load(columns)[None, :]
                 else:
                     m = product(kernel, (us.index(2 * c), us.index(2 * c + 1)), m, False)
                     m = warpgroup_mma_wait(0, deps=(m,))
@@ -255,7 +253,7 @@ def _multiply_for_project(
                 added = product((m1, m2), (w1, w2), added, True)
                 added = warpgroup_mma_wait(0, deps=(added,))
                 mbarrier.arrive(turn_empty.index(stage), count=1)
-                sums += added * gl.convert_layout(down * 2.0**-14, rows)[:, None]  # as of a weight near 1
+                sums += added * gl.convert_layout(down * 2.0**-14, rows)[:, None]  # as for a weight near 1
                 turn += 1
         moment = number % chunks * CHUNK + gl.arange(0, CHUNK, layout=rows)
         output = first_out + gl.arange(0, OUT, layout=gl.SliceLayout(0, wide))
@@ -273,11 +271,11 @@ def project_in_parts(
     STAGES: gl.constexpr, RESIDENT: gl.constexpr, REVERSED: gl.constexpr, SCALE: gl.constexpr,
     SEGMENTED: gl.constexpr, STAGGERED: gl.constexpr, MULTIPLYING: gl.constexpr, DIVIDING: gl.constexpr,
 ):  # fmt: skip
-    """o = W m. A tile is two chunks, counted over all `total` of them, and OUT outputs; a program makes every so many.
+    """o = W m. A tile is two of all `total` chunks and OUT outputs. Each program takes tiles in turn.
 
     `weight` is (2, outputs, ORDER · stride), or (2, inputs, ORDER · stride) if REVERSED. Rows of o have `length`
-    numbers in memory. RESIDENT: the tables of all orders stay in fast memory. MULTIPLYING, DIVIDING: registers of
-    each thread that does.
+    numbers in memory. RESIDENT: the tables of all orders stay in shared memory. MULTIPLYING, DIVIDING: registers of
+    each thread that multiplies or divides.
     """
     part: gl.constexpr = weight.dtype
     tables: gl.constexpr = 2 * (ORDER if RESIDENT else STAGES)
@@ -307,7 +305,7 @@ def project_in_parts(
     pairs = gl.cdiv(total, 2)
     buffers = (us, ss, ws, ts, ps, backs)
     barriers = (turn_full, turn_empty, block_full, block_empty, tables_full.index(0), ahead)
-    given = (buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total)
+    args = (buffers, barriers, o, largest, marks, time, inputs, outputs, length, chunks, pairs, work, total)
     dividing = (
         u, states, over_size, us, ss, backs, block_full, block_empty, time, inputs, chunks, pairs, work, total,
     )  # fmt: skip
@@ -317,9 +315,9 @@ def project_in_parts(
     gl.warp_specialize(
         [
             (_multiply_for_project, (
-                0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED, STAGGERED)),
+                0, args, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED, STAGGERED)),
             (_multiply_for_project, (
-                1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED, STAGGERED)),
+                1, args, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED, SEGMENTED, STAGGERED)),
             (_divide_for_project, (dividing, CHUNK, ROWS, WIDTH, SCALE, SEGMENTED)),
             (_fetch_for_project, (fetching, ORDER, CHUNK, WIDTH, OUT, STAGES, RESIDENT, REVERSED)),
         ],

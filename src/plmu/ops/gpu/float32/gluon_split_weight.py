@@ -1,6 +1,6 @@
 """The gradient of the weight of `plmu.ops.fused` in float32 for Hopper GPUs.
 
-It divides the work of a program among its warps as the projection does; see `gluon_split`, also for parts and names.
+Its warps are specialized as those of the projection; see `gluon_split`, also for parts and names.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from plmu.ops.gpu.gluon_chunked import barrier, cut_table
 
 @gluon.jit
 def _divide_for_weight(
-    given, ORDER: gl.constexpr, CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
+    args, ORDER: gl.constexpr, CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, SCALE: gl.constexpr, SEGMENTED: gl.constexpr,
 ):  # fmt: skip
-    """The tables of two orders once; then for each chunk the parts of its inputs, its state and the gradient. What
-    is divided next is on its way meanwhile."""
-    tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end = given
+    """Fetch the tables of two orders once; then for each chunk store the parts of its inputs, its state and the
+    gradient. The next chunk is loaded meanwhile."""
+    tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end = args
     toeplitz, powers, u, states, over_size, gradient, largest = tensors
     us, ss, gs, ts, ps, backs = buffers
     full, empty, tables_full, _ahead = barriers
@@ -51,11 +51,11 @@ def _divide_for_weight(
     half: gl.constexpr = CHUNK // 2
     column = first + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
     smaller = gl.load(over_size + column, mask=column < channels, other=0.0) * (1 / SCALE)
-    taken = inputs_of(u, begin, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
+    inputs = inputs_of(u, begin, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
     past = states_of(states, begin, first, channels, end, ROWS, WIDTH, layout)
     early = inputs_of(gradient, begin, 0, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
     for number in range(begin, end):
-        u_parts, s_parts, back, past_back = divided(taken, past, SEGMENTED)
+        u_parts, s_parts, back, past_back = divided(inputs, past, SEGMENTED)
         late = inputs_of(gradient, number, half, first_out, time, out, chunks, end, CHUNK, half, OUT, flat)
         turn = number - begin
         stage = turn % STAGES
@@ -66,7 +66,7 @@ def _divide_for_weight(
         backs.index(2 * stage).store(back * smaller)
         if SEGMENTED:
             backs.index(2 * stage + 1).store(past_back * smaller)
-        taken = inputs_of(u, number + 1, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
+        inputs = inputs_of(u, number + 1, 0, first, time, channels, chunks, end, CHUNK, CHUNK, WIDTH, layout)
         past = states_of(states, number + 1, first, channels, end, ROWS, WIDTH, layout)
         g_parts = halves(early * raised[None, :])
         for part in gl.static_range(2):
@@ -82,27 +82,27 @@ def _divide_for_weight(
 
 @gluon.jit
 def _transposed_tables(ts, ps, kernel, carried):
-    """Both parts of T and P, which begin at these numbers of their buffers, transposed."""
+    """Both parts of T and P transposed, from these indices of their buffers on."""
     t1, t2 = ts.index(kernel).permute((1, 0)), ts.index(kernel + 1).permute((1, 0))
     return (t1, t2), (ps.index(carried).permute((1, 0)), ps.index(carried + 1).permute((1, 0)))
 
 
 @gluon.jit
 def _marks_of(marks, number, CHUNK: gl.constexpr):
-    """The marks of a chunk's steps, and how many of them its past reaches."""
+    """The marks of a chunk's steps, and the number of steps that its past reaches."""
     row = marks + number.to(gl.int64) * (CHUNK + 1)
     return gl.load(row + gl.arange(0, CHUNK, layout=gl.SliceLayout(1, _in_rows(CHUNK)))), gl.load(row + CHUNK)
 
 
 @gluon.constexpr_function
 def _in_rows(CHUNK):
-    """A table of which each thread holds 16 bytes of some rows."""
+    """A layout in which each thread holds 16 bytes of a row."""
     return gl.BlockedLayout([1, 8], [256 // CHUNK, CHUNK // 8], [4, 1], [1, 0])
 
 
 @gluon.jit
 def _cut_tables(c: gl.constexpr, ts, mark, reach, CHUNK: gl.constexpr):
-    """Make copies of the c-th T for a chunk, if there is anything to cut. Where the one to take begins."""
+    """Cut copies of the c-th T for a chunk, if there is anything to cut. Returns the first index of the T to use."""
     cut = reach < CHUNK
     if cut:
         layout: gl.constexpr = _in_rows(CHUNK)
@@ -119,12 +119,12 @@ def _cut_tables(c: gl.constexpr, ts, mark, reach, CHUNK: gl.constexpr):
 
 @gluon.jit
 def _multiply_for_weight(
-    c: gl.constexpr, given,
+    c: gl.constexpr, args,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr,
     STAGES: gl.constexpr, SEGMENTED: gl.constexpr, STAGGERED: gl.constexpr,
 ):  # fmt: skip
-    """Order i + c of the program: mᵀ of each chunk, then into the gradient."""
-    buffers, barriers, partial, largest, marks, i, first, first_out, share, begin, end, channels, out = given
+    """Multiply for order i + c: make mᵀ of each chunk, then multiply it into the gradient."""
+    buffers, barriers, partial, largest, marks, i, first, first_out, share, begin, end, channels, out = args
     us, ss, gs, ts, ps, backs = buffers
     full, empty, tables_full, ahead = barriers
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
@@ -148,13 +148,13 @@ def _multiply_for_weight(
         s1, s2 = ss.index(2 * stage).permute((1, 0)), ss.index(2 * stage + 1).permute((1, 0))
         if STAGGERED and c == 1:
             mbarrier.wait(ahead.index(stage), (turn // STAGES) & 1)
-        nothing = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
-        m = product((s1, s2), carried, nothing, True)
+        zeros = gl.zeros((WIDTH, CHUNK), gl.float32, narrow)
+        m = product((s1, s2), carried, zeros, True)
         if SEGMENTED:
-            own = product((u1, u2), kernel, nothing, True)
-            m, own = warpgroup_mma_wait(0, deps=(m, own))
+            from_inputs = product((u1, u2), kernel, zeros, True)
+            m, from_inputs = warpgroup_mma_wait(0, deps=(m, from_inputs))
             m = gl.where(reached[None, :], m * backs.index(2 * stage + 1).load(steps)[:, None], 0.0)
-            m += own * backs.index(2 * stage).load(steps)[:, None]
+            m += from_inputs * backs.index(2 * stage).load(steps)[:, None]
         else:
             m = product((u1, u2), kernel, m, False)
             m = warpgroup_mma_wait(0, deps=(m,))
@@ -216,13 +216,13 @@ def weight_gradient_in_parts(
     barriers = (full, empty, tables.index(0), ahead)
     tensors = (toeplitz, powers, u, states, over_size, gradient, largest)
     dividing = (tensors, buffers, barriers, i, first, first_out, time, channels, out, chunks, begin, end)
-    given = (
+    args = (
         buffers, barriers, partial, largest, marks, i, first, first_out, gl.program_id(2), begin, end, channels, out,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (_multiply_for_weight, (0, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
-            (_multiply_for_weight, (1, given, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
+            (_multiply_for_weight, (0, args, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
+            (_multiply_for_weight, (1, args, ORDER, ROWS, CHUNK, WIDTH, OUT, STAGES, SEGMENTED, STAGGERED)),
             (_divide_for_weight, (dividing, ORDER, CHUNK, ROWS, WIDTH, OUT, STAGES, SCALE, SEGMENTED)),
         ],
         [4, 4],

@@ -1,21 +1,20 @@
 """The heavy kernels of `plmu.ops.fused` in float32 on tensor cores: the projection and the gradient of the weight.
 
-Tensor cores multiply half precision far faster than float32. So a float32 operand is written as the sum of PARTS
-numbers in half precision, each what the ones before it left of it. Of the products of parts, those are added up that
-float32 would notice:
+Tensor cores multiply half precision far faster than float32. So a float32 operand is written as a sum of PARTS numbers
+in half precision, each the rounded rest of those before. Products of parts that are too small for float32 are left out:
 
 - Two parts in float16, three products. The parts hold 22 bits, close to the 24 of float32. The range of float16 is
-  small: rows or columns of a tile are brought to about 2¹⁴ by powers of two, and their products back. A number that is
-  2¹⁸ times smaller than the largest of the 64 in its row or column begins to lose bits. Channels may differ by far more
-  than that, as features in units of their own do. So m is divided by the size of its channel, `sizes`, and the weight
-  is multiplied by it.
+  small, so powers of two scale the rows or columns of a tile to about 2¹⁴, and their products back. A number that is
+  2¹⁸ times smaller than the largest of the 64 in its row or column begins to lose bits. Channels may differ by far
+  more, for instance features in different units. So m is divided by the size of its channel, `sizes`, and the weight
+  multiplied by it.
 - Three parts in bfloat16, six products. The parts hold all bits, in the range of float32, at twice the arithmetic.
 
-Tensor cores round sums toward zero, and over a long sum that adds up. So they sum within one tile, small products
-first, and tiles are added up outside of them.
+Tensor cores round sums toward zero, which adds up in a long sum. So they sum within one tile, small products first, and
+the sums of tiles are added in float32.
 
-Shapes and names are as in `triton_chunked`. Constants come in parts, times SCALE, as (PARTS, ...); the weight in parts,
-by `divide`. PART is the type of operands: half precision, or float32 in the interpreter, which has no products of
+Shapes and names are as in `triton_chunked`. Constants are in parts, times SCALE: (PARTS, ...). `divide` divides the
+weight into parts. PART is the type of operands: half precision, or float32 in the interpreter, which has no products in
 bfloat16.
 """
 
@@ -26,12 +25,12 @@ import triton.language as tl
 
 from plmu.ops.gpu.triton_chunked import COUNTS, cut_table, inputs_at, past_of, reached_steps, tile_of
 
-RAISED = tl.constexpr(2.0**14)  # what `_powers_of_two` brings numbers to
+RAISED = tl.constexpr(2.0**14)  # to which `_powers_of_two` scales numbers
 
 
 @triton.jit
 def _powers_of_two(largest):
-    """What brings numbers to 2¹⁴ … 2¹⁵, and what takes them back."""
+    """The powers of two that scale numbers to 2¹⁴ … 2¹⁵, and their inverses."""
     exponent = tl.maximum(largest.to(tl.int32, bitcast=True) & 0x7F800000, 15 << 23)
     up = ((141 << 23) - exponent + (127 << 23)).to(tl.float32, bitcast=True)
     return up, (exponent - (14 << 23)).to(tl.float32, bitcast=True)
@@ -39,7 +38,7 @@ def _powers_of_two(largest):
 
 @triton.jit
 def _scale(value, PARTS: tl.constexpr, AXIS: tl.constexpr):
-    """The powers of two for the largest numbers along an axis; none for bfloat16."""
+    """The powers of two for the largest numbers along an axis, and their inverses; 1 for bfloat16."""
     if PARTS == 3:
         up, back = tl.full((1, 1), 1.0, tl.float32), tl.full((1, 1), 1.0, tl.float32)
     else:
@@ -48,13 +47,13 @@ def _scale(value, PARTS: tl.constexpr, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _scales(taken, past, PARTS: tl.constexpr, SEGMENTED: tl.constexpr):
-    """The powers of two for the channels of u and of the state: the same, unless one may not be part of a sum."""
+def _scales(inputs, past, PARTS: tl.constexpr, SEGMENTED: tl.constexpr):
+    """The powers of two for the channels of the inputs and of the state: the same, unless SEGMENTED sums them apart."""
     if PARTS == 3 or SEGMENTED:
-        up, back = _scale(taken, PARTS, 0)
+        up, back = _scale(inputs, PARTS, 0)
         past_up, past_back = _scale(past, PARTS, 0)
     else:
-        largest = tl.maximum(tl.max(tl.abs(taken), 0, keep_dims=True), tl.max(tl.abs(past), 0, keep_dims=True))
+        largest = tl.maximum(tl.max(tl.abs(inputs), 0, keep_dims=True), tl.max(tl.abs(past), 0, keep_dims=True))
         up, back = _powers_of_two(largest)
         past_up, past_back = up, back
     return up, back, past_up, past_back
@@ -62,14 +61,14 @@ def _scales(taken, past, PARTS: tl.constexpr, SEGMENTED: tl.constexpr):
 
 @triton.jit
 def _size_of(sizes, at, mask):
-    """The size of a channel, brought to a power of two, and one over it."""
+    """The size of a channel, rounded down to a power of two, and its inverse."""
     bits = tl.load(sizes + at, mask=mask, other=1.0).to(tl.int32, bitcast=True) & 0x7F800000
     return bits.to(tl.float32, bitcast=True), ((254 << 23) - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _split(value, PARTS: tl.constexpr, PART: tl.constexpr):
-    """The parts of a float32; the third is the second again if there are two."""
+    """The parts of a float32; of two parts the second is returned twice."""
     HALF: tl.constexpr = tl.bfloat16 if PARTS == 3 else tl.float16
     first = value.to(HALF)
     rest = value - first.to(tl.float32)
@@ -118,7 +117,7 @@ def _tables(
     ORDER: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, REVERSED: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """T_i (C, C), or T_iᵀ for time that runs backwards, and P_i (C, ROWS), of a group, in parts."""
+    """T_i (C, C), or T_iᵀ if time runs backwards, and P_i (C, ROWS), of a group, in parts."""
     i += group * PARTS * ORDER
     step, other, row = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :], tl.arange(0, ROWS)[None, :]
     down, along = (other, step) if REVERSED else (step, other)
@@ -137,21 +136,21 @@ def _cut_parts(kernel, segments, sequence, at, time, CHUNK: tl.constexpr):
 
 @triton.jit
 def _memory(
-    kernel, carried, taken, past, back, past_back, segments, sequence, at, time,
+    kernel, carried, inputs, past, back, past_back, segments, sequence, at, time,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """m_i = T_i u + P_i s of a chunk for some channels, from operands in parts and what takes u and s
-    back: (C, WIDTH)."""
-    nothing = tl.zeros((CHUNK, WIDTH), tl.float32)
-    m = _product(carried, past, nothing, PARTS)
+    """m_i = T_i u + P_i s of a chunk for some channels: (C, WIDTH). The operands are in parts; `back` and `past_back`
+    scale them back."""
+    zeros = tl.zeros((CHUNK, WIDTH), tl.float32)
+    m = _product(carried, past, zeros, PARTS)
     if SEGMENTED:  # selected, since a state that has overflowed times zero is NaN
         reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, False, REVERSED)
         m = tl.where(reached, m * past_back, 0.0)
         kernel = _cut_parts(kernel, segments, sequence, at, time, CHUNK)
-        m = tl.fma(_product(kernel, taken, nothing, PARTS), back, m)
+        m = tl.fma(_product(kernel, inputs, zeros, PARTS), back, m)
     else:
-        m = _product(kernel, taken, m, PARTS) * back
+        m = _product(kernel, inputs, m, PARTS) * back
     return m
 
 
@@ -161,9 +160,9 @@ def divide(
     ORDER: tl.constexpr, TILE: tl.constexpr, ACROSS: tl.constexpr, AXIS: tl.constexpr,
     GROUPS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a weight (out, order, channels), whose rows have `length` channels in memory, and what takes tiles
-    of them back: (tiles, order, out), with tiles of TILE channels of one group, or if AXIS is 0 (tiles, order,
-    channels), with tiles of TILE outputs. `sizes` are of what it is multiplied by: of channels, or of outputs."""
+    """The parts of a weight (out, order, channels), whose rows have `length` channels in memory, and the `scales` of
+    tiles of them: (tiles, order, out), with tiles of TILE channels of one group, or if AXIS is 0 (tiles, order,
+    channels), with tiles of TILE outputs. `sizes` are those of channels, or of outputs if AXIS is 0."""
     i = tl.program_id(2)
     if AXIS == 1:
         row = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[:, None]
@@ -189,9 +188,9 @@ def divide(
     if PARTS == 3:
         tl.store(parts + 2 * step + place, third, mask=mask)
     else:
-        many = out if AXIS == 1 else channels
+        count = out if AXIS == 1 else channels
         at = row if AXIS == 1 else column
-        tl.store(scales + (tl.program_id(1) * ORDER + i).to(tl.int64) * many + at, down, mask=at < many)
+        tl.store(scales + (tl.program_id(1) * ORDER + i).to(tl.int64) * count + at, down, mask=at < count)
 
 
 @triton.jit
@@ -199,15 +198,15 @@ def divide_by_output(
     weight, sizes, largest, parts, out, channels, length,
     ORDER: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, OF_CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """The two parts of a weight times the `sizes` of its channels, with one power of two for each output, by the
-    `largest` of its numbers; or if OF_CHANNELS the same with outputs and channels exchanged."""
+    """The two parts of a weight times the `sizes` of its channels, scaled by a power of two for each output, from the
+    `largest` of its numbers; if OF_CHANNELS the same with outputs and channels exchanged."""
     row = tl.program_id(0) * DOWN + tl.arange(0, DOWN)[:, None]
     column, i = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)[None, :], tl.program_id(2)
     mask = (row < out) & (column < channels)
     value = tl.load(weight + (row.to(tl.int64) * ORDER + i) * length + column, mask=mask, other=0.0)
     value *= tl.load(sizes + row, mask=row < out) if OF_CHANNELS else tl.load(sizes + column, mask=column < channels)
-    at, many = (column, channels) if OF_CHANNELS else (row, out)
-    up, _ = _powers_of_two(tl.load(largest + at, mask=at < many, other=0.0))
+    at, count = (column, channels) if OF_CHANNELS else (row, out)
+    up, _ = _powers_of_two(tl.load(largest + at, mask=at < count, other=0.0))
     first, second, _ = _split(value * up, 2, parts.dtype.element_ty)
     place = (row.to(tl.int64) * ORDER + i) * channels + column
     tl.store(parts + place, first, mask=mask)
@@ -232,11 +231,11 @@ def _add(
     total, m, m_back, part, scales, turn, columns, outputs, end,
     CHUNK: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """total + m W of tiles in parts, and of the powers of two that take these back."""
+    """total + m W for tiles in parts, scaled back by powers of two."""
     added = _product(m, part, tl.zeros((CHUNK, OUT), tl.float32), PARTS)
     if PARTS == 2:
         place = scales + turn.to(tl.int64) * outputs + columns
-        added *= tl.load(place, mask=columns < end, other=0.0) * (1 / RAISED)  # so that nothing overflows meanwhile
+        added *= tl.load(place, mask=columns < end, other=0.0) * (1 / RAISED)  # so that nothing overflows
         m_back *= RAISED
     return tl.fma(added, m_back, total)
 
@@ -255,15 +254,15 @@ def project(
     PIECES: tl.constexpr, REVERSED: tl.constexpr, SEGMENTED: tl.constexpr, GROUPS: tl.constexpr, UNIT: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """o = W m for one chunk and PIECES times OUT outputs, of the weight in parts; REVERSED as in `triton_chunked`.
-    Rows of o have `length` numbers in memory. `sizes` are of the inputs' channels."""
+    """o = W m for one chunk and PIECES times OUT outputs, with the weight in parts; REVERSED as in `triton_chunked`.
+    Rows of o have `length` numbers in memory. `sizes` are those of the inputs' channels."""
     BLOCKS: tl.constexpr = 1 if REVERSED else GROUPS  # groups of inputs
     TILES: tl.constexpr = GROUPS if REVERSED else 1  # groups of outputs
     at, sequence = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    own, first, end = tile_of(tl.program_id(1), outputs, TILES, PIECES * OUT, UNIT if TILES > 1 else 1)
+    system, first, end = tile_of(tl.program_id(1), outputs, TILES, PIECES * OUT, UNIT if TILES > 1 else 1)
     columns = first + tl.arange(0, OUT)[None, :]
     if TILES > 1:  # each system's states of all inputs
-        states += (own * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
+        states += (system * tl.num_programs(0)).to(tl.int64) * ROWS * inputs
     step = tl.cast(inputs, tl.int64) * ORDER * outputs  # from one part of the weight to the next
     total = tl.zeros((CHUNK, OUT), tl.float32)
     second = total
@@ -281,7 +280,7 @@ def project(
             back, past_back = back * smaller, past_back * smaller
         for i in range(ORDER):
             part = _weight(weight, step, i, row, columns, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART)
-            kernel, carried = _tables(toeplitz, powers, own + group, i, ORDER, ROWS, CHUNK, REVERSED, PARTS, PART)
+            kernel, carried = _tables(toeplitz, powers, system + group, i, ORDER, ROWS, CHUNK, REVERSED, PARTS, PART)
             m = _memory(
                 kernel, carried, taken, past, back, past_back, segments, sequence, at, time,
                 ROWS, CHUNK, WIDTH, REVERSED, SEGMENTED, PARTS,
@@ -291,9 +290,9 @@ def project(
             turn = block * ORDER + i
             total = _add(total, m, m_back, part, scales, turn, columns, outputs, end, CHUNK, OUT, PARTS)
             if PIECES == 2:
-                more = columns + OUT
-                part = _weight(weight, step, i, row, more, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART)
-                second = _add(second, m, m_back, part, scales, turn, more, outputs, end, CHUNK, OUT, PARTS)
+                beyond = columns + OUT
+                part = _weight(weight, step, i, row, beyond, inputs, outputs, limit, end, ORDER, REVERSED, PARTS, PART)
+                second = _add(second, m, m_back, part, scales, turn, beyond, outputs, end, CHUNK, OUT, PARTS)
     _write(o, total, sequence, at, time, length, columns, end, CHUNK)
     if PIECES == 2:
         _write(o, second, sequence, at, time, length, columns + OUT, end, CHUNK)
@@ -308,7 +307,7 @@ def weight_gradient(
 ):  # fmt: skip
     """Σ gradientᵀ m_i over `share` chunks, for OUT outputs and WIDTH channels, into partial (shares, *weight.shape).
 
-    All is transposed, m_iᵀ = uᵀ T_iᵀ + sᵀ P_iᵀ, so that m stays in registers.
+    Everything is transposed, m_iᵀ = uᵀ T_iᵀ + sᵀ P_iᵀ, so that m stays in registers.
     """
     i = tl.program_id(0) % ORDER
     group, start, limit = tile_of(tl.program_id(0) // ORDER, channels, GROUPS, WIDTH, UNIT)
@@ -320,22 +319,22 @@ def weight_gradient(
     begin = tl.program_id(2) * share
     for number in range(begin, tl.minimum(begin + share, batch * chunks)):
         sequence, at = number // chunks, number % chunks
-        taken = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
+        inputs = inputs_at(u, sequence, at * CHUNK, time, channels, column, limit, CHUNK)
         past = past_of(u, states, sequence, at, time, chunks, channels, column, limit, ROWS, CHUNK, False, False)
         incoming = inputs_at(gradient, sequence, at * CHUNK, time, out, outputs, out, CHUNK)
-        up, back, past_up, past_back = _scales(taken, past, PARTS, SEGMENTED)
-        taken = _transposed(_split(taken * up, PARTS, PART))
+        up, back, past_up, past_back = _scales(inputs, past, PARTS, SEGMENTED)
+        inputs = _transposed(_split(inputs * up, PARTS, PART))
         past = _transposed(_split(past * past_up, PARTS, PART))
         back, past_back = tl.trans(back * (1 / SCALE)), tl.trans(past_back * (1 / SCALE))
-        nothing = tl.zeros((WIDTH, CHUNK), tl.float32)
-        m = _product(past, carried, nothing, PARTS)
+        zeros = tl.zeros((WIDTH, CHUNK), tl.float32)
+        m = _product(past, carried, zeros, PARTS)
         if SEGMENTED:
             reached = reached_steps(segments, sequence, at, time, ROWS, CHUNK, False, False)
             m = tl.where(tl.trans(reached), m * past_back, 0.0)
             cut = _transposed(_cut_parts(kernel, segments, sequence, at, time, CHUNK))
-            m = tl.fma(_product(taken, cut, nothing, PARTS), back, m)
+            m = tl.fma(_product(inputs, cut, zeros, PARTS), back, m)
         else:
-            m = _product(taken, _transposed(kernel), m, PARTS) * back
+            m = _product(inputs, _transposed(kernel), m, PARTS) * back
         m_up, m_back = _scale(m, PARTS, 1)
         up, back = _scale(incoming, PARTS, 0)
         incoming = _split(incoming * up, PARTS, PART)
