@@ -40,9 +40,9 @@ def test_trained_embeddings_enter_the_memory_from_their_table():
     assert isinstance(network(torch.zeros(2, 5, dtype=torch.int64))[0], torch.Tensor)
 
 
-def test_the_models_of_the_readme_take_the_weights_of_an_experiment():
+def test_the_model_of_the_results_page_takes_the_weights_of_an_experiment():
     """Its few lines are run as they stand."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     (listing,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "order=468" in code]
     assert listing.count("\n") <= 10
     names = {"torch": torch, "nn": nn, "plmu": plmu}
