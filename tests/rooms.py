@@ -21,7 +21,7 @@ def rooms() -> list[Path]:
 def first_sentence(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     sentence = re.match(r".*?\.(?=\s|$)", text, re.DOTALL)
-    return " ".join(sentence[0].split()).rstrip(".") if sentence else ""
+    return " ".join(sentence[0].split()).rstrip(".").replace("|", r"\|") if sentence else ""
 
 
 def table() -> str:

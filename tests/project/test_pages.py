@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 FOLLOW = """
-import shlex, shutil, sys
+import shlex, shutil, subprocess, sys
 from plmu.cli.program import main
 
 for line in sys.stdin.read().splitlines():
@@ -28,6 +28,9 @@ for line in sys.stdin.read().splitlines():
         *files, folder = words
         for file in files:
             shutil.copy(file, folder)
+        continue
+    if program == "python":
+        subprocess.run([sys.executable, *words], check=True)
         continue
     assert program == "plmu", line
     try:
@@ -63,10 +66,11 @@ def test_adding_an_experiment(tmp_path: Path) -> None:
     (tmp_path / table[1]).write_text(changed.replace("\nEXPERIMENTS", f"\n{entry}\nEXPERIMENTS", 1), encoding="utf-8")
 
     (tmp_path / "stream.py").write_text(streaming, encoding="utf-8")
-    for folder in ("docs", "results"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "docs" / "results.md").write_text("<!-- results: begin -->\n<!-- results: end -->\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "PLMU_CACHE": str(tmp_path / "cache")}
+    for folder in ("benchmarks", "docs", "results"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "images"))
+    shutil.copy(ROOT / "README.md", tmp_path)
+    path = f"{tmp_path / 'src'}{os.pathsep}{tmp_path}"
+    environment = {**os.environ, "PYTHONPATH": path, "PLMU_CACHE": str(tmp_path / "cache")}
 
     short = "plmu train echo --quiet --training.epochs 1"
     done = subprocess.run(
