@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 from untrained import built
 
 import plmu
 from plmu.bench.training_time import random_task
-from plmu.experiments import EXPERIMENTS
+from plmu.experiments import EXPERIMENTS, language
 from plmu.experiments.baselines import lstm
 from plmu.experiments.text_classification import TextExperiment
 from plmu.runs.experiment import Config
@@ -104,3 +105,19 @@ def test_the_forget_gates_of_an_lstm_start_open():
         assert torch.equal(both[8:], before[8:])
     assert torch.equal(layer.weight_hh_l0, usual.weight_hh_l0)
     assert layer.batch_first
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("iwslt", "plmu"), ("iwslt", "lstm"), ("text8", "modern"), ("text8", "plmu")]
+)
+def test_all_matrices_but_those_at_the_ends_have_weight_decay(name, model):
+    """The ends are the embeddings and, of a language model, the output layer."""
+    network, _ = built(name, model)
+    others, inner = (language.groups if name == "text8" else language.matrix_groups)(network)
+    assert [inner.decay, inner.matrices, others.decay, others.matrices] == [True, True, False, False]
+    ends = [module.weight for module in network.modules() if isinstance(module, nn.Embedding)]
+    ends += [network[-1].weight] if name == "text8" else []
+    names = {id(p): path for path, p in network.named_parameters()}
+    matrices = {names[id(p)] for p in network.parameters() if p.dim() > 1}
+    assert {names[id(p)] for p in inner.parameters} == matrices - {names[id(p)] for p in ends}
+    assert len(inner.parameters) + len(others.parameters) == len(list(network.parameters()))

@@ -1,9 +1,9 @@
 """The addition problem, which the paper mentions for the gated form: the sum of two marked numbers in a long sequence.
 
-Trained on sequences of 100 to 1000 steps, validated at 2000, tested at 1000, 2000 and 5000. The memory has order 1 and
-a window far beyond the longest test, so that it is nearly a sum over time; what has to be learned is what to let in: a
-number if it is marked. Training lengths vary because at a single one a constant trickle of unmarked input costs nothing
-(the bias takes it off again), and then grows with every step beyond that length.
+Models train on sequences of 100 to 1000 steps, are validated at 2000 and tested at 1000, 2000 and 5000. The memory has
+order 1 and a window far longer than any test, so it is nearly a sum over time; the layer has to learn to admit a number
+only if it is marked. Training lengths vary: at a single length the bias can cancel a constant leak of unmarked input,
+which then grows with each step beyond that length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PlmuModel(Checked):
     """The parallel LMU and a linear output."""
 
     gated: bool = True
-    """The gated form of the input."""
+    """Use the gated form of the input."""
     order: int = 1
     """Legendre coefficients of each memory channel."""
     theta: float = 100_000.0
@@ -36,7 +36,7 @@ class PlmuModel(Checked):
     hidden: int = 8
     """Outputs of the LMU."""
     input_activation: str | None = "relu"
-    """f1, on the encoded input."""
+    """Activation f1 of the encoded input."""
     length: int = 1000
     """Steps of the longest training sequences, and of the test."""
     shortest: int = 100
@@ -78,16 +78,18 @@ class Addition(Experiment):
             "plain": (PlmuModel(gated=False, input_activation=None), 2e-2),
             "lstm": (LSTMModel(), 1e-2),
         }
-        chosen, rate = choices[self.check(model)]
+        options, rate = choices[self.check(model)]
         return Config(
-            chosen, TrainingConfig(epochs=120, batch_size=50, learning_rate=rate, schedule="cosine", clip=1.0)
+            options, TrainingConfig(epochs=120, batch_size=50, learning_rate=rate, schedule="cosine", clip=1.0)
         )
 
     def task(self, config: Config[Any]) -> Task:
         length = config.model.length
         return Task(
             addition.sequences(10_000, length, seed=1, shortest=config.model.shortest),
-            addition.sequences(1_000, 2 * length, seed=2),  # longer, to choose what has learned the rule
+            addition.sequences(
+                1_000, 2 * length, seed=2
+            ),  # longer, so that the epoch that has learned the rule is chosen
             addition.sequences(1_000, length, seed=3),
             loss=lambda model, batch: nn.functional.mse_loss(_sums(model, batch), batch[1]),
             measure=_measure,
@@ -116,7 +118,7 @@ class Addition(Experiment):
             input_activation=model.input_activation,
             return_sequences=False,
         )
-        with torch.no_grad():  # the memory divides by θ; start with outputs of order one
+        with torch.no_grad():  # the memory divides by θ: without this, first outputs are near 0
             layer.memory_weight.mul_(model.theta / model.order)
         return plmu.Sequential(layer, nn.Linear(model.hidden, 1))
 

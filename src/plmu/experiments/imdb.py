@@ -4,9 +4,9 @@ Ours: a Delay Network of order 1 and θ = 500 on word vectors, and one output: 3
 (`plmu`, embeddings trained; `frozen`, as they come). Baselines: an LSTM of 50k parameters, and `deep`, of no more: a
 parallel LMU of short windows before the Delay Network and a hidden layer after it. The paper does not say whether its
 embeddings were trained, for how long, or how. Here trained ones start at random (`--model.vectors auto` starts them
-from word vectors). Nothing nonlinear comes before the output, so a review's score is a sum over its words, each by its
-own weight, later words more: what is left to choose is how little to fit. A low learning rate, few epochs and dropped
-words do it better than a decay of weights. Settings were chosen on reviews of films that are not trained on.
+from word vectors). The model is linear before the output: a review's score is a weighted sum over its words, in which
+later words count more. It overfits easily; a low learning rate, few epochs and dropped words help more than weight
+decay. Settings were chosen on reviews of films that are not in the training data.
 
 `--from RUN` starts from a language model of `plmu train reviews`. `pretrained` fine-tunes its blocks, and
 `pretrained-paper` does so with Adam's defaults; `scratch` is the same model without pre-training. The other models
@@ -53,7 +53,7 @@ class IMDB(TextExperiment):
         return "pretrained" if started else self.models[0]
 
     def first_tokens(self, model: str) -> tuple[int, ...]:
-        """A language model's texts begin with a separator."""
+        """A language model reads a separator before each text."""
         return (SEPARATOR,) if model in imdb_pretrained.models() else ()
 
     def check_start(self, model: str, started: bool) -> None:
@@ -67,8 +67,8 @@ class IMDB(TextExperiment):
 
     def defaults(self, model: str) -> Config[Any]:
         self.check(model)
-        if model in (built := imdb_pretrained.models()):
-            return Config(*built[model])
+        if model in (classifiers := imdb_pretrained.models()):
+            return Config(*classifiers[model])
         choices: dict[str, Any] = {
             "plmu": PlmuModel(vectors="random", word_dropout=0.3),
             "frozen": PlmuModel(trained=False),
@@ -106,7 +106,9 @@ class IMDB(TextExperiment):
         start = pretrained.read(config.start, self.starts)
         table = start.embedding.weight.detach()
         task.notes |= start.notes
-        scaled = table * (RANDOM / table.std())  # as others start, so that the same learning rate suits
+        scaled = table * (
+            RANDOM / table.std()
+        )  # to the scale of random embeddings, so that the same learning rate suits
         return nn.Embedding.from_pretrained(scaled, freeze=False), f"of {start.name}, {table.shape[1]} numbers each"
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:

@@ -1,11 +1,13 @@
-"""Classifiers of reviews that are made of a language model: fine-tuned from a run of `reviews`, or from scratch.
+"""Classifiers of reviews on top of a language model: fine-tuned from a run of `reviews`, or trained from scratch.
 
-The embeddings and blocks of the language model come first. Then the outputs of all of them in a learned weighted sum
-(deep representations), or of the top block alone, under the language model's last norm; a Delay Network over the whole
-review, whose final state is standardised; and a linear classifier. As in pre-training, a review begins with token 0.
+First come the embeddings and blocks of the language model. A learned weighted sum of all their outputs (deep
+representations), or the output of the top block alone, goes through the language model's last norm, then a Delay
+Network over the whole review, whose final state is standardised, and a linear classifier. As in pre-training, a review
+begins with token 0.
 
-Gradual unfreezing and a learning rate that is lower the deeper a block lies keep what was learned before. The settings
-of `pretrained` were chosen on validation reviews, on which it trains too: --training.no-refit to choose others.
+Gradual unfreezing, and lower learning rates for lower blocks, preserve what pre-training has learned. The settings of
+`pretrained` were chosen on validation reviews, and it is then trained on those too. To choose other settings, leave
+them out with --training.no-refit.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Group, Task
 
 SAMPLE = 250  # training reviews by which states are standardised
-AT_ONCE = 25  # of them
+AT_ONCE = 25  # reviews in a batch of these
 
 
 @dataclass
@@ -38,9 +40,9 @@ class ClassifierModel(Checked):
     """The blocks of a language model, pooling over time, and a classifier."""
 
     longest: int = 800
-    """Longest review, in words; of longer ones the last are read."""
+    """Words of a review that are read: the last ones."""
     deep: bool = True
-    """Classify a learned weighted sum of embeddings and all blocks' outputs; else that of the top block alone."""
+    """Classify a learned weighted sum of the embeddings and all blocks' outputs; else the top block's output alone."""
     pool_order: int = 2
     """Legendre coefficients of the memory over the review."""
     theta: float = 800.0
@@ -62,12 +64,12 @@ class PretrainedModel(ClassifierModel):
     layer_rate: float = 0.5
     """Learning rate of each block, as a fraction of that of the one above it."""
     unfreezing: float = 0.3
-    """Epochs between the beginning of training of one block and of the one below it; 0: all begin at once."""
+    """Epochs by which a block starts to train after the one above it; 0: all start at once."""
 
 
 @dataclass
 class ScratchModel(ClassifierModel):
-    """The same without pre-training: random weights, and the most frequent words of the labelled reviews."""
+    """The classifier without pre-training: random weights, and the most frequent words of the labelled reviews."""
 
     vocabulary: int = 30_000
     """Vocabulary size: the most frequent words of the training texts."""
@@ -118,14 +120,20 @@ def words_of(start: Pretrained) -> tuple[str, ...]:
 
 
 def build(model: ClassifierModel, start: Pretrained | None, tokens: int, task: Task) -> plmu.Sequential:
-    """The classifier, of the language model it starts from or of a random one for so many tokens. Its final states are
-    standardised on the task's training reviews, and the task's notes say what it is."""
+    """The classifier of a configuration, standardised on training reviews.
+
+    Args:
+        model: the options.
+        start: the language model to start from; None for random weights.
+        tokens: size of the vocabulary, for random weights.
+        task: has the training reviews; its notes are extended.
+    """
     if start is not None:
-        parts: Any = start.model
+        language_model: Any = start.model
     else:
         assert isinstance(model, ScratchModel)
-        parts = language.build(WordModel(width=model.width, blocks=model.blocks), tokens)
-    embedding, blocks, norms = _parts(parts)
+        language_model = language.build(WordModel(width=model.width, blocks=model.blocks), tokens)
+    embedding, blocks, norms = _parts(language_model)
     width = embedding.embedding_dim
     inner = [plmu.WeightedStack(nn.Identity(), *blocks)] if model.deep else blocks
     pool = plmu.DelayLayer(width, order=model.pool_order, theta=model.theta, return_sequences=False)
@@ -142,7 +150,7 @@ def build(model: ClassifierModel, start: Pretrained | None, tokens: int, task: T
 
 
 def _parts(model: nn.Module) -> tuple[nn.Embedding, list[Steppable], list[nn.Module]]:
-    """Embedding, blocks and last norm of a language model, whose last layer gives the words."""
+    """Embedding, blocks and last norm of a language model, without its output layer."""
     layers = list(model.layers) if isinstance(model, plmu.Sequential) else []
     embedding, last = (layers[0], layers[-1]) if layers else (None, None)
     inner = [layer for layer in layers[1:-1] if not isinstance(layer, nn.Dropout)]
@@ -154,31 +162,31 @@ def _parts(model: nn.Module) -> tuple[nn.Embedding, list[Steppable], list[nn.Mod
 
 
 def adversarial_loss(model: nn.Module, batch: Batch, size: float) -> Tensor:
-    """The mean of the loss of reviews as they are, and with their embeddings moved where the loss rises most."""
+    """Mean of the loss on reviews, and on reviews whose embeddings are moved in the direction of steepest ascent."""
     if not isinstance(model, plmu.Sequential):
         raise ValueError("model.adversarial is for one process: set it to 0, or start without torchrun")
     tokens, lengths, labels = batch
     embedding, words, *above = list(model)
     assert isinstance(embedding, nn.Embedding)
-    rest = plmu.Sequential(*above)
+    upper = plmu.Sequential(*above)
     vectors = words(embedding(tokens))
-    plain = classification_loss(rest(vectors, lengths=lengths)[0], labels)
+    plain = classification_loss(upper(vectors, lengths=lengths)[0], labels)
     if not model.training:
         return plain
     (slope,) = torch.autograd.grad(plain, vectors, retain_graph=True)
     slope = slope.float() / slope.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-30)
     moved = vectors + size * embedding.weight.detach().float().std() * slope
-    return 0.5 * (plain + classification_loss(rest(moved, lengths=lengths)[0], labels))
+    return 0.5 * (plain + classification_loss(upper(moved, lengths=lengths)[0], labels))
 
 
 def _sample(train: Batch) -> list[Batch]:
-    """Some training reviews without their labels, the same ones each time, in batches."""
+    """A fixed random sample of training reviews, without labels, in batches."""
     rows = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(0))[:SAMPLE]
-    return [tuple(part[some] for part in train[:-1]) for some in rows.split(AT_ONCE)]
+    return [tuple(part[batch] for part in train[:-1]) for batch in rows.split(AT_ONCE)]
 
 
 def groups(model: ClassifierModel) -> Callable[[nn.Module], list[Group]]:
-    """What learns at which rate and from when: classifier, top block, …, lowest block, embeddings."""
+    """Parameter groups with their learning rates and starts: classifier, top block, …, lowest block, embeddings."""
     rate, wait = (model.layer_rate, model.unfreezing) if isinstance(model, PretrainedModel) else (1.0, 0.0)
 
     def of(network: nn.Module) -> list[Group]:
@@ -186,16 +194,16 @@ def groups(model: ClassifierModel) -> Callable[[nn.Module], list[Group]]:
         embedding = network[0]
         stack = next((layer for layer in network if isinstance(layer, plmu.WeightedStack)), None)
         layers = list(network) if stack is None else list(stack.layers)
-        blocks = [one for one in layers if isinstance(one, Steppable) and not isinstance(one, plmu.DelayLayer)]
+        blocks = [layer for layer in layers if isinstance(layer, Steppable) and not isinstance(layer, plmu.DelayLayer)]
         lower = [*blocks[::-1], embedding]
-        taken = {id(p) for part in lower for p in part.parameters()}
-        levels = [[p for p in network.parameters() if id(p) not in taken], *(list(one.parameters()) for one in lower)]
-        found = []
+        below = {id(p) for part in lower for p in part.parameters()}
+        levels = [[p for p in network.parameters() if id(p) not in below], *(list(part.parameters()) for part in lower)]
+        result = []
         for depth, level in enumerate(levels):
             for decay in (True, False):  # not of biases, norms and embeddings
-                some = [p for p in level if (p.dim() > 1 and level is not levels[-1]) == decay]
-                if some:
-                    found.append(Group(some, rate=rate**depth, decay=decay, begins=wait * depth))
-        return found
+                parameters = [p for p in level if (p.dim() > 1 and level is not levels[-1]) == decay]
+                if parameters:
+                    result.append(Group(parameters, rate=rate**depth, decay=decay, begins=wait * depth))
+        return result
 
     return of

@@ -1,9 +1,10 @@
 """Translation (the paper's section 4.5): IWSLT'15 English to Vietnamese, or any pair of files whose lines are
 translations of each other, with --data.source and --data.target.
 
-`plmu` and `lstm` write words; those seen fewer than 5 times in training are <unk>. `bpe` is `plmu` on pieces of words.
-On IWSLT'15 all have at most 24.5 million parameters. tst2012 chooses the epoch, by BLEU of greedy translations; tst2013
-tests, by beam search. BLEU is sacrebleu's on tokenised text, against the references as they are; <unk> is not replaced.
+`plmu` and `lstm` write words; those that occur fewer than 5 times in training are <unk>. `bpe` is `plmu` on pieces of
+words. On IWSLT'15 all have at most 24.5 million parameters. tst2012 chooses the epoch, by BLEU of greedy translations;
+tst2013 tests, by beam search. BLEU is sacrebleu's on tokenised text, against unchanged references; <unk> is not
+replaced.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class IWSLT(Experiment):
     models = ("plmu", "lstm", "bpe")
 
     def defaults(self, model: str) -> Config[Any]:
-        chosen = {"plmu": PlmuModel(), "lstm": LSTMModel(), "bpe": BpeModel()}[self.check(model)]
+        options = {"plmu": PlmuModel(), "lstm": LSTMModel(), "bpe": BpeModel()}[self.check(model)]
         training = TrainingConfig(
             epochs=20,
             batch_tokens=8_192,
@@ -56,7 +57,7 @@ class IWSLT(Experiment):
             average=0.999,
             precision="auto",
         )
-        return IWSLTConfig(chosen, training)
+        return IWSLTConfig(options, training)
 
     def published(self, model: str, config: Config[Any]) -> float | None:
         assert isinstance(config.data, ParallelConfig)
@@ -69,14 +70,10 @@ class IWSLT(Experiment):
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         assert isinstance(task, TranslationTask)
-        assert task.source is not None
-        assert task.target is not None
         return models.build(config.model, task.source, task.target)
 
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, TranslationTask)
-        assert task.source is not None
-        assert task.target is not None
         return vocabularies.companions(task.source, task.target)
 
     def outputs(self, task: Task) -> dict[str, str]:
@@ -84,7 +81,7 @@ class IWSLT(Experiment):
         return task.outputs
 
     def scored_later(self, folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
-        """With sacrebleu's scores, of the translations in the folder, where it was not there when they were made."""
+        """The result with sacrebleu's scores of the translations in the folder, if it was missing at the test."""
         files = [folder / name for name in (HYPOTHESES, REFERENCES)]
         if result["notes"].get("scoring") != UNSCORED or not all(path.is_file() for path in files):
             return None

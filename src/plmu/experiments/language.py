@@ -1,7 +1,7 @@
-"""What language models share: stacks of blocks, the loss, and scores over a whole text with the state carried.
+"""Language models, for `text8` and `reviews`: stacks of blocks, the loss, and scores over a whole text.
 
-A text is one long stream of token numbers. Training takes windows of it; a score is the mean loss over a whole split,
-read from its beginning to its end with the state carried along, and once more with the state reset again and again.
+A text is one long stream of token numbers. Models train on windows of it. A score is the mean loss over a whole split,
+read from beginning to end with the state carried along; a second score resets the state at regular intervals.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import plmu
 from plmu.data.cache import Array
 from plmu.experiments.baselines import lstm
 from plmu.nn import Steppable
+from plmu.runs.experiment import Config, Experiment
 from plmu.runs.fields import Checked
 from plmu.text.symbols import Symbols
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Group, Task
 
-PIECE = 1 << 16  # tokens that are scored at a time, at most
-LOGITS = 1 << 28  # and logits
-ROWS, LEAD = 64, 4096  # of an LSTM, which is slow in one row: rows of the text, and tokens read before each
+PIECE = 1 << 16  # tokens scored at a time, at most
+LOGITS = 1 << 28  # logits at a time, at most
+ROWS, LEAD = 64, 4096  # an LSTM, slow in one row, reads a text in this many rows, each after so many tokens before it
 
 
 @dataclass
@@ -37,13 +38,13 @@ class PlmuModel(Checked):
     width: int = 256
     """Features of each token and block."""
     blocks: int = 3
-    """Blocks in a row; their windows add up."""
+    """Number of blocks; their windows add up."""
     order: int = 8
     """Legendre coefficients of each memory channel."""
     theta: float = 15.0
     """Window of each block, in tokens."""
     highways: int = 3
-    """Highway layers of each block."""
+    """Number of highway layers in each block."""
     attention: int = 0
     """Heads of a causal self-attention layer after the last block; 0 for none."""
     window: int = 180
@@ -51,7 +52,7 @@ class PlmuModel(Checked):
     dropout: float = 0.1
     """Dropout rate, in each block."""
     tied: bool = False
-    """Whether the output layer's weights are those of the embedding."""
+    """Use the embedding's weights for the output layer."""
     length: int = 180
     """Tokens of a training sequence."""
 
@@ -70,7 +71,7 @@ class ModernModel(Checked):
     width: int = 192
     """Features of each token and block; a multiple of 8 times the number of windows is fastest."""
     blocks: int = 6
-    """Blocks in a row."""
+    """Number of blocks."""
     order: int = 4
     """Legendre coefficients of each memory channel."""
     thetas: tuple[float, ...] = (4.0, 16.0, 64.0, 256.0)
@@ -78,13 +79,13 @@ class ModernModel(Checked):
     hidden: int = 560
     """Features inside the feed-forward layers."""
     kernel: int = 0
-    """Steps of a short causal convolution before the memory; 0 for none."""
+    """Kernel size of a short causal convolution before the memory; 0 for none."""
     heads: int = 0
-    """Read the memory by weights that depend on the input, of so many heads; 0: by constant weights."""
+    """Number of heads whose weights, by which the memory is read, depend on the input; 0: constant weights."""
     dropout: float = 0.05
-    """Dropout rate, at the end of both halves of a block."""
+    """Dropout rate, at the end of each half of a block."""
     tied: bool = True
-    """Whether the output layer's weights are those of the embedding."""
+    """Use the embedding's weights for the output layer."""
     length: int = 512
     """Tokens of a training sequence."""
 
@@ -107,7 +108,7 @@ class LSTMModel(Checked):
     hidden: int = 832
     """Hidden units of each layer."""
     layers: int = 1
-    """LSTM layers."""
+    """Number of LSTM layers."""
     dropout: float = 0.1
     """Dropout rate of each layer's outputs."""
     forget_bias: float = 1.0
@@ -116,18 +117,38 @@ class LSTMModel(Checked):
     """Tokens of a training sequence."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LanguageTask(Task):
     """A task that knows what its token numbers stand for."""
 
-    symbols: Symbols | None = None
+    symbols: Symbols
+
+
+class LanguageExperiment(Experiment):
+    """An experiment whose task is a `LanguageTask`."""
+
+    def build(self, config: Config[Any], task: Task) -> nn.Module:
+        assert isinstance(task, LanguageTask)
+        return build(config.model, task.symbols.size)
+
+    def companions(self, task: Task) -> dict[str, str]:
+        assert isinstance(task, LanguageTask)
+        return task.symbols.companions()
 
 
 def language_task(
     splits: dict[str, Array], symbols: Symbols, length: int, notes: dict[str, object], metric: str, reset: int = 0
 ) -> LanguageTask:
-    """Prediction of the next token. `metric` is "bpc", bits per token, or "perplexity"; `reset` adds the same score
-    with the state reset every so many tokens."""
+    """Prediction of the next token.
+
+    Args:
+        splits: token numbers of train, valid and test.
+        symbols: what the numbers stand for.
+        length: tokens of a training sequence.
+        notes: for the result.
+        metric: "bpc", bits per token, or "perplexity".
+        reset: if above 0, the interval of the second score, which resets the state after that many tokens.
+    """
     train, valid, test = (as_tokens(splits[name]) for name in ("train", "valid", "test"))
     piece = min(PIECE, LOGITS // symbols.size)
     return LanguageTask(
@@ -148,12 +169,12 @@ def language_task(
 
 
 def as_tokens(numbers: Array) -> Tensor:
-    """Token numbers as a tensor, of the same memory where torch can index with it: uint8, int16 or int32."""
+    """Token numbers as a tensor of uint8, int16 or int32, which torch can index with; without a copy if possible."""
     if numbers.dtype == np.uint16:
         numbers = numbers.view(np.int16) if int(numbers.max()) < 2**15 else numbers.astype(np.int32)
     elif numbers.dtype == np.uint32:
         numbers = numbers.view(np.int32)
-    return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())  # torch warns of what is read-only
+    return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())  # torch warns of read-only arrays
 
 
 def build(model: PlmuModel | ModernModel | LSTMModel, size: int) -> nn.Module:
@@ -212,10 +233,10 @@ class LSTMLanguageModel(nn.Module):
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         x = self.drop(self.embedding(x))
         states = []
-        for layer, before in zip(self.layers, state or [None] * len(self.layers), strict=True):
-            x, after = layer(x, before)
+        for layer, initial in zip(self.layers, state or [None] * len(self.layers), strict=True):
+            x, final = layer(x, initial)
             x = self.drop(x)
-            states.append(after)
+            states.append(final)
         return self.out(x), tuple(states)
 
 
@@ -225,7 +246,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def carried_loss(model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Any]:
-    """The same from a state, and the state at the end."""
+    """The mean cross-entropy from a state, and the state at the end."""
     out, state = model(batch[0], state)
     return _cross_entropy(out, batch[1], "mean"), state
 
@@ -235,14 +256,14 @@ def _cross_entropy(out: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 
 def scores(model: nn.Module, tokens: Tensor, metric: str, reset: int, piece: int = PIECE) -> dict[str, float]:
-    """Bits per token, or perplexity, over a whole split with the state carried; and with it reset. At most `piece`
-    tokens are scored at a time."""
+    """Bits per token, or perplexity, over a whole split with the state carried; and, if `reset` is above 0, with the
+    state reset after that many tokens. At most `piece` tokens are scored at a time."""
     device = next(model.parameters()).device
     rows, lead = (1, 0) if isinstance(model, Steppable) else (ROWS, LEAD)
-    found = {metric: carried_nats(model, tokens, device, rows, lead, piece)}
+    losses = {metric: carried_nats(model, tokens, device, rows, lead, piece)}
     if reset:
-        found[f"{metric}_reset_{reset}"] = reset_nats(model, tokens, device, reset, piece)
-    return {name: math.exp(nats) if metric == "perplexity" else nats / math.log(2) for name, nats in found.items()}
+        losses[f"{metric}_reset_{reset}"] = reset_nats(model, tokens, device, reset, piece)
+    return {name: math.exp(nats) if metric == "perplexity" else nats / math.log(2) for name, nats in losses.items()}
 
 
 def carried_nats(
@@ -250,17 +271,17 @@ def carried_nats(
 ) -> float:
     """Mean loss of each token but the first, the state carried from the beginning.
 
-    With several rows each reads a part of the text; all but the first do not count their first `lead` tokens, which
-    are the last ones of the row before.
+    With several rows, each reads a part of the text. A row overlaps the end of the row before by `lead` tokens, which
+    are read but not counted.
     """
     count = len(tokens) - 1
     rows, lead = (rows, lead) if count > 2 * rows * lead else (1, 0)
-    each = -(-(count - lead) // rows)
-    first = torch.arange(rows)[:, None] * each
+    stride = -(-(count - lead) // rows)
+    first = torch.arange(rows)[:, None] * stride
     piece = max(1, piece // rows)
     total, state = 0.0, None
-    for start in range(0, lead + each, piece):
-        steps = torch.arange(start, min(start + piece, lead + each))
+    for start in range(0, lead + stride, piece):
+        steps = torch.arange(start, min(start + piece, lead + stride))
         places = first + steps  # (rows, steps)
         counted = ((steps >= lead) | (first == 0)) & (places < count)
         inputs, targets = (tokens[(places + ahead).clamp(max=count)].to(device).long() for ahead in (0, 1))
@@ -271,35 +292,41 @@ def carried_nats(
 
 
 def reset_nats(model: nn.Module, tokens: Tensor, device: torch.device, length: int, piece: int = PIECE) -> float:
-    """Mean loss of each token but the first, in windows of so many tokens that begin without a state."""
+    """Mean loss of each token but the first, in windows of `length` tokens that start without a state."""
     count = len(tokens) - 1
     windows, total = count // length, 0.0
-    whole = windows * length
-    inputs, targets = (tokens[ahead : ahead + whole].reshape(windows, length) for ahead in (0, 1))
+    end = windows * length  # of the full windows
+    inputs, targets = (tokens[ahead : ahead + end].reshape(windows, length) for ahead in (0, 1))
     size = max(1, piece // length)
-    parts = [(inputs[i : i + size], targets[i : i + size]) for i in range(0, windows, size)]
-    if whole < count:
-        parts.append((tokens[None, whole:count], tokens[None, whole + 1 :]))
-    for given, wanted in parts:
-        out, _ = model(given.to(device).long())
-        total += float(_cross_entropy(out, wanted.to(device).long(), "sum").double())
+    batches = [(inputs[i : i + size], targets[i : i + size]) for i in range(0, windows, size)]
+    if end < count:
+        batches.append((tokens[None, end:count], tokens[None, end + 1 :]))
+    for x, y in batches:
+        out, _ = model(x.to(device).long())
+        total += float(_cross_entropy(out, y.to(device).long(), "sum").double())
     return total / count
 
 
 def groups(model: nn.Module) -> list[Group]:
-    """Matrices inside, which decay and which Muon may train; and embeddings, output layer, norms and biases."""
-    ends = [one.weight for one in model.modules() if isinstance(one, nn.Embedding)]
-    ends += [[one for one in model.modules() if isinstance(one, nn.Linear)][-1].weight]
-    apart = {id(one) for one in ends}
-    inner = [p for p in model.parameters() if p.dim() > 1 and id(p) not in apart]
-    taken = {id(p) for p in inner}
-    rest = [p for p in model.parameters() if id(p) not in taken]
-    return [Group(rest, decay=False), Group(inner, matrices=True)]
+    """The parameter groups of a language model, whose last linear layer is its output."""
+    output = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    return matrix_groups(model, output.weight)
+
+
+def matrix_groups(model: nn.Module, *outer: Tensor) -> list[Group]:
+    """Two parameter groups: the embeddings, the weights `outer`, norms and biases; and the other matrices, which have
+    weight decay and may be trained by Muon."""
+    embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    excluded = {id(weight) for weight in (*embeddings, *outer)}
+    inner = [p for p in model.parameters() if p.dim() > 1 and id(p) not in excluded]
+    matrices = {id(p) for p in inner}
+    others = [p for p in model.parameters() if id(p) not in matrices]
+    return [Group(others, decay=False), Group(inner, matrices=True)]
 
 
 def training(**changes: Any) -> TrainingConfig:
-    """How language models are trained where the experiment says nothing else."""
-    usual: dict[str, Any] = {
+    """The default training of language models, with changes."""
+    defaults: dict[str, Any] = {
         "batch_size": 64,
         "optimizer": "muon",
         "learning_rate": 4e-3,
@@ -311,4 +338,4 @@ def training(**changes: Any) -> TrainingConfig:
         "precision": "auto",
         "compile": True,
     }
-    return TrainingConfig(**{**usual, **changes})
+    return TrainingConfig(**{**defaults, **changes})

@@ -1,8 +1,8 @@
 """Mackey-Glass (the paper's section 4.2): predict a chaotic series 15 steps ahead.
 
-Ours: one parallel LMU (d = 40, θ = 50, one memory channel, 140 outputs) and a dense layer of 80, 17,243 parameters. The
-paper gives these, 500 epochs and Adam; the rest is chosen here. The memory is standardised: its high orders are small,
-and Adam would learn them slowly.
+Ours: one parallel LMU (d = 40, θ = 50, one memory channel, 140 outputs) and a dense layer of 80: 17,243 parameters. The
+paper gives these, 500 epochs and Adam; the rest is chosen here. The memory is standardised, because its high orders are
+small and Adam would learn them slowly.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from plmu.runs.fields import Checked
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 
-WARMUP = 100  # steps after which the second score starts: by then every window is full
-ACTIVATION_MODULES: dict[str, type[nn.Module]] = {  # of every name in ACTIVATIONS, to save and stream
+WARMUP = 100  # steps that the second score leaves out: after them all windows are full
+ACTIVATION_MODULES: dict[str, type[nn.Module]] = {  # as modules, which can be saved and streamed
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
@@ -51,7 +51,7 @@ class PlmuModel(Checked):
     activation: str = "gelu"
     """Activation of both layers."""
     standardise: bool = True
-    """Train W_m on a memory of zero mean and unit variance."""
+    """Standardise the memory to zero mean and unit variance before W_m."""
 
 
 @dataclass
@@ -121,8 +121,7 @@ class MackeyGlass(Experiment):
                 replace(baseline, learning_rate=1e-3, clip=1.0),
             ),
         }
-        chosen, training = choices[self.check(model)]
-        return Config(chosen, training)
+        return Config(*choices[self.check(model)])
 
     def task(self, config: Config[Any]) -> Task:
         train, valid, test = mackey_glass.prediction_task()
@@ -175,7 +174,7 @@ class MackeyGlass(Experiment):
 
 
 class Recurrent(nn.Module):
-    """Layers in a row, of which the recurrent ones give a pair."""
+    """Layers in a row; the recurrent ones return outputs and a state."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A trained model that another experiment starts from: `plmu train imdb --from RUN`."""
+"""Reading a run that another experiment starts from, as in `plmu train imdb --from RUN`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from plmu.text.symbols import Symbols
 
 @dataclass
 class Pretrained:
-    """The model of a finished run, and what its token numbers stand for."""
+    """The text model of a finished run, and what its token numbers stand for."""
 
     model: Steppable
     symbols: Symbols
-    name: str  # of the run, without its folder, such as reviews-plmu-seed0
-    notes: dict[str, str]  # for the result of what starts from it
+    name: str  # of the run's folder, such as reviews-plmu-seed0
+    notes: dict[str, str]  # for the result of the run that starts from it
     sha256: str  # of model.plmu
-    options: dict[str, Any] = field(default_factory=dict)  # of the model, by name, as result.json has them
+    options: dict[str, Any] = field(default_factory=dict)  # of the model, by name, from result.json
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -36,9 +36,14 @@ class Pretrained:
 
 
 def read(folder: Path, experiments: Sequence[str] = ()) -> Pretrained:
-    """The model of the finished run in this folder, which must be of one of these experiments if any are named.
+    """The model of a finished run.
 
-    RunError: says what is missing or damaged, or of another experiment.
+    Args:
+        folder: of the run.
+        experiments: names of the experiments that the run may be of; any if empty.
+
+    Raises:
+        RunError: something is missing or damaged, or the run is of another experiment.
     """
     result = checked_run(folder, experiments)
     try:
@@ -47,8 +52,8 @@ def read(folder: Path, experiments: Sequence[str] = ()) -> Pretrained:
     except (ValueError, TypeError) as error:
         raise RunError(f"--from {folder}: {error}") from None
     assert isinstance(model, Steppable)
-    known, name = symbols.read(folder, table.num_embeddings), folder.resolve().name
-    return Pretrained(model, known, name, _notes(result), digest(folder), _options(result))
+    meanings, name = symbols.read(folder, table.num_embeddings), folder.resolve().name
+    return Pretrained(model, meanings, name, _notes(result), digest(folder), _options(result))
 
 
 def _embedding(model: nn.Module) -> nn.Embedding:
@@ -65,7 +70,7 @@ def _options(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _notes(result: dict[str, Any]) -> dict[str, str]:
-    """What the pre-trained model is, how good, and on which data."""
+    """Which model it is, its test scores and its training data."""
     scores = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result["test"].items())
     notes = {"started from": f"{result['experiment']} {result['model']}, seed {result.get('seed')}; test: {scores}"}
     data = [result["notes"][name] for name in ("pre-training data", "data") if name in result["notes"]]

@@ -33,9 +33,9 @@ class PlmuModel(Checked):
     hidden: int = 346
     """Outputs of the LMU."""
     input_to_output: bool = True
-    """Whether the input enters the output directly, through W_x."""
+    """Add the input to the output directly, through W_x."""
     noise: float = 0.7
-    """Standard deviation of the noise that is added to the standardised memory in training."""
+    """Standard deviation of the noise added to the standardised memory in training."""
     memory_dropout: float = 0.2
     """Dropout rate of the memory coefficients."""
     dropout: float = 0.3
@@ -93,8 +93,7 @@ class PermutedMNIST(Experiment):
             ),
             "lmu": (LMUModel(), TrainingConfig(epochs=15, batch_size=100, schedule="cosine", clip=1.0)),
         }
-        chosen, training = choices[self.check(model)]
-        return Config(chosen, training)
+        return Config(*choices[self.check(model)])
 
     def task(self, config: Config[Any]) -> Task:
         train, valid, test = mnist.permuted_sequences(config.data)

@@ -1,6 +1,6 @@
 """QQP (the paper's section 4.3): do two questions ask the same?
 
-Ours: a Delay Network of order 1 and θ = 25 on word vectors, both states, their distance and their product, and one
+Ours: a Delay Network of order 1 and θ = 25 on word vectors; both states, their distance and their product; and one
 output: 1,201 parameters besides the embeddings (`plmu`, embeddings trained; `frozen`, as they come). Baselines: an
 LSTM of 220k parameters, and `deep`, of no more: a parallel LMU of short windows before the Delay Network and a hidden
 layer after it. The first 25 words of a question are read. `--model.split` chooses one of the paper's two splits of the
@@ -27,32 +27,31 @@ from plmu.text.words import TextData
 
 
 @dataclass
-class QQPPlmuModel(PlmuModel):
+class Split:
+    """An option of all models."""
+
+    split: qqp.Choice = "auto"
+    """Data: 390k or 280k (pairs of the official file), partition, or auto (390k if the file is there)."""
+
+
+@dataclass
+class QQPPlmuModel(Split, PlmuModel):
     """A Delay Network and a linear classifier of its final states."""
 
-    split: qqp.Choice = "auto"
-    """Data: 390k or 280k (pairs of the official file), partition, or auto (390k if the file is there)."""
-
 
 @dataclass
-class QQPDeepModel(DeepModel):
+class QQPDeepModel(Split, DeepModel):
     """A parallel LMU of short windows, a Delay Network over the text, and a classifier with one hidden layer."""
 
-    split: qqp.Choice = "auto"
-    """Data: 390k or 280k (pairs of the official file), partition, or auto (390k if the file is there)."""
-
 
 @dataclass
-class QQPLSTMModel(LSTMModel):
+class QQPLSTMModel(Split, LSTMModel):
     """One LSTM layer and a linear classifier of its last outputs."""
-
-    split: qqp.Choice = "auto"
-    """Data: 390k or 280k (pairs of the official file), partition, or auto (390k if the file is there)."""
 
 
 class QQP(TextExperiment):
     name = "qqp"
-    paper: ClassVar[dict[str, float]] = {"plmu": 0.8695, "frozen": 0.8695, "lstm": 0.8258}  # of the first split
+    paper: ClassVar[dict[str, float]] = {"plmu": 0.8695, "frozen": 0.8695, "lstm": 0.8258}  # of the split 390k
     classes = 2
     labels = ("different", "duplicate")
     keep = "first"

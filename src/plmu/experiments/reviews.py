@@ -2,9 +2,9 @@
 
 Five of the paper's blocks with windows of 6 words and order 4, a vocabulary of 30,000 words, at most 34 million
 parameters. It is trained on Amazon's reviews (`--data.corpus amazon`), on IMDB's unlabelled ones (imdb), or on both.
-With `--from RUN` it continues a run of its own kind: the model must be the same, and the vocabulary is that run's.
-`plmu train imdb --from RUN` then trains a classifier from it. The score is the perplexity over the whole split, with
-the state carried.
+`--from RUN` continues another run of `reviews`: the model must be the same, and the vocabulary is that run's.
+`plmu train imdb --from RUN` then trains a classifier that starts from it. The score is the perplexity over the whole
+split, with the state carried.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, ClassVar, TypeVar
 from torch import nn
 
 from plmu.errors import RunError
-from plmu.experiments import language, pretrained
+from plmu.experiments import pretrained
 from plmu.experiments.data import reviews
 from plmu.experiments.data.reviews import ReviewsConfig
-from plmu.experiments.language import LanguageTask, LSTMModel, PlmuModel, language_task, training
+from plmu.experiments.language import LanguageExperiment, LSTMModel, PlmuModel, language_task, training
 from plmu.experiments.pretrained import Pretrained
-from plmu.runs.experiment import Config, Experiment
+from plmu.runs.experiment import Config
 from plmu.text.symbols import Words
 from plmu.training.task import Task
 
@@ -62,7 +62,7 @@ class ReviewsExperimentConfig(Config[ModelConfig]):
     data: ReviewsConfig = field(default_factory=ReviewsConfig)
 
 
-class Reviews(Experiment):
+class Reviews(LanguageExperiment):
     name = "reviews"
     metric = "perplexity"
     paper: ClassVar[dict[str, float]] = {}
@@ -76,8 +76,8 @@ class Reviews(Experiment):
             raise ValueError(f"{model} cannot start from another run: leave out --from, or take --model plmu")
 
     def defaults(self, model: str) -> Config[Any]:
-        chosen = {"plmu": WordModel(), "lstm": WordLSTM()}[self.check(model)]
-        return ReviewsExperimentConfig(chosen, training(epochs=3, batch_size=128, learning_rate=2e-3))
+        options = {"plmu": WordModel(), "lstm": WordLSTM()}[self.check(model)]
+        return ReviewsExperimentConfig(options, training(epochs=3, batch_size=128, learning_rate=2e-3))
 
     def task(self, config: Config[Any]) -> Task:
         assert isinstance(config.data, ReviewsConfig)
@@ -92,9 +92,7 @@ class Reviews(Experiment):
         )
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:
-        assert isinstance(task, LanguageTask)
-        assert task.symbols is not None
-        network = language.build(config.model, task.symbols.size)
+        network = super().build(config, task)
         if config.start is not None:
             start = pretrained.read(config.start, self.starts)
             _check_same_model(start, config.model)
@@ -104,17 +102,12 @@ class Reviews(Experiment):
                 raise RunError(f"--from {start.name} has another model: {' '.join(str(error).split())}") from None
         return network
 
-    def companions(self, task: Task) -> dict[str, str]:
-        assert isinstance(task, LanguageTask)
-        assert task.symbols is not None
-        return task.symbols.companions()
-
 
 def _check_same_model(start: Pretrained, model: WordModel) -> None:
-    """Raise unless a run to start from has a model of these options. Its dropout and sequence length may differ."""
+    """Raise RunError unless a run to start from has a model of these options, but for dropout and sequence length."""
     free = ("dropout", "length")
-    own = {name: value for name, value in vars(model).items() if name not in free}
-    other = {name: start.options[name] for name in own if name in start.options and start.options[name] != own[name]}
-    if other:
-        options = ", ".join(f"model.{name} = {value}" for name, value in other.items())
+    fixed = {name: value for name, value in vars(model).items() if name not in free}
+    differing = {name: start.options[name] for name in fixed if start.options.get(name, fixed[name]) != fixed[name]}
+    if differing:
+        options = ", ".join(f"model.{name} = {value}" for name, value in differing.items())
         raise RunError(f"--from {start.name} has a model of other options: set {options}")

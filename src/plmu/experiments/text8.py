@@ -7,7 +7,7 @@ windows, output gates and gated feed-forward layers. `lstm` is the baseline. On 
 parameters.
 
 Scores: bits per character over the whole split, with the state carried from beginning to end (bpc), and with the
-state reset every 180 characters (bpc_reset_180).
+state reset after every 180 characters (bpc_reset_180).
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from torch import nn
-
-from plmu.experiments import language
 from plmu.experiments.data import characters
 from plmu.experiments.data.characters import CharactersConfig
-from plmu.experiments.language import LanguageTask, LSTMModel, ModernModel, PlmuModel, language_task, training
-from plmu.runs.experiment import Config, Experiment
+from plmu.experiments.language import (
+    LanguageExperiment,
+    LSTMModel,
+    ModernModel,
+    PlmuModel,
+    language_task,
+    training,
+)
+from plmu.runs.experiment import Config
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Task
 
@@ -37,7 +41,7 @@ class Text8Config(Config[ModelConfig]):
     data: CharactersConfig = field(default_factory=CharactersConfig)
 
 
-class Text8(Experiment):
+class Text8(LanguageExperiment):
     name = "text8"
     metric = "bpc"
     paper: ClassVar[dict[str, float]] = {"plmu": 1.61, "plmu-paper": 1.61, "lstm": 1.65}
@@ -61,8 +65,7 @@ class Text8(Experiment):
                 ),
             ),
         }  # fmt: skip
-        chosen, how = choices[self.check(model)]
-        return Text8Config(chosen, how)
+        return Text8Config(*choices[self.check(model)])
 
     def published(self, model: str, config: Config[Any]) -> float | None:
         assert isinstance(config.data, CharactersConfig)
@@ -73,13 +76,3 @@ class Text8(Experiment):
         data = characters.load(config.data)
         notes: dict[str, object] = {"data": data.completeness, "tokens": f"{data.symbols.size} {data.symbols.kind}"}
         return language_task(data.splits, data.symbols, config.model.length, notes, self.metric, RESET)
-
-    def build(self, config: Config[Any], task: Task) -> nn.Module:
-        assert isinstance(task, LanguageTask)
-        assert task.symbols is not None
-        return language.build(config.model, task.symbols.size)
-
-    def companions(self, task: Task) -> dict[str, str]:
-        assert isinstance(task, LanguageTask)
-        assert task.symbols is not None
-        return task.symbols.companions()

@@ -1,10 +1,10 @@
-"""What the three text experiments share (the paper's section 4.3, supervised): models, loss and score.
+"""Classification of texts and pairs of texts, for `imdb`, `qqp` and `snli` (the paper's section 4.3, supervised).
 
 Word vectors enter a Delay Network of order 1 whose window is the longest text, and its final state (equation 25) is
-classified; of a pair both states a and b, as [a, b, |a − b|, a · b]. Nothing else is learned but, if asked, the word
-vectors. Texts are padded on the right and the layers are told their lengths, so that padding changes nothing.
+classified; of a pair both states a and b, as [a, b, |a − b|, a · b]. Only the classifier is trained and, by option, the
+word vectors. Texts are padded on the right and the layers get their lengths, so that padding changes nothing.
 
-The state is standardised by what the untrained model makes of training texts.
+The state is standardised by the mean and variance that it has for training texts in the untrained model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from plmu.training.task import Batch, Task
 
 VOCABULARY_FILE = "vocabulary.txt"
 SAMPLE = 2000  # training texts by which states are standardised
-# Of pairs of sentences: how much is read, and a stack of ours with fewer parameters than the LSTM.
+# For pairs of sentences: words that are read, and a `DeepModel` with fewer parameters than the LSTM.
 PAIR: dict[str, Any] = {"longest": 25, "theta": 25.0}
 PAIR_DEEP: dict[str, Any] = {
     "memory": 64,
@@ -44,7 +44,7 @@ RANDOM = 0.1  # standard deviation of embeddings that start at random
 
 @dataclass
 class TextModel(Checked):
-    """What all text models have."""
+    """Options of all text models."""
 
     longest: int = 500
     """Longest text, in words; longer ones are cut."""
@@ -55,7 +55,7 @@ class TextModel(Checked):
     vectors: str = "auto"
     """Initial embeddings: auto (GloVe 840B if it is there, else the first file in glove/), random, zero, or a file."""
     trained: bool = True
-    """Whether embeddings are trained; else they stay frozen."""
+    """Train the embeddings; else they stay frozen."""
     word_dropout: float = 0.0
     """Dropout rate of whole words."""
     dropout: float = 0.0
@@ -84,7 +84,7 @@ class DeepModel(TextModel):
     memory: int = 32
     """Memory channels of the LMU, divided among the windows."""
     order: int = 4
-    """Legendre coefficients of each of them."""
+    """Legendre coefficients of each memory channel."""
     thetas: tuple[float, ...] = (4.0, 16.0)
     """Windows of the LMU, in words."""
     hidden: int = 48
@@ -107,11 +107,11 @@ class LSTMModel(TextModel):
     """Initial bias of the forget gates."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TextTask(Task):
     """A task that knows the words of its token numbers."""
 
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...]
 
 
 class TextExperiment(Experiment):
@@ -121,11 +121,11 @@ class TextExperiment(Experiment):
     percent = True
     models: tuple[str, ...] = ("plmu", "frozen", "lstm", "deep")
     classes: ClassVar[int]
-    keep: ClassVar[Literal["first", "last"]]  # which words of a longer text are read
+    keep: ClassVar[Literal["first", "last"]]  # the words that are read of a text longer than model.longest
 
     @abstractmethod
     def load(self, config: Config[Any]) -> TextData:
-        """The source."""
+        """The texts and their labels."""
 
     def task(self, config: Config[Any]) -> Task:
         data = self.load(config)
@@ -147,15 +147,15 @@ class TextExperiment(Experiment):
         )
 
     def embedding(self, config: Config[Any], task: TextTask) -> tuple[nn.Embedding, str]:
-        """The untrained embeddings, and what they are, in words."""
+        """The untrained embeddings, and a description of them for the result."""
         model = config.model
         table = nn.Embedding(len(task.words) + FIRST, model.embedding)
         if model.vectors in ("random", "zero"):
             nn.init.normal_(table.weight, std=RANDOM)
             return table, model.vectors
-        found = vectors.load(config.data, task.words, model.embedding, model.vectors)
-        table.weight.data = torch.from_numpy(found.matrix)
-        return table, found.description
+        pretrained = vectors.load(config.data, task.words, model.embedding, model.vectors)
+        table.weight.data = torch.from_numpy(pretrained.matrix)
+        return table, pretrained.description
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         assert isinstance(task, TextTask)
@@ -165,7 +165,7 @@ class TextExperiment(Experiment):
         network = classifier(model, embedding, len(task.train) // 2, 1 if self.classes == 2 else self.classes)
         if not isinstance(model, LSTMModel):
             plmu.standardize(network, _sample(task.train), logits)
-        if description == "zero":  # with states of the same scale
+        if description == "zero":  # the states keep the scale of random embeddings
             nn.init.zeros_(embedding.weight)
             for module in network.modules():
                 if isinstance(module, plmu.Standardize):
@@ -237,7 +237,7 @@ class TextClassifier(nn.Module):
 
 
 class LSTMEncoder(nn.Module):
-    """Word vectors and an LSTM, to its last output."""
+    """Word vectors and an LSTM; returns its last output."""
 
     def __init__(self, embedding: nn.Embedding, words: nn.Dropout1d, layer: nn.LSTM) -> None:
         super().__init__()
@@ -255,9 +255,9 @@ def logits(model: nn.Module, inputs: Batch) -> Tensor:
 
 
 def _sample(train: Batch) -> list[Batch]:
-    """Some training examples without their labels, the same ones each time, in batches."""
+    """A fixed random sample of training examples, without labels, in batches."""
     rows = torch.from_numpy(np.random.default_rng(0).permutation(len(train[0]))[:SAMPLE])
-    return [tuple(part[some] for part in train[:-1]) for some in rows.split(250)]
+    return [tuple(part[batch] for part in train[:-1]) for batch in rows.split(250)]
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -279,11 +279,11 @@ def _measure(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def training(model: str, **changes: Any) -> TrainingConfig:
-    """How each model is trained where the experiment says nothing else."""
-    usual: dict[str, dict[str, Any]] = {
+    """The default training of a model, with changes."""
+    defaults: dict[str, dict[str, Any]] = {
         "plmu": {"epochs": 4, "learning_rate": 1e-3},
         "frozen": {"epochs": 30, "learning_rate": 1e-2, "batch_size": 500},
         "lstm": {"epochs": 5, "learning_rate": 1e-3, "clip": 1.0},
         "deep": {"epochs": 5, "learning_rate": 1e-3, "clip": 1.0},
     }
-    return TrainingConfig(**{"batch_size": 100, "schedule": "cosine", **usual[model], **changes})
+    return TrainingConfig(**{"batch_size": 100, "schedule": "cosine", **defaults[model], **changes})

@@ -203,9 +203,8 @@ def beginning(symbols: Symbols) -> list[int]:
     if isinstance(symbols, Words):
         return [SEPARATOR]
     if isinstance(symbols, Characters):
-        return symbols.encode(
-            next((character for character in "\n " if character in symbols.alphabet), symbols.alphabet[0])
-        )
+        blanks = [character for character in "\n " if character in symbols.alphabet]
+        return symbols.encode(blanks[0] if blanks else symbols.alphabet[0])
     return symbols.encode("\n")
 
 

@@ -21,18 +21,18 @@ EPS = 1e-6  # of norms
 
 @dataclass
 class TranslationModel(Checked):
-    """What all translation models have."""
+    """Options of all translation models."""
 
     embedding: int = 300
-    """Size of the embeddings. Those of the target are also the weights of the output layer."""
+    """Size of the embeddings. The target's are also the weights of the output layer."""
     width: int = 384
     """Features of each token and block; a multiple of 8 times the number of windows is fastest."""
     encoder_blocks: int = 4
-    """Blocks of the encoder."""
+    """Number of blocks of the encoder."""
     decoder_blocks: int = 4
-    """Blocks of the decoder; after each there is attention to the source."""
+    """Number of blocks of the decoder, each followed by attention to the source."""
     attention_heads: int = 6
-    """Heads of each attention."""
+    """Number of heads of each attention."""
     dropout: float = 0.3
     """Dropout rate, in each block."""
     word_dropout: float = 0.1
@@ -42,7 +42,7 @@ class TranslationModel(Checked):
     longest: int = 100
     """Longest training sentence, in tokens; pairs with a longer one are left out."""
     beam: int = 4
-    """Hypotheses of the beam search by which the test sentences are translated."""
+    """Number of hypotheses of the beam search that translates the test sentences."""
     length_penalty: float = 1.0
     """Scores of hypotheses are divided by their length to this power."""
 
@@ -119,14 +119,14 @@ def _table(size: int, width: int) -> nn.Embedding:
 
 
 def _entry(table: nn.Embedding, model: TranslationModel) -> list[nn.Module]:
-    """From token numbers to features of the size that blocks add to."""
+    """Layers from token numbers to features of the blocks' width."""
     wide = [] if model.embedding == model.width else [nn.Linear(model.embedding, model.width, bias=False)]
     norm = nn.RMSNorm(model.width, eps=EPS)
     return [table, nn.Dropout1d(model.word_dropout), *wide, norm, nn.Dropout(model.dropout)]
 
 
 def _encoder_block(model: TranslationModel) -> plmu.nn.Steppable:
-    """The decoder's block with a second memory, or LSTM, that reads from the right; each gives half of the features."""
+    """The decoder's block with a second memory, or LSTM, that reads from the right; each makes half of the features."""
     width = model.width
     if isinstance(model, LSTMModel):
         return _lstm_block(model, plmu.Bidirectional(plmu.nn.LSTM(width, width // 2, model.forget_bias)))

@@ -13,32 +13,33 @@ from torch.nn.functional import cross_entropy
 import plmu
 from plmu.errors import RunError
 from plmu.experiments.data.parallel import ParallelData
+from plmu.experiments.language import matrix_groups
 from plmu.experiments.translation import bleu
 from plmu.experiments.translation.decoding import translate
 from plmu.experiments.translation.models import TranslationModel
 from plmu.text.vocabularies import BEGIN, END, Vocabulary
 from plmu.text.words import Ragged
-from plmu.training.task import Batch, Group, Task
+from plmu.training.task import Batch, Task
 
-AT_ONCE = {"cpu": 64, "cuda": 512}  # sentences that are translated at a time
-SCORED = 64  # sentences whose perplexity is computed at a time
+AT_ONCE = {"cpu": 64, "cuda": 512}  # sentences translated at a time
+SCORED = 64  # sentences of which the perplexity is computed at a time
 HYPOTHESES, REFERENCES = "hypotheses.txt", "references.txt"
 UNSCORED = "sacrebleu was not installed; the same command adds its signature where it is"
 IGNORED = -100  # target of the padding
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TranslationTask(Task):
     """A task that knows its vocabularies, and keeps the translations of the test sentences."""
 
-    source: Vocabulary | None = None
-    target: Vocabulary | None = None
+    source: Vocabulary
+    target: Vocabulary
     outputs: dict[str, str] = field(default_factory=dict)  # files to write into the run's folder, by name
 
 
 def translation_task(data: ParallelData, model: TranslationModel) -> TranslationTask:
-    """Translation by the next token, scored by BLEU. The best epoch is that with the highest BLEU of greedy
-    translations of all validation sentences."""
+    """Translation token by token, scored by BLEU. The best epoch is the one whose greedy translations of all validation
+    sentences have the highest BLEU."""
     train, left_out = _training_split(data.splits["train"], model.longest)
     references = data.references["valid"] + data.references["test"]
     first_test = len(data.references["valid"])
@@ -55,16 +56,16 @@ def translation_task(data: ParallelData, model: TranslationModel) -> Translation
         numbers = split[4].tolist()
         is_test = numbers[0] >= first_test
         beam = model.beam if is_test else 1
-        found = {"perplexity": math.exp(nats(network, split))}
-        hypotheses = [" ".join(data.target.decode(one)) for one in _translated(network, split, beam, model)]
-        wanted = [references[number] for number in numbers]
+        perplexity = math.exp(nats(network, split))
+        hypotheses = [" ".join(data.target.decode(tokens)) for tokens in _translated(network, split, beam, model)]
+        targets = [references[number] for number in numbers]
         if not is_test:
-            return {"bleu": bleu.bleu(hypotheses, wanted), **found}
-        outputs.update({HYPOTHESES: _lines(hypotheses), REFERENCES: _lines(wanted)})
-        scores, signature = bleu.scores(hypotheses, wanted)
+            return {"bleu": bleu.bleu(hypotheses, targets), "perplexity": perplexity}
+        outputs.update({HYPOTHESES: _lines(hypotheses), REFERENCES: _lines(targets)})
+        scores, signature = bleu.scores(hypotheses, targets)
         notes["scoring"] = signature or UNSCORED
         notes["decoding"] = f"beam {beam}, length penalty {model.length_penalty:g}, <unk> not replaced"
-        return {**scores, **found}
+        return {**scores, "perplexity": perplexity}
 
     return TranslationTask(
         train,
@@ -75,7 +76,7 @@ def translation_task(data: ParallelData, model: TranslationModel) -> Translation
         higher_is_better=True,
         evaluation_batch=64,
         score=score,
-        groups=groups,
+        groups=matrix_groups,
         lengths=lambda batch: (batch[1], None, batch[3], None),
         weight=lambda batch: batch[3].sum(),
         notes=notes,
@@ -95,10 +96,10 @@ def _summed_loss(network: nn.Module, batch: Batch, smoothing: float) -> tuple[Te
     source, source_lengths, target, target_lengths = batch[:4]
     target = target.long()
     steps = torch.arange(target.shape[1], device=target.device)
-    wanted = torch.where(steps < target_lengths[:, None], target, IGNORED)
-    given = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
-    out = network(source.long(), source_lengths, given).flatten(0, 1).float()  # a causal decoder: padding comes after
-    total = cross_entropy(out, wanted.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+    expected = torch.where(steps < target_lengths[:, None], target, IGNORED)
+    previous = torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
+    out = network(source.long(), source_lengths, previous).flatten(0, 1).float()  # causal: padding has no effect
+    total = cross_entropy(out, expected.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
     return total, target_lengths.sum()
 
 
@@ -106,26 +107,25 @@ def nats(network: nn.Module, split: Batch) -> float:
     """Mean loss of a token over a whole split, without smoothing."""
     total = count = 0.0
     for batch in _batches(split, network, SCORED):
-        one, tokens = _summed_loss(network, batch, 0.0)
-        total, count = total + float(one), count + float(tokens)
+        loss_sum, tokens = _summed_loss(network, batch, 0.0)
+        total, count = total + float(loss_sum), count + float(tokens)
     return total / count
 
 
 def _translated(network: nn.Module, split: Batch, beam: int, model: TranslationModel) -> list[list[int]]:
     """Token numbers of the translations of a split, in its order."""
     assert isinstance(network, plmu.EncoderDecoder)
-    found: dict[int, list[int]] = {}
+    translations: dict[int, list[int]] = {}
     size = AT_ONCE.get(next(network.parameters()).device.type, SCORED)
     for source, lengths, _, _, numbers in _batches(split, network, size):
-        for number, one in zip(
-            numbers.tolist(), translate(network, source.long(), lengths, beam, model.length_penalty), strict=True
-        ):
-            found[number] = one.tokens
-    return [found[number] for number in split[4].tolist()]
+        results = translate(network, source.long(), lengths, beam, model.length_penalty)
+        for number, translation in zip(numbers.tolist(), results, strict=True):
+            translations[number] = translation.tokens
+    return [translations[number] for number in split[4].tolist()]
 
 
 def _batches(split: Batch, network: nn.Module, size: int) -> list[Batch]:
-    """So many sentences of similar length together, cut to the longest of each batch, on the device of the model."""
+    """Batches of `size` sentences of similar length, cut to the longest of each batch, on the device of the model."""
     device = next(network.parameters()).device
     batches: list[Batch] = []
     for rows in split[1].argsort(stable=True).split(size):
@@ -135,26 +135,18 @@ def _batches(split: Batch, network: nn.Module, size: int) -> list[Batch]:
     return batches
 
 
-def groups(network: nn.Module) -> list[Group]:
-    """Matrices inside, which decay and which Muon may train; and embeddings, norms and biases."""
-    apart = {id(one.weight) for one in network.modules() if isinstance(one, nn.Embedding)}
-    inner = [p for p in network.parameters() if p.dim() > 1 and id(p) not in apart]
-    taken = {id(p) for p in inner}
-    return [Group([p for p in network.parameters() if id(p) not in taken], decay=False), Group(inner, matrices=True)]
-
-
 def _training_split(sides: tuple[Ragged, Ragged], longest: int) -> tuple[Batch, int]:
-    """Pairs with no side of more than so many tokens, and how many others there were."""
+    """Pairs of which no side has more than `longest` tokens, and the number of other pairs."""
     sizes = np.stack([np.diff(side.ends, prepend=0) for side in sides]).max(0)
-    kept = np.flatnonzero(sizes <= longest)
-    if not len(kept):
+    rows = np.flatnonzero(sizes <= longest)
+    if not len(rows):
         raise RunError(f"model.longest = {longest} is below the length of every training sentence")
-    some = (sides[0].take(kept), sides[1].take(kept))
-    return _split(some, 0)[:4], len(sizes) - len(kept)
+    short = (sides[0].take(rows), sides[1].take(rows))
+    return _split(short, 0)[:4], len(sizes) - len(rows)
 
 
 def _split(sides: tuple[Ragged, Ragged], first: int) -> Batch:
-    """Tokens and lengths of source and target, the target with its end, and the number of each pair."""
+    """Tokens and lengths of source and target, the target with END, and the number of each pair."""
     source, lengths = sides[0].padded(int(np.diff(sides[0].ends, prepend=0).max()), "first")
     longest = int(np.diff(sides[1].ends, prepend=0).max()) + 1
     target, target_lengths = sides[1].padded(longest, "first")

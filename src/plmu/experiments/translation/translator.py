@@ -1,4 +1,4 @@
-"""Translations of raw sentences by a trained model: `plmu translate RUN`."""
+"""Translating raw sentences with a trained model: `plmu translate RUN`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from plmu.text.vocabularies import PADDING, UNKNOWN, Vocabulary
 from plmu.training.checkpoints import Checkpoints, other_version
 
 READ_AHEAD = 8  # batches that are read to find sentences of similar length
-MOST_TOKENS = 4_096  # of the sources of a batch, padding included, unless it is a single sentence
-LARGEST_SIDE, MOST_NAMES, LONGEST_NAME = 60, 200, 40  # of a picture: inches, names at a side, and their characters
+MOST_TOKENS = 4_096  # of the sources of a batch of two or more sentences, padding included
+LARGEST_SIDE, MOST_NAMES, LONGEST_NAME = 60, 200, 40  # of a picture: inches, labels of an axis, characters of a label
 
 
 @dataclass
 class Options:
-    """How sentences are translated; None for what the run was tested with."""
+    """How sentences are translated. None: as in the run's test."""
 
     beam: int | None = None
     length_penalty: float | None = None
@@ -59,7 +59,7 @@ class Written:
 
     source: list[str]  # its tokens, for the attention
     words: list[str]
-    found: Translation
+    translation: Translation
 
 
 class Translator:
@@ -88,26 +88,26 @@ class Translator:
     def translate(self, sentences: Sequence[str], options: Options) -> list[Written | None]:
         """The translation of each raw sentence; None for one without words."""
         words = [tokenise(text) for text in sentences]
-        numbered = [list(self.source.encode([word] for word in one)) for one in words]  # tokens of each word
-        filled = sorted((i for i, one in enumerate(words) if one), key=lambda i: sum(map(len, numbered[i])))
-        found: list[Written | None] = [None] * len(words)
-        while filled:
+        numbered = [list(self.source.encode([word] for word in sentence)) for sentence in words]  # tokens of each word
+        waiting = sorted((i for i, sentence in enumerate(words) if sentence), key=lambda i: sum(map(len, numbered[i])))
+        result: list[Written | None] = [None] * len(words)
+        while waiting:
             count = 1  # sentences of the next batch; the last is the longest
-            while count < min(options.batch, len(filled)):
-                if (count + 1) * sum(map(len, numbered[filled[count]])) > MOST_TOKENS:
+            while count < min(options.batch, len(waiting)):
+                if (count + 1) * sum(map(len, numbered[waiting[count]])) > MOST_TOKENS:
                     break
                 count += 1
-            some, filled = filled[:count], filled[count:]
-            given = [[number for word in numbered[i] for number in word] for i in some]
-            for i, one in zip(some, self._translated(given, options), strict=True):
-                found[i] = self._written(words[i], numbered[i], one, options)
-        return found
+            batch, waiting = waiting[:count], waiting[count:]
+            sources = [[number for word in numbered[i] for number in word] for i in batch]
+            for i, translation in zip(batch, self._translated(sources, options), strict=True):
+                result[i] = self._written(words[i], numbered[i], translation, options)
+        return result
 
     def _translated(self, sources: list[list[int]], options: Options) -> list[Translation]:
-        lengths = torch.tensor([len(one) for one in sources])
+        lengths = torch.tensor([len(source) for source in sources])
         padded = torch.full((len(sources), int(lengths.max())), PADDING)
-        for row, one in enumerate(sources):
-            padded[row, : len(one)] = torch.tensor(one)
+        for row, source in enumerate(sources):
+            padded[row, : len(source)] = torch.tensor(source)
         penalty = self.config.length_penalty if options.length_penalty is None else options.length_penalty
         return translate(
             self.model,
@@ -118,20 +118,22 @@ class Translator:
             attention=options.copy_unknown or options.attention is not None,
         )
 
-    def _written(self, words: list[str], numbered: list[list[int]], found: Translation, options: Options) -> Written:
+    def _written(
+        self, words: list[str], numbered: list[list[int]], translation: Translation, options: Options
+    ) -> Written:
         owners = [place for place, numbers in enumerate(numbered) for _ in numbers]  # the word of each source token
         copied: list[str] = []
         if options.copy_unknown:
-            assert found.attention is not None
-            unknown = [place for place, number in enumerate(found.tokens) if number == UNKNOWN]
-            copied = [words[owners[int(found.attention[place].argmax())]] for place in unknown]
+            assert translation.attention is not None
+            unknown = [place for place, number in enumerate(translation.tokens) if number == UNKNOWN]
+            copied = [words[owners[int(translation.attention[place].argmax())]] for place in unknown]
         pairs = zip(words, numbered, strict=True)
         source = [_shown(self.source, number, word) for word, numbers in pairs for number in numbers]
-        return Written(source, self.target.decode(found.tokens, copied), found)
+        return Written(source, self.target.decode(translation.tokens, copied), translation)
 
     def drawn(self, written: Written) -> list[str]:
-        """The tokens of a translation and its end, for the picture of its attention."""
-        return [*(_shown(self.target, number, "<unk>") for number in written.found.tokens), "</s>"]
+        """The tokens of a translation and END, to label the picture of its attention."""
+        return [*(_shown(self.target, number, "<unk>") for number in written.translation.tokens), "</s>"]
 
 
 def _shown(vocabulary: Vocabulary, number: int, unknown: str) -> str:
@@ -140,8 +142,8 @@ def _shown(vocabulary: Vocabulary, number: int, unknown: str) -> str:
 
 
 def show(folder: Path, file: Path | None, options: Options, device: str = "cpu", out: IO[str] | None = None) -> None:
-    """Print a line for each line of a file, or of standard input: its translation. Then how fast that was, on standard
-    error. An empty line stays one."""
+    """Print the translation of each line of a file, or of standard input; then the speed, on standard error. An empty
+    line stays empty."""
     screen = sys.stdout if out is None else out
     translator = Translator(folder, device)
     if file is None and sys.stdin is None:
@@ -149,18 +151,21 @@ def show(folder: Path, file: Path | None, options: Options, device: str = "cpu",
     interactive = file is None and sys.stdin.isatty()
     at_once = 1 if interactive or options.batch == 1 else options.batch * READ_AHEAD
     count, seconds, drawn = 0, 0.0, False
-    for some in _chunks(_given(file), at_once):
+    for chunk in _chunks(_lines(file), at_once):
         started = time.perf_counter()
-        found = translator.translate(some, options)
+        translated = translator.translate(chunk, options)
         seconds += time.perf_counter() - started
-        for one in found:
-            text = "" if one is None else detokenise(one.words)
-            print(f"{one.found.score:.4f}\t{text}" if one is not None and options.scores else text, file=screen)
-            if one is not None and options.attention is not None and not drawn:
-                draw(options.attention, one.source, translator.drawn(one), one.found.attention)
+        for written in translated:
+            if written is None:
+                print(file=screen)
+                continue
+            count += 1
+            text = detokenise(written.words)
+            print(f"{written.translation.score:.4f}\t{text}" if options.scores else text, file=screen)
+            if options.attention is not None and not drawn:
+                draw(options.attention, written.source, translator.drawn(written), written.translation.attention)
                 drawn = True
         screen.flush()
-        count += sum(one is not None for one in found)
     if options.attention is not None and not drawn:
         raise ValueError("--attention: there is no sentence to draw the attention of")
     if count:
@@ -168,31 +173,30 @@ def show(folder: Path, file: Path | None, options: Options, device: str = "cpu",
         print(f"{count:,} sentence{plural} in {seconds:.2f} s: {count / seconds:.3g} a second", file=sys.stderr)
 
 
-def _given(file: Path | None) -> Iterator[str]:
-    """Standard input is read as bytes: how it is decoded must not depend on the terminal's settings."""
-    given = lines_of(sys.stdin.buffer, "standard input") if file is None else lines(file)
-    yield from (line for _, line in given)
+def _lines(file: Path | None) -> Iterator[str]:
+    """Lines of a file or of standard input, which is read as UTF-8 whatever the terminal's settings are."""
+    numbered = lines_of(sys.stdin.buffer, "standard input") if file is None else lines(file)
+    yield from (line for _, line in numbered)
 
 
 def _chunks(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    given = iter(texts)
-    while some := list(islice(given, size)):
-        yield some
+    remaining = iter(texts)
+    while chunk := list(islice(remaining, size)):
+        yield chunk
 
 
 def _check_picture(path: Path) -> None:
-    """Before anything is translated."""
+    """Raise ValueError if a picture cannot be written there, before anything is translated."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    known = FigureCanvasAgg.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
+    if path.suffix[1:].lower() not in FigureCanvasAgg.get_supported_filetypes():
         raise ValueError(f"--attention {path}: the name must end like that of a picture, such as .png or .pdf")
     if not path.parent.is_dir():
         raise ValueError(f"--attention {path}: there is no folder {path.parent}")
 
 
 def draw(path: Path, source: Sequence[str], target: Sequence[str], weights: Tensor | None) -> None:
-    """A picture of which tokens of the source (columns) each token of the target (rows) attended to."""
+    """A picture of the attention of each token of the target (rows) to the tokens of the source (columns)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -207,8 +211,8 @@ def draw(path: Path, source: Sequence[str], target: Sequence[str], weights: Tens
         axis.set_ticks(places, [names[place][:LONGEST_NAME].replace("$", r"\$") for place in places])
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", rotation=90)
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         figure.savefig(path)
-    if any("missing from font" in str(one.message) for one in found):
+    if any("missing from font" in str(warning.message) for warning in raised):
         print(f"{path} has boxes for characters that its font does not have", file=sys.stderr)
