@@ -12,7 +12,7 @@ from forecasts import written
 
 import plmu
 from plmu.experiments import EXPERIMENTS
-from plmu.timeseries.examples import Windows
+from plmu.timeseries.windows import Windows
 from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size
 from plmu.timeseries.forecast_task import ForecastTask, prepare, rolling
 from plmu.timeseries.scores import Intervals, fill_intervals, last_value, score

@@ -37,7 +37,7 @@ def test_it_beats_the_last_value_and_finds_the_season() -> None:
 
 def test_the_fit_is_the_least_squares_solution() -> None:
     data = RNG.standard_normal((300, 1)).cumsum(0)
-    forecaster = plmu.Forecaster(5, lookback=20, order=4, season=0, strength=1e-9, validation=0).fit(data)
+    forecaster = plmu.Forecaster(5, lookback=20, order=4, season=0, alpha=1e-9, validation=0).fit(data)
     windows = np.lib.stride_tricks.sliding_window_view(data[:, 0], 25)
     last = windows[:, 19:20]
     response = plmu.DelayNetwork(4, 20.0).discretize().impulse_response(20).numpy()[:, ::-1]
@@ -52,7 +52,7 @@ def test_sums_over_blocks_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [Part(torch.randn(2, 60), 0), Part(torch.randn(2, 12), 0), Part(torch.randn(2, 31), 5)]
     whole = Sums.of(layer, parts)
     assert whole.count == sum(part.windows(layer) for part in parts) == 48 + 0 + 19
-    monkeypatch.setattr("plmu.timeseries.ridge._BLOCK", 7 * 13 * 2)
+    monkeypatch.setattr("plmu.timeseries.ridge.BLOCK", 7 * 13 * 2)
     cut = Sums.of(layer, parts)
     torch.testing.assert_close(cut.gram, whole.gram)
     torch.testing.assert_close(cut.cross, whole.cross)
@@ -136,14 +136,14 @@ def test_refit_uses_the_validation_rows() -> None:
     data[240:] += 0.3 * RNG.standard_normal((60, 2))
     kept = plmu.Forecaster(4, lookback=24, season=24).fit(data)
     again = plmu.Forecaster(4, lookback=24, season=24, refit=True).fit(data)
-    assert kept.validation_["strength"] == again.validation_["strength"]
+    assert kept.validation_["alpha"] == again.validation_["alpha"]
     assert not torch.equal(kept.model.weight, again.model.weight)
 
 
 def test_what_cannot_be_fitted_is_named() -> None:
     data = course(60)
     for wrong, name in (({"horizon": 0}, "horizon"), ({"lookback": 59}, "lookback"), ({"theta": -1.0}, "theta"),
-                        ({"strength": math.nan}, "strength"), ({"validation": -1}, "validation")):  # fmt: skip
+                        ({"alpha": math.nan}, "alpha"), ({"validation": -1}, "validation")):  # fmt: skip
         with pytest.raises(ValueError, match=name):
             plmu.Forecaster(**{"horizon": 4, **wrong}).fit(data)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows for horizon=24"):
@@ -239,7 +239,7 @@ def test_several_series_are_scaled_by_the_rows_that_are_fitted():
     series = [np.sin(steps / 5.0)[:, None], 10 * np.sin(steps / 9.0)[:, None]]
     other = [series[0], np.concatenate([series[1][:250], 1e3 * series[1][250:]])]
     plain, disturbed = (
-        plmu.Forecaster(5, lookback=20, season=0, strength=1e-3, individual=False).fit(given, validation_rows=[50, 50])
+        plmu.Forecaster(5, lookback=20, season=0, alpha=1e-3, individual=False).fit(given, validation_rows=[50, 50])
         for given in (series, other)
     )
     torch.testing.assert_close(plain.model.weight, disturbed.model.weight)  # the last 50 rows choose, and no more

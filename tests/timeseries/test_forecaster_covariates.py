@@ -82,7 +82,7 @@ def test_the_future_of_the_series_does_not_enter() -> None:
     np.testing.assert_array_equal(fitted(given).predict(), found.predict(future=ahead[:, 1:]))
     changed = data[:250].copy()
     changed[200:] *= 100  # the validation rows
-    options = {"strength": 1e-3, "individual": False, "lags": 1, "season": 0}
+    options = {"alpha": 1e-3, "individual": False, "lags": 1, "season": 0}
     one, other = (fitted(rows, **options) for rows in (data[:250], changed))
     assert one.scale_ == pytest.approx(other.scale_)
     shifted = found.predict(data[:250], start=0, future=np.roll(ahead[:, 1:], 1, axis=0))
@@ -181,7 +181,7 @@ def test_wrong_arguments_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             fitted(data, covariates=wrong)
-    with pytest.raises(ValueError, match="lags must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="lags must be an integer of at least 1, got 0"):
         fitted(data, lags=0)
     found = fitted(data)
     with pytest.raises(ValueError, match="future must have a column for each of the 2 covariates, got 3"):

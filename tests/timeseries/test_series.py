@@ -70,7 +70,7 @@ def test_irregular_times(data: Any) -> None:
 
 def test_a_given_step_averages_rows(data: Any) -> None:
     found = data(hours(count=24), step="12h")
-    assert found.clock.told == "12 h"
+    assert found.clock.spacing == "12 h"
     assert found.pieces[0].values[:, 0].tolist() == [5.5, 17.5]
     with pytest.raises(DataError, match=r"--data\.step must be a length of time such as 15min"):
         data(hours(), step="often")
@@ -161,7 +161,7 @@ def test_no_values_at_all(data: Any) -> None:
 def test_clocks_of_dates(times: list[str], kind: str, told: str, following: str) -> None:
     stamps = np.array(times, dtype="datetime64[us]")
     clock = find_clock([stamps])
-    assert (clock.kind, clock.told) == (kind, told)
+    assert (clock.kind, clock.spacing) == (kind, told)
     assert clock.steps(stamps).tolist() == [0, 1, 2, 3]
     assert clock.times(np.array([4])) == [following]
     assert clock.step_of(following) == 4
@@ -197,7 +197,7 @@ def test_times_that_jitter_do_not_drift(data: Any) -> None:
     rows = [f"{time},{i}" for i, time in enumerate(np.datetime64("2024-01-01T00:00:00.000") + apart)]
     found = data("\n".join(["time,v", *rows, ""]))
     (piece,) = found.pieces
-    assert found.clock.told == "1 min"
+    assert found.clock.spacing == "1 min"
     assert piece.values[:, 0].tolist() == list(range(2000))
 
 

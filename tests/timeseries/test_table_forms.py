@@ -72,7 +72,7 @@ def test_dates_in_words(table: Any, cells: list[str], told: str, last: str) -> N
     assert found.kind("when") == "time"
     times = found.times("when")
     assert str(times[-1].astype("datetime64[D]")) == last
-    assert find_clock([times]).told == told
+    assert find_clock([times]).spacing == told
 
 
 def test_rows_whose_time_is_no_date_may_be_left_out(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_compressed_file_is_named(tmp_path: Path) -> None:
 def test_times_that_jitter_much_have_the_step_that_is_meant() -> None:
     hours = 3600 * np.arange(400) + np.random.default_rng(0).integers(-900, 900, 400)
     clock = find_clock([np.datetime64("2024-01-01T00:00:00", "us") + hours * np.timedelta64(10**6, "us")])
-    assert clock.told == "1 h"
+    assert clock.spacing == "1 h"
 
 
 def test_numbers_that_stand_for_a_missing_value(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,90 +16,88 @@ from torch import Tensor
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.timeseries.effects import Effect, best_effect, effects_of
-from plmu.timeseries.frames import Array
-from plmu.timeseries.ridge import PULLS, STRENGTHS, ScaledSeries, best_ridge
-from plmu.timeseries.season import calendar_patterns, pattern, period
+from plmu.timeseries.ridge import ALPHAS, PULLS, ScaledSeries, best_ridge
+from plmu.timeseries.season import calendar_patterns, pattern
+from plmu.timeseries.series import Numbers
+from plmu.timeseries.split import Settings
 
-CHOICES = ("lookback", "order", "theta", "season", "individual", "strength", "refit", "lags")
-_LOOKBACK = 336
-_ORDER = 96  # the highest that is taken where none is given
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
-_FREE, _ROOM = 0.0, 100.0  # of several series it is not pulled, and may be larger than that of the largest
-GAIN = 0.5  # share of the error that covariates must take away, by the number of horizons that it was measured on
+_FREE, _ROOM = 0.0, 100.0  # of several series the amplitude is not pulled, and may exceed that of the largest series
+GAIN = 0.5  # share of the error that covariates must take away, divided by the number of horizons it is measured on
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
 
 
-def rows_to_choose_by(share: float, horizon: int, rows: int) -> int:
-    """How many rows of a series are kept to choose by, a share or a number of them; none where too few would be left to
-    fit."""
-    wanted = round(share * rows) if share < 1 else int(share)
-    return wanted if wanted >= horizon and rows - wanted >= 2 * horizon + 2 else 0
+class Summary(dict[str, Any]):
+    """What was chosen, and the errors by which."""
+
+    def __missing__(self, name: str) -> Any:
+        if name != "strength":
+            raise KeyError(name)
+        warnings.warn("validation_['strength'] is now validation_['alpha']", DeprecationWarning, stacklevel=2)
+        return self["alpha"]
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A model in the units of the data, the season's pattern in scaled units, and what to tell of the choice."""
+    """The model in the units of the data."""
 
     model: LookbackForecast
-    pattern: Tensor  # (season, channels)
-    told: dict[str, Any]
+    unrefitted: LookbackForecast  # the model fitted without the validation rows
+    summary: Summary
+    without_covariates: LookbackForecast | None = None  # fitted without the validation rows, too
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Options of a `Forecaster`, None where they are to be chosen; the rows of the longest series; and the units."""
+    """Settings of a fit and options of a `Forecaster`, None where an option is to be chosen."""
 
-    lookback: int | None
-    order: int | None
-    theta: float | None
-    season: int | None
+    settings: Settings
     individual: bool | None
-    strength: float | None
+    alpha: float | None
     refit: bool
     lags: int | None
     calendar: str | None  # what a row is, if that is known
-    longest: int
-    unit: Array  # (channels,)
+    unit: Numbers  # of the scaled series, (channels,)
 
     def of(self, data: ScaledSeries) -> Chosen:
         """The model with the smallest error on the validation data."""
-        lookback = self._lookback(data.horizon)
-        steps = period(data.past()) if self.season is None else self.season
-        shape = pattern(data.past(), steps, data.starts) if steps else torch.zeros(0, data.channels)
-        courses: list[Tensor] = []
+        lookback, steps = self.settings.lookback, self.settings.season
+        shape = pattern(data.past(), steps, data.start_rows) if steps else torch.zeros(0, data.channels)
+        calendars: list[Tensor] = []
         shapes = [shape] if steps and bool((shape.square().sum(0) > 0).any()) else []
         pulls: Sequence[float] = PULLS if self.individual is None else (PULLS[1:] if self.individual else PULLS[:1])
-        strengths = STRENGTHS if self.strength is None else (self.strength,)
+        alphas = ALPHAS if self.alpha is None else (self.alpha,)
         tried: list[dict[str, Any]] = []
         if self.calendar is not None and data.has_validation(lookback) and not data.relative:
-            courses = calendar_patterns(data.past(), self.calendar, data.starts)
+            calendars = calendar_patterns(data.past(), self.calendar, data.start_rows)
         amplitudes = _AMPLITUDES if not data.relative else (_FREE,) if lookback >= steps else ()
-        options: list[tuple[float | None, Tensor]] = [(None, shape), *product(amplitudes, shapes + courses)]
+        options: list[tuple[float | None, Tensor]] = [(None, shape), *product(amplitudes, shapes + calendars)]
         if len(options) > 1 and data.has_validation(lookback):
             for amplitude, shape in options:
-                train, valid = data.sums(self._layer(data, lookback, amplitude, shape), _TRIED)
-                error = best_ridge(train, valid, strengths, pulls).error
+                train, valid = data.sums(self._layer(data, amplitude, shape), _TRIED)
+                error = best_ridge(train, valid, alphas, pulls).error
                 tried.append({"amplitude": amplitude, "season": 0 if amplitude is None else len(shape), "mse": error})
             options = [options[min(range(len(tried)), key=lambda place: tried[place]["mse"])]]
         amplitude, shape = options[-1]
-        layer = self._layer(data, lookback, amplitude, shape)
+        layer = self._layer(data, amplitude, shape)
         train, valid = data.sums(layer, _FITTED)
-        found = best_ridge(train, valid, strengths, pulls)
+        best = best_ridge(train, valid, alphas, pulls)
+        unrefitted = model = self._final(layer, best.weight)
         if self.refit and valid is not None:
-            again = best_ridge(data.all_sums(layer, _FITTED), valid, (found.strength,), (found.pull,))
-            found = replace(again, error=found.error)
-        told = {
-            "mse": found.error,
-            "lookback": lookback,
-            "season": layer.season,
-            "amplitude": amplitude,
-            "calendar": amplitude is not None and any(shape is one for one in courses),
-            "strength": found.strength,
-            "pull": found.pull,
-            "tried": tried,
-        }
-        return Chosen(self._final(layer, found.weight), shape, told)
+            again = best_ridge(data.all_sums(layer, _FITTED), valid, (best.alpha,), (best.pull,))
+            model = self._final(layer, again.weight)
+        summary = Summary(
+            mse=best.error,
+            lookback=lookback,
+            season=layer.season,
+            amplitude=amplitude,
+            calendar=amplitude is not None and any(shape is option for option in calendars),
+            alpha=best.alpha,
+            pull=best.pull,
+            tried=tried,
+        )
+        return Chosen(model, unrefitted, summary)
 
     def with_covariates(self, data: ScaledSeries, covariates: Sequence[Tensor], size: Tensor) -> Chosen:
         """The better of a model with an effect of covariates and one without.
@@ -106,43 +105,35 @@ class Choice:
         Args:
             data: the series.
             covariates: (covariates, time) of each, scaled.
-            size: by which they are divided, (covariates,).
+            size: their scale, (covariates,).
         """
-        layer = self._layer(data, self._lookback(data.horizon), None, torch.zeros(0, data.channels))
-        effect = best_effect(data, covariates, layer, self.lags, self.strength)
-        plain = self.of(data)
-        found = self.of(replace(data, effects=effects_of(effect, covariates)))
-        errors = plain.told["mse"], found.told["mse"]
-        # Of few horizons the error is known badly, and a small gain is none. Without validation data errors are NaN.
-        horizons = max(1.0, sum(data.kept) / data.horizon)
+        layer = self._layer(data, None, torch.zeros(0, data.channels))
+        effect = best_effect(data, covariates, layer, self.lags, self.alpha)
+        without = self.of(data)
+        chosen = self.of(replace(data, effects=effects_of(effect, covariates)))
+        errors = without.summary["mse"], chosen.summary["mse"]
+        # The error on few horizons is uncertain, and a small gain proves nothing. Without validation data it is NaN.
+        horizons = max(1.0, sum(data.validation_rows) / data.horizon)
         used = not errors[1] >= errors[0] * (1 - GAIN / horizons)
         if not used:
-            found, effect = plain, Effect(torch.zeros(data.channels, len(size), 1), 1, math.nan)
-        model = CovariateForecast(
-            **found.model.config,
-            covariates=len(size),
-            lags=effect.lags,
-            lag_order=effect.lag_order,
-            relative=data.relative,
-            dtype=torch.float32,
-        )
+            chosen, effect = without, Effect(torch.zeros(data.channels, len(size), 1), 1, math.nan)
         unit = torch.ones(data.channels) if data.relative else torch.tensor(self.unit)
-        weight = effect.weight.double() * unit[:, None, None] / size[:, None]
-        model.load_state_dict({**found.model.state_dict(), "effect_weight": weight.float()})
-        more = {"covariates": used, "lags": effect.lags, "mse without covariates": errors[0]}
-        return Chosen(model.eval(), found.pattern, {**found.told, **more, "mse with covariates": errors[1]})
+        weight = (effect.weight.double() * unit[:, None, None] / size[:, None]).float()
 
-    def _lookback(self, horizon: int) -> int:
-        room = self.longest - horizon
-        if self.lookback is not None and self.lookback > room:
-            raise ValueError(f"lookback must be at most {room} for so many rows and this horizon, got {self.lookback}")
-        return self.lookback or max(1, min(_LOOKBACK, room // 2))
+        def model(plain: LookbackForecast) -> LookbackForecast:
+            known = {"lags": effect.lags, "lag_order": effect.lag_order, "relative": data.relative}
+            layer = CovariateForecast(**plain.config, covariates=len(size), **known, dtype=torch.float32)
+            layer.load_state_dict({**plain.state_dict(), "effect_weight": weight})
+            return layer.eval()
 
-    def _layer(self, data: ScaledSeries, lookback: int, amplitude: float | None, shape: Tensor) -> LookbackForecast:
+        summary = Summary(chosen.summary, covariates=used, lags=effect.lags)
+        summary |= {"mse without covariates": errors[0], "mse with covariates": errors[1]}
+        return Chosen(model(chosen.model), model(chosen.unrefitted), summary, without.unrefitted)
+
+    def _layer(self, data: ScaledSeries, amplitude: float | None, shape: Tensor) -> LookbackForecast:
         """A layer for scaled series, without its readout."""
+        lookback, order, theta = self.settings.lookback, self.settings.order, self.settings.theta
         season = 0 if amplitude is None else len(shape)
-        order = self.order or min(_ORDER, max(lookback // 2, min(lookback, 8)))
-        theta = float(lookback if self.theta is None else self.theta)
         with torch.random.fork_rng(devices=[]):
             layer = LookbackForecast(data.channels, data.horizon, order, theta, lookback, season=season)
         layer.requires_grad_(False)
@@ -163,8 +154,9 @@ class Choice:
         return model.eval()
 
 
-def standard_deviation(rows: Array) -> Array:
+def standard_deviation(rows: Numbers) -> Numbers:
     """Of each column; 1 where it is constant."""
     spread = rows.std(axis=0)
-    found: Array = np.where(spread > 1e-12 * np.maximum(np.abs(rows.mean(axis=0)), 1e-300), spread, 1.0)
-    return found
+    varies = spread > 1e-12 * np.maximum(np.abs(rows.mean(axis=0)), 1e-300)
+    deviation: Numbers = np.where(varies, spread, 1.0)
+    return deviation

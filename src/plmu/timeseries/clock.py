@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +33,7 @@ class Clock:
         first: the time of step 0: a number, or microseconds since 1970.
         step: of one step: a number, microseconds or months.
         ends: whether months are written as their last days.
-        whole: whether a time belongs to the step that has begun, rather than to the nearest.
+        whole: whether a time belongs to the step that it lies in, rather than to the nearest.
         day_first: whether 2/1/2024 is the second of January; None where dates are not written so.
         zone: the time zone of all dates, in minutes east of Greenwich; None where they have none.
     """
@@ -58,17 +58,18 @@ class Clock:
         return np.floor(place + (_NEAR if self.whole else 0.5)).astype(np.int64)
 
     def offset(self, times: NDArray[Any]) -> float:
-        """By what part of a step all times of a series are after the grid, from -0.5 to 0.5; 0 for irregular times."""
+        """The part of a step, from -0.5 to 0.5, by which all times of a series come after the grid; 0 for irregular
+        times."""
         if self.kind not in ("numbers", "time") or self.whole or not len(times):
             return 0.0
-        some = times[:: max(1, len(times) // _SAMPLE)]
-        place = (_plain(some) - self.first) / self.step
+        sample = times[:: max(1, len(times) // _SAMPLE)]
+        place = (_plain(sample) - self.first) / self.step
         mean = np.exp(2j * np.pi * (place - np.rint(place))).mean()
-        found = float(np.angle(mean)) / (2 * np.pi)
-        return found if abs(mean) > _TOGETHER and abs(found) > _NEAR else 0.0
+        offset = float(np.angle(mean)) / (2 * np.pi)
+        return offset if abs(mean) > _TOGETHER and abs(offset) > _NEAR else 0.0
 
     def step_of(self, time: str) -> int:
-        """The step of one time, as text. ValueError: it is none."""
+        """The step of a time that is written as text. Raises ValueError if it is not a time."""
         if self.kind in ("rows", "numbers"):
             try:
                 return int(self.steps(np.array([float(time)]))[0])
@@ -78,13 +79,13 @@ class Clock:
 
         from plmu.timeseries.tables import dates
 
-        made, wrong, _ = dates.parse(pl.Series([time]), self.day_first)
-        if len(wrong) or made.has_nulls():
+        parsed, wrong, _ = dates.parse(pl.Series([time]), self.day_first)
+        if len(wrong) or parsed.has_nulls():
             raise ValueError(f"{time[:60]!r} is not a date or time")
-        found = made.to_numpy().astype("datetime64[us]")
+        stamp = parsed.to_numpy().astype("datetime64[us]")
         if self.zone and dates.zone(pl.Series([time])) is not None:
-            found = found + np.timedelta64(self.zone, "m")
-        return int(self.steps(found)[0])
+            stamp = stamp + np.timedelta64(self.zone, "m")
+        return int(self.steps(stamp)[0])
 
     def off_grid(self, times: NDArray[Any]) -> float:
         """The share of times of a series that are not at equal steps."""
@@ -102,7 +103,7 @@ class Clock:
             numbers = self.first + self.step * (steps + offset)
             nearest = np.rint(numbers)
             whole = bool((np.abs(numbers - nearest) <= 1e-6 * self.step).all()) or (offset and self.step >= 1000)
-            return [str(int(one)) for one in nearest.tolist()] if whole else [f"{one:.12g}" for one in numbers.tolist()]
+            return [str(int(time)) for time in nearest.tolist()] if whole else [f"{time:.12g}" for time in numbers.tolist()]
         return _written(self.dates(steps, offset), self.zone)
 
     def dates(self, steps: Steps, offset: float = 0.0) -> NDArray[Any]:
@@ -134,22 +135,19 @@ class Clock:
         return {1.0: "day", 7.0: "week"}.get(days, "none")
 
     @property
-    def told(self) -> str:
+    def spacing(self) -> str:
         """One step in words."""
         if self.kind == "weekdays":
             return "weekday"
         if self.kind == "months":
-            known = {1: "month", 3: "quarter", 12: "year"}
-            return known.get(int(self.step), f"{int(self.step)} months")
+            names = {1: "month", 3: "quarter", 12: "year"}
+            return names.get(int(self.step), f"{int(self.step)} months")
         if self.kind != "time":
             return "row" if self.kind == "rows" else f"{self.step:.15g}" if self.step % 1 == 0 else f"{self.step:.10g}"
         for unit, size in reversed(MICROSECONDS.items()):
             if self.step >= size and abs(self.step / size - round(self.step / size)) < 1e-9:
                 return f"{round(self.step / size)} {unit}"
         return f"{self.step / 10**6:g} s"
-
-    def described(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
@@ -159,14 +157,14 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
         groups: datetime64[us] or float64 of each series.
         step: "15min", "1h", "1d", "1mo" or a number, instead of what the times tell.
     """
-    first = min((one[0] for one in groups if len(one)), default=None)
+    first = min((times[0] for times in groups if len(times)), default=None)
     if first is None:
         return Clock()
     dates = np.issubdtype(groups[0].dtype, np.datetime64)
     origin = float(_plain(np.array([first]))[0])
     if step is not None:
-        return _given(step, dates, origin)
-    apart = np.concatenate([np.diff(_plain(one)) for one in groups])
+        return _of_step(step, dates, origin)
+    apart = np.concatenate([np.diff(_plain(times)) for times in groups])
     apart = apart[apart > 0]
     if not len(apart):
         return Clock("time", origin, float(DAY)) if dates else Clock("numbers", origin, 1.0)
@@ -175,12 +173,12 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
         return Clock("numbers", origin, _refined(max(groups, key=len), median))
     if median < DAY:
         return Clock("time", origin, _rounded(median, apart))
-    every = np.unique(np.concatenate([one.astype("datetime64[D]") for one in groups]))
+    days = np.unique(np.concatenate([times.astype("datetime64[D]") for times in groups]))
     for months, (low, high) in {1: (27.9, 31.1), 3: (89.5, 92.6), 12: (364.5, 366.5)}.items():
-        if low * DAY <= median <= high * DAY and len(every) > 2 and apart.min() >= low * DAY:
-            following = (every + 1).astype("datetime64[M]") != every.astype("datetime64[M]")
+        if low * DAY <= median <= high * DAY and len(days) > 2 and apart.min() >= low * DAY:
+            following = (days + 1).astype("datetime64[M]") != days.astype("datetime64[M]")
             return Clock("months", origin, float(months), bool(following.all()))
-    if median == DAY and len(every) >= 10 and np.is_busday(every).all():
+    if median == DAY and len(days) >= 10 and np.is_busday(days).all():
         return Clock("weekdays", origin, 1.0)
     return Clock("time", origin, _rounded(median, apart))
 
@@ -195,7 +193,7 @@ def _refined(times: NDArray[Any], median: float) -> float:
 
 
 def _rounded(median: float, apart: NDArray[np.float64]) -> float:
-    """The roundest length of time that the median distance of jittering times cannot be told from."""
+    """The median distance of jittering times, rounded to a length of time within its jitter."""
     jitter = float(np.median(np.abs(apart - median)))  # the error of the median is 1.9 of it by the root of the count
     tolerance = min(6 * jitter / len(apart) ** 0.5, _JITTER * median)
     for size in reversed(MICROSECONDS.values()):
@@ -204,7 +202,7 @@ def _rounded(median: float, apart: NDArray[np.float64]) -> float:
     return median
 
 
-def _given(step: str, dates: bool, origin: float) -> Clock:
+def _of_step(step: str, dates: bool, origin: float) -> Clock:
     match = re.fullmatch(r"\s*(\d*\.?\d*)\s*([a-z]*)\s*", step.lower())
     unit = match[2].removesuffix("s") if match and match[2] not in ("s", "us", "ms") else (match[2] if match else "")
     unit = {"m": "min", "minute": "min", "hour": "h", "day": "d", "week": "w", "month": "mo", "second": "s"}.get(
@@ -229,13 +227,13 @@ def _plain(times: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _micro(time: np.datetime64) -> np.int64:
-    found: np.int64 = time.astype("datetime64[us]").astype(np.int64)
-    return found
+    micros: np.int64 = time.astype("datetime64[us]").astype(np.int64)
+    return micros
 
 
 def _day(first: float) -> np.datetime64:
-    found: np.datetime64 = np.datetime64(int(first), "us").astype("datetime64[D]")
-    return found
+    day: np.datetime64 = np.datetime64(int(first), "us").astype("datetime64[D]")
+    return day
 
 
 def _month(first: float) -> int:
@@ -246,7 +244,7 @@ def _written(stamps: NDArray[Any], zone: int | None) -> list[str]:
     """Dates, with the time of day and the time zone where any has one."""
     plain = stamps.astype(np.int64)
     if not (plain % DAY).any():
-        return [str(one) for one in stamps.astype("datetime64[D]")]
+        return [str(day) for day in stamps.astype("datetime64[D]")]
     unit = "us" if (plain % 10**6).any() else ("s" if (plain % (60 * 10**6)).any() else "m")
     after = "" if zone is None else f"{'-' if zone < 0 else '+'}{abs(zone) // 60:02}:{abs(zone) % 60:02}"
-    return [str(one).replace("T", " ") + after for one in stamps.astype(f"datetime64[{unit}]")]
+    return [str(stamp).replace("T", " ") + after for stamp in stamps.astype(f"datetime64[{unit}]")]

@@ -22,7 +22,7 @@ from plmu.runs.outputs import write as write_outputs
 from plmu.timeseries import series
 from plmu.timeseries.clock import Clock
 from plmu.timeseries.columns import Columns
-from plmu.timeseries.examples import Windows
+from plmu.timeseries.windows import Windows
 from plmu.timeseries.scores import Intervals
 from plmu.timeseries.season import aligned
 from plmu.timeseries.series import Piece, SeriesConfig, SeriesData

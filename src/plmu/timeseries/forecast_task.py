@@ -19,7 +19,7 @@ from plmu.runs.experiment import Config
 from plmu.timeseries import series
 from plmu.timeseries.choosing import standard_deviation
 from plmu.timeseries.effects import LAGS
-from plmu.timeseries.examples import Windows
+from plmu.timeseries.windows import Windows
 from plmu.timeseries.forecast_files import Settings
 from plmu.timeseries.forecast_models import LSTM_TRAINING, ClosedModel, LSTMModel, WindowLSTM, equal_size
 from plmu.timeseries.forecaster import Forecaster

@@ -1,4 +1,4 @@
-"""Series as users have them: arrays, lists of arrays, and data frames of pandas or polars."""
+"""Series from arrays, lists of arrays, and data frames of pandas or polars; and forecasts in the same form."""
 
 from __future__ import annotations
 
@@ -10,148 +10,170 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-_DAY = 86_400 * 10**9  # nanoseconds
-_FEW = 0.01  # share of rows that may be missing in a calendar
+from plmu.timeseries.clock import DAY, Clock, find_clock
+from plmu.timeseries.columns import Columns
+from plmu.timeseries.series import Numbers, Piece, SeriesData
+
+Array = Numbers
+_REGULAR = 0.01  # share of rows that may be missing in a calendar
 
 
 @dataclass(frozen=True)
-class Series:
-    """One series: values (time, channels), and what its container was."""
+class Form:
+    """What a series was given as, so that its forecast is returned alike."""
 
-    values: Array
-    flat: bool = False  # given as (time,)
-    names: tuple[str, ...] | None = None  # columns of a frame
+    flat: bool = False  # (time,)
     frame: str | None = None  # "pandas" or "polars"
-    times: NDArray[np.int64] | None = None  # time stamps in nanoseconds
-    covariates: Array | None = None  # (time and rows ahead, covariates); NaN where a value ahead is missing
-    columns: tuple[str, ...] | None = None  # all columns of a frame
+    names: tuple[str, ...] | None = None  # of the columns to forecast
+    columns: tuple[str, ...] | None = None  # of all columns of numbers
+    times: Any = None  # the column or index of times, without rows
+    index: bool = False  # whether the times are the index
 
-    @property
-    def known(self) -> Array:
-        """The covariates of the series, and as far ahead as all of them are known."""
-        assert self.covariates is not None
-        missing = np.isnan(self.covariates[len(self.values) :].sum(axis=1))
-        ahead = int(missing.argmax()) if missing.any() else len(missing)
-        return self.covariates[: len(self.values) + ahead]
-
-    def tail(self, rows: int) -> Series:
-        """The last rows, and what is known ahead."""
-        first = max(0, len(self.values) - rows)
-        covariates = None if self.covariates is None else self.covariates[first:].copy()
-        times = None if self.times is None else self.times[first:].copy()
-        return replace(self, values=self.values[first:].copy(), covariates=covariates, times=times)
-
-    def like(self, values: Array) -> Any:
-        """Values (time, channels) in the same kind of container."""
+    def like(self, values: Numbers) -> Any:
+        """Values (time, channels) in the same form."""
         if self.frame is not None:
-            columns = dict(zip(self.names or (), values.T, strict=True))
-            return sys.modules[self.frame].DataFrame(columns)
+            return self.table(dict(zip(self.names or (), values.T, strict=True)))
         return values[:, 0] if self.flat else values
 
+    def table(self, columns: dict[str, Any], stamps: NDArray[Any] | None = None) -> Any:
+        """A data frame, with a column or an index of times."""
+        library = sys.modules[self.frame or "polars"]
+        if stamps is None or self.times is None:
+            return library.DataFrame(columns)
+        if self.frame == "polars":
+            times = library.Series(self.times.name, stamps.astype("datetime64[us]")).cast(self.times.dtype)
+            return library.DataFrame([times, *(library.Series(name, values) for name, values in columns.items())])
+        times = library.DatetimeIndex(stamps, name=self.times.name)
+        if getattr(self.times.dtype, "tz", None) is not None:
+            times = times.tz_localize("UTC").tz_convert(self.times.dtype.tz)
+        if self.index:
+            return library.DataFrame(columns, index=times)
+        return library.DataFrame({self.times.name: times, **columns})
+
 
 @dataclass(frozen=True)
-class Clock:
-    """Time stamps of the rows of `fit`."""
+class Table:
+    """One series as it was given, checked."""
 
-    first: int
-    step: float
+    values: Numbers  # (time, channels)
+    form: Form
+    times: NDArray[Any] | None = None  # datetime64[us]
+    covariates: Numbers | None = None  # (time and steps ahead, covariates); NaN where a value ahead is missing
 
-    @classmethod
-    def of(cls, one: Series) -> Clock | None:
-        if one.times is None or len(one.times) < 2:
-            return None
-        step = float(np.median(np.diff(one.times)))
-        return cls(int(one.times[0]), step) if step > 0 else None
+    def piece(self, name: str, clock: Clock | None, start: int = 0) -> Piece:
+        """On the clock of the series of `fit`, where both have times; else beginning at `start`."""
+        measured = np.broadcast_to(np.True_, self.values.shape)
+        if clock is None or clock.kind == "rows" or self.times is None:
+            return Piece(name, start, self.values, measured, covariates=self.covariates)
+        first, last = clock.steps(self.times[[0, -1]]).tolist()
+        skipped = last - first + 1 - len(self.values)
+        return Piece(name, first, self.values, measured, covariates=self.covariates, skipped=skipped)
 
-    def row(self, time: int) -> int:
-        return round((time - self.first) / self.step)
+
+def data_of(tables: Sequence[Table], covariates: Sequence[str | int], starts: Sequence[int] | None) -> SeriesData:
+    """The series of `fit`, on the clock of the first one; `starts` are the numbers of their first rows."""
+    form, clock = tables[0].form, clock_of(tables[0])
+    width = tables[0].values.shape[1]
+    values = form.names or tuple(f"value {number}" for number in range(1, 1 + width))
+    time = None if form.times is None else str(form.times.name or "time")
+    columns = Columns(time, values, None, covariates=tuple(map(str, covariates)))
+    pieces = [table.piece(str(place), clock) for place, table in enumerate(tables)]
+    if starts is not None:
+        pieces = [replace(piece, start=start) for piece, start in zip(pieces, starts, strict=True)]
+    return SeriesData(columns, clock, pieces)
 
 
-def calendar_of(one: Series) -> str | None:
-    """What a row is, "day" or "week", where the time stamps tell."""
-    if one.times is None or len(one.times) < 2:
+def clock_of(table: Table) -> Clock:
+    """The clock of a series; without times, or with times that do not rise, it counts rows."""
+    times = table.times
+    if times is None or len(times) < 2 or not np.median(np.diff(times.astype(np.int64))) > 0:
+        return Clock()
+    return replace(find_clock([times]), first=float(times[0].astype(np.int64)))
+
+
+def calendar_of(table: Table) -> str | None:
+    """What a row is, "day" or "week", where the time stamps tell and hardly any row is missing."""
+    if table.times is None or len(table.times) < 2:
         return None
-    apart = np.diff(one.times) / _DAY
+    apart = np.diff(table.times.astype(np.int64)) / DAY
     for name, days in (("day", 1), ("week", 7)):
-        if np.median(apart) == days and abs(apart.mean() / days - 1) < _FEW:
+        if np.median(apart) == days and abs(apart.mean() / days - 1) < _REGULAR:
             return name
     return None
 
 
-def is_list_of_series(given: Any) -> bool:
+def is_list_of_series(X: Any) -> bool:
     """Whether it is a list of arrays, tensors or frames, rather than nested lists of numbers."""
-    return isinstance(given, list | tuple) and bool(given) and all(getattr(one, "shape", ()) for one in given)
+    return isinstance(X, list | tuple) and bool(X) and all(getattr(series, "shape", ()) for series in X)
 
 
-def as_list(given: Any, name: str, covariates: Sequence[str | int] = ()) -> list[Series]:
+def as_list(X: Any, name: str, covariates: Sequence[str | int] = ()) -> list[Table]:
     """One or several series, checked."""
-    if is_list_of_series(given):
-        found = [as_series(one, f"{name}[{i}]", covariates) for i, one in enumerate(given)]
-        widths = sorted({one.values.shape[1] for one in found})
+    if is_list_of_series(X):
+        tables = [as_table(series, f"{name}[{i}]", covariates) for i, series in enumerate(X)]
+        widths = sorted({table.values.shape[1] for table in tables})
         if len(widths) > 1:
             raise ValueError(f"all series of {name} must have the same number of channels, got {widths}")
-        return found
-    return [as_series(given, name, covariates)]
+        return tables
+    return [as_table(X, name, covariates)]
 
 
-def as_series(given: Any, name: str, covariates: Sequence[str | int] = ()) -> Series:
+def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> Table:
     """A series from an array (time,) or (time, channels), or from a frame; NaN and infinity are refused.
 
     Args:
-        given: the array or frame.
+        X: the array or frame.
         name: what to call it in errors.
-        covariates: its columns that are known ahead, by name or number. Where the others are empty in the last rows,
-            these rows are ahead.
+        covariates: its columns that are known ahead, by name or number. Rows at the end in which all others are empty
+            are ahead of the series.
     """
-    one = _unchecked(given, name)
+    table = _unchecked(X, name)
+    form = table.form
     if not len(covariates):
-        return replace(one, values=_checked(one.values, name, one.names), columns=one.names)
-    width = one.values.shape[1]
-    known = [_place(column, one.names, width, name) for column in covariates]
-    if len(set(known)) < len(known) or len(known) == width:
-        fault = "names a column twice" if len(set(known)) < len(known) else f"leaves no column of {name} to forecast"
+        return replace(table, values=_checked(table.values, name, form.names))
+    width = table.values.shape[1]
+    places = [_place(column, form.names, width, name) for column in covariates]
+    if len(set(places)) < len(places) or len(places) == width:
+        fault = "names a column twice" if len(set(places)) < len(places) else f"leaves no column of {name} to forecast"
         raise ValueError(f"covariates {fault}: {list(covariates)}")
-    own = [place for place in range(width) if place not in known]
-    names = None if one.names is None else tuple(one.names[place] for place in own)
-    values, more = one.values[:, own], one.values[:, known]
+    rest = [place for place in range(width) if place not in places]
+    names = None if form.names is None else tuple(form.names[place] for place in rest)
+    values, ahead = table.values[:, rest], table.values[:, places]
     measured = np.flatnonzero(~np.isnan(values).all(axis=1))
     rows = int(measured[-1]) + 1 if len(measured) else len(values)
-    _checked(more[:rows], name, tuple(map(str, covariates)) if one.names is not None else None, known)
-    return replace(
-        one,
-        values=_checked(values[:rows], name, names, own),
-        names=names,
-        columns=one.names,
-        covariates=more,
-        times=None if one.times is None else one.times[:rows],
+    _checked(ahead[:rows], name, tuple(map(str, covariates)) if form.names is not None else None, places)
+    return Table(
+        _checked(values[:rows], name, names, rest),
+        replace(form, names=names),
+        None if table.times is None else table.times[:rows],
+        ahead,
     )
 
 
-def with_future(one: Series, future: Any, covariates: Sequence[str | int], name: str) -> Series:
+def with_future(table: Table, future: Any, covariates: Sequence[str | int], name: str) -> Table:
     """A series whose covariates ahead are those of an array (time,) or (time, covariates), or of a frame."""
-    assert one.covariates is not None
-    given = _unchecked(future, name)
-    columns = given.values
-    if given.names is not None and one.columns is not None:
-        wanted = [one.columns[_place(column, one.columns, len(one.columns), "X")] for column in covariates]
-        columns = columns[:, [_place(column, given.names, len(given.names), name) for column in wanted]]
+    assert table.covariates is not None
+    plan = _unchecked(future, name)
+    columns, names = plan.values, table.form.columns
+    if plan.form.names is not None and names is not None:
+        wanted = [names[_place(column, names, len(names), "X")] for column in covariates]
+        columns = columns[:, [_place(column, plan.form.names, len(plan.form.names), name) for column in wanted]]
     if columns.shape[1] != len(covariates):
         raise ValueError(
             f"{name} must have a column for each of the {len(covariates)} covariates, got {columns.shape[1]}"
         )
-    clock = Clock.of(one)
-    if given.times is not None and len(given.times) and one.times is not None and clock is not None:
-        steps = clock.row(int(given.times[0])) - clock.row(int(one.times[-1]))
-        if steps != 1:
-            raise ValueError(f"{name} must begin one step after the last row of the series, got {steps} steps")
-    return replace(one, covariates=np.concatenate([one.covariates[: len(one.values)], columns]))
+    clock = clock_of(table)
+    if plan.times is not None and len(plan.times) and table.times is not None and clock.kind != "rows":
+        last, first = clock.steps(np.array([table.times[-1], plan.times[0]])).tolist()
+        if first - last != 1:
+            raise ValueError(f"{name} must begin one step after the last row of the series, got {first - last} steps")
+    return replace(table, covariates=np.concatenate([table.covariates[: len(table.values)], columns]))
 
 
-def check_ahead(one: Series, horizon: int, covariates: Sequence[str | int], name: str) -> None:
-    """Raise unless the covariates are known so many rows ahead."""
-    assert one.covariates is not None
-    ahead = np.isfinite(one.covariates[len(one.values) :][:horizon])
+def check_ahead(piece: Piece, horizon: int, covariates: Sequence[str | int], name: str) -> None:
+    """Raise unless the covariates are known for `horizon` rows ahead."""
+    assert piece.covariates is not None
+    ahead = np.isfinite(piece.covariates[len(piece) :][:horizon])
     for column, known in zip(covariates, ahead.T, strict=True):
         count = len(known) if known.all() else int((~known).argmax())
         if count < horizon:
@@ -176,26 +198,26 @@ def _place(column: str | int, names: tuple[str, ...] | None, width: int, name: s
     return int(column) % width
 
 
-def _unchecked(given: Any, name: str) -> Series:
+def _unchecked(X: Any, name: str) -> Table:
     """Before it is known which values may be missing."""
-    root = type(given).__module__.partition(".")[0]
-    if root in ("pandas", "polars") and hasattr(given, "columns"):
-        return _from_frame(given, root, name)
-    array = numbers(given, name)
+    library = type(X).__module__.partition(".")[0]
+    if library in ("pandas", "polars") and hasattr(X, "columns"):
+        return _from_frame(X, library, name)
+    array = numbers(X, name)
     if array.ndim not in (1, 2):
         raise ValueError(f"{name} must have shape (time,) or (time, channels), got {array.shape}")
     flat = array.ndim == 1
-    return Series(array[:, None] if flat else array, flat)
+    return Table(array[:, None] if flat else array, Form(flat))
 
 
-def numbers(given: Any, name: str) -> Array:
+def numbers(X: Any, name: str) -> Numbers:
     """An array of float64."""
-    if hasattr(given, "toarray") and hasattr(given, "nnz"):
+    if hasattr(X, "toarray") and hasattr(X, "nnz"):
         raise TypeError(f"{name} must be dense: sparse input is not supported, give {name}.toarray()")
-    if hasattr(given, "detach"):
-        given = given.detach().cpu()
+    if hasattr(X, "detach"):
+        X = X.detach().cpu()
     try:
-        array = np.asarray(given)
+        array = np.asarray(X)
     except ValueError:
         raise ValueError(f"{name} must be an array; give series of unequal length as a list of arrays") from None
     if np.iscomplexobj(array):
@@ -206,30 +228,30 @@ def numbers(given: Any, name: str) -> Array:
         raise type(error)(f"{name} must hold numbers: {error}") from None
 
 
-def _from_frame(frame: Any, root: str, name: str) -> Series:
+def _from_frame(frame: Any, library: str, name: str) -> Table:
     times = None
-    columns = list(frame.columns)
-    if root == "pandas" and str(frame.index.dtype).startswith("datetime64"):
-        times = _stamps(frame.index)
-    kept = []
-    for column in columns:
+    if library == "pandas" and str(frame.index.dtype).startswith("datetime64"):
+        times = frame.index
+    index, columns = times is not None, []
+    for column in list(frame.columns):
         kind = str(frame[column].dtype)
         if kind.lower().startswith("date"):
-            times = _stamps(frame[column]) if times is None else times
+            times = frame[column] if times is None else times
         else:
-            kept.append(column)
-    if not kept:
+            columns.append(column)
+    if not columns:
         raise ValueError(f"{name} has no column of numbers")
-    arrays = [numbers(frame[column].to_numpy(), f"column {column!r} of {name}") for column in kept]
-    names = tuple(str(column) for column in kept)
-    return Series(np.stack(arrays, axis=1), False, names, root, times)
+    arrays = [numbers(frame[column].to_numpy(), f"column {column!r} of {name}") for column in columns]
+    names = tuple(str(column) for column in columns)
+    form = Form(False, library, names, names, None if times is None else times[:0], index)
+    return Table(np.stack(arrays, axis=1), form, None if times is None else _stamps(times))
 
 
-def _stamps(column: Any) -> NDArray[np.int64]:
-    return np.asarray(column.to_numpy()).astype("datetime64[ns]").astype(np.int64)
+def _stamps(column: Any) -> NDArray[Any]:
+    return np.asarray(column.to_numpy()).astype("datetime64[us]")
 
 
-def _checked(values: Array, name: str, names: tuple[str, ...] | None, places: Sequence[int] | None = None) -> Array:
+def _checked(values: Numbers, name: str, names: tuple[str, ...] | None, places: Sequence[int] | None = None) -> Numbers:
     if values.shape[0] == 0:
         raise ValueError(f"Found array with 0 sample(s): {name} has no rows")
     if values.shape[1] == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from plmu.nn.covariates import spread
 from plmu.nn.forecast import Standard as Standard  # what a reader returns
+from plmu.timeseries.windows import BLOCK, gather, stride_of
 
-_BLOCK = 2**22  # numbers of windows that are held at a time
-STRENGTHS = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # of the ridge, for features of unit power
+ALPHAS = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # of the ridge, for features of unit power
 PULLS = (float("inf"), 3.0, 1.0, 0.3, 0.1, 0.03)  # of each channel's readout towards the shared one
 
 
@@ -38,7 +37,7 @@ class Reader(Sizes, Protocol):
 
     @property
     def order(self) -> int:
-        """How many features a window has."""
+        """The number of features of a window."""
 
     def standard(self, windows: Tensor, phase: Tensor) -> Standard:
         """Features, level and season ahead of windows (..., channels, lookback)."""
@@ -48,8 +47,8 @@ class Reader(Sizes, Protocol):
 class Part:
     """Rows of one series (channels, time) from which windows are taken; its first row has the number `start`.
 
-    With the effect of covariates on these rows, windows are of the rest: the effect is subtracted, in units of each
-    window's spread if it is relative.
+    With the effect of covariates on these rows, it is subtracted from the windows, in units of each window's spread if
+    it is relative.
     """
 
     values: Tensor
@@ -58,29 +57,24 @@ class Part:
     relative: bool = False
 
     def windows(self, layer: Sizes) -> int:
-        """How many windows with their horizon it has."""
+        """The number of its windows that have a horizon after them."""
         return max(0, self.values.shape[1] - layer.lookback - layer.horizon + 1)
 
 
 def blocks(layer: Sizes, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Windows (some, channels, lookback), what follows them (some, channels, horizon), and the phase of their last
-    steps (some,)."""
+    """Windows (windows, channels, lookback), what follows them (windows, channels, horizon), and the phase of their
+    last steps (windows,)."""
     reach = layer.lookback + layer.horizon
     for part in parts:
-        count = part.windows(layer)
-        if not count:
-            continue
-        every = part.values.unfold(1, reach, stride).movedim(0, 1)  # (windows, channels, reach)
-        effects = None if part.effect is None else part.effect.unfold(1, reach, stride).movedim(0, 1)
-        rows = max(1, _BLOCK // (reach * layer.channels))
-        for first in range(0, every.shape[0], rows):
-            some = every[first : first + rows]
-            if effects is not None:
-                size = spread(some[..., : layer.lookback]) if part.relative else 1.0
-                some = some - size * effects[first : first + rows]
-            row = torch.arange(first, first + some.shape[0]) * stride + part.start + layer.lookback - 1
-            phase = (row + layer.phase) % max(layer.season, 1)
-            yield some[..., : layer.lookback], some[..., layer.lookback :], phase
+        for first in torch.arange(0, part.windows(layer), stride).split(max(1, BLOCK // (reach * layer.channels))):
+            if not len(first):
+                continue
+            rows = gather(part.values, reach, first)
+            if part.effect is not None:
+                size = spread(rows[..., : layer.lookback]) if part.relative else 1.0
+                rows = rows - size * gather(part.effect, reach, first)
+            phase = (first + part.start + layer.lookback - 1 + layer.phase) % max(layer.season, 1)
+            yield rows[..., : layer.lookback], rows[..., layer.lookback :], phase
 
 
 @dataclass(frozen=True)
@@ -100,11 +94,11 @@ class Sums:
         square = torch.zeros(layer.channels, dtype=torch.float64)
         count = 0
         for windows, future, phase in blocks(layer, parts, stride):
-            seen = layer.standard(windows, phase)
-            target = future - seen.last
-            if seen.ahead is not None:
-                target -= seen.ahead
-            features, target = seen.features.movedim(1, 0), target.movedim(1, 0)  # (channels, some, ...)
+            standard = layer.standard(windows, phase)
+            target = future - standard.last
+            if standard.ahead is not None:
+                target -= standard.ahead
+            features, target = standard.features.movedim(1, 0), target.movedim(1, 0)  # (channels, windows, ...)
             gram += features.mT @ features
             cross += features.mT @ target
             square += target.square().sum((1, 2))
@@ -123,35 +117,40 @@ class Sums:
 
 @dataclass(frozen=True)
 class ScaledSeries:
-    """Scaled series (channels, time), how many rows at the end of each are kept to choose by, and where each starts;
-    and the effects of covariates on them."""
+    """Scaled series (channels, time), the number of validation rows at the end of each, and the number of each one's
+    first row; and the effects of covariates on them."""
 
     series: list[Tensor]
-    kept: list[int]
-    starts: list[int]
+    validation_rows: list[int]
+    start_rows: list[int]
     channels: int
     horizon: int
     effects: list[Tensor] | None = None
     relative: bool = False
 
     def past(self) -> list[Tensor]:
-        """The rows before the kept ones, without the effects of covariates."""
-        return [self._rest(place)[:, : self._end(place)] for place in range(len(self.series))]
+        """The rows before the validation rows, without the effects of covariates."""
+        return [self._without_effect(place)[:, : self._end(place)] for place in range(len(self.series))]
 
     def has_validation(self, lookback: int) -> bool:
-        return any(rows and one.shape[1] - rows >= lookback for one, rows in zip(self.series, self.kept, strict=True))
+        pairs = zip(self.series, self.validation_rows, strict=True)
+        return any(rows and series.shape[1] - rows >= lookback for series, rows in pairs)
 
     def train(self) -> list[Part]:
-        """The rows before the kept ones."""
+        """The rows before the validation rows."""
         return [self._part(place, 0, self._end(place)) for place in range(len(self.series))]
 
     def valid(self, lookback: int) -> list[Part]:
-        """The kept rows, and those before them that their windows need."""
+        """The validation rows, and those before them that their windows need."""
         firsts = [self._end(place) - lookback for place in range(len(self.series))]
-        return [self._part(place, first, None) for place, first in enumerate(firsts) if self.kept[place] and first >= 0]
+        return [
+            self._part(place, first, None)
+            for place, first in enumerate(firsts)
+            if self.validation_rows[place] and first >= 0
+        ]
 
     def sums(self, layer: Reader, limit: int) -> tuple[Sums, Sums | None]:
-        """Of the windows before the kept rows, and of those whose horizon lies in them."""
+        """Of the windows before the validation rows, and of those whose horizon lies in them."""
         train, valid = self.train(), self.valid(layer.lookback)
         checked = Sums.of(layer, valid, self.stride(layer, valid, limit)) if valid else None
         return Sums.of(layer, train, self.stride(layer, train, limit)), checked if checked and checked.count else None
@@ -160,42 +159,40 @@ class ScaledSeries:
         parts = [self._part(place, 0, None) for place in range(len(self.series))]
         return Sums.of(layer, parts, self.stride(layer, parts, limit))
 
+    def stride(self, layer: Sizes, parts: list[Part], limit: int) -> int:
+        """So that at most `limit` windows are taken, over all channels."""
+        return stride_of(sum(part.windows(layer) for part in parts) * self.channels, limit, layer.season)
+
     def _end(self, place: int) -> int:
-        return self.series[place].shape[1] - self.kept[place]
+        return self.series[place].shape[1] - self.validation_rows[place]
 
     def _part(self, place: int, first: int, end: int | None) -> Part:
         effect = None if self.effects is None else self.effects[place][:, first:end]
-        return Part(self.series[place][:, first:end], self.starts[place] + first, effect, self.relative)
+        return Part(self.series[place][:, first:end], self.start_rows[place] + first, effect, self.relative)
 
-    def _rest(self, place: int) -> Tensor:
-        one = self.series[place]
+    def _without_effect(self, place: int) -> Tensor:
+        series = self.series[place]
         if self.effects is None:
-            return one
-        return one - self.effects[place] * (spread(one[:, : max(1, self._end(place))]) if self.relative else 1.0)
-
-    def stride(self, layer: Sizes, parts: list[Part], limit: int) -> int:
-        """So that at most `limit` windows are taken; no divisor of a day, so that all phases are seen."""
-        stride = math.ceil(sum(one.windows(layer) for one in parts) * self.channels / limit)
-        while layer.season and stride > 1 and math.gcd(stride, layer.season) > 1:
-            stride += 1
-        return max(1, stride)
+            return series
+        size = spread(series[:, : max(1, self._end(place))]) if self.relative else 1.0
+        return series - self.effects[place] * size
 
 
 @dataclass(frozen=True)
 class Ridge:
-    """A readout with the strengths that gave it, and its error on validation data."""
+    """A readout, the regularisation that gave it, and its error on validation data."""
 
     weight: Tensor  # (1 or channels, order, horizon), of unscaled features
-    strength: float
+    alpha: float
     pull: float
     error: float
 
 
-def solve(train: Sums, strength: float, pull: float, shared: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def solve(train: Sums, alpha: float, pull: float, shared: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The shared readout (order, horizon) of scaled features, and that of each channel, pulled towards it."""
     eye = torch.eye(train.gram.shape[1], dtype=torch.float64)
     if shared is None:
-        shared = torch.linalg.solve(train.gram.mean(0) + strength * eye, train.cross.mean(0))
+        shared = torch.linalg.solve(train.gram.mean(0) + alpha * eye, train.cross.mean(0))
     if pull == float("inf"):
         return shared, shared[None]
     own = torch.linalg.solve(train.gram + pull * eye, train.cross - train.gram @ shared)
@@ -205,30 +202,30 @@ def solve(train: Sums, strength: float, pull: float, shared: Tensor | None = Non
 def best_ridge(
     train: Sums,
     valid: Sums | None,
-    strengths: Sequence[float] = STRENGTHS,
+    alphas: Sequence[float] = ALPHAS,
     pulls: Sequence[float] = PULLS,
 ) -> Ridge:
-    """The readout with the smallest error on validation data; of medium strength where there is none."""
+    """The readout with the smallest error on validation data; that of the median alpha where there is none."""
     scale = train.gram.diagonal(dim1=1, dim2=2).mean(0).sqrt()
     scale = torch.where(scale > 0, scale, 1.0)
     train = train.scaled(scale)
     if valid is None:
-        strength = sorted(strengths)[len(strengths) // 2]
-        weight = solve(train, strength, float("inf"))[1]
-        return Ridge(weight / scale[:, None], strength, float("inf"), float("nan"))
+        alpha = sorted(alphas)[len(alphas) // 2]
+        weight = solve(train, alpha, float("inf"))[1]
+        return Ridge(weight / scale[:, None], alpha, float("inf"), float("nan"))
     valid = valid.scaled(scale)
-    found: Ridge | None = None
-    for strength in strengths:
-        weight = solve(train, strength, float("inf"))[1]
+    best: Ridge | None = None
+    for alpha in alphas:
+        weight = solve(train, alpha, float("inf"))[1]
         error = valid.error(weight)
-        if found is None or error < found.error:
-            found = Ridge(weight, strength, float("inf"), error)
-    assert found is not None
-    shared = found.weight[0]
+        if best is None or error < best.error:
+            best = Ridge(weight, alpha, float("inf"), error)
+    assert best is not None
+    shared = best.weight[0]
     for pull in pulls:
         if pull != float("inf") and train.gram.shape[0] > 1:
-            weight = solve(train, found.strength, pull, shared)[1]
+            weight = solve(train, best.alpha, pull, shared)[1]
             error = valid.error(weight)
-            if error < found.error:
-                found = Ridge(weight, found.strength, pull, error)
-    return Ridge(found.weight / scale[:, None], found.strength, found.pull, found.error)
+            if error < best.error:
+                best = Ridge(weight, best.alpha, pull, error)
+    return Ridge(best.weight / scale[:, None], best.alpha, best.pull, best.error)

@@ -1,18 +1,22 @@
-"""Scores of forecasts: errors of a model and of baselines by step ahead, prediction intervals, a rolling backtest."""
+"""Scores of forecasts: errors of a model and of the baselines by step ahead, and how often intervals held."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from plmu.nn import CovariateForecast, LookbackForecast
-from plmu.timeseries.examples import Examples, Windows
-from plmu.timeseries.ridge import STRENGTHS, Part, Ridge, Standard, Sums, best_ridge
+from plmu.nn.covariates import CovariateForecast
+from plmu.nn.forecast import LookbackForecast
+from plmu.timeseries.intervals import Intervals
+from plmu.timeseries.ridge import ALPHAS, Part, Ridge, Standard, Sums, best_ridge
+from plmu.timeseries.split import Split
+from plmu.timeseries.windows import Examples, Windows
 
-Method = Callable[[Examples], Tensor]  # to forecasts (some, channels, horizon)
+Method = Callable[[Examples], Tensor]  # to forecasts (windows, channels, horizon)
 _LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to
 
 
@@ -34,13 +38,13 @@ class Errors:
 
     def by_step(self) -> list[float]:
         """The mean squared error of each step ahead."""
-        found: list[float] = (self.squares.sum(0) / self.count.sum(0).clamp(min=1)).tolist()
-        return found
+        means: list[float] = (self.squares.sum(0) / self.count.sum(0).clamp(min=1)).tolist()
+        return means
 
     def by_channel(self, scale: Tensor) -> list[float]:
         """The mean absolute error of each channel, in its own units."""
-        found: list[float] = (scale * self.absolute.sum(1) / self.count.sum(1).clamp(min=1)).tolist()
-        return found
+        means: list[float] = (scale * self.absolute.sum(1) / self.count.sum(1).clamp(min=1)).tolist()
+        return means
 
     def until(self, horizon: int) -> float:
         """The mean squared error of the first steps ahead."""
@@ -48,67 +52,46 @@ class Errors:
 
 
 @dataclass
-class Intervals:
-    """Quantiles of validation errors, by which a forecast gets its intervals.
+class Scores:
+    """Errors of each method over the same windows, the first of which is the model."""
 
-    The interval of level p at a step ahead reaches from the (1 − p)/2 to the (1 + p)/2 quantile of what was measured
-    minus what was forecast, with the correction for finitely many errors of conformal prediction. Where there are
-    several series, errors are relative to the changes from row to row in the window (`spread`).
-    """
-
-    levels: tuple[float, ...]
-    relative: bool
-    lookback: int  # rows of a window in which its changes are measured
-    floor: Tensor  # (channels,): the smallest spread
-    low: Tensor = field(default_factory=lambda: torch.zeros(0))  # (levels, channels, horizon)
-    high: Tensor = field(default_factory=lambda: torch.zeros(0))
-
-    def spread(self, windows: Tensor, known: Tensor | None = None) -> Tensor:
-        """What errors are relative to: (some, channels, 1), or 1.
-
-        Args:
-            windows: (some, channels, length).
-            known: how many rows of each were measured, (some,); those before repeat the first. Default: all.
-        """
-        if not self.relative:
-            return windows.new_ones(1)
-        windows = windows[..., -self.lookback :]
-        count = windows.new_full((len(windows),), windows.shape[-1]) if known is None else known
-        changes = windows.diff(dim=-1).square().sum(-1, keepdim=True)
-        changes = (changes / (count.clamp(max=windows.shape[-1]) - 1).clamp(min=1)[:, None, None]).sqrt()
-        return changes.maximum(self.floor[:, None])
+    errors: dict[str, Errors]
+    windows: int
+    levels: tuple[float, ...] = ()
+    coverage: list[float] = field(default_factory=list)  # of each level: the share of values within the interval
 
 
 def model_method(model: nn.Module) -> Method:
-    """A model's forecasts from windows and covariates, and of a LookbackForecast by the season's phase."""
+    """A model's forecasts from windows and covariates; a LookbackForecast also takes the season's phase."""
 
-    def forecast(one: Examples) -> Tensor:
-        place = next(model.parameters()).device
-        given = one.windows.to(place)
+    def forecast(examples: Examples) -> Tensor:
+        device = next(model.parameters()).device
+        windows = examples.windows.to(device)
         if not isinstance(model, LookbackForecast):
-            known = () if one.covariates is None else (one.covariates.to(place),)
-            found: Tensor = model(given, *known).to(one.windows.device)
-            return found
-        given, phase = given[..., -model.lookback :], one.steps.to(place) % max(model.season, 1)
+            covariates = () if examples.covariates is None else (examples.covariates.to(device),)
+            ahead: Tensor = model(windows, *covariates).to(examples.windows.device)
+            return ahead
+        windows, phase = windows[..., -model.lookback :], examples.steps.to(device) % max(model.season, 1)
         if isinstance(model, CovariateForecast):
-            assert one.covariates is not None
-            effect = model.effect(one.covariates[..., 1 - model.lags - model.lookback - model.horizon :].to(place))
-            out = model.forecast(given, phase, effect)
+            assert examples.covariates is not None
+            steps = model.lags - 1 + model.lookback + model.horizon
+            effect = model.effect(examples.covariates[..., -steps:].to(device))
+            ahead = model.forecast(windows, phase, effect)
         else:
-            out = model.read(given, phase)
-        return out.to(one.windows.device)
+            ahead = model.read(windows, phase)
+        return ahead.to(examples.windows.device)
 
     return forecast
 
 
 def last_value(horizon: int) -> Method:
-    return lambda one: one.windows[..., -1:].expand(-1, -1, horizon)
+    return lambda examples: examples.windows[..., -1:].expand(-1, -1, horizon)
 
 
 def seasonal_value(horizon: int, season: int) -> Method:
     """The value of one season before, or of several where the horizon is longer."""
     back = torch.arange(horizon) % season - season
-    return lambda one: one.windows[..., back + one.windows.shape[-1]]
+    return lambda examples: examples.windows[..., back + examples.windows.shape[-1]]
 
 
 class WindowLinear:
@@ -127,16 +110,33 @@ class WindowLinear:
         """To series (channels, time), each divided by its scale."""
         sums = []
         for series in (train, valid):
-            parts = [Part(one / scale[:, None], 0) for one in series]
-            count = sum(one.windows(self) for one in parts) * self.channels
+            parts = [Part(rows / scale[:, None], 0) for rows in series]
+            count = sum(part.windows(self) for part in parts) * self.channels
             sums.append(Sums.of(self, parts, max(1, -(-count // _LINEAR))))
-        found = best_ridge(sums[0], sums[1] if sums[1].count else None, STRENGTHS, (float("inf"),))
-        self.weight = found.weight[0].float()
-        return found
+        best = best_ridge(sums[0], sums[1] if sums[1].count else None, ALPHAS, (float("inf"),))
+        self.weight = best.weight[0].float()
+        return best
 
-    def __call__(self, one: Examples) -> Tensor:
-        own = one.windows[..., -self.lookback :]
-        return own[..., -1:] + (own - own[..., -1:]) @ self.weight
+    def __call__(self, examples: Examples) -> Tensor:
+        windows = examples.windows[..., -self.lookback :]
+        return windows[..., -1:] + (windows - windows[..., -1:]) @ self.weight
+
+
+def baselines(split: Split) -> dict[str, Method]:
+    """Last value, seasonal last value, and a linear map of the window."""
+    settings = split.settings
+    methods: dict[str, Method] = {"last value": last_value(settings.horizon)}
+    if settings.season:
+        methods["seasonal last value"] = seasonal_value(settings.horizon, settings.season)
+    linear = WindowLinear(len(split.scale), settings.horizon, settings.lookback)
+    train, valid = [], []
+    for piece, (a, b) in zip(split.data.pieces, split.cuts, strict=True):
+        rows = torch.from_numpy((piece.values - piece.values[0]).T.astype(np.float32))
+        train.append(rows[:, :a])
+        valid.append(rows[:, max(0, a - settings.lookback) : b])
+    linear.fit(train, valid, split.scale)
+    methods["linear"] = linear
+    return methods
 
 
 def score(
@@ -147,49 +147,36 @@ def score(
     horizon: int,
     scale: Tensor,
     intervals: Intervals | None = None,
-) -> tuple[dict[str, Errors], list[float]]:
-    """Errors of each method over these origins, and the share of values within the first method's intervals."""
+) -> Scores:
+    """Errors of each method over these origins, and the share of values within the first method's intervals.
+
+    Args:
+        methods: by name.
+        windows: the series.
+        origins: the last rows of the windows.
+        length: rows of a window.
+        horizon: steps ahead.
+        scale: the unit of errors, (channels,).
+        intervals: of the first method.
+    """
     shape = (len(scale), horizon)
     sums = {name: Errors(*(torch.zeros(shape, dtype=torch.float64) for _ in range(3))) for name in methods}
-    inside = torch.zeros(0 if intervals is None else len(intervals.levels), dtype=torch.float64)
+    levels = () if intervals is None else intervals.levels
+    inside = torch.zeros(len(levels), dtype=torch.float64)
     with torch.no_grad():
-        for one in windows.blocks(origins, length, horizon):
-            counted = torch.ones_like(one.future, dtype=torch.bool) if one.measured is None else one.measured
+        for examples in windows.blocks(origins, length, horizon):
+            future = examples.future
+            counted = torch.ones_like(future, dtype=torch.bool) if examples.measured is None else examples.measured
             for name, method in methods.items():
-                forecast = method(one)
-                error = torch.where(counted, (forecast - one.future) / scale[:, None], 0.0)
+                forecast = method(examples)
+                error = torch.where(counted, (forecast - future) / scale[:, None], 0.0)
                 sums[name].squares += error.square().sum(0)
                 sums[name].absolute += error.abs().sum(0)
                 sums[name].count += counted.sum(0)
                 if intervals is not None and name == next(iter(methods)):
-                    left = (one.future - forecast) / intervals.spread(one.windows)
-                    for place in range(len(intervals.levels)):
-                        within = (left >= intervals.low[place]) & (left <= intervals.high[place])
+                    relative = (future - forecast) / intervals.spread(examples.windows)
+                    for place in range(len(levels)):
+                        within = (relative >= intervals.low[place]) & (relative <= intervals.high[place])
                         inside[place] += (within & counted).sum()
     total = next(iter(sums.values())).count.sum().clamp(min=1)
-    return sums, (inside / total).tolist()
-
-
-def fill_intervals(
-    found: Intervals, forecasts: Sequence[tuple[Method, Tensor]], windows: Windows, length: int, horizon: int
-) -> Intervals:
-    """With the quantiles of the errors of methods, each over origins that it has not seen."""
-    if not found.levels:
-        return found
-    left = []
-    with torch.no_grad():
-        for method, origins in forecasts:
-            for one in windows.blocks(origins, length, horizon):
-                error = (one.future - method(one)) / found.spread(one.windows)
-                left.append(error if one.measured is None else torch.where(one.measured, error, torch.nan))
-    errors = torch.cat(left)  # (windows, channels, horizon)
-    count = errors.isfinite().sum(0)
-    ordered = errors.nan_to_num(torch.inf).sort(0).values
-    low, high = [], []
-    for level in found.levels:
-        # The ⌈(n + 1) q⌉-th smallest of n errors, and as far from the largest.
-        rank = ((count + 1) * (1 + level) / 2).ceil().long().clamp(min=1).minimum(count.clamp(min=1)) - 1
-        # Where all errors have one sign, the interval still holds the forecast.
-        high.append(ordered.gather(0, rank[None])[0].clamp(min=0))
-        low.append(ordered.gather(0, (count - 1 - rank).clamp(min=0)[None])[0].clamp(max=0))
-    return replace(found, low=torch.stack(low), high=torch.stack(high))
+    return Scores(sums, len(origins), levels, (inside / total).tolist())

@@ -1,4 +1,4 @@
-"""Series of one's own: from tables to rows at equal steps, without gaps, and their split by time."""
+"""Series from tables: rows at equal steps, without gaps, and their split by time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plmu.data.files import DataConfig
-from plmu.errors import DataError
+from plmu.errors import DataError, suggestion
 from plmu.timeseries.clock import DAY, Clock, Steps, find_clock
 from plmu.timeseries.columns import Columns, find_columns
 from plmu.timeseries.raw import Numbers, RawSeries, raw_series, read_future, rows_of, with_future
@@ -29,16 +29,16 @@ class SeriesConfig(DataConfig):
     file: Path | None = None
     """CSV, Parquet or NumPy file of yours, or a folder of them with a series each."""
     time: str | None = None
-    """Column of times. Default: found. Without one rows are equally far apart."""
+    """Column of times. Default: detected. Without one, rows are equally far apart."""
     values: tuple[str, ...] = ()
     """Columns to forecast. Default: all columns of numbers that vary."""
     covariates: tuple[str, ...] = ()
     """Columns that are known ahead, such as holidays or planned prices: they help to forecast, and are not forecast."""
     id: str | None = None
-    """Column that names the series of a row, where a file holds several; or columns, with commas. Default: found where
-    times repeat."""
+    """Column that names the series of a row, where a file holds several; or columns, with commas. Default: detected
+    where times repeat."""
     step: str | None = None
-    """Time between rows, such as 15min, 1h, 1d or 1mo; rows of one step are averaged. Default: found."""
+    """Time between rows, such as 15min, 1h, 1d or 1mo; rows of one step are averaged. Default: detected."""
     missing: Literal["hold", "linear", "split", "raise"] = "hold"
     """Gaps: hold the last value, join both ends linearly (which looks ahead), split the series there, or raise."""
     longest_gap: int = 48
@@ -48,13 +48,13 @@ class SeriesConfig(DataConfig):
     duplicates: Literal["mean", "first", "last", "raise"] = "mean"
     """Rows with the same time: their mean, the first, the last, or raise."""
     bad: Literal["raise", "missing"] = "raise"
-    """Text in a column of numbers, or a time that is none: raise, or take it as missing."""
+    """Text in a column of numbers, or text that is not a time: raise, or take it as missing."""
     absent: tuple[float, ...] = ()
     """Numbers that stand for a missing value, such as -999."""
     day_first: bool | None = None
-    """Whether 2/1/2024 is the second of January. Default: found."""
+    """Whether 2/1/2024 is the second of January. Default: detected."""
     header: bool | None = None
-    """Whether the first line of a CSV file names the columns. Default: found."""
+    """Whether the first line of a CSV file names the columns. Default: detected."""
     valid: float = 0.1
     """Share of the rows, before the test rows, to choose settings and intervals by."""
     test: float = 0.2
@@ -78,33 +78,92 @@ class Piece:
     measured: NDArray[np.bool_]  # (time, channels): False where a gap was filled
     offset: float = 0.0  # of its times after those of the clock, in steps
     covariates: Numbers | None = None  # (time and steps ahead, covariates); NaN where a value ahead is missing
+    skipped: int = 0  # steps of the clock between its rows; only data frames have such
 
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def last(self) -> int:
+        """The step of its last row."""
+        return self.start + len(self) - 1 + self.skipped
+
+    def until(self, end: int) -> Piece:
+        """Its first rows."""
+        covariates = None if self.covariates is None else self.covariates[:end]
+        return replace(self, values=self.values[:end], measured=self.measured[:end], covariates=covariates)
+
 
 @dataclass
 class SeriesData:
-    """Series on one clock, and what was found and done."""
+    """Series on one clock, and what was done to put them there."""
 
     columns: Columns
     clock: Clock
     pieces: list[Piece]
     notes: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # of rows that were changed
-    other: bool = False  # than the data that the clock is of
+    other: bool = False  # whether columns and clock are those of other data
+    config: SeriesConfig | None = None  # the file and how it was read; None for arrays and frames
 
     @property
     def rows(self) -> int:
         return sum(map(len, self.pieces))
 
+    def until(self, ends: Sequence[int]) -> SeriesData:
+        """The first rows of each piece. Pieces of which nothing is left go."""
+        pieces = [piece.until(end) for piece, end in zip(self.pieces, ends, strict=True) if end > 0]
+        return replace(self, pieces=pieces)
 
-def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, future: Path | None = None) -> SeriesData:
+
+def read_series(path: str | Path, **options: Any) -> SeriesData:
+    """The series of a file or folder, as `plmu train forecast` reads them.
+
+    >>> data = plmu.timeseries.read_series("load.csv", time="when", values=["load"], missing="linear")
+    >>> forecaster = plmu.Forecaster(horizon=24).fit(data)
+
+    Args:
+        path: CSV, Parquet or NumPy file, or a folder of them with a series each.
+        options: `time`, `values`, `covariates`, `id`, `step`, `missing`, `longest_gap`, `irregular`, `duplicates`,
+            `bad`, `absent`, `day_first` and `header`, which `plmu train forecast --help` describes as --data.NAME.
+
+    Returns:
+        The series; `notes` says what was done with gaps, duplicates and odd dates.
+
+    Raises:
+        TypeError: there is no such option.
+        ValueError: an option has a value that it cannot have.
+        DataError: there is no file, or something in it is at fault.
+    """
+    return load(reading(path, options))
+
+
+def reading(path: str | Path, options: dict[str, Any]) -> SeriesConfig:
+    """The configuration that these options of a reader are."""
+    kinds = {
+        name: kind
+        for name, kind in get_type_hints(SeriesConfig).items()
+        if name not in ("root", "file", "valid", "test")
+    }
+    values = {}
+    for name, value in options.items():
+        if name not in kinds:
+            raise TypeError(f"read_series has no option {name!r}{suggestion(name, list(kinds))}")
+        if get_origin(kinds[name]) is Literal and value not in get_args(kinds[name]):
+            allowed = ", ".join(map(repr, get_args(kinds[name])))
+            raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
+        if get_origin(kinds[name]) is tuple:
+            value = (value,) if isinstance(value, str | float | int) else tuple(value)
+        values[name] = value
+    return SeriesConfig(file=Path(path), **values)
+
+
+def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future: Path | None = None) -> SeriesData:
     """The series of the configuration's file.
 
     Args:
         config: the file and how to read it.
-        known: columns and clock of the data that a model was trained on, to read other data alike.
+        like: columns and clock of the data that a model was trained on, to read other data alike.
         future: a file with the covariates of the steps after the last values.
 
     Raises:
@@ -113,50 +172,51 @@ def load(config: SeriesConfig, known: tuple[Columns, Clock] | None = None, futur
     if config.file is None:
         raise DataError("give your data as --data.file: a CSV, Parquet or NumPy file, or a folder of them")
     tables = read_tables(config.file, config.header)
-    columns = known[0] if known is not None else find_columns(tables, config)
+    columns = find_columns(tables, config) if like is None else like[0]
     for table in tables:
         table.join_again(columns.time, columns.id)
-    if known is not None and columns.id is not None and not any(columns.id in table.names for table in tables):
-        columns = replace(columns, id=None, notes=(*columns.notes, f"series: one, since there is no {columns.id!r}"))
-        for table in tables:
-            _check_alone(table, columns.time, known[0].id, config)
-    if known is not None and config.day_first is None:
-        config = replace(config, day_first=known[1].day_first)  # a few dates may not tell
-    zone = known[1].zone if known is not None else _zone(tables, columns.time)
-    raw = [one for table in tables for one in raw_series(table, columns, config, len(tables) > 1, zone)]
+    if like is not None:
+        if columns.id is not None and not any(columns.id in table.names for table in tables):
+            columns = replace(columns, id=None, notes=(*columns.notes, f"series: one, since there is no {columns.id!r}"))
+            for table in tables:
+                _check_alone(table, columns.time, like[0].id, config)
+        if config.day_first is None:
+            config = replace(config, day_first=like[1].day_first)  # a few dates may not tell
+    zone = _zone(tables, columns.time) if like is None else like[1].zone
+    raw = [series for table in tables for series in raw_series(table, columns, config, len(tables) > 1, zone)]
     if future is not None:
         ahead = read_future(future, columns, config, zone)
-        raw = [with_future(one, ahead) for one in raw]
+        raw = [with_future(series, ahead) for series in raw]
     notes = list(dict.fromkeys(tables[0].notes))
     if len(tables) > 1:
         notes.append(f"{len(tables)} files, each a series named by its file")
     notes += [f"{table.path.name}: {note}" for table in tables[1:] for note in dict.fromkeys(table.notes[1:])][:_NOTES]
     notes += columns.notes
-    times = [one.times for one in raw if one.times is not None and len(one.times)]
-    if known is not None:
-        clock = known[1]
+    times = [series.times for series in raw if series.times is not None and len(series.times)]
+    if like is not None:
+        clock = like[1]
         _note_other_rate(clock, times, notes)
     else:
         clock = find_clock(times, config.step) if times and config.irregular != "rows" else Clock()
         if columns.time is not None and clock.kind != "rows":
-            told = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
-            clock = replace(clock, day_first=told, zone=zone)
-    data = SeriesData(columns, clock, [], notes, other=known is not None)
-    for one in raw:
-        data.pieces += _pieces(one, config, data)
+            day_first = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
+            clock = replace(clock, day_first=day_first, zone=zone)
+    data = SeriesData(columns, clock, [], notes, other=like is not None, config=config)
+    for series in raw:
+        data.pieces += _pieces(series, config, data)
     if clock.kind != "rows":
         _note_clock(data, times, config)
-    data.notes += _counted(data.counts, data.rows, config, scored=known is None)
+    data.notes += _counted(data.counts, data.rows, config, scored=like is None)
     if not data.pieces:
         raise DataError(f"{config.file} has no row with a value in {', '.join(map(repr, columns.values))}")
-    if len({one.name for one in raw}) > 1:
+    if len({series.name for series in raw}) > 1:
         by = f"column {columns.id!r}" if columns.id else "file"
-        data.notes.append(f"series: {len({one.name for one in raw}):,}, by {by}")
+        data.notes.append(f"series: {len({series.name for series in raw}):,}, by {by}")
     return data
 
 
 def _check_alone(table: Table, time: str | None, id: str | None, config: SeriesConfig) -> None:
-    """A file without the column that tells series apart may have one series."""
+    """Raise for repeated times: a file without the column that names series must have a single series."""
     times = None if time is None else np.sort(table.times(time, config.day_first, config.bad))
     if times is not None and (times[1:] == times[:-1]).any():
         raise DataError(f"{table.path} has no column {id!r}, which tells series apart, and times that repeat")
@@ -168,37 +228,37 @@ def _zone(tables: Sequence[Table], time: str | None) -> int | None:
     return zones.pop() if len(zones) == 1 else 0 if zones else None
 
 
-def _pieces(one: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:
+def _pieces(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:
     """A series on the clock, split at long gaps."""
-    last = rows_of(one.values[:, : len(data.columns.values)])  # what comes after the last value is to be forecast
+    last = rows_of(series.values[:, : len(data.columns.values)])  # later rows are to be forecast
     if not last:
         return []
-    end = max(last, rows_of(one.values))  # covariates may be known for it
-    values, offset = one.values[:end], 0.0
-    if one.times is None or data.clock.kind == "rows":
+    end = max(last, rows_of(series.values))  # covariates may be known for it
+    values, offset = series.values[:end], 0.0
+    if series.times is None or data.clock.kind == "rows":
         steps: Steps = np.arange(end)
     else:
-        if one.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
-            kinds = ("numbers", "dates") if one.times.dtype.kind == "f" else ("dates", "numbers")
+        if series.times.dtype.kind != ("f" if data.clock.kind == "numbers" else "M"):
+            kinds = ("numbers", "dates") if series.times.dtype.kind == "f" else ("dates", "numbers")
             raise DataError(
                 f"column {data.columns.time!r} of {config.file} has {kinds[0]}, and the model was trained on {kinds[1]}"
             )
-        offset = data.clock.offset(one.times[:last])
-        steps = data.clock.steps(one.times[:end], offset)
+        offset = data.clock.offset(series.times[:last])
+        steps = data.clock.steps(series.times[:end], offset)
         steps, values = _merged(steps, values, config, data)
     longest = 0 if config.missing == "split" else config.longest_gap
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
     if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
         raise DataError(
-            f"the times are {data.clock.told} apart at the median, yet {len(breaks):,} of {len(steps):,} are more than"
+            f"the times are {data.clock.spacing} apart at the median, yet {len(breaks):,} of {len(steps):,} are more than"
             f" {longest} such steps apart: give --data.longest-gap"
             + ("" if data.other else ", --data.step or --data.irregular rows")
         )
-    found = []
+    pieces = []
     for rows in np.split(np.arange(len(steps)), breaks) if len(breaks) else [slice(None)]:
-        found += _filled(one.name, steps[rows], values[rows], config, data)
+        pieces += _filled(series.name, steps[rows], values[rows], config, data)
     data.counts["split"] += len(breaks)
-    return [replace(piece, offset=offset) for piece in found]
+    return [replace(piece, offset=offset) for piece in pieces]
 
 
 def _merged(steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> tuple[Steps, Numbers]:
@@ -217,9 +277,9 @@ def _merged(steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesDat
         return steps[starts], values[starts]
     if config.duplicates == "last":
         return steps[starts], values[np.append(starts[1:], len(steps)) - 1]
-    seen = ~np.isnan(values)
-    totals = np.add.reduceat(np.where(seen, values, 0.0), starts, axis=0)
-    counts = np.add.reduceat(seen.astype(np.int64), starts, axis=0)
+    measured = ~np.isnan(values)
+    totals = np.add.reduceat(np.where(measured, values, 0.0), starts, axis=0)
+    counts = np.add.reduceat(measured.astype(np.int64), starts, axis=0)
     return steps[starts], np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
 
 
@@ -227,8 +287,7 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
     """Rows at all steps from the first at which every column has had a value."""
     channels = len(data.columns.values)
     last = rows_of(values[:, :channels])
-    begun = (~np.isnan(values)).argmax(axis=0)
-    first = int(begun.max())
+    first = int((~np.isnan(values)).argmax(axis=0).max())
     if np.isnan(values).all(axis=0).any() or first >= last:
         data.counts["empty"] += last
         return []
@@ -258,12 +317,12 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
         ]
     at = np.arange(len(grid))
     before = grid.copy() if channels < grid.shape[1] else None
-    for held, seen in zip(grid.T, measured.T, strict=True):
-        known = max(rows, len(seen) - int(seen[::-1].argmax()))  # what is missing at the end of the covariates stays so
+    for column, present in zip(grid.T, measured.T, strict=True):
+        end = max(rows, len(present) - int(present[::-1].argmax()))  # missing covariates at the end stay missing
         if config.missing == "linear":
-            held[:known] = np.interp(at[:known], at[seen], held[seen])
+            column[:end] = np.interp(at[:end], at[present], column[present])
         else:
-            held[:known] = held[np.maximum.accumulate(np.where(seen, at, 0))][:known]
+            column[:end] = column[np.maximum.accumulate(np.where(present, at, 0))][:end]
     data.counts["filled"] += int((~measured[:rows, :channels].all(axis=1)).sum())
     if before is not None:
         data.counts["covariates"] += int((np.isnan(before) & ~np.isnan(grid))[:, channels:].any(axis=1).sum())
@@ -271,38 +330,38 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
 
 
 def _piece(name: str, start: int, grid: Numbers, measured: NDArray[np.bool_], rows: int, channels: int) -> Piece:
-    """Of values and covariates (time and steps ahead, columns), of which so many rows have values."""
+    """Of values and covariates (time and steps ahead, columns); the first `rows` rows have values."""
     covariates = grid[:, channels:] if grid.shape[1] > channels else None
     return Piece(name, start, grid[:rows, :channels], measured[:rows, :channels], covariates=covariates)
 
 
 def _note_other_rate(clock: Clock, times: Sequence[NDArray[Any]], notes: list[str]) -> None:
-    """Say that rows are not as far apart as those of training, which is no fault but seldom meant."""
-    several = [one for one in times if len(one) > 2]
+    """Note that rows are not as far apart as those of training, which is allowed but seldom meant."""
+    several = [stamps for stamps in times if len(stamps) > 2]
     if not several or clock.kind == "rows" or (several[0].dtype.kind == "f") != (clock.kind == "numbers"):
         return
-    own = find_clock(several)
+    here = find_clock(several)
     usual = {"months": 30.4 * DAY, "weekdays": float(DAY)}
-    ratio = own.step * usual.get(own.kind, 1.0) / (clock.step * usual.get(clock.kind, 1.0))
+    ratio = here.step * usual.get(here.kind, 1.0) / (clock.step * usual.get(clock.kind, 1.0))
     if not 0.6 < ratio < 1.6:
-        notes.append(f"times: rows are {own.told} apart, those of the model's training {clock.told}")
+        notes.append(f"times: rows are {here.spacing} apart, those of the model's training {clock.spacing}")
 
 
 def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesConfig) -> None:
     clock = data.clock
-    off = float(np.mean([clock.off_grid(one) for one in times])) if times else 0.0
+    off = float(np.mean([clock.off_grid(stamps) for stamps in times])) if times else 0.0
     if off > 0:
         if config.irregular == "raise" and off > 0.001:
             raise DataError(
-                f"{config.file}: {100 * off:.1f} % of the times are not on a grid of {clock.told}: choose"
+                f"{config.file}: {100 * off:.1f} % of the times are not on a grid of {clock.spacing}: choose"
                 f" --data.irregular grid{'' if data.other else ' or rows, or give --data.step'}"
             )
         data.notes.append(f"times: {max(100 * off, 0.1):.1f} % are off the grid and moved to the nearest step")
     if data.pieces:
-        first = min(data.pieces, key=lambda one: one.start + one.offset)
-        last = max(data.pieces, key=lambda one: one.start + len(one) + one.offset)
+        first = min(data.pieces, key=lambda piece: piece.start + piece.offset)
+        last = max(data.pieces, key=lambda piece: piece.start + len(piece) + piece.offset)
         ends = clock.times(np.array([first.start, last.start + len(last) - 1]), first.offset)
-        data.notes.append(f"time: column {data.columns.time!r}, every {clock.told} from {ends[0]} to {ends[1]}")
+        data.notes.append(f"time: column {data.columns.time!r}, every {clock.spacing} from {ends[0]} to {ends[1]}")
 
 
 def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool) -> list[str]:
@@ -322,28 +381,33 @@ def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool
     return [text.format(f"{counts[name]:,}") for name, text in words.items() if counts[name]]
 
 
-def cuts(data: SeriesData, config: SeriesConfig) -> list[tuple[int, int]]:
-    """For each piece how many of its rows come before the validation rows, and before the test rows.
+def cuts(data: SeriesData, valid: float, test: float) -> list[tuple[int, int]]:
+    """For each piece the number of its rows before the validation rows, and before the test rows.
 
-    All series are cut at the same two times, so that no model has seen the future of any. Without times, each series
-    is cut at the same shares of its rows.
+    All series are cut at the same two times, so that no model sees the future of any. Without times, each series is cut
+    at the same shares of its rows.
+
+    Args:
+        data: the series.
+        valid: the share of the rows to validate on.
+        test: the share of the rows at the end to test on.
     """
-    rows = [len(one) for one in data.pieces]
-    ends = (first_rows(data, rows, share) for share in (1 - config.valid - config.test, 1 - config.test))
+    rows = [len(piece) for piece in data.pieces]
+    ends = (first_rows(data, rows, share) for share in (1 - valid - test, 1 - test))
     return list(zip(*ends, strict=True))
 
 
 def first_rows(data: SeriesData, rows: Sequence[int], share: float) -> list[int]:
-    """How many rows of each piece come before the time before which this share of all rows comes.
+    """The number of rows of each piece before the time at which this share of all rows has passed.
 
     Args:
         data: the series.
-        rows: how many rows of each piece count.
+        rows: the number of rows of each piece that count.
         share: of them. Without times it is that of each piece.
     """
     if data.clock.kind == "rows":
         return [round(share * count) for count in rows]
-    starts, lengths = np.array([one.start for one in data.pieces]), np.array(rows)
+    starts, lengths = np.array([piece.start for piece in data.pieces]), np.array(rows)
     low, high = int(starts.min()), int((starts + lengths).max())
     while low < high:
         middle = (low + high) // 2
@@ -351,5 +415,5 @@ def first_rows(data: SeriesData, rows: Sequence[int], share: float) -> list[int]
             low = middle + 1
         else:
             high = middle
-    found: list[int] = np.clip(low - starts, 0, lengths).tolist()
-    return found
+    ends: list[int] = np.clip(low - starts, 0, lengths).tolist()
+    return ends

@@ -1,0 +1,192 @@
+"""Forecasts of the steps after the last rows of series, with their intervals, in the form of what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plmu.nn.covariates import CovariateForecast
+from plmu.nn.forecast import LookbackForecast
+from plmu.timeseries.frames import Form
+from plmu.timeseries.intervals import Intervals
+from plmu.timeseries.season import aligned
+from plmu.timeseries.series import Numbers, Piece
+from plmu.timeseries.split import Settings
+from plmu.timeseries.windows import BLOCK, Windows
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A forecast of an array with prediction intervals.
+
+    Attributes:
+        mean: the point forecast, (horizon,) or (horizon, channels).
+        lower: the lower ends of the intervals, (levels, horizon) or (levels, horizon, channels).
+        upper: their upper ends, of the same shape.
+        levels: of the intervals, in percent.
+    """
+
+    mean: Numbers
+    lower: Numbers
+    upper: Numbers
+    levels: tuple[float, ...]
+
+
+class Ahead(NamedTuple):
+    """Forecasts of series."""
+
+    mean: Tensor  # (series, channels, horizon), float64
+    spread: Tensor  # (series, channels, 1): the unit of the intervals
+    level: Tensor  # (series, channels), float64: the first value
+
+    def bounds(self, intervals: Intervals) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends of the intervals, (levels, series, channels, horizon)."""
+        if not intervals.levels:
+            return self.mean.new_zeros(0, *self.mean.shape), self.mean.new_zeros(0, *self.mean.shape)
+        low, high = (self.mean + self.spread * ends[:, None] for ends in (intervals.low, intervals.high))
+        return low, high
+
+
+def forecast(model: LookbackForecast, unit: Intervals, pieces: Sequence[Piece], placed: bool) -> Ahead:
+    """The `horizon` steps after the last row of each series.
+
+    Args:
+        model: in the units of the series.
+        unit: says what intervals are relative to.
+        pieces: the series.
+        placed: whether the steps of their first rows are known; else the season is compared with their last rows.
+    """
+    windows = Windows.of(pieces)
+    origins = windows.offsets + torch.tensor([len(piece) - 1 for piece in pieces])
+    forecasts, spreads = [], []
+    size = max(1, BLOCK // (model.lookback * model.channels))
+    with torch.no_grad():
+        for first in range(0, len(pieces), size):
+            block = pieces[first : first + size]
+            examples = windows.take(origins[first : first + size], model.lookback, 0)
+            steps, rest, effect = examples.steps, examples.windows, None
+            if isinstance(model, CovariateForecast):
+                effect = model.effect(torch.stack([_recent_covariates(model, piece) for piece in block]))
+                rest = model.rest(rest, effect[..., : model.lookback])
+            rows = torch.tensor([min(len(piece), model.lookback) for piece in block])
+            if model.season and not placed:
+                pairs = zip(rest, rows.tolist(), strict=True)
+                steps = torch.tensor([_last_phase(model, window[:, -count:]) for window, count in pairs])
+            spreads.append(unit.spread(examples.windows, rows).expand(len(block), model.channels, 1))
+            phase = steps % max(model.season, 1)
+            if isinstance(model, CovariateForecast) and effect is not None:
+                forecasts.append(model.forecast(examples.windows, phase, effect))
+            else:
+                forecasts.append(model.read(examples.windows, phase))
+    mean = torch.cat(forecasts).double() + windows.level[:, :, None]
+    return Ahead(mean, torch.cat(spreads), windows.level)
+
+
+def formed(
+    settings: Settings, piece: Piece, form: Form, ahead: Ahead, place: int, intervals: Intervals | None
+) -> Any:
+    """The forecast of one array or frame, the `place`-th of them."""
+    mean = ahead.mean[place].mT.numpy()  # (horizon, channels)
+    if intervals is None:
+        return form.like(mean)
+    lower, upper = (bounds[:, place].mT.numpy() for bounds in ahead.bounds(intervals))
+    if form.frame is None:
+        cut = (..., 0) if form.flat else ...
+        return Forecast(mean[cut], lower[cut], upper[cut], _percent(intervals))
+    columns = _columns(form.names or (), mean.T, lower.swapaxes(1, 2), upper.swapaxes(1, 2), _percent(intervals))
+    return form.table(columns, None if form.times is None else _stamps(settings, piece))
+
+
+def file_frame(settings: Settings, pieces: Sequence[Piece], ahead: Ahead, intervals: Intervals | None) -> Any:
+    """A polars frame with the forecasts of the series of a file, one after the other."""
+    import polars
+
+    columns: dict[str, Any] = {}
+    if settings.id is not None or len(pieces) > 1:
+        columns[settings.id or "series"] = [piece.name for piece in pieces for _ in range(settings.horizon)]
+    columns[time_column(settings)] = np.concatenate([_stamps(settings, piece) for piece in pieces])
+    mean = ahead.mean.movedim(1, 0).flatten(1).numpy()
+    levels: tuple[float, ...] = ()
+    lower = upper = mean[None][:0]
+    if intervals is not None:
+        lower, upper = (bounds.movedim(2, 1).flatten(2).numpy() for bounds in ahead.bounds(intervals))
+        levels = _percent(intervals)
+    return polars.DataFrame({**columns, **_columns(settings.values, mean, lower, upper, levels)})
+
+
+def time_column(settings: Settings) -> str:
+    """The name of the column of times in forecasts."""
+    return "row" if settings.clock.kind == "rows" or settings.time is None else settings.time
+
+
+def found_start(model: LookbackForecast, piece: Piece) -> int:
+    """The number of the first row of a series, by comparing its last rows with the season."""
+    if not model.season:
+        return 0
+    rows = min(len(piece), model.lookback)
+    window = torch.tensor((piece.values[-rows:] - piece.values[0]).T, dtype=torch.float32)
+    if isinstance(model, CovariateForecast):
+        with torch.no_grad():
+            effect = model.effect(_recent_covariates(model, piece))
+            window = model.rest(window, effect[:, model.lookback - rows : model.lookback])
+    return _last_phase(model, window) - len(piece) + 1
+
+
+def at_phase(model: LookbackForecast, start: int) -> LookbackForecast:
+    """The same model for a stream whose first sample has this number."""
+    other = type(model)(**{**model.config, "phase": start % max(model.season, 1)})
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+def known_covariates(piece: Piece) -> Numbers | None:
+    """The covariates of a series, and as far ahead as all of them are known."""
+    if piece.covariates is None:
+        return None
+    missing = np.isnan(piece.covariates[len(piece) :].sum(axis=1))
+    return piece.covariates[: len(piece) + (int(missing.argmax()) if missing.any() else len(missing))]
+
+
+def _recent_covariates(model: CovariateForecast, piece: Piece) -> Tensor:
+    """(covariates, lags - 1 + lookback + horizon): before and after the last row of a piece."""
+    assert piece.covariates is not None
+    rows = np.arange(1 - model.lags - model.lookback, model.horizon) + len(piece)
+    last = len(piece.covariates) - 1
+    recent = piece.covariates[np.clip(rows, 0, last)] - piece.covariates[len(piece) - 1]
+    return torch.tensor(recent.T, dtype=torch.float32)
+
+
+def _last_phase(model: LookbackForecast, window: Tensor) -> int:
+    """Where in the season the last row of a window (channels, time) is."""
+    scale = model.season_pattern.square().mean(0).sqrt().clamp(min=1e-30)
+    spread = window.std(1, correction=0).clamp(min=1e-30)  # series have amplitudes of their own
+    return aligned(window.mT / spread, model.season_pattern / scale) + window.shape[1] - 1
+
+
+def _stamps(settings: Settings, piece: Piece) -> Any:
+    """The times of the steps ahead: datetime64[us], numbers, or rows counted from 1."""
+    clock, steps = settings.clock, piece.last + np.arange(1, settings.horizon + 1)
+    if clock.kind == "rows":
+        return steps + 1
+    return clock.first + clock.step * (steps + piece.offset) if clock.kind == "numbers" else clock.dates(steps, piece.offset)
+
+
+def _columns(
+    names: Sequence[str], mean: Numbers, lower: Numbers, upper: Numbers, levels: Sequence[float]
+) -> dict[str, Any]:
+    """Columns of means (columns, rows) and of bounds (levels, columns, rows)."""
+    columns: dict[str, Any] = {}
+    for place, name in enumerate(names):
+        columns[name] = mean[place]
+        for level, low, high in zip(levels, lower[:, place], upper[:, place], strict=True):
+            columns |= {f"{name}-lo-{level:g}": low, f"{name}-hi-{level:g}": high}
+    return columns
+
+
+def _percent(intervals: Intervals) -> tuple[float, ...]:
+    return tuple(round(100 * level, 10) for level in intervals.levels)

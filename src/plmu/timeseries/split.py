@@ -1,0 +1,222 @@
+"""Series cut in time into rows to fit, validation rows and test rows, and the settings of a model of them.
+
+A fit, its intervals, its scores and its plots all stand on one `Split`. It is also the place for rolling origins over
+panels of many series.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plmu.core.systems import DelayNetwork
+from plmu.errors import DataError
+from plmu.timeseries.clock import Clock
+from plmu.timeseries.effects import LAGS
+from plmu.timeseries.season import has_years, period
+from plmu.timeseries.series import Numbers, SeriesData
+from plmu.timeseries.windows import Windows
+
+LOOKBACK, ORDER = 336, 96  # the look-back, and the highest order, that are proposed
+SCORED = 100_000  # windows over all columns, up to which every one is scored
+SPLITS = ("train", "valid", "test")
+_SMALLEST = 1e-15  # standard deviation of which squares are still numbers in float32
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a model reads and forecasts, in steps of the clock."""
+
+    time: str | None
+    values: tuple[str, ...]
+    id: str | None
+    clock: Clock
+    horizon: int
+    lookback: int
+    order: int
+    theta: float
+    season: int
+    covariates: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the numbers of a sample: values, covariates of that step, and those of each step ahead."""
+        ahead = (f"{name} +{step}" for step in range(1, self.horizon + 1) for name in self.covariates)
+        return (*self.values, *self.covariates, *ahead)
+
+    def summary(self, calendar: bool = False) -> str:
+        """In words. `calendar` says that a seasonal profile of the week and the year is tried, too."""
+        season = f"a season of {self.season} steps is tried" if self.season else "no season found"
+        if calendar:
+            season += f"; a course over the {'year' if self.clock.calendar == 'week' else 'week and the year'} is tried"
+        cycles = DelayNetwork(self.order, self.theta).describe().cycles_per_window
+        return (
+            f"model: forecasts {self.horizon} steps from a look-back of {self.lookback}; order {self.order} over"
+            f" θ = {self.theta:g} steps, which holds up to {cycles:.3g} cycles a window; {season}"
+        )
+
+    def described(self) -> dict[str, Any]:
+        """As JSON holds it. Without covariates the key is left out, as in runs of version 0.1."""
+        content = dataclasses.asdict(self)
+        if not self.covariates:
+            del content["covariates"]
+        return content
+
+
+@dataclass(frozen=True)
+class Open:
+    """Settings that are given; None where they are to be found."""
+
+    lookback: int | None = None
+    order: int | None = None
+    theta: float | None = None
+    season: int | None = None
+
+
+@dataclass
+class Split:
+    """Series, where they are cut, and the settings of a model of them."""
+
+    data: SeriesData
+    settings: Settings
+    cuts: list[tuple[int, int]]  # of each piece: the number of rows before the validation rows, and before the test rows
+    validation_rows: list[int]  # of each piece: the number of rows that options are chosen by
+    scale: Tensor  # (channels,): the unit of errors
+    lags: int | None = None  # of covariates; None where they are still to be chosen
+
+    @classmethod
+    def of(
+        cls,
+        data: SeriesData,
+        cuts: list[tuple[int, int]],
+        validation_rows: list[int],
+        horizon: int,
+        given: Open,
+        lags: int | None = None,
+        training: float = 1.0,
+    ) -> Split:
+        """Find the settings that are not given in the rows before the validation rows, a share `training` of all.
+
+        Raises:
+            ValueError: the look-back is longer than those rows.
+            DataError: a file has too few rows, or a column that varies too little.
+        """
+        past = [piece.values[:end] for piece, (end, _) in zip(data.pieces, cuts, strict=True)]
+        room = max(map(len, past)) - horizon
+        if data.config is not None and room < 4:
+            raise DataError(_too_few(data, horizon, room, training))
+        scale = _scale(data, past)
+        season = given.season
+        if season is None:
+            scaled = [(rows - rows.mean(axis=0)) / scale for rows in past if len(rows)]
+            season = period([torch.tensor(rows.T, dtype=torch.float32) for rows in scaled])
+        if given.lookback is not None and given.lookback > room:
+            raise ValueError(f"lookback must be at most {room} for so many training rows, got {given.lookback}")
+        lookback = given.lookback or max(1, min(max(LOOKBACK, 2 * season), room // 2))
+        season = season if season < room else 0
+        if given.lookback is None:  # windows must fit into the validation rows and the test rows, too
+            for spans in (cuts, [(end, len(piece)) for (_, end), piece in zip(cuts, data.pieces, strict=True)]):
+                fitting = [max(first, (end - horizon) // 2) for first, end in spans if end - first >= horizon]
+                lookback = max(1, min([lookback, *([max(fitting)] if fitting else [])]))
+        order = given.order or min(ORDER, max(lookback // 2, min(lookback, 8)))
+        columns = data.columns
+        settings = Settings(
+            columns.time,
+            columns.values,
+            columns.id,
+            data.clock,
+            horizon,
+            lookback,
+            order,
+            float(given.theta or lookback),
+            season,
+            columns.covariates,
+        )
+        return cls(data, settings, cuts, validation_rows, torch.tensor(scale, dtype=torch.float32), lags)
+
+    @cached_property
+    def windows(self) -> Windows:
+        return Windows.of(self.data.pieces)
+
+    @property
+    def horizon(self) -> int:
+        return self.settings.horizon
+
+    @property
+    def length(self) -> int:
+        """Rows of a window; the seasonal baseline and the lags of covariates may need more of them than the model."""
+        lags = (self.lags or max(LAGS)) - 1 if self.settings.covariates else 0
+        return max(self.settings.lookback + lags, self.settings.season)
+
+    def origins(self, kind: str, limit: int | None = None) -> Tensor:
+        """Of the windows of "train", "valid" or "test"."""
+        ends = [(0, a, b, len(piece)) for (a, b), piece in zip(self.cuts, self.data.pieces, strict=True)]
+        place = SPLITS.index(kind)
+        rows = [(bounds[place], bounds[place + 1]) for bounds in ends]
+        return self.windows.origins(rows, self.settings.lookback, self.horizon, limit, self.settings.season)
+
+    def scored(self, kind: str) -> Tensor:
+        """The origins of a split that are scored."""
+        return self.origins(kind, max(1000, SCORED // len(self.scale)))
+
+    @property
+    def has_years(self) -> bool:
+        """Whether a single series is long enough for a seasonal profile of the year."""
+        longest = max(end for end, _ in self.cuts)
+        return len({piece.name for piece in self.data.pieces}) == 1 and has_years(longest, self.data.clock.calendar)
+
+    @property
+    def smallest_change(self) -> Tensor:
+        """(channels,): smaller changes in a window count as none: a thousandth of the standard deviation that the
+        training rows of the smallest series have."""
+        past: dict[str, list[Numbers]] = {}
+        for piece, (end, _) in zip(self.data.pieces, self.cuts, strict=True):
+            past.setdefault(piece.name, []).append(piece.values[:end])
+        spreads = np.array([np.concatenate(rows).std(axis=0) for rows in past.values() if sum(map(len, rows)) > 1])
+        varying = np.where(spreads > 1e-9 * self.scale.numpy(), spreads, np.inf).min(axis=0)
+        return 1e-3 * torch.tensor(np.where(np.isfinite(varying), varying, self.scale.numpy()), dtype=torch.float32)
+
+
+def _scale(data: SeriesData, past: list[Numbers]) -> Numbers:
+    """The standard deviation of each column around the mean of each series, whose levels may differ."""
+    series: dict[str, list[Numbers]] = {}
+    for piece, rows in zip(data.pieces, past, strict=True):
+        series.setdefault(piece.name, []).append(rows)
+    together = [np.concatenate(rows) for rows in series.values() if sum(map(len, rows))]
+    mean = sum(rows.sum(axis=0) for rows in together) / sum(map(len, together))
+    squares = sum(((rows - rows.mean(axis=0)) ** 2).sum(axis=0) for rows in together)
+    spread = np.sqrt(squares / sum(map(len, together)))
+    scale: Numbers = np.where(spread > 1e-12 * np.maximum(np.abs(mean), 1e-300), spread, 1.0)
+    for name, size in zip(data.columns.values, scale.tolist(), strict=True):
+        if data.config is not None and size < _SMALLEST:
+            raise DataError(
+                f"column {name!r} of {data.config.file} varies by {size:.1g}, too little to compute with: multiply it"
+            )
+    return scale
+
+
+def _too_few(data: SeriesData, horizon: int, room: int, training: float) -> str:
+    assert data.config is not None
+    longest = max(map(len, data.pieces))
+    needed = math.ceil((horizon + 4) / training)
+    fewer = " or a smaller --horizon" if horizon > 1 else ""
+    rows = f"at least {needed:,}"
+    if needed <= longest:  # of several series this one may begin or end when others do not
+        rows = f"more, of which {horizon + 4:,} come before the validation rows (now {room + horizon:,}),"
+    return (
+        f"{data.config.file} has {longest:,} consecutive row{'s' * (longest > 1)}, too few to forecast {horizon}"
+        f" step{'s' * (horizon > 1)} ahead: give {rows}{fewer}{what_was_done(data)}"
+    )
+
+
+def what_was_done(data: SeriesData) -> str:
+    """What was done with rows, for an error that says that there are too few."""
+    notes = [note for note in data.notes if note.startswith(("times:", "gaps:", "left out:"))]
+    return f" ({'; '.join(notes)})" if notes else ""

@@ -1,0 +1,121 @@
+"""Windows of series and what follows them, gathered by the row at which a forecast is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from plmu.timeseries.series import Piece
+
+BLOCK = 2**22  # numbers of windows that are held at a time
+
+
+def gather(rows: Tensor, size: int, first: Tensor) -> Tensor:
+    """Windows (windows, columns, size) of rows (columns, time) that begin at the rows `first`."""
+    if not len(first):
+        return rows.new_zeros(0, rows.shape[0], size)
+    return rows.unfold(1, size, 1)[:, first].movedim(0, 1)
+
+
+def stride_of(count: int, limit: int | None, season: int) -> int:
+    """Every how many-th of `count` windows is taken, so that they are at most `limit`. It shares no divisor with the
+    season, so that windows begin at all of its phases."""
+    stride = max(1, 1 if limit is None else math.ceil(count / limit))
+    while season and stride > 1 and math.gcd(stride, season) > 1:
+        stride += 1
+    return stride
+
+
+class Examples(NamedTuple):
+    """Windows, and what is to be forecast."""
+
+    windows: Tensor  # (windows, channels, length)
+    future: Tensor  # (windows, channels, horizon)
+    measured: Tensor | None  # (windows, channels, horizon): False where a gap was filled; None where there is no gap
+    steps: Tensor  # (windows,): the clock's step of each window's last row
+    covariates: Tensor | None = None  # (windows, covariates, length + horizon)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The rows of all pieces, one after the other. The origin of a window is its last row.
+
+    Values are relative to the level of their piece, so that large values with small changes keep their digits in
+    float32. Forecasts are relative to it, too.
+    """
+
+    values: Tensor  # (channels, rows)
+    measured: Tensor | None  # (channels, rows)
+    offsets: Tensor  # (pieces,): the row at which each begins
+    starts: Tensor  # (pieces,): the clock's step there
+    level: Tensor  # (pieces, channels), float64
+    covariates: Tensor | None = None  # (covariates, rows), relative to the first row of each piece
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Windows:
+        lengths = [len(piece) for piece in pieces]
+        level = np.stack([piece.values[0] for piece in pieces])
+        values = np.concatenate([piece.values - piece.values[0] for piece in pieces]).T.astype(np.float32)
+        measured = None
+        if not all(piece.measured.all() for piece in pieces):
+            measured = torch.from_numpy(np.concatenate([piece.measured for piece in pieces]).T.copy())
+        offsets = torch.tensor([0, *np.cumsum(lengths)[:-1].tolist()])
+        starts = torch.tensor([piece.start for piece in pieces])
+        relative = [
+            piece.covariates[: len(piece)] - piece.covariates[0] for piece in pieces if piece.covariates is not None
+        ]
+        covariates = torch.from_numpy(np.concatenate(relative).T.astype(np.float32)) if relative else None
+        return cls(torch.from_numpy(values), measured, offsets, starts, torch.from_numpy(level), covariates)
+
+    def origins(
+        self,
+        rows: Sequence[tuple[int, int]],
+        lookback: int,
+        horizon: int,
+        limit: int | None = None,
+        season: int = 0,
+    ) -> Tensor:
+        """The origins whose horizon lies within these rows of each piece. Their windows may begin before.
+
+        Args:
+            rows: for each piece the first row, and the row after the last.
+            lookback: rows of a window.
+            horizon: rows that follow it.
+            limit: the largest number of origins; of more, some are taken at equal distances.
+            season: the seasonal period, all of whose phases are taken.
+        """
+        spans = []
+        for offset, (first, end) in zip(self.offsets.tolist(), rows, strict=True):
+            low, high = max(first - 1, lookback - 1), end - horizon
+            if high > low:
+                spans.append(torch.arange(offset + low, offset + high))
+        origins = torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)
+        return origins[:: stride_of(len(origins), limit, season)].clone()
+
+    def take(self, origins: Tensor, lookback: int, horizon: int) -> Examples:
+        """The windows of these origins. Where a window begins before its piece, the first row is repeated."""
+        piece = torch.searchsorted(self.offsets, origins, right=True) - 1
+        first = origins + 1 - lookback
+        if bool((first >= self.offsets[piece]).all()):
+            rows = gather(self.values, lookback + horizon, first)
+            covariates = None if self.covariates is None else gather(self.covariates, lookback + horizon, first)
+        else:
+            index = first[:, None] + torch.arange(lookback + horizon)
+            index = index.maximum(self.offsets[piece][:, None])
+            rows = self.values[:, index].movedim(0, 1)  # (windows, channels, lookback + horizon)
+            covariates = None if self.covariates is None else self.covariates[:, index].movedim(0, 1)
+        measured = None if self.measured is None else gather(self.measured, horizon, origins + 1)
+        steps = origins - self.offsets[piece] + self.starts[piece]
+        return Examples(rows[..., :lookback], rows[..., lookback:], measured, steps, covariates)
+
+    def blocks(self, origins: Tensor, lookback: int, horizon: int) -> Iterator[Examples]:
+        """`take`, a bounded number at a time."""
+        for block in origins.split(max(1, BLOCK // ((lookback + horizon) * self.values.shape[0]))):
+            yield self.take(block, lookback, horizon)
