@@ -27,6 +27,7 @@ import torch
 import plmu
 from plmu.runs.provenance import provenance
 from plmu.timeseries import choosing, effects
+from plmu.timeseries.forecaster import rows_to_choose_by
 
 ENDS = (0.5, 0.6, 0.7, 0.8, 1.0)  # shares of the rows: each fit has those before one, and is tested up to the next
 ORIGINS = 200  # forecasts of a series that are tested, at most
@@ -102,10 +103,10 @@ def folds(name: str) -> list[dict[str, Any]]:
         past = [one[:stop] for one, stop in zip(rows, first, strict=True)]
         try:
             plain = plmu.Forecaster(horizon).fit([one[:, :1] for one in past])
-            kept = sum(choosing.rows_to_choose_by(plain.validation, horizon, len(one)) for one in past)
+            kept = sum(rows_to_choose_by(plain.validation, horizon, len(one)) for one in past)
             fold: dict[str, Any] = {
                 "rows": sum(first),
-                "longest": max(first) - choosing.rows_to_choose_by(plain.validation, horizon, max(first)),
+                "longest": max(first) - rows_to_choose_by(plain.validation, horizon, max(first)),
                 "horizons": max(1.0, kept / horizon),
                 "without": {"valid": plain.validation_["mse"], "test": errors(plain, rows, first, end)},
             }

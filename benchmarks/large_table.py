@@ -76,13 +76,13 @@ def first_batch(file: Path) -> dict[str, float]:
     """Seconds from the start of the program to the first windows."""
     begun = time.perf_counter()
     from plmu.experiments import EXPERIMENTS
-    from plmu.timeseries.forecast_task import prepare
+    from plmu.timeseries.forecast_experiment import prepare
 
     config: Any = EXPERIMENTS["forecast"].defaults("closed")
     config.data.file = file
     task = prepare(config)
-    _, _, windows, settings = task.known
-    batch = next(iter(windows.blocks(task.train[0], settings.lookback, settings.horizon)))
+    settings = task.split.settings
+    batch = next(iter(task.split.windows.blocks(task.train[0], settings.lookback, settings.horizon)))
     if not bool(batch.windows.isfinite().all()):
         raise RuntimeError("the first batch is not finite")
     return {"seconds": round(time.perf_counter() - begun, 1), **used()}

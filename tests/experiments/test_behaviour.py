@@ -36,7 +36,7 @@ ENDS = {
         ("thetas", "windows"), (((SMALLEST,), (1.0, 1e300)), ((), (0.0,), (1.0, 0.0), (math.inf,), [1.0], 3.0))
     ),
     "season": ((0, 7), (-1, math.nan)),
-    "strength": ((SMALLEST, 1e300), (0.0, -1.0, math.inf, math.nan)),
+    "alpha": ((SMALLEST, 1e300), (0.0, -1.0, math.inf, math.nan)),
     "individual": ((True, False), (2, "yes")),
     "vectors": (("auto", "x"), ("", None)),
     "label_smoothing": ((0.0, 1.0), (-SMALLEST, 1 + 2**-52, math.nan)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from plmu.nn import CovariateForecast
 from plmu.runs import deployed
 from plmu.serve import Options as ServerOptions
 from plmu.serve import make_server
-from plmu.timeseries.forecast_files import Settings
+from plmu.timeseries.forecast_experiment import prepare
+from plmu.timeseries.forecast_files import read_settings
 from plmu.timeseries.forecast_models import WindowLSTM
-from plmu.timeseries.forecast_task import prepare
 from plmu.timeseries.scores import model_method
 from plmu.timeseries.series import SeriesConfig
 
@@ -82,7 +83,7 @@ def test_covariates_help_and_the_run_says_so(run: Path, capsys: pytest.CaptureFi
     assert 0.7 < test["in_80_%_interval"] <= test["in_95_%_interval"] <= 1
     told = json.loads((run / "forecast.json").read_text())
     assert all(one["model_mse"] < 0.3 * one["last_value_mse"] for one in told["backtest"])
-    assert Settings.read(run).covariates == ("price", "holiday")
+    assert read_settings(run).covariates == ("price", "holiday")
     main(["evaluate", str(run)])
     printed = dict(line.rsplit(" ", 1) for line in capsys.readouterr().out.splitlines())
     assert float(printed["mse"]) == pytest.approx(test["mse"], rel=1e-4)
@@ -139,11 +140,11 @@ def test_the_future_of_the_values_does_not_enter(run: Path, tmp_path: Path, caps
     config.horizon = (HORIZON,)
     task = prepare(config)
     model = EXPERIMENTS["forecast"].build(config, task)
-    examples = task.known[2].take(task.test[0], task.length, HORIZON)
+    examples = task.split.windows.take(task.test[0], task.split.length, HORIZON)
     forecast = model_method(model)(examples)
     assert torch.equal(model_method(model)(examples._replace(future=torch.full_like(examples.future, 1e9))), forecast)
     lines = written().splitlines()
-    start = 1 + task.cuts[0][1]
+    start = 1 + task.split.cuts[0][1]
     other = [
         ",".join([day, str(7.5 * i % 11), "9", "no"])
         for i, (day, *_) in enumerate(map(_cells, lines[start : 1 + COUNT]))
@@ -161,16 +162,14 @@ def test_scores_are_those_of_a_loop_over_windows(run: Path) -> None:
     config.horizon, config.model.lags = (HORIZON,), 4
     task = prepare(config)
     model = EXPERIMENTS["forecast"].build(config, task)
-    (piece,), forecaster = task.known[0].pieces, task.forecaster
+    (piece,), forecaster = task.split.data.pieces, task.fitted
     assert piece.covariates is not None
-    assert forecaster is not None
     assert forecaster.model.lags == 4  # type: ignore[union-attr]
-    both = np.concatenate([piece.values, piece.covariates[:COUNT]], axis=1)
     squares = []
     for origin in task.test[0].tolist():
-        ahead = piece.covariates[origin + 1 : origin + 1 + HORIZON]
-        out = forecaster.predict(both[: origin + 1], start=piece.start, future=ahead)
-        squares += ((out - piece.values[origin + 1 : origin + 1 + HORIZON]) / task.scale.numpy()).ravel().tolist()
+        past = replace(piece.until(origin + 1), covariates=piece.covariates)
+        out = forecaster.predict(replace(task.split.data, pieces=[past]))[["sales"]].to_numpy()
+        squares += ((out - piece.values[origin + 1 : origin + 1 + HORIZON]) / task.split.scale.numpy()).ravel().tolist()
     assert task.scores(model, task.test)["mse"] == pytest.approx(np.mean(np.square(squares)), rel=1e-4)
 
 

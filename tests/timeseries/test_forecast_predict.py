@@ -16,7 +16,7 @@ from program import refused
 
 from plmu.cli.program import main
 from plmu.runs import predict
-from plmu.timeseries import forecast_task
+from plmu.timeseries import forecast_experiment
 
 
 def test_predict_goes_beyond_the_last_row(load_run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_rows_without_times(
     monkeypatch.chdir(tmp_path)
     np.save("waves.npy", values(240))
     words = ["train", "forecast", "--data.file", "waves.npy", "--horizon", "4", "--intervals", "0.9", "--lstm"]
-    monkeypatch.setattr(forecast_task, "LSTM_TRAINING", replace(forecast_task.LSTM_TRAINING, epochs=1))
+    monkeypatch.setattr(forecast_experiment, "LSTM_TRAINING", replace(forecast_experiment.LSTM_TRAINING, epochs=1))
     main([*words, "--quiet"])
     assert result(Path("runs/forecast-waves-seed0"))["test"]["LSTM_mse"] > 0
     np.save("later.npy", values()[5:345])

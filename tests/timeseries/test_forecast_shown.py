@@ -12,12 +12,12 @@ from forecasts import written
 from torch import nn
 
 from plmu.errors import DataError
-from plmu.timeseries.forecast_experiment import Forecast
-from plmu.timeseries.forecast_files import _written
+from plmu.timeseries.forecast_experiment import Forecast, ForecastConfig, ForecastTask
+from plmu.timeseries.forecast_files import as_text
 from plmu.timeseries.forecast_models import GradientModel
 from plmu.timeseries.forecast_report import plot_forecasts
-from plmu.timeseries.forecast_task import ForecastConfig, ForecastTask
-from plmu.timeseries.scores import Intervals, model_method
+from plmu.timeseries.intervals import Intervals
+from plmu.timeseries.scores import model_method
 from plmu.training.config import TrainingConfig
 
 
@@ -47,9 +47,8 @@ def test_an_interval_of_a_single_row_is_a_number() -> None:
 
 
 def test_small_changes_of_large_values_are_written() -> None:
-    values = torch.tensor([[1e12 + 0.5], [1 / 3]], dtype=torch.float64)
-    level = torch.tensor([[1e12], [0.0]], dtype=torch.float64)
-    assert _written(values, level) == ["1000000000000.5", "0.333333333"]
+    values, levels = np.array([[1e12 + 0.5], [1 / 3]]), np.array([1e12, 0.0])
+    assert as_text(values, levels) == ["1000000000000.5", "0.333333333"]
 
 
 def test_only_the_closed_form_is_fitted_again() -> None:
@@ -61,7 +60,7 @@ def test_the_legend_is_above_the_lines(tmp_path: Path, monkeypatch: pytest.Monke
     task, model = fitted(tmp_path, written())
     with monkeypatch.context() as patch:
         patch.setattr(plt, "close", lambda *_: None)
-        plot_forecasts(tmp_path / "forecast.png", task, model, task.intervals(model))
+        plot_forecasts(tmp_path / "forecast.png", task.split, model, task.intervals(model))
     figure = plt.gcf()
     axis = figure.axes[0]
     legend = axis.get_legend()
@@ -98,12 +97,12 @@ def test_series_at_different_levels_keep_their_digits(tmp_path: Path) -> None:
         for day, value in zip(days, wave, strict=True)
     ]
     task, model = fitted(tmp_path, "\n".join(["time,id,v", *rows, ""]))
-    _, _, windows, settings = task.known
+    windows, settings = task.split.windows, task.split.settings
     assert settings.season == 7
     low, high = windows.values[0, :200], windows.values[0, 200:]
     torch.testing.assert_close(low, high, atol=1e-6, rtol=0)
-    examples = windows.take(torch.tensor([150, 350]), task.length, settings.horizon)
+    examples = windows.take(torch.tensor([150, 350]), task.split.length, settings.horizon)
     assert examples.steps.tolist() == [150, 150]
     forecast = model_method(model)(examples)
     torch.testing.assert_close(forecast[0], forecast[1], atol=1e-4, rtol=0)
-    assert float(task.scale[0]) == pytest.approx(wave[:140].std(), rel=1e-6)  # and not the distance of the levels
+    assert float(task.split.scale[0]) == pytest.approx(wave[:140].std(), rel=1e-6)  # and not the distance of the levels

@@ -14,8 +14,9 @@ import plmu
 from plmu.experiments import EXPERIMENTS
 from plmu.timeseries.windows import Windows
 from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size
-from plmu.timeseries.forecast_task import ForecastTask, prepare, rolling
-from plmu.timeseries.scores import Intervals, fill_intervals, last_value, score
+from plmu.timeseries.forecast_experiment import ForecastTask, prepare
+from plmu.timeseries.intervals import Intervals, errors_of
+from plmu.timeseries.scores import last_value, score
 from plmu.timeseries.series import Piece, SeriesConfig
 
 HORIZON = 6
@@ -43,18 +44,18 @@ def task_of(folder: Path, content: str, **options: Any) -> ForecastTask:
 def test_the_future_does_not_leak(tmp_path: Path) -> None:
     """Other test rows change neither the model nor its scale, nor what was proposed."""
     task = task_of(tmp_path, written())
-    first = EXPERIMENTS["forecast"].build(task.known[1], task)
+    first = EXPERIMENTS["forecast"].build(task.config, task)
     lines = written().splitlines()
-    start = 1 + task.cuts[0][1]
+    start = 1 + task.split.cuts[0][1]
     changed = [f"{line.split(',')[0]},{7.5 * i % 11},{i}" for i, line in enumerate(lines[start:])]
     other = task_of(tmp_path, "\n".join([*lines[:start], *changed, ""]))
-    second = EXPERIMENTS["forecast"].build(other.known[1], other)
-    assert other.known[3] == task.known[3]
+    second = EXPERIMENTS["forecast"].build(other.config, other)
+    assert other.split.settings == task.split.settings
     for one, two in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(one, two)
     last = int(task.train[0].max()) + HORIZON
-    assert last < task.cuts[0][0] <= int(task.valid[0].min()) + 1
-    assert int(task.valid[0].max()) + HORIZON < task.cuts[0][1] <= int(task.test[0].min()) + 1
+    assert last < task.split.cuts[0][0] <= int(task.valid[0].min()) + 1
+    assert int(task.valid[0].max()) + HORIZON < task.split.cuts[0][1] <= int(task.test[0].min()) + 1
 
 
 def test_a_backtest_sees_no_future_of_any_series(tmp_path: Path) -> None:
@@ -62,12 +63,14 @@ def test_a_backtest_sees_no_future_of_any_series(tmp_path: Path) -> None:
     lines = written(240).splitlines()
     rows = [f"{line},a" for line in lines[1:]] + [f"{line},b" for line in lines[121:]]
     task = task_of(tmp_path, "\n".join([f"{lines[0]},place", *rows, ""]))
-    data, _, windows, _ = task.known
-    assert [one.start for one in data.pieces] == [0, 120]
-    folds = list(rolling(task, ClosedModel(), [len(one) for one in data.pieces], 2))
+    pieces, windows = task.split.data.pieces, task.split.windows
+    assert [piece.start for piece in pieces] == [0, 120]
+    folds = list(task.fitted._rolling(task.split, [len(piece) for piece in pieces], 2))
     assert len(folds) == 2
     for forecaster, origins, _ in folds:
-        ends = {one + 1 for one in forecaster._rows}
+        fitted = forecaster._split
+        assert fitted is not None
+        ends = {piece.start + end + 1 for piece, (_, end) in zip(fitted.data.pieces, fitted.cuts, strict=True)}
         assert len(ends) == 1
         assert int(windows.take(origins, 1, 0).steps.min()) + 2 >= ends.pop()
 
@@ -76,25 +79,25 @@ def test_scores_are_those_of_a_loop_over_windows(tmp_path: Path) -> None:
     lines = written().splitlines()
     del lines[330:332]  # a gap among the test rows, which is not scored
     task = task_of(tmp_path, "\n".join([*lines, ""]))
-    model: Any = EXPERIMENTS["forecast"].build(task.known[1], task)
+    model: Any = EXPERIMENTS["forecast"].build(task.config, task)
     found = task.scores(model, task.test)
-    piece, settings = task.known[0].pieces[0], task.known[3]
+    piece, settings = task.split.data.pieces[0], task.split.settings
     squares, naive = [], []
     for origin in task.test[0].tolist():
         past = piece.values[origin + 1 - settings.lookback : origin + 1]
-        out = task.forecaster.predict(past, start=origin + 1 - settings.lookback)  # type: ignore[union-attr]
+        out = task.fitted.predict(past, start=origin + 1 - settings.lookback)
         future = piece.values[origin + 1 : origin + 1 + HORIZON]
         seen = piece.measured[origin + 1 : origin + 1 + HORIZON]
-        squares += (((out - future) / task.scale.numpy()) ** 2)[seen].tolist()
-        naive += (((past[-1] - future) / task.scale.numpy()) ** 2)[seen].tolist()
+        squares += (((out - future) / task.split.scale.numpy()) ** 2)[seen].tolist()
+        naive += (((past[-1] - future) / task.split.scale.numpy()) ** 2)[seen].tolist()
     assert found["mse"] == pytest.approx(np.mean(squares), rel=1e-4)
     assert found["last_value_mse"] == pytest.approx(np.mean(naive), rel=1e-4)
     assert len(squares) < 2 * HORIZON * len(task.test[0])
 
 
 def test_settings_can_be_set(tmp_path: Path) -> None:
-    task = task_of(tmp_path, written(), model=ClosedModel(lookback=20, order=7, theta=30.0, season=0, strength=1.0))
-    model: Any = EXPERIMENTS["forecast"].build(task.known[1], task)
+    task = task_of(tmp_path, written(), model=ClosedModel(lookback=20, order=7, theta=30.0, season=0, alpha=1.0))
+    model: Any = EXPERIMENTS["forecast"].build(task.config, task)
     assert (model.lookback, model.order, model.config["theta"], model.season) == (20, 7, 30.0, 0)
     assert "seasonal last value" not in task.baselines
     assert isinstance(model, plmu.nn.LookbackForecast)
@@ -107,9 +110,9 @@ def test_intervals_are_quantiles_of_errors() -> None:
     windows = Windows.of(pieces)
     origins = torch.arange(0, 198, 2)
     found = Intervals((0.8,), False, 1, torch.zeros(1))
-    filled = fill_intervals(found, [(last_value(1), origins)], windows, 1, 1)
+    filled = found.fitted(errors_of(found, [(last_value(1), origins)], windows, 1, 1))
     assert (float(filled.low), float(filled.high)) == (9 - 30, 89 - 30)
-    above = fill_intervals(found, [(lambda one: one.windows - 100, origins)], windows, 1, 1)
+    above = found.fitted(errors_of(found, [(lambda one: one.windows - 100, origins)], windows, 1, 1))
     assert (float(above.low), float(above.high)) == (0.0, 189 - 30)
-    _, inside = score({"model": last_value(1)}, windows, origins, 1, 1, torch.ones(1), filled)
-    assert inside == [pytest.approx(81 / 99)]
+    scores = score({"model": last_value(1)}, windows, origins, 1, 1, torch.ones(1), filled)
+    assert scores.coverage == [pytest.approx(81 / 99)]

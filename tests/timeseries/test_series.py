@@ -117,7 +117,7 @@ def test_several_series_by_a_column(data: Any) -> None:
 def test_all_series_are_split_at_the_same_times(data: Any) -> None:
     rows = [f"2024-01-{day:02d},{shop},{day}" for day in range(1, 21) for shop in "ab" if shop == "b" or day > 10]
     found = data("\n".join(["day,shop,sales", *rows]))
-    ends = cuts(found, SeriesConfig(valid=0.2, test=0.2))
+    ends = cuts(found, 0.2, 0.2)
     times = {one.start + first for one, (first, _) in zip(found.pieces, ends, strict=True)}
     assert len(times) == 1
     before = sum(first for first, _ in ends)

@@ -43,6 +43,7 @@ USAGE = """usage: plmu COMMAND …
 
 `plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment.
 --traceback also prints the Python traceback of an error."""
+RENAMED_OPTIONS = {"--model.strength": "--model.alpha"}
 OWN_OPTIONS = ("--help", "--version", "--traceback")
 OWN_FILES = {  # options of the data that are files of the user's own
     "file": "file",
@@ -158,6 +159,7 @@ def _train(words: list[str]) -> None:
         hint = suggestion(words[0], EXPERIMENTS)
         _fail(f"there is no experiment {words[0]!r}: the experiments are {known}{hint}")
     experiment = EXPERIMENTS[words[0]]
+    words = [_renamed(word) for word in words]
     model, rest = _model_name(experiment, words[1:])
     config, options = _parse(experiment, model, rest)
 
@@ -170,6 +172,16 @@ def _train(words: list[str]) -> None:
         summary = run(experiment, model, config, options, group, ["train", *words], rows)
         if group.writes:
             summary_table([summary])
+
+
+def _renamed(word: str) -> str:
+    """An option by its new name."""
+    option, equals, value = word.partition("=")
+    if option not in RENAMED_OPTIONS:
+        return word
+    new = RENAMED_OPTIONS[option]
+    print(f"plmu: warning: {option} is now called {new}; the old name goes with the next version", file=sys.stderr)
+    return new + equals + value
 
 
 def _model_name(experiment: Experiment, words: list[str]) -> tuple[str, list[str]]:

@@ -53,7 +53,7 @@ def read_config(folder: Path, lookup: Callable[[str], Experiment]) -> tuple[Expe
         content = read_json(path)
         experiment = lookup(content["experiment"])
         config = experiment.defaults(content["model"])
-        _fill(config, {name: value for name, value in content["config"].items() if name != "start"})
+        _fill(config, {name: value for name, value in renamed(content["config"]).items() if name != "start"})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is damaged or not of this version ({type(error).__name__}: {error})") from None
     return experiment, config
@@ -75,6 +75,16 @@ def check_same(folder: Path, wanted: dict[str, Any], defaults: dict[str, Any]) -
         )
 
 
+RENAMED = {"strength": "alpha"}  # fields of configurations, by their names in runs of version 0.1
+
+
+def renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as JSON with today's names of fields."""
+    return {
+        RENAMED.get(key, key): renamed(value) if isinstance(value, dict) else value for key, value in values.items()
+    }
+
+
 def differing(run: dict[str, Any], wanted: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
     """How a run differs from the wanted one, in words, seeds aside.
 
@@ -83,7 +93,8 @@ def differing(run: dict[str, Any], wanted: dict[str, Any], defaults: dict[str, A
     for key in ("experiment", "model"):
         if run[key] != wanted[key]:
             return [f"{key} was {run[key]}, now {wanted[key]}"]
-    return _differences({**_completed(run["config"], defaults), "seed": None}, {**wanted["config"], "seed": None})
+    before = _completed(renamed(run["config"]), defaults)
+    return _differences({**before, "seed": None}, {**wanted["config"], "seed": None})
 
 
 def _completed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(
         ("noise", "unfreezing", "length_penalty", "adversarial"), (lambda value: 0 <= value < math.inf, "at least 0")
     ),
-    "strength": (lambda value: 0 < value < math.inf, "above 0 and finite"),
+    "alpha": (lambda value: 0 < value < math.inf, "above 0 and finite"),
     "individual": (lambda value: value in (True, False), "True or False"),
     "dropout": DROPPED,
     "memory_dropout": DROPPED,

@@ -279,7 +279,8 @@ def _score_later(experiment: Experiment, folder: Path) -> None:
 
 
 def _write_model(experiment: Experiment, model: str, network: nn.Module, folder: Path) -> None:
-    if isinstance(network, plmu.nn.Steppable):
+    """Write a steppable model. Experiments on people's own data write theirs in `write_more`."""
+    if isinstance(network, plmu.nn.Steppable) and not experiment.own_data:
         outputs.write(folder, outputs_of(experiment, model))
         plmu.save(network.cpu(), folder / MODEL_FILE)
 

@@ -103,7 +103,7 @@ class Clock:
             numbers = self.first + self.step * (steps + offset)
             nearest = np.rint(numbers)
             whole = bool((np.abs(numbers - nearest) <= 1e-6 * self.step).all()) or (offset and self.step >= 1000)
-            return [str(int(time)) for time in nearest.tolist()] if whole else [f"{time:.12g}" for time in numbers.tolist()]
+            return [str(int(time)) if whole else f"{time:.12g}" for time in (nearest if whole else numbers).tolist()]
         return _written(self.dates(steps, offset), self.zone)
 
     def dates(self, steps: Steps, offset: float = 0.0) -> NDArray[Any]:

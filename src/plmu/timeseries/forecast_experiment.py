@@ -14,23 +14,72 @@ Covariates (--data.covariates) are columns that are known ahead. Their effect is
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from plmu.errors import RunError
-from plmu.nn import LookbackForecast
+from plmu.errors import DataError, RunError
+from plmu.nn.forecast import LookbackForecast
 from plmu.runs.experiment import Config, Experiment, Predictions
-from plmu.timeseries import forecast_report
+from plmu.runs.folder import SERIES_FILE
+from plmu.timeseries import forecast_report, series
+from plmu.timeseries.choosing import standard_deviation
 from plmu.timeseries.forecast_files import predict, write_model
-from plmu.timeseries.forecast_models import LSTM_TRAINING, ClosedModel, GradientModel, LSTMModel
-from plmu.timeseries.forecast_task import METRIC, ForecastConfig, ForecastTask, fitted, lstm_of, prepare, rolling
-from plmu.timeseries.scores import last_value, model_method, score
+from plmu.timeseries.forecast_models import (
+    LSTM_TRAINING,
+    ClosedModel,
+    GradientModel,
+    LSTMModel,
+    WindowLSTM,
+    equal_size,
+)
+from plmu.timeseries.forecaster import VALIDATED, Forecaster
+from plmu.timeseries.intervals import Intervals, unseen_errors
+from plmu.timeseries.scores import Method, Scores, baselines, model_method, score
 from plmu.timeseries.series import SeriesConfig
+from plmu.timeseries.split import Split, what_was_done
 from plmu.training.config import TrainingConfig
-from plmu.training.task import Task
+from plmu.training.loop import Trainer
+from plmu.training.processes import Processes
+from plmu.training.task import Batch, Task
+
+METRIC = "mse"
+HORIZON = 24
+TRAINED = 50_000  # windows that are trained on by gradients
+ModelConfig = TypeVar("ModelConfig")
+
+
+@dataclass
+class ForecastConfig(Config[ModelConfig]):
+    """Forecasts of series of your own."""
+
+    data: SeriesConfig = field(default_factory=SeriesConfig)
+    horizon: tuple[int, ...] = ()
+    """Steps ahead. Of several the model forecasts the largest, and each has a score. Default: 24, or fewer."""
+    intervals: tuple[float, ...] = (0.8, 0.95)
+    """Levels of the prediction intervals."""
+    backtest: int = 0
+    """Rolling backtest: fit so many times, each time on more rows, and test on those that follow."""
+    lstm: bool = False
+    """Also train an LSTM of equal size, for the table. Takes minutes rather than seconds."""
+    refit: bool = False
+    """After the test, fit the model that is saved on all rows."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(steps < 1 for steps in self.horizon):
+            raise ValueError(f"horizon must be at least 1, got {', '.join(map(str, self.horizon))}")
+        if not all(0 < level < 1 for level in self.intervals):
+            raise ValueError(f"intervals must lie between 0 and 1, got {', '.join(map(str, self.intervals))}")
+        if self.refit and type(self.model) is not ClosedModel:
+            raise ValueError("refit is for --model closed: the other models are saved as they were tested")
+        if not 0 <= self.backtest <= 100:
+            raise ValueError(f"backtest must be between 0 and 100, got {self.backtest}")
 
 
 class Forecast(Experiment):
@@ -54,8 +103,8 @@ class Forecast(Experiment):
             "gradient": (GradientModel(), trained),
             "lstm": (LSTMModel(), replace(LSTM_TRAINING)),
         }
-        chosen, how = choices[self.check(model)]
-        return ForecastConfig(chosen, how)
+        options, training = choices[self.check(model)]
+        return ForecastConfig(options, training)
 
     def task(self, config: Config[Any]) -> Task:
         assert isinstance(config, ForecastConfig)
@@ -63,37 +112,34 @@ class Forecast(Experiment):
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:
         assert isinstance(task, ForecastTask)
-        assert isinstance(config, ForecastConfig)
-        if isinstance(config.model, LSTMModel):
-            return lstm_of(task, config.model)
-        task.forecaster = fitted(task, config.model)
-        return task.forecaster.model
+        return lstm_of(task.split, config.model) if isinstance(config.model, LSTMModel) else task.fitted.model
 
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, ForecastTask)
-        return {"series.json": json.dumps(task.known[3].described(), indent=1, ensure_ascii=False) + "\n"}
+        return {SERIES_FILE: json.dumps(task.split.settings.described(), indent=1, ensure_ascii=False) + "\n"}
 
     def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
         assert isinstance(task, ForecastTask)
         assert isinstance(config, ForecastConfig)
-        if task.tested_intervals is None:
+        if task.tested is None:  # of a finished run that has lost its model
             task.scores(network, task.test)
-        assert task.tested_intervals is not None
-        intervals = task.tested_intervals
-        folds = backtest(task, config) if config.backtest else []
-        lines = forecast_report.write(folder, task, network, intervals, folds)
-        if task.forecaster is not None:
-            lines += forecast_report.season_told(task.forecaster.validation_)
-        if task.known[3].covariates and task.forecaster is not None:
-            lines.append(forecast_report.covariates_told(task.known[3].covariates, task.forecaster.validation_))
-        if isinstance(network, LookbackForecast):
-            final = network
-            if config.refit:
-                final = fitted(task, config.model, everything=True).model
-                lines.append("the saved model is fitted to all rows, test rows included")
-            write_model(folder, task.known[0], task.known[3], final, intervals)
-            lines.append(f"next: plmu predict {folder} --data.file {task.known[1].data.file}{_future(task)}")
-        return lines
+        assert task.tested is not None
+        scores, intervals = task.tested
+        split, settings = task.split, task.split.settings
+        folds = task.fitted.backtest(folds=config.backtest) if config.backtest else []
+        lines = forecast_report.write(folder, split, scores, folds, config.horizon)
+        forecast_report.plot_forecasts(folder / forecast_report.FORECASTS, split, network, intervals)
+        if not isinstance(network, LookbackForecast):
+            return lines
+        lines += forecast_report.season_summary(task.fitted.validation_)
+        if settings.covariates:
+            lines.append(forecast_report.covariates_summary(settings.covariates, task.fitted.validation_))
+        final = network
+        if config.refit:
+            final = refitted(task).model
+            lines.append("the saved model is fitted to all rows, test rows included")
+        write_model(folder, split, final, intervals)
+        return [*lines, f"next: plmu predict {folder} --data.file {config.data.file}{_future(split)}"]
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         assert isinstance(config.data, SeriesConfig)
@@ -102,22 +148,166 @@ class Forecast(Experiment):
         return predict(folder, config.data, file, future)
 
 
-def _future(task: ForecastTask) -> str:
+@dataclass
+class ForecastTask(Task):
+    """The series and the estimator of a run, as the training loop sees them: a batch is the origins of windows."""
+
+    unfitted: Forecaster = field(default_factory=Forecaster)
+    split: Split = None  # type: ignore[assignment]
+    config: ForecastConfig[Any] = None  # type: ignore[assignment]
+    tested: tuple[Scores, Intervals] | None = None
+
+    @cached_property
+    def fitted(self) -> Forecaster:
+        """The estimator, fitted to the rows before the test rows."""
+        return self.unfitted.fit_split(self.split)
+
+    @cached_property
+    def baselines(self) -> dict[str, Method]:
+        """Those of the estimator, and an LSTM if asked for."""
+        methods = baselines(self.split) if isinstance(self.config.model, LSTMModel) else self.fitted.baselines()
+        if self.config.lstm:
+            methods = {**methods, "LSTM": model_method(trained_lstm(self))}
+        return methods
+
+    def intervals(self, model: nn.Module) -> Intervals:
+        intervals = Intervals.of(self.split, self.config.intervals)
+        if not intervals.levels:
+            return intervals
+        folds = self.fitted.folds if isinstance(model, LookbackForecast) else None
+        return intervals.fitted(unseen_errors(self.split, model_method(model), folds))
+
+    def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        """Errors over the windows of a split; on the test rows beside those of the baselines."""
+        split, origins = self.split, batch[0].cpu()
+        tested = torch.equal(origins, self.test[0])
+        methods = {"model": model_method(model), **(self.baselines if tested else {})}
+        intervals = self.intervals(model) if tested else None
+        scores = score(methods, split.windows, origins, split.length, split.horizon, split.scale, intervals)
+        errors = scores.errors["model"]
+        results = {"mse": errors.mse, "mae": errors.mae}
+        if len(self.config.horizon) > 1:
+            results |= {f"mse_{steps}": errors.until(steps) for steps in sorted(set(self.config.horizon))}
+        if intervals is not None:
+            self.tested = scores, intervals
+            shares = zip(scores.levels, scores.coverage, strict=True)
+            results |= {f"in_{100 * level:g}_%_interval": share for level, share in shares}
+            rest = {name: one for name, one in scores.errors.items() if name != "model"}
+            results |= {f"{name}_mse".replace(" ", "_"): errors.mse for name, errors in rest.items()}
+        return results
+
+    def mean_squared_error(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Of the batch's windows, in units of the columns' standard deviations."""
+        split = self.split
+        examples = split.windows.take(batch[0].cpu(), split.length, split.horizon)
+        error = (model_method(model)(examples) - examples.future) / split.scale[:, None]
+        if examples.measured is not None:
+            error = torch.where(examples.measured, error, 0.0)
+        return error.square().mean()
+
+
+def forecaster_of(config: ForecastConfig[Any], horizon: int, covariates: tuple[str, ...]) -> Forecaster:
+    """The estimator with the options of a configuration."""
+    model = config.model
+    closed = model if isinstance(model, ClosedModel) else ClosedModel(lookback=model.lookback, season=model.season)
+    return Forecaster(
+        horizon,
+        lookback=closed.lookback,
+        order=closed.order,
+        theta=closed.theta,
+        season=closed.season,
+        individual=closed.individual,
+        alpha=closed.alpha,
+        validation=config.data.valid,
+        covariates=covariates,
+        lags=closed.lags,
+        calendar=None if closed.calendar else "none",
+        test=config.data.test,
+    )
+
+
+def prepare(config: ForecastConfig[Any]) -> ForecastTask:
+    """Read the data, split it, and find the settings that the configuration leaves open."""
+    data = series.load(config.data)
+    horizon = max(config.horizon, default=min(HORIZON, max(1, max(map(len, data.pieces)) // 10)))
+    forecaster = forecaster_of(config, horizon, data.columns.covariates)
+    try:
+        split = forecaster.split(data)
+    except ValueError as error:
+        raise DataError(f"--model.{error}") from None
+    shown = forecaster if isinstance(config.model, ClosedModel) else Forecaster(calendar="none")
+    summary = shown.settings_summary(split)
+    nothing = (torch.zeros(0, dtype=torch.long),)
+    task = ForecastTask(
+        nothing,
+        nothing,
+        nothing,
+        loss=lambda model, batch: task.mean_squared_error(model, batch),
+        metric=METRIC,
+        higher_is_better=False,
+        score=lambda model, batch: task.scores(model, batch),
+        notes={"data": f"own data: {data.rows:,} rows", "settings": summary},
+        messages=[*data.notes, summary],
+        unfitted=forecaster,
+        split=split,
+        config=config,
+    )
+    task.train = (split.origins("train", TRAINED),)
+    task.valid, task.test = (split.scored("valid"),), (split.scored("test"),)
+    for kind, (origins,), share in (("test", task.test, config.data.test), ("valid", task.valid, config.data.valid)):
+        if not len(origins):
+            raise DataError(
+                f"{config.data.file}: the {kind} rows, {100 * share:g} % of {data.rows:,}, hold no window of"
+                f" {split.settings.lookback} steps and its horizon of {horizon}: give more rows, a smaller --horizon or"
+                f" a larger --data.{kind}{what_was_done(data)}"
+            )
+    return task
+
+
+def refitted(task: ForecastTask) -> Forecaster:
+    """The estimator with the same settings, fitted to all rows."""
+    settings = task.split.settings
+    options = task.unfitted.get_params() | {name: getattr(settings, name) for name in ("lookback", "order", "theta")}
+    options |= {"season": settings.season, "validation": VALIDATED, "test": 0.0, "refit": True}
+    return Forecaster(**options).fit(task.split.data)
+
+
+def lstm_of(split: Split, model: LSTMModel) -> WindowLSTM:
+    """Untrained; by default with as many parameters as our model."""
+    settings, scale = split.settings, None
+    count = len(settings.covariates)
+    if count:
+        pairs = zip(split.data.pieces, split.cuts, strict=True)
+        past = [piece.covariates[:end] for piece, (end, _) in pairs if piece.covariates is not None]
+        scale = torch.tensor(standard_deviation(np.concatenate(past)), dtype=torch.float32)
+    hidden = model.hidden or equal_size(settings.horizon * settings.order, settings.horizon, count)
+    return WindowLSTM(hidden, settings.horizon, settings.lookback, scale)
+
+
+def trained_lstm(task: ForecastTask) -> nn.Module:
+    """The LSTM of `--model lstm`, trained as there, on one CPU process."""
+    torch.manual_seed(task.config.seed)
+    split = task.split
+
+    def mse(model: nn.Module, batch: Batch) -> dict[str, float]:
+        methods = {"model": model_method(model)}
+        scores = score(methods, split.windows, batch[0], split.length, split.horizon, split.scale)
+        return {METRIC: scores.errors["model"].mse}
+
+    # The test rows are for `scores`: here the validation rows stand for them.
+    plain = Task(task.train, task.valid, task.valid, task.loss, METRIC, higher_is_better=False, score=mse)
+    network = lstm_of(split, LSTMModel())
+    training = replace(LSTM_TRAINING)
+    with torch.enable_grad():
+        Trainer(plain, network, training, Processes(0, 1, torch.device("cpu")), task.config.seed).run()
+    return network.eval()
+
+
+def _future(split: Split) -> str:
     """What else `plmu predict` needs to forecast the steps after the last rows."""
-    data, _, _, settings = task.known
-    last = {one.name: one for one in data.pieces}.values()
-    short = any(one.covariates is not None and len(one.covariates) < len(one) + settings.horizon for one in last)
+    settings = split.settings
+    last = {piece.name: piece for piece in split.data.pieces}.values()
+    short = any(
+        piece.covariates is not None and len(piece.covariates) < len(piece) + settings.horizon for piece in last
+    )
     return f" --data.future FILE, with {', '.join(settings.covariates)} of the next {settings.horizon} rows" * short
-
-
-def backtest(task: ForecastTask, config: ForecastConfig[Any]) -> list[dict[str, Any]]:
-    """Errors of models that were fitted to more and more rows, each on the rows that follow."""
-    data, _, windows, settings = task.known
-    model = config.model if isinstance(config.model, ClosedModel) else ClosedModel()
-    found = []
-    for one, origins, rows in rolling(task, model, [len(piece) for piece in data.pieces], config.backtest):
-        methods = {"model": model_method(one.model), "last value": last_value(settings.horizon)}
-        errors, _ = score(methods, windows, origins, task.length, settings.horizon, task.scale)
-        scores = {f"{name}_mse".replace(" ", "_"): error.mse for name, error in errors.items()}
-        found.append({"rows": rows, "windows": len(origins), **scores})
-    return found

@@ -1,92 +1,35 @@
-"""The files of a run of forecast, and forecasts from them: series.json says what the model reads, intervals.json how
-far measured values were from forecasts."""
+"""The files of a run of forecast: series.json says what the model reads, intervals.json how far measured values were
+from forecasts; and what `plmu predict` writes of them."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-import plmu
-from plmu.core.systems import DelayNetwork
 from plmu.errors import DataError, RunError
-from plmu.nn import CovariateForecast, LookbackForecast
+from plmu.modelfiles.files import load as load_model
+from plmu.modelfiles.files import save
+from plmu.nn.forecast import LookbackForecast
 from plmu.runs.experiment import Predictions
-from plmu.runs.folder import read_json, write_json
+from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, read_json, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
 from plmu.timeseries import series
 from plmu.timeseries.clock import Clock
-from plmu.timeseries.columns import Columns
-from plmu.timeseries.windows import Windows
-from plmu.timeseries.scores import Intervals
-from plmu.timeseries.season import aligned
-from plmu.timeseries.series import Piece, SeriesConfig, SeriesData
-
-SERIES, INTERVALS, MODEL = "series.json", "intervals.json", "model.plmu"
+from plmu.timeseries.forecaster import Forecaster
+from plmu.timeseries.intervals import Intervals
+from plmu.timeseries.predictions import at_phase, time_column
+from plmu.timeseries.series import Numbers, Piece, SeriesConfig
+from plmu.timeseries.split import Settings, Split
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a model reads and forecasts, in steps of the clock."""
-
-    time: str | None
-    values: tuple[str, ...]
-    id: str | None
-    clock: Clock
-    horizon: int
-    lookback: int
-    order: int
-    theta: float
-    season: int
-    covariates: tuple[str, ...] = ()
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the numbers of a sample: values, covariates of that step, and those of each step ahead."""
-        ahead = (f"{name} +{step}" for step in range(1, self.horizon + 1) for name in self.covariates)
-        return (*self.values, *self.covariates, *ahead)
-
-    def told(self, course: bool = False) -> str:
-        """In words. `course` says that one over the week and the year is tried, too."""
-        season = f"a season of {self.season} steps is tried" if self.season else "no season found"
-        if course:
-            season += f"; a course over the {'year' if self.clock.calendar == 'week' else 'week and the year'} is tried"
-        held = DelayNetwork(self.order, self.theta).describe().cycles_per_window
-        return (
-            f"model: forecasts {self.horizon} steps from a look-back of {self.lookback}; order {self.order} over"
-            f" θ = {self.theta:g} steps, which holds up to {held:.3g} cycles a window; {season}"
-        )
-
-    def described(self) -> dict[str, Any]:
-        found = dataclasses.asdict(self)
-        if not self.covariates:  # as before there were any, so that older runs are known again
-            del found["covariates"]
-        return found
-
-    @classmethod
-    def read(cls, folder: Path) -> Settings:
-        try:
-            found = dict(read_json(folder / SERIES))
-            clock = Clock(**found.pop("clock"))
-            covariates = tuple(found.get("covariates", ()))  # which older runs do not have
-            return cls(**{**found, "values": tuple(found["values"]), "covariates": covariates}, clock=clock)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{folder / SERIES} is missing or damaged ({type(error).__name__}): copy it again") from None
-
-
-def write_model(
-    folder: Path, data: SeriesData, settings: Settings, model: LookbackForecast, intervals: Intervals
-) -> None:
-    """Save the model, which starts at the step after the last row, and what its numbers mean."""
-    after = max(one.start + len(one) for one in data.pieces)
-    final = type(model)(**{**model.config, "phase": after % max(model.season, 1)})
-    final.load_state_dict(model.state_dict())
-    plmu.save(final.eval(), folder / MODEL)
+def write_model(folder: Path, split: Split, model: LookbackForecast, intervals: Intervals) -> None:
+    """Save the model, whose streams begin at the step after the last row, and what its numbers mean."""
+    settings = split.settings
+    save(at_phase(model.cpu(), max(piece.start + len(piece) for piece in split.data.pieces)), folder / MODEL_FILE)
     columns = settings.values if settings.covariates else ()
     outputs = Outputs(inputs=settings.inputs, time=settings.time or "", horizon=settings.horizon, columns=columns)
     write_outputs(folder, outputs)
@@ -97,84 +40,67 @@ def write_model(
         "low": intervals.low.tolist(),
         "high": intervals.high.tolist(),
     }
-    write_json(folder / INTERVALS, content)
+    write_json(folder / INTERVALS_FILE, content)
 
 
-def read_intervals(folder: Path, lookback: int) -> Intervals:
+def read_settings(folder: Path) -> Settings:
+    """The content of series.json."""
     try:
-        found = read_json(folder / INTERVALS)
-        floor, low, high = (torch.tensor(found[name]) for name in ("floor", "low", "high"))
-        return Intervals(tuple(found["levels"]), bool(found["relative"]), lookback, floor, low, high)
+        content = dict(read_json(folder / SERIES_FILE))
+        clock = Clock(**content.pop("clock"))
+        tuples = {name: tuple(content.get(name, ())) for name in ("values", "covariates")}  # old runs lack covariates
+        return Settings(**{**content, **tuples}, clock=clock)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder / INTERVALS} is missing or damaged ({type(error).__name__}): copy it again") from None
+        kind = type(error).__name__
+        raise RunError(f"{folder / SERIES_FILE} is missing or damaged ({kind}): copy it again") from None
+
+
+def read_forecaster(folder: Path) -> Forecaster:
+    """The estimator of a run, with the intervals of its test."""
+    settings = read_settings(folder)
+    try:
+        content = read_json(folder / INTERVALS_FILE)
+        floor, low, high = (torch.tensor(content[name]) for name in ("floor", "low", "high"))
+        levels, relative = tuple(content["levels"]), bool(content["relative"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        kind = type(error).__name__
+        raise RunError(f"{folder / INTERVALS_FILE} is missing or damaged ({kind}): copy it again") from None
+    model = load_model(folder / MODEL_FILE)
+    if not isinstance(model, LookbackForecast):
+        raise RunError(f"{folder / MODEL_FILE} is not a model of forecast")
+    return Forecaster.restored(model, settings, Intervals(levels, relative, settings.lookback, floor, low, high))
 
 
 def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None = None) -> Predictions:
-    """The steps after the last row of each series of a file, with their times and intervals."""
-    settings = Settings.read(folder)
+    """The steps after the last row of each series of a file, with their times and intervals, as text."""
+    settings, forecaster = read_settings(folder), read_forecaster(folder)
     if future is not None and not settings.covariates:
         raise RunError(f"--data.future is for covariates, and {folder} was trained without: give --data.file alone")
-    intervals = read_intervals(folder, settings.lookback)
-    model = plmu.load(folder / MODEL)
-    if not isinstance(model, LookbackForecast):
-        raise RunError(f"{folder / MODEL} is not a model of forecast")
-    known = Columns(settings.time, settings.values, settings.id, covariates=settings.covariates), settings.clock
-    data = series.load(dataclasses.replace(config, file=file), known, future)
-    last = list({one.name: one for one in data.pieces}.values())  # of each series its last piece
+    data = series.load(dataclasses.replace(config, file=file), settings.like, future)
+    last = list({piece.name: piece for piece in data.pieces}.values())  # of each series its last piece
     for piece in last:
         _check_ahead(piece, settings, file, future)
-    windows = Windows.of(last)
-    origins = windows.offsets + torch.tensor([len(one) - 1 for one in last])
-    forecasts: list[torch.Tensor] = []
-    spreads: list[torch.Tensor] = []
-    with torch.no_grad():
-        batch = max(1, 2**22 // (settings.lookback * model.channels))
-        for some in origins.split(batch):
-            one = windows.take(some, settings.lookback, 0)
-            pieces = last[len(forecasts) * batch :][:batch]
-            steps, rest, effect = one.steps, one.windows, None
-            if isinstance(model, CovariateForecast):
-                effect = model.effect(torch.stack([_covariates(model, piece) for piece in pieces]))
-                rest = model.rest(rest, effect[..., : model.lookback])
-            if model.season and settings.clock.kind == "rows":  # where in the season they are is seen from the values
-                steps = torch.tensor([_phase(model, window) for window in rest])
-            rows = torch.tensor([len(piece) for piece in pieces])
-            spreads.append(intervals.spread(one.windows, rows).expand(len(some), model.channels, 1))
-            phase = steps % max(model.season, 1)
-            if isinstance(model, CovariateForecast) and effect is not None:
-                forecasts.append(model.forecast(one.windows, phase, effect))
-            else:
-                forecasts.append(model.read(one.windows, phase))
-    ahead = torch.cat(forecasts).double() + windows.level[:, :, None]  # (series, channels, horizon)
-    spread = torch.cat(spreads)
-    columns: dict[str, Any] = {}
-    if settings.id is not None or len({one.name for one in last}) > 1:
-        columns[settings.id or "series"] = [one.name for one in last for _ in range(settings.horizon)]
-    after = np.arange(1, settings.horizon + 1)
+    levels = forecaster.levels_
+    frame = forecaster.predict(data, level=levels or None)
+    time, ahead = time_column(settings), np.arange(1, settings.horizon + 1)
     counted = 1 if settings.clock.kind == "rows" else 0  # rows are counted from 1
-    times = [settings.clock.times(one.start + len(one) - 1 + after + counted, one.offset) for one in last]
-    columns["row" if settings.clock.kind == "rows" else settings.time or "row"] = [
-        time for some in times for time in some
+    columns: dict[str, list[str]] = {}
+    if frame.columns[0] != time:
+        columns[frame.columns[0]] = frame[frame.columns[0]].to_list()
+    columns[time] = [
+        stamp for piece in last for stamp in settings.clock.times(piece.last + ahead + counted, piece.offset)
     ]
     for channel, name in enumerate(settings.values):
-        origin = windows.level[:, channel, None]
-        columns[name] = _written(ahead[:, channel], origin)
-        for place, level in enumerate(intervals.levels):
-            for side, quantiles in (("low", intervals.low), ("high", intervals.high)):
-                moved = ahead[:, channel] + spread[:, channel] * quantiles[place, channel]
-                columns[f"{name} {side} {100 * level:g}"] = _written(moved, origin)
-    short = sum(len(one) < settings.lookback for one in last)
+        origins = np.array([piece.values[0, channel] for piece in last])
+        titles = {name: name}
+        for level in levels:
+            titles |= {f"{name} {word} {level:g}": f"{name}-{word[:2]}-{level:g}" for word in ("low", "high")}
+        for title, column in titles.items():
+            columns[title] = as_text(frame[column].to_numpy().reshape(len(last), -1), origins)
+    short = sum(len(piece) < settings.lookback for piece in last)
     if short:
         data.notes.append(f"{short:,} series shorter than the look-back of {settings.lookback} steps: less certain")
-    return Predictions(columns, data.notes)
-
-
-def _covariates(model: CovariateForecast, piece: Piece) -> torch.Tensor:
-    """(covariates, lags - 1 + lookback + horizon): before and after the last row of a piece."""
-    assert piece.covariates is not None
-    rows = np.arange(1 - model.lags - model.lookback, model.horizon) + len(piece)
-    found = piece.covariates[np.maximum(rows, 0)] - piece.covariates[len(piece) - 1]
-    return torch.tensor(found.T, dtype=torch.float32)
+    return Predictions(dict(columns), data.notes)
 
 
 def _check_ahead(piece: Piece, settings: Settings, file: Path, future: Path | None) -> None:
@@ -196,15 +122,9 @@ def _check_ahead(piece: Piece, settings: Settings, file: Path, future: Path | No
             )
 
 
-def _phase(model: LookbackForecast, window: torch.Tensor) -> int:
-    """Where in the season the last row of a window (channels, time) is."""
-    scale = model.season_pattern.square().mean(0).sqrt().clamp(min=1e-30)
-    own = window.std(1, correction=0).clamp(min=1e-30)  # series have amplitudes of their own
-    return aligned(window.mT / own, model.season_pattern / scale) + window.shape[1] - 1
-
-
-def _written(values: torch.Tensor, level: torch.Tensor) -> list[str]:
-    """Values (series, horizon) with nine digits, and with more where they differ little from the level (series, 1)."""
-    ratios = values.abs().amax(1) / (values - level).abs().amax(1).clamp(min=1e-300)
-    digits = (9 + ratios.clamp(1.0, 1e15).log10().floor()).clamp(max=15).int().tolist()
+def as_text(values: Numbers, levels: Numbers) -> list[str]:
+    """Values (series, horizon) with nine digits, and with more where they differ little from the level (series,)."""
+    changes = np.maximum(np.abs(values - levels[:, None]).max(axis=1), 1e-300)
+    ratios = np.clip(np.abs(values).max(axis=1) / changes, 1.0, 1e15)
+    digits = np.minimum(9 + np.floor(np.log10(ratios)), 15).astype(int).tolist()
     return [f"{value:.{count}g}" for row, count in zip(values.tolist(), digits, strict=True) for value in row]

@@ -17,7 +17,7 @@ LSTM_TRAINING = TrainingConfig(epochs=10, batch_size=64, learning_rate=3e-3, sch
 
 @dataclass
 class ClosedModel(Checked):
-    """The memory and its readout. What is not given is chosen from the data."""
+    """The memory and its readout. Options that are not given are chosen from the data."""
 
     lookback: int | None = None
     """Steps that a forecast depends on. Default: 336 or two seasons, or half of the training rows."""
@@ -26,15 +26,15 @@ class ClosedModel(Checked):
     theta: float | None = None
     """The memory's window in steps. Default: the look-back."""
     season: int | None = None
-    """Steps of a repeated pattern, such as 24; 0 for none. Default: found by autocorrelation."""
+    """Seasonal period in steps, such as 24; 0 for none. Default: detected by autocorrelation."""
     individual: bool | None = None
     """Whether each column may have a readout of its own. Default: where that helps."""
-    strength: float | None = None
-    """Of the ridge. Default: chosen."""
+    alpha: float | None = None
+    """Regularisation of the ridge regression. Default: chosen."""
     lags: int | None = None
     """Steps of a covariate that its effect depends on. Default: 1, 4 or 48."""
     calendar: bool = True
-    """Whether a course over the week and the year is tried, where two years of days or weeks tell it."""
+    """Whether a seasonal profile of the week and the year is tried, where there are two years of days or weeks."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class LSTMModel(Checked):
     hidden: int | None = None
     """Units. Default: as many as give the number of parameters of our model."""
     season: int | None = None
-    """Steps of a repeated pattern, for the seasonal baseline. Default: found by autocorrelation."""
+    """Seasonal period in steps, for the seasonal baseline. Default: detected by autocorrelation."""
 
 
 class WindowLSTM(nn.Module):
@@ -78,8 +78,8 @@ class WindowLSTM(nn.Module):
         self.effect = None if scale is None else nn.Parameter(torch.zeros(len(scale)))
 
     def forward(self, windows: Tensor, covariates: Tensor | None = None) -> Tensor:
-        """Forecasts (some, channels, horizon) of windows (some, channels, length), with covariates (some, covariates,
-        length + horizon) if there are any."""
+        """Forecasts (windows, channels, horizon) of windows (windows, channels, length), with covariates (windows,
+        covariates, length + horizon) if there are any."""
         windows = windows[..., -self.lookback :]
         last = windows[..., -1:]
         spread = (windows - last).square().mean(-1, keepdim=True).sqrt()
@@ -87,9 +87,9 @@ class WindowLSTM(nn.Module):
         x = ((windows - last) / spread)[..., None]
         added: Tensor | float = 0.0
         if covariates is not None and self.scale is not None and self.effect is not None:
-            known = covariates[..., -self.lookback - self.horizon :] / self.scale[:, None]
-            known = (known - known[..., self.lookback - 1, None]).mT[:, None]  # (some, 1, steps, covariates)
-            past, ahead = known.split([self.lookback, self.horizon], dim=2)
+            scaled = covariates[..., -self.lookback - self.horizon :] / self.scale[:, None]
+            scaled = (scaled - scaled[..., self.lookback - 1, None]).mT[:, None]  # (windows, 1, steps, covariates)
+            past, ahead = scaled.split([self.lookback, self.horizon], dim=2)
             x = torch.cat([x, past.expand(*x.shape[:3], -1)], dim=3)
             added = ahead @ self.effect
         states, _ = self.recurrent(x.flatten(0, 1))
@@ -98,7 +98,7 @@ class WindowLSTM(nn.Module):
 
 
 def equal_size(parameters: int, horizon: int, covariates: int = 0) -> int:
-    """The units of a `WindowLSTM` with about so many parameters."""
+    """The units of a `WindowLSTM` with about this number of parameters."""
     # 4 h (h + 3 + covariates) of the LSTM, (h + 1) horizon of the output and the covariates' effects, in h
     linear, constant = 12 + 4 * covariates + horizon, horizon + covariates - parameters
     return max(1, round((-linear + math.sqrt(linear**2 - 16 * min(constant, 0))) / 8))

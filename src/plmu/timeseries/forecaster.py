@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from plmu.nn.forecast import LookbackForecast
 from plmu.runtime.stream import Stream
 from plmu.timeseries import series
 from plmu.timeseries.base import Estimator
-from plmu.timeseries.choosing import Choice, Summary, standard_deviation
+from plmu.timeseries.choosing import Choice, standard_deviation
 from plmu.timeseries.frames import (
     Form,
     Table,
@@ -32,11 +32,11 @@ from plmu.timeseries.frames import (
     with_future,
 )
 from plmu.timeseries.intervals import Intervals, unseen_errors
-from plmu.timeseries.ridge import ScaledSeries
 from plmu.timeseries.predictions import Ahead, at_phase, file_frame, forecast, formed, found_start, known_covariates
+from plmu.timeseries.ridge import ScaledSeries
 from plmu.timeseries.scores import Method, Scores, baselines, last_value, model_method, score
 from plmu.timeseries.season import CALENDARS
-from plmu.timeseries.series import Numbers, Piece, SeriesData, read_series
+from plmu.timeseries.series import Piece, SeriesData, read_series
 from plmu.timeseries.split import SCORED, Open, Settings, Split
 from plmu.timeseries.windows import BLOCK, Windows
 
@@ -175,20 +175,17 @@ class Forecaster(Estimator):
         if isinstance(X, SeriesData):
             if starts is not None or validation_rows is not None or names is not None:
                 raise ValueError("starts, validation_rows and names are for arrays and frames, and X is a file")
-            self._tables: list[Table] | None = None
-            self._calendar = X.clock.calendar if self.calendar is None else self.calendar
-            split = self._cut(X)
-            self.feature_names_in_ = np.array(X.columns.read, dtype=object)
-            self.notes_ = [*X.notes, split.settings.summary(split.has_years and self._calendar != "none")]
-            for note in self.notes_:
+            split = self.split(X)
+            for note in split.data.notes:
                 _log.info(note)
         else:
-            split = self._cut_tables(as_list(X, "X", self._columns), starts, validation_rows, names)
+            split = self._split_tables(as_list(X, "X", self._columns), starts, validation_rows, names)
             self._several = is_list_of_series(X)
-        return self._fit(split)
+        return self.fit_split(split)
 
-    def _cut(self, data: SeriesData) -> Split:
-        """The series of a file, cut at the same times."""
+    def split(self, data: SeriesData) -> Split:
+        """The first half of `fit` for a file: cut all series at the same times, and find the settings that are None."""
+        self._check_arguments()
         if self._columns and tuple(self._columns) != data.columns.covariates:
             raise ValueError(f"covariates are {self._columns}, and those of the file {list(data.columns.covariates)}")
         share = self.validation if self.validation < 1 else 0.0
@@ -201,7 +198,7 @@ class Forecaster(Estimator):
         rows = [b - a if b - a >= self.horizon else 0 for a, b in cuts]
         return Split.of(data, cuts, rows, self.horizon, self._open(), self.lags, training)
 
-    def _cut_tables(
+    def _split_tables(
         self,
         tables: list[Table],
         starts: Sequence[int] | None,
@@ -209,7 +206,6 @@ class Forecaster(Estimator):
         names: Sequence[str] | None,
     ) -> Split:
         """Arrays and frames, each cut by its own length."""
-        self._tables = tables
         starts = None if starts is None else _for_each(tables, starts, "starts")
         data = data_of(tables, self._columns, starts)
         if names is not None:
@@ -226,12 +222,16 @@ class Forecaster(Estimator):
                              f"{len(data.pieces[0])}")  # fmt: skip
         if tables[0].form.columns is not None:
             self.feature_names_in_ = np.array(tables[0].form.columns, dtype=object)
-        self._calendar = calendar_of(tables[0]) if self.calendar is None else self.calendar
-        return Split.of(data, cuts, rows, self.horizon, self._open(), self.lags)
+        calendar = calendar_of(tables[0]) or "none"
+        split = Split.of(data, cuts, rows, self.horizon, self._open(), self.lags)
+        return replace(split, tables=tables, calendar=calendar)
 
-    def _fit(self, split: Split) -> Self:
-        """Fit to the rows before the test rows."""
+    def fit_split(self, split: Split) -> Self:
+        """The second half of `fit`: fit to the rows before the test rows."""
         settings = split.settings
+        if split.data.config is not None:
+            self.feature_names_in_ = np.array(split.data.columns.read, dtype=object)
+            self.notes_ = [*split.data.notes, self.settings_summary(split)]
         parts = [
             (piece.until(end), rows)
             for piece, (_, end), rows in zip(split.data.pieces, split.cuts, split.validation_rows, strict=True)
@@ -263,7 +263,8 @@ class Forecaster(Estimator):
         ]
         starts = [piece.start for piece in pieces]
         data = ScaledSeries(scaled, validation_rows, starts, channels, settings.horizon, relative=relative)
-        choice = Choice(settings, self.individual, self.alpha, self.refit, self.lags, self._calendar, unit)
+        calendar = split.calendar if self.calendar is None else self.calendar
+        choice = Choice(settings, self.individual, self.alpha, self.refit, self.lags, calendar, unit)
         if settings.covariates:
             known = [piece.covariates[: len(piece)] for piece in pieces if piece.covariates is not None]
             trained = np.concatenate([rows[: len(rows) - n] for rows, n in zip(known, validation_rows, strict=True)])
@@ -275,6 +276,7 @@ class Forecaster(Estimator):
         self.model_, self.validation_ = chosen.model, chosen.summary
         self._unrefitted, self._without_covariates = chosen.unrefitted, chosen.without_covariates
         self._split: Split | None = split
+        self._tables = split.tables
         self._settings = settings
         self._errors: Tensor | None = None
         self._cached_baselines: dict[str, Method] | None = None
@@ -315,7 +317,7 @@ class Forecaster(Estimator):
         if self._settings.covariates:
             for place, piece in enumerate(given.pieces):
                 name = f"X[{place}]" if given.forms is not None and len(given.pieces) > 1 else "X"
-                check_ahead(piece, self._settings.horizon, self._names, name)
+                check_ahead(piece, self._settings.horizon, self._covariate_names, name)
         ahead = self._ahead(given)
         intervals = None if levels is None else self._intervals(levels)
         if given.forms is None:
@@ -340,13 +342,12 @@ class Forecaster(Estimator):
             "linear mse"; "variance" of what was to be forecast; and "windows", their number.
         """
         self._check_fitted()
-        split = self._fitted_split("evaluate")
-        scores, variance = self._scores(X, start, {"model": model_method(self.model), **self._baselines(split)})
-        found: dict[str, float] = {}
+        scores, variance = self._scores(X, start, {"model": model_method(self.model), **self.baselines()})
+        results: dict[str, float] = {}
         for name, errors in scores.errors.items():
             prefix = "" if name == "model" else f"{name} "
-            found |= {f"{prefix}mse": errors.mse, f"{prefix}mae": errors.mae}
-        return {**found, "variance": variance, "windows": scores.windows}
+            results |= {f"{prefix}mse": errors.mse, f"{prefix}mae": errors.mae}
+        return {**results, "variance": variance, "windows": scores.windows}
 
     def score(self, X: Any, y: Any = None, *, start: int | None = None) -> float:
         """R² of the forecasts from every row: 1 is perfect, 0 is as good as the mean.
@@ -430,6 +431,25 @@ class Forecaster(Estimator):
             stream.push(torch.tensor(sample, dtype=layer.weight.dtype))
         return stream
 
+    @classmethod
+    def restored(cls, model: LookbackForecast, settings: Settings, intervals: Intervals) -> Forecaster:
+        """The estimator of a saved model. It predicts; it has no series to test on.
+
+        Args:
+            model: fitted.
+            settings: what it reads and forecasts.
+            intervals: of its forecasts, at the levels that `predict` takes.
+        """
+        forecaster = cls(settings.horizon, covariates=settings.covariates)
+        forecaster.model_, forecaster._settings, forecaster._stored = model, settings, intervals
+        forecaster._split = forecaster._tables = None
+        forecaster.n_features_in_ = len(settings.values) + len(settings.covariates)
+        return forecaster
+
+    def settings_summary(self, split: Split) -> str:
+        """The settings of a fit in words."""
+        return split.settings.summary(split.has_years and self.calendar != "none")
+
     @property
     def _columns(self) -> list[str | int]:
         if isinstance(self.covariates, str) or not isinstance(self.covariates, Iterable):
@@ -437,21 +457,27 @@ class Forecaster(Estimator):
         return list(self.covariates)
 
     @property
-    def _names(self) -> Sequence[str | int]:
+    def _covariate_names(self) -> Sequence[str | int]:
         """Of the covariates, as they were given."""
         return self._columns or self._settings.covariates
 
     def _open(self) -> Open:
         return Open(self.lookback, self.order, self.theta, self.season)
 
+    @property
+    def levels_(self) -> tuple[float, ...]:
+        """The levels of intervals, in percent, that a saved model has."""
+        return tuple(round(100 * level, 10) for level in self._stored.levels)
+
     def _fitted_split(self, name: str) -> Split:
         if self._split is None:
             raise ValueError(f"{name} needs the series of fit, and this estimator is of a run's folder")
         return self._split
 
-    def _baselines(self, split: Split) -> dict[str, Method]:
+    def baselines(self) -> dict[str, Method]:
+        """What the model is compared with: last value, seasonal last value, linear, the model without covariates."""
         if self._cached_baselines is None:
-            self._cached_baselines = baselines(split)
+            self._cached_baselines = baselines(self._fitted_split("baselines"))
             if self._without_covariates is not None:
                 self._cached_baselines["without covariates"] = model_method(self._without_covariates)
         return self._cached_baselines
@@ -483,7 +509,7 @@ class Forecaster(Estimator):
         if self._split is None:
             return self._stored_intervals(levels)
         if self._errors is None:
-            self._errors = unseen_errors(self._split, model_method(self._unrefitted), self._folds)
+            self._errors = unseen_errors(self._split, model_method(self._unrefitted), self.folds)
         return Intervals.of(self._split, levels).fitted(self._errors)
 
     def _stored_intervals(self, levels: Sequence[float]) -> Intervals:
@@ -494,8 +520,9 @@ class Forecaster(Estimator):
             raise ValueError(f"level must be of those of the run: {shown}")
         return replace(stored, levels=tuple(levels), low=stored.low[places], high=stored.high[places])
 
-    def _folds(self) -> list[tuple[Method, Tensor]]:
-        """Models fitted to the first rows before the validation rows, and the origins that follow those rows."""
+    def folds(self) -> list[tuple[Method, Tensor]]:
+        """Models fitted to the first rows before the validation rows, and the origins that follow those rows: for
+        intervals where there are few validation rows."""
         split = self._fitted_split("intervals")
         rows = [a for a, _ in split.cuts]
         most = max(rows) // (4 * split.horizon)  # a fold has two horizons
@@ -514,21 +541,20 @@ class Forecaster(Estimator):
             if len(origins) and past - split.horizon > settings.lookback:
                 yield self._until(split, ends), origins, sum(ends)
 
-    def _until(self, split: Split, ends: list[int], refit: bool = False) -> Forecaster:
+    def _until(self, split: Split, ends: list[int]) -> Forecaster:
         """With the same settings, fitted to the first rows of each series."""
         first = series.first_rows(split.data, ends, 1 - VALIDATED)
         cuts = [(min(begin, end), end) for begin, end in zip(first, ends, strict=True)]
         rows = [b - a if b - a >= split.horizon else 0 for a, b in cuts]
-        other = type(self)(**{**self.get_params(), "refit": refit})
-        other._tables, other._calendar = self._tables, self._calendar
-        return other._fit(replace(split, cuts=cuts, validation_rows=rows))
+        other = type(self)(**{**self.get_params(), "refit": False})
+        return other.fit_split(replace(split, cuts=cuts, validation_rows=rows))
 
     def _input(self, X: Any, start: int | None, future: Any) -> Input:
         """The series to forecast."""
         if future is not None and not self._settings.covariates:
             raise ValueError("future is for covariates: give their columns as Forecaster(covariates=...)")
         like = self._settings
-        if X is None and self._tables is None or isinstance(X, str | os.PathLike | SeriesData):
+        if (X is None and self._tables is None) or isinstance(X, str | os.PathLike | SeriesData):
             data = self._file_data(X, future)
             if data.columns.values != like.values or data.columns.covariates != like.covariates:
                 raise ValueError(f"X must have the columns {', '.join((*like.values, *like.covariates))}")
@@ -557,6 +583,8 @@ class Forecaster(Estimator):
     def _file_data(self, X: Any, future: Any) -> SeriesData:
         """The series of a file, or of `fit`, on the clock of `fit`."""
         if isinstance(X, SeriesData):
+            if X.clock == self._settings.clock and future is None:
+                return X
             config = X.config
         elif X is None:
             data = self._fitted_split("predict").data
@@ -567,9 +595,7 @@ class Forecaster(Estimator):
             base = self._split.data.config if self._split is not None else None
             config = replace(base or series.SeriesConfig(), file=Path(X))
         assert config is not None
-        like = series.Columns(*(getattr(self._settings, n) for n in ("time", "values", "id")),
-                              covariates=self._settings.covariates)  # fmt: skip
-        data = series.load(config, (like, self._settings.clock), None if future is None else Path(future))
+        data = series.load(config, self._settings.like, None if future is None else Path(future))
         for note in data.notes if X is not None else ():
             _log.info(note)
         return data

@@ -87,9 +87,7 @@ def forecast(model: LookbackForecast, unit: Intervals, pieces: Sequence[Piece], 
     return Ahead(mean, torch.cat(spreads), windows.level)
 
 
-def formed(
-    settings: Settings, piece: Piece, form: Form, ahead: Ahead, place: int, intervals: Intervals | None
-) -> Any:
+def formed(settings: Settings, piece: Piece, form: Form, ahead: Ahead, place: int, intervals: Intervals | None) -> Any:
     """The forecast of one array or frame, the `place`-th of them."""
     mean = ahead.mean[place].mT.numpy()  # (horizon, channels)
     if intervals is None:
@@ -173,7 +171,9 @@ def _stamps(settings: Settings, piece: Piece) -> Any:
     clock, steps = settings.clock, piece.last + np.arange(1, settings.horizon + 1)
     if clock.kind == "rows":
         return steps + 1
-    return clock.first + clock.step * (steps + piece.offset) if clock.kind == "numbers" else clock.dates(steps, piece.offset)
+    if clock.kind == "numbers":
+        return clock.first + clock.step * (steps + piece.offset)
+    return clock.dates(steps, piece.offset)
 
 
 def _columns(

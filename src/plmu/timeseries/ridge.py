@@ -66,14 +66,16 @@ def blocks(layer: Sizes, parts: Sequence[Part], stride: int = 1) -> Iterator[tup
     last steps (windows,)."""
     reach = layer.lookback + layer.horizon
     for part in parts:
-        for first in torch.arange(0, part.windows(layer), stride).split(max(1, BLOCK // (reach * layer.channels))):
-            if not len(first):
-                continue
-            rows = gather(part.values, reach, first)
+        count = part.windows(layer)
+        block = stride * max(1, BLOCK // (reach * layer.channels))
+        for first in range(0, count, block):
+            taken = slice(first, min(first + block, count), stride)
+            rows = gather(part.values, reach, taken)
             if part.effect is not None:
                 size = spread(rows[..., : layer.lookback]) if part.relative else 1.0
-                rows = rows - size * gather(part.effect, reach, first)
-            phase = (first + part.start + layer.lookback - 1 + layer.phase) % max(layer.season, 1)
+                rows = rows - size * gather(part.effect, reach, taken)
+            row = torch.arange(count)[taken] + part.start + layer.lookback - 1
+            phase = (row + layer.phase) % max(layer.season, 1)
             yield rows[..., : layer.lookback], rows[..., layer.lookback :], phase
 
 

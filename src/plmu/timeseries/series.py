@@ -177,7 +177,8 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
         table.join_again(columns.time, columns.id)
     if like is not None:
         if columns.id is not None and not any(columns.id in table.names for table in tables):
-            columns = replace(columns, id=None, notes=(*columns.notes, f"series: one, since there is no {columns.id!r}"))
+            note = f"series: one, since there is no {columns.id!r}"
+            columns = replace(columns, id=None, notes=(*columns.notes, note))
             for table in tables:
                 _check_alone(table, columns.time, like[0].id, config)
         if config.day_first is None:
@@ -250,8 +251,8 @@ def _pieces(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list[P
     breaks = np.flatnonzero(np.diff(steps) > longest + 1) + 1
     if len(breaks) > max(_BROKEN * len(steps), 10) and config.missing != "split":
         raise DataError(
-            f"the times are {data.clock.spacing} apart at the median, yet {len(breaks):,} of {len(steps):,} are more than"
-            f" {longest} such steps apart: give --data.longest-gap"
+            f"the times are {data.clock.spacing} apart at the median, yet {len(breaks):,} of {len(steps):,} are more"
+            f" than {longest} such steps apart: give --data.longest-gap"
             + ("" if data.other else ", --data.step or --data.irregular rows")
         )
     pieces = []

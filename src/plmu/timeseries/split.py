@@ -10,7 +10,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,10 +19,14 @@ from torch import Tensor
 from plmu.core.systems import DelayNetwork
 from plmu.errors import DataError
 from plmu.timeseries.clock import Clock
+from plmu.timeseries.columns import Columns
 from plmu.timeseries.effects import LAGS
 from plmu.timeseries.season import has_years, period
 from plmu.timeseries.series import Numbers, SeriesData
 from plmu.timeseries.windows import Windows
+
+if TYPE_CHECKING:
+    from plmu.timeseries.frames import Table
 
 LOOKBACK, ORDER = 336, 96  # the look-back, and the highest order, that are proposed
 SCORED = 100_000  # windows over all columns, up to which every one is scored
@@ -44,6 +48,11 @@ class Settings:
     theta: float
     season: int
     covariates: tuple[str, ...] = ()
+
+    @property
+    def like(self) -> tuple[Columns, Clock]:
+        """Columns and clock, to read other files alike."""
+        return Columns(self.time, self.values, self.id, covariates=self.covariates), self.clock
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -86,10 +95,12 @@ class Split:
 
     data: SeriesData
     settings: Settings
-    cuts: list[tuple[int, int]]  # of each piece: the number of rows before the validation rows, and before the test rows
+    cuts: list[tuple[int, int]]  # of each piece: the numbers of rows before the validation rows and the test rows
     validation_rows: list[int]  # of each piece: the number of rows that options are chosen by
     scale: Tensor  # (channels,): the unit of errors
     lags: int | None = None  # of covariates; None where they are still to be chosen
+    calendar: str = "none"  # what a row is
+    tables: list[Table] | None = None  # arrays and frames as they were given
 
     @classmethod
     def of(
@@ -139,7 +150,8 @@ class Split:
             season,
             columns.covariates,
         )
-        return cls(data, settings, cuts, validation_rows, torch.tensor(scale, dtype=torch.float32), lags)
+        scales = torch.tensor(scale, dtype=torch.float32)
+        return cls(data, settings, cuts, validation_rows, scales, lags, data.clock.calendar)
 
     @cached_property
     def windows(self) -> Windows:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+WIDTH = 80  # letters of a line
+
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A header and rows as aligned lines: the first column to the left, the others to the right."""
+    """A header and rows as aligned lines: the first column to the left, the others to the right. Columns after the
+    third that do not fit into a line of 80 letters are left out."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    while len(widths) > 3 and sum(widths) + 2 * len(widths) > WIDTH:
+        widths.pop()
     return [
         "  ".join(
-            [f"  {row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))]
+            [f"  {row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=False))]
         )
         for row in [header, *rows]
     ]

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from plmu.timeseries.series import Piece
+    from plmu.timeseries.series import Numbers, Piece
 
 BLOCK = 2**22  # numbers of windows that are held at a time
 
 
-def gather(rows: Tensor, size: int, first: Tensor) -> Tensor:
-    """Windows (windows, columns, size) of rows (columns, time) that begin at the rows `first`."""
-    if not len(first):
+def gather(rows: Tensor, size: int, first: Tensor | slice) -> Tensor:
+    """Windows (windows, columns, size) of rows (columns, time) that begin at the rows `first`; of a slice a view."""
+    if isinstance(first, Tensor) and not len(first):
         return rows.new_zeros(0, rows.shape[0], size)
     return rows.unfold(1, size, 1)[:, first].movedim(0, 1)
 
@@ -62,7 +62,7 @@ class Windows:
     def of(cls, pieces: Sequence[Piece]) -> Windows:
         lengths = [len(piece) for piece in pieces]
         level = np.stack([piece.values[0] for piece in pieces])
-        values = np.concatenate([piece.values - piece.values[0] for piece in pieces]).T.astype(np.float32)
+        values = _transposed([piece.values - piece.values[0] for piece in pieces])
         measured = None
         if not all(piece.measured.all() for piece in pieces):
             measured = torch.from_numpy(np.concatenate([piece.measured for piece in pieces]).T.copy())
@@ -71,8 +71,8 @@ class Windows:
         relative = [
             piece.covariates[: len(piece)] - piece.covariates[0] for piece in pieces if piece.covariates is not None
         ]
-        covariates = torch.from_numpy(np.concatenate(relative).T.astype(np.float32)) if relative else None
-        return cls(torch.from_numpy(values), measured, offsets, starts, torch.from_numpy(level), covariates)
+        covariates = _transposed(relative) if relative else None
+        return cls(values, measured, offsets, starts, torch.from_numpy(level), covariates)
 
     def origins(
         self,
@@ -119,3 +119,8 @@ class Windows:
         """`take`, a bounded number at a time."""
         for block in origins.split(max(1, BLOCK // ((lookback + horizon) * self.values.shape[0]))):
             yield self.take(block, lookback, horizon)
+
+
+def _transposed(rows: list[Numbers]) -> Tensor:
+    """Rows (time, columns) of pieces, one after the other, as (columns, rows) in float32."""
+    return torch.from_numpy(np.ascontiguousarray(np.concatenate(rows).T, dtype=np.float32))
