@@ -17,9 +17,10 @@ import torch
 import plmu
 from plmu.cli.number_lines import NumberLines
 from plmu.runs.deployed import Deployed, load
+from plmu.runs.folder import SERIES_FILE
 from plmu.text.symbols import Words
 from plmu.timeseries.clock import Clock
-from plmu.timeseries.forecast_files import SERIES, Settings
+from plmu.timeseries.forecast_files import read_settings
 
 
 @dataclass
@@ -145,8 +146,8 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
     """
     screen = sys.stdout if out is None else out
     deployed, folder = load(run), run if run.is_dir() else run.parent
-    timed = deployed.forecast is not None and (folder / SERIES).is_file()
-    stream = LineStream(deployed, options, Settings.read(folder).clock if timed else None)
+    timed = deployed.forecast is not None and (folder / SERIES_FILE).is_file()
+    stream = LineStream(deployed, options, read_settings(folder).clock if timed else None)
     try:
         with _stoppable() as reading:
             for number, line in enumerate(reading(lines), 1):
