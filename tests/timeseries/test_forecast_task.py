@@ -12,12 +12,12 @@ from forecasts import written
 
 import plmu
 from plmu.experiments import EXPERIMENTS
-from plmu.timeseries.windows import Windows
-from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size
 from plmu.timeseries.forecast_experiment import ForecastTask, prepare
+from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size
 from plmu.timeseries.intervals import Intervals, errors_of
 from plmu.timeseries.scores import last_value, score
 from plmu.timeseries.series import Piece, SeriesConfig
+from plmu.timeseries.windows import Windows
 
 HORIZON = 6
 

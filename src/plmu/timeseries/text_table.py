@@ -13,9 +13,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     while len(widths) > 3 and sum(widths) + 2 * len(widths) > WIDTH:
         widths.pop()
-    return [
-        "  ".join(
-            [f"  {row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=False))]
-        )
-        for row in [header, *rows]
-    ]
+    lines = []
+    for name, *cells in [header, *rows]:
+        numbers = (f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=False))
+        lines.append(f"  {name:<{widths[0]}}" + "".join(numbers))
+    return lines
