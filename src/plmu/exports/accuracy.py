@@ -1,4 +1,4 @@
-"""What int8 costs: the measured error of the outputs, and a warning where a model lets it grow."""
+"""What int8 costs: the measured error of the outputs, and a warning where a model amplifies it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plmu.exports.program import Program
 from plmu.folded import fold
 
 _STEPS = 200  # over which the error is measured
-_GROWN = 4  # times the error of the rounded weights themselves: above it the model lets it grow
+_AMPLIFIED = 4  # times the error of the rounded weights: above it the model amplifies it
 
 
 class AccuracyWarning(UserWarning):
@@ -20,24 +20,24 @@ class AccuracyWarning(UserWarning):
 
 def int8_error(model: nn.Module, program: Program, samples: Tensor | None, fixed: bool = False) -> float:
     """|y − y with rounded weights| / |y| over a sequence, of random numbers if none is given."""
-    given = sequence(program, _STEPS) if samples is None else samples
+    inputs = sequence(program, _STEPS) if samples is None else samples
     shape = "(time,)" if program.tokens is not None else f"(time, {program.x.size})"
-    if given.dim() != (1 if program.tokens is not None else 2) or not given.shape[0]:
-        raise ValueError(f"samples must have shape {shape}, got {tuple(given.shape)}")
+    if inputs.dim() != (1 if program.tokens is not None else 2) or not inputs.shape[0]:
+        raise ValueError(f"samples must have shape {shape}, got {tuple(inputs.shape)}")
     folded, evaluator, state = fold(model), Evaluator(program, int8=True, fixed=fixed), None
     wrong = right = 0.0
     with torch.inference_mode():
-        for x in given if program.tokens is not None else given.float():
+        for x in inputs if program.tokens is not None else inputs.float():
             y, state = folded.step(x[None], state)
             wrong += float((evaluator.step(x[None]) - y).square().sum())
             right += float(y.square().sum())
     return (wrong / right) ** 0.5 if right else 0.0
 
 
-def int8_harm(error: float, program: Program, random: bool) -> str | None:
-    """What to say of this error, if it is far larger than that of the rounded weights."""
+def int8_warning(error: float, program: Program, random: bool) -> str | None:
+    """A warning if the error is far larger than that of the rounded weights; else None."""
     usual = program.rounding_error
-    if error <= max(_GROWN * usual, TOLERANCE):
+    if error <= max(_AMPLIFIED * usual, TOLERANCE):
         return None
     on = "random inputs (samples= takes yours)" if random else "the given samples"
     return (

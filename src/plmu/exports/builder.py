@@ -30,11 +30,11 @@ class Builder:
         self.kinds: dict[Value, str] = {}  # of states
 
     def lower(self, part: Folded, x: Value, state: Any) -> tuple[Value, Any]:
-        known = self.lowerings.get(type(part))
-        if known is None:
+        lower = self.lowerings.get(type(part))
+        if lower is None:
             raise self.unknown(part)
-        found: tuple[Value, Any] = known(self, part, x, state)
-        return found
+        result: tuple[Value, Any] = lower(self, part, x, state)
+        return result
 
     @staticmethod
     def unknown(part: Folded) -> NotExportable:

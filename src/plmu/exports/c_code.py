@@ -50,7 +50,7 @@ class Code:
         name = f"constant_{len(self.arrays)}"
         is_int = array.dtype == torch.int8
         kind, write = ("int8_t", str) if is_int else ("float", number)
-        values = [write(one) for one in array.flatten().tolist()]
+        values = [write(value) for value in array.flatten().tolist()]
         lines = (", ".join(values[i : i + _ACROSS]) for i in range(0, len(values), _ACROSS))
         body = ",\n    ".join(lines)
         self.arrays.append(f"static const {kind} {name}[{len(values)}] = {{\n    {body}\n}};\n")
@@ -59,7 +59,7 @@ class Code:
     def function(self, name: str, options: dict[str, Any]) -> str:
         """The name of a helper that applies a function to each number."""
         body = FUNCTIONS[name].format(**{key: number(value) for key, value in options.items()})
-        same = next((known for known, text in self.helpers.items() if f"= {body};" in text), None)
+        same = next((name for name, code in self.helpers.items() if f"= {body};" in code), None)
         if same is not None:
             return same
         helper = f"apply_{name}_{len(self.helpers)}"
@@ -77,25 +77,25 @@ def number(value: float) -> str:
     return f"{text}f" if set(text) & set(".e") else f"{text}.0f"
 
 
-def _mat_vec(c: Code, one: ops.MatVec) -> None:
-    out, array, rows = c.at(one.out), one.weight.array, one.out.size
-    int8 = c.int8 and not one.weight.is_system
+def _mat_vec(c: Code, op: ops.MatVec) -> None:
+    out, array, rows = c.at(op.out), op.weight.array, op.out.size
+    int8 = c.int8 and not op.weight.is_system
     if int8 and c.fixed:
-        _fixed(c, one)
+        _fixed(c, op)
         return
     scale = factors = None
     if int8:
         array, scale, columns = rounded(array)
         factors = c.constant(columns)
-    if not int8 and one.bias is not None:
-        c.call("set", out, c.constant(one.bias), rows)
-    elif not int8 and one.add is not None:
-        c.call("set", out, c.at(one.add), rows)
+    if not int8 and op.bias is not None:
+        c.call("set", out, c.constant(op.bias), rows)
+    elif not int8 and op.add is not None:
+        c.call("set", out, c.at(op.add), rows)
     else:
         c.call("clear", out, rows)
     few = rows < FEW_ROWS
     weight, start = c.constant(array if few else array.mT.contiguous()), 0
-    for part in one.parts:
+    for part in op.parts:
         offset = start if few else start * rows
         where = f"{weight} + {offset}" if offset else weight
         name = ("rows" if few else "columns") + ("8" if int8 else "")
@@ -103,18 +103,18 @@ def _mat_vec(c: Code, one: ops.MatVec) -> None:
         c.call(name, out, where, c.at(part), *scaled, rows, part.size, *([array.shape[1]] if few else []))
         start += part.size
     if int8:
-        c.call("scale", out, out, c.constant(scale), c.constant(one.bias), rows)
-    if one.add is not None and (int8 or one.bias is not None):
-        c.call("add", out, out, c.at(one.add), rows)
+        c.call("scale", out, out, c.constant(scale), c.constant(op.bias), rows)
+    if op.add is not None and (int8 or op.bias is not None):
+        c.call("add", out, out, c.at(op.add), rows)
 
 
-def _fixed(c: Code, one: ops.MatVec) -> None:
+def _fixed(c: Code, op: ops.MatVec) -> None:
     """A product of int8 weights and int16 inputs, summed in int32."""
-    numbers, scale, columns = rounded(one.weight.array)
+    numbers, scale, columns = rounded(op.weight.array)
     count = columns.numel()
     c.fixed_inputs = max(c.fixed_inputs, count)
     factors, inputs, unit, start = c.constant(columns), [], "0.0f", 0
-    for part in one.parts:
+    for part in op.parts:
         inputs.append((start, c.at(part), f"{factors} + {start}" if start else factors, part.size))
         start += part.size
     for name in ("largest", "whole", "fixed8"):
@@ -124,110 +124,110 @@ def _fixed(c: Code, one: ops.MatVec) -> None:
     c.statements.append(f"unit = {unit} / {number(fixed_limit(count))};")
     for start, x, factor, size in inputs:
         c.call("whole", f"state->whole + {start}" if start else "state->whole", x, factor, "unit", size)
-    weights = c.constant(numbers), "state->whole", "unit", c.constant(scale), c.constant(one.bias)
-    c.call("fixed8", c.at(one.out), *weights, one.out.size, count)
-    if one.add is not None:
-        c.call("add", c.at(one.out), c.at(one.out), c.at(one.add), one.out.size)
+    weights = c.constant(numbers), "state->whole", "unit", c.constant(scale), c.constant(op.bias)
+    c.call("fixed8", c.at(op.out), *weights, op.out.size, count)
+    if op.add is not None:
+        c.call("add", c.at(op.out), c.at(op.out), c.at(op.add), op.out.size)
 
 
-def _remember(c: Code, one: ops.Remember) -> None:
-    groups, order, columns = one.matrix.shape
-    width = one.channels // groups
-    out, m = c.at(one.out), c.at(one.m)
-    c.call("clear", out, one.out.size)
-    matrix = c.constant(one.matrix.permute(1, 2, 0).contiguous())
-    c.call("remember", out, m, c.at(one.u), matrix, order, columns, groups, width)
-    if any(one.near_identity):
-        added = one.matrix.new_tensor(one.near_identity).repeat_interleave(width)
-        c.call("remain", out, m, c.constant(added), order, one.channels)
+def _remember(c: Code, op: ops.Remember) -> None:
+    groups, order, columns = op.matrix.shape
+    width = op.channels // groups
+    out, m = c.at(op.out), c.at(op.m)
+    c.call("clear", out, op.out.size)
+    matrix = c.constant(op.matrix.permute(1, 2, 0).contiguous())
+    c.call("remember", out, m, c.at(op.u), matrix, order, columns, groups, width)
+    if any(op.near_identity):
+        added = op.matrix.new_tensor(op.near_identity).repeat_interleave(width)
+        c.call("remain", out, m, c.constant(added), order, op.channels)
 
 
-def _concat(c: Code, one: ops.Concat) -> None:
+def _concat(c: Code, op: ops.Concat) -> None:
     start = 0
-    for part in one.parts:
-        c.call("set", f"{c.at(one.out)} + {start}" if start else c.at(one.out), c.at(part), part.size)
+    for part in op.parts:
+        c.call("set", f"{c.at(op.out)} + {start}" if start else c.at(op.out), c.at(part), part.size)
         start += part.size
 
 
-def _apply(c: Code, one: ops.Apply) -> None:
-    name, options = one.function, {**DEFAULTS.get(one.function, {}), **one.options}
-    out, x = c.at(one.out), c.at(one.x)
+def _apply(c: Code, op: ops.Apply) -> None:
+    name, options = op.function, {**DEFAULTS.get(op.function, {}), **op.options}
+    out, x = c.at(op.out), c.at(op.x)
     if name in ("softmax", "log_softmax"):
-        c.call("softmax", out, x, one.out.size, int(name == "log_softmax"))
+        c.call("softmax", out, x, op.out.size, int(name == "log_softmax"))
     elif name == "glu":
-        c.call("glu", out, x, one.out.size)
+        c.call("glu", out, x, op.out.size)
     else:
         if options.pop("approximate", "none") == "tanh":
             name = "gelu_tanh"
-        c.call(c.function(name, options), out, x, one.out.size)
+        c.call(c.function(name, options), out, x, op.out.size)
 
 
-def _scale(c: Code, one: ops.Scale) -> None:
-    c.call("scale", c.at(one.out), c.at(one.x), c.constant(one.scale), c.constant(one.offset), one.out.size)
+def _scale(c: Code, op: ops.Scale) -> None:
+    c.call("scale", c.at(op.out), c.at(op.x), c.constant(op.scale), c.constant(op.offset), op.out.size)
 
 
-def _add(c: Code, one: ops.Add) -> None:
-    c.call("add", c.at(one.out), c.at(one.x), c.at(one.y), one.out.size)
+def _add(c: Code, op: ops.Add) -> None:
+    c.call("add", c.at(op.out), c.at(op.x), c.at(op.y), op.out.size)
 
 
-def _multiply(c: Code, one: ops.Multiply) -> None:
-    c.call("multiply", c.at(one.out), c.at(one.x), c.at(one.y), one.out.size)
+def _multiply(c: Code, op: ops.Multiply) -> None:
+    c.call("multiply", c.at(op.out), c.at(op.x), c.at(op.y), op.out.size)
 
 
-def _mix(c: Code, one: ops.Mix) -> None:
-    c.call("mix", c.at(one.out), c.at(one.x), c.at(one.y), c.at(one.g), one.out.size)
+def _mix(c: Code, op: ops.Mix) -> None:
+    c.call("mix", c.at(op.out), c.at(op.x), c.at(op.y), c.at(op.g), op.out.size)
 
 
-def _normalize(c: Code, one: ops.Normalize) -> None:
-    weights = c.constant(one.weight), c.constant(one.bias)
-    sizes = one.x.size, one.features, number(one.eps), int(one.centred)
-    c.call("normalize", c.at(one.out), c.at(one.x), *weights, *sizes)
+def _normalize(c: Code, op: ops.Normalize) -> None:
+    weights = c.constant(op.weight), c.constant(op.bias)
+    sizes = op.x.size, op.features, number(op.eps), int(op.centred)
+    c.call("normalize", c.at(op.out), c.at(op.x), *weights, *sizes)
 
 
-def _lookup(c: Code, one: ops.Lookup) -> None:
-    size = one.out.size
+def _lookup(c: Code, op: ops.Lookup) -> None:
+    size = op.out.size
     if not c.int8:
-        c.call("set", c.at(one.out), f"{c.constant(one.table)} + (size_t)x[0] * {size}", size)
+        c.call("set", c.at(op.out), f"{c.constant(op.table)} + (size_t)x[0] * {size}", size)
         return
-    numbers, rows, columns = rounded(one.table)
+    numbers, rows, columns = rounded(op.table)
     row = f"{c.constant(numbers)} + (size_t)x[0] * {size}"
-    c.call("row8", c.at(one.out), row, f"{c.constant(rows)}[x[0]]", c.constant(columns), size)
+    c.call("row8", c.at(op.out), row, f"{c.constant(rows)}[x[0]]", c.constant(columns), size)
 
 
-def _taps(c: Code, one: ops.Taps) -> None:
-    c.call("clear", c.at(one.out), one.out.size)
-    c.call("taps", c.at(one.out), c.at(one.x), c.constant(one.weight), *one.weight.shape)
+def _taps(c: Code, op: ops.Taps) -> None:
+    c.call("clear", c.at(op.out), op.out.size)
+    c.call("taps", c.at(op.out), c.at(op.x), c.constant(op.weight), *op.weight.shape)
 
 
-def _select(c: Code, one: ops.Select) -> None:
-    order, width = one.weights.size // one.heads, one.m.size // one.weights.size
-    c.call("clear", c.at(one.out), one.out.size)
-    c.call("choose", c.at(one.out), c.at(one.weights), c.at(one.m), order, one.heads, width)
+def _select(c: Code, op: ops.Select) -> None:
+    order, width = op.weights.size // op.heads, op.m.size // op.weights.size
+    c.call("clear", c.at(op.out), op.out.size)
+    c.call("choose", c.at(op.out), c.at(op.weights), c.at(op.m), order, op.heads, width)
 
 
-def _fill(c: Code, one: ops.Fill) -> None:
-    c.call("fill", c.at(one.out), c.at(one.x), "NULL" if one.held is None else c.at(one.held), one.out.size)
+def _fill(c: Code, op: ops.Fill) -> None:
+    c.call("fill", c.at(op.out), c.at(op.x), "NULL" if op.held is None else c.at(op.held), op.out.size)
 
 
-def _constant(c: Code, one: ops.Constant) -> None:
-    c.call("set", c.at(one.out), c.constant(one.array), one.out.size)
+def _constant(c: Code, op: ops.Constant) -> None:
+    c.call("set", c.at(op.out), c.constant(op.array), op.out.size)
 
 
-def _attend(c: Code, one: ops.Attend) -> None:
-    steps, half = one.cos.shape
-    values = (c.at(one.query), c.at(one.keys), c.at(one.values), c.at(one.seen))
-    scores = f"work + {c.memory.extra[one].offset}"
-    c.call("attend", c.at(one.out), *values, c.constant(one.cos), c.constant(one.sin), scores, steps, one.heads, half)
+def _attend(c: Code, op: ops.Attend) -> None:
+    steps, half = op.cos.shape
+    values = (c.at(op.query), c.at(op.keys), c.at(op.values), c.at(op.present))
+    scores = f"work + {c.memory.extra[op].offset}"
+    c.call("attend", c.at(op.out), *values, c.constant(op.cos), c.constant(op.sin), scores, steps, op.heads, half)
 
 
-def _count(c: Code, one: ops.Count) -> None:
-    given = c.at(one.x), c.at(one.counts), c.constant(one.thresholds)
-    c.call("count", c.at(one.out), *given, *one.thresholds.shape, 1 + one.positions)
+def _count(c: Code, op: ops.Count) -> None:
+    inputs = c.at(op.x), c.at(op.counts), c.constant(op.thresholds)
+    c.call("count", c.at(op.out), *inputs, *op.thresholds.shape, 1 + op.positions)
 
 
-def _shares(c: Code, one: ops.Shares) -> None:
-    degrees = len(one.legendre)
-    c.call("shares", c.at(one.out), c.at(one.counts), c.constant(one.legendre), one.out.size // degrees, degrees)
+def _shares(c: Code, op: ops.Shares) -> None:
+    degrees = len(op.legendre)
+    c.call("shares", c.at(op.out), c.at(op.counts), c.constant(op.legendre), op.out.size // degrees, degrees)
 
 
 _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {

@@ -13,12 +13,11 @@ from plmu.exports.c_code import Code, number
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.program import Fill, Program, fixed_limit
 
-# At most so many steps, expected outputs in all, and multiply-adds to get them.
+# Limits of the check program: steps, expected outputs, and multiply-adds to compute them.
 CHECK_STEPS, CHECK_NUMBERS, CHECK_WORK = 1000, 100_000, 400_000_000
-TOLERANCE = 1e-5  # of an output, relative to the largest one
-# Fixed-point sums round inputs to whole numbers, and float32 rounds some to the other neighbour than float64 does. The
-# check allows so many times the difference that one of them makes, or that torch has found, and ends where that has
-# grown to `APART`.
+TOLERANCE = 1e-5  # error of an output, relative to the largest output
+# Fixed-point sums round inputs to integers, and float32 rounds some to the other neighbour than float64 does. The check
+# allows `LARGER` times the difference of a neighbour, or that torch measures, and ends where it reaches `APART`.
 LARGER, APART = 4.0, 1e-3
 FLAGS = "-std=c99 -O3 -ffp-contract=fast -Wall -Wextra -Wconversion -pedantic"
 
@@ -46,14 +45,14 @@ def c_files(
 def _header(program: Program, code: Code, name: str, metadata: Mapping[str, str]) -> str:
     upper, tokens = name.upper(), program.tokens
     kind = "float" if tokens is None else "int32_t"
-    what = f"{upper}_INPUTS numbers" if tokens is None else f"one token number from 0 to {tokens - 1}"
-    wrong = "0." if tokens is None else "0; or -1 if there is no such token, and then nothing changes."
-    fills = any(isinstance(one, Fill) for one in program.operations)
-    bad = "" if fills or tokens is not None else "NaN in x stays until init.\n * "
-    whole = f"    int16_t whole[{code.fixed_inputs}]; /* the same */\n" if code.fixed_inputs else ""
-    known = "".join(f" * {key}: {_comment(value)}\n" for key, value in metadata.items() if len(value) <= 200)
+    input_text = f"{upper}_INPUTS numbers" if tokens is None else f"one token number from 0 to {tokens - 1}"
+    result_text = "0." if tokens is None else "0; or -1 if there is no such token, and then nothing changes."
+    fills = any(isinstance(operation, Fill) for operation in program.operations)
+    nan_text = "" if fills or tokens is not None else "NaN in x stays until init.\n * "
+    rounded_inputs = f"    int16_t whole[{code.fixed_inputs}]; /* the same */\n" if code.fixed_inputs else ""
+    described = "".join(f" * {key}: {_comment(value)}\n" for key, value in metadata.items() if len(value) <= 200)
     return f"""/* A model of plmu {plmu.__version__} that takes one step at a time.
-{known} */
+{described} */
 #ifndef {upper}_H
 #define {upper}_H
 
@@ -66,12 +65,12 @@ def _header(program: Program, code: Code, name: str, metadata: Mapping[str, str]
 typedef struct {{
     float memory[{max(code.memory.state_size, 1)}];
     float work[{max(code.memory.work_size, 1)}]; /* used within a step alone */
-{whole}}} {name}_state;
+{rounded_inputs}}} {name}_state;
 
 /* Start a stream, or start it again. */
 void {name}_init({name}_state *state);
 
-/* One step: x is {what}, y {upper}_OUTPUTS numbers. They must not overlap. {bad}Returns {wrong} */
+/* One step: x is {input_text}, y {upper}_OUTPUTS numbers. They must not overlap. {nan_text}Returns {result_text} */
 int {name}_step({name}_state *state, const {kind} *x, float *y);
 
 #endif
@@ -79,18 +78,20 @@ int {name}_step({name}_state *state, const {kind} *x, float *y);
 
 
 def _comment(text: str) -> str:
-    return "".join(one if " " <= one <= "~" else "?" for one in text).replace("*/", "* /").replace("/*", "/ *")
+    ascii_text = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+    return ascii_text.replace("*/", "* /").replace("/*", "/ *")
 
 
 def _source(program: Program, code: Code, name: str) -> str:
     kind = "float" if program.tokens is None else "int32_t"
-    work = "    float *work = state->work;\n" if any(re.search(r"\bwork\b", one) for one in code.statements) else ""
+    works = any(re.search(r"\bwork\b", statement) for statement in code.statements)
+    work = "    float *work = state->work;\n" if works else ""
     work += "    float unit;\n" if code.fixed_inputs else ""
     check = "" if program.tokens is None else f"    if (x[0] < 0 || x[0] >= {program.tokens})\n        return -1;\n"
-    unused = [] if any("state->" in one for one in [*code.statements, work]) else ["state"]
-    unused += [] if check or any(_reads_x(one) for one in code.statements) else ["x"]
-    body = "".join(f"    {one}\n" for one in code.statements)
-    body += "".join(f"    (void){one};\n" for one in unused)
+    unused = [] if any("state->" in statement for statement in [*code.statements, work]) else ["state"]
+    unused += [] if check or any(_reads_x(statement) for statement in code.statements) else ["x"]
+    body = "".join(f"    {statement}\n" for statement in code.statements)
+    body += "".join(f"    (void){statement};\n" for statement in unused)
     parts = [
         f'#include "{name}.h"\n\n#include <math.h>\n#include <stddef.h>\n#include <string.h>\n',
         *code.arrays,
@@ -125,28 +126,28 @@ def sequence(program: Program, steps: int) -> Tensor:
 def expected_outputs(program: Program, int8: bool, fixed: bool = False) -> tuple[Tensor, float]:
     """What the check program compares with, (steps, outputs), from float64, and the error it allows. A model whose
     recurrence is not linear can be chaotic: it ends where rounding to float32 alone comes near the tolerance."""
-    most = CHECK_STEPS, CHECK_NUMBERS // program.y.size, CHECK_WORK // max(program.multiply_adds, 1)
-    steps = max(20, min(most))
+    limits = CHECK_STEPS, CHECK_NUMBERS // program.y.size, CHECK_WORK // max(program.multiply_adds, 1)
+    steps = max(20, min(limits))
     narrow, wide = (Evaluator(program, int8, dtype, fixed) for dtype in (torch.float32, torch.float64))
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     largest = furthest = 0.0
     end = APART if fixed else TOLERANCE / 8
     with torch.inference_mode():
         for x in sequence(program, steps):
-            right = wide.step(x[None])
-            error = (narrow.step(x[None]) - right).abs().max().item()
-            largest = max(largest, right.abs().max().item())
-            if found and not error <= end * largest:
+            output = wide.step(x[None])
+            error = (narrow.step(x[None]) - output).abs().max().item()
+            largest = max(largest, output.abs().max().item())
+            if outputs and not error <= end * largest:
                 break
             furthest = max(furthest, error)
-            found.append(right.float())
-    neighbour = 1 / fixed_limit(max((one.shape[1] for one in program.roundable), default=1))
-    return torch.cat(found), LARGER * max(neighbour, furthest / (largest or 1.0)) if fixed else TOLERANCE
+            outputs.append(output.float())
+    neighbour = 1 / fixed_limit(max((weight.shape[1] for weight in program.roundable), default=1))
+    return torch.cat(outputs), LARGER * max(neighbour, furthest / (largest or 1.0)) if fixed else TOLERANCE
 
 
 def _check(program: Program, name: str, int8: bool, fixed: bool) -> str:
     (expected, allowed), upper = expected_outputs(program, int8, fixed), name.upper()
-    values = [number(one) for one in expected.flatten().tolist()]
+    values = [number(value) for value in expected.flatten().tolist()]
     lines = ",\n    ".join(", ".join(values[i : i + 8]) for i in range(0, len(values), 8))
     if program.tokens is None:
         kind, make = "float", "(float)(seed >> 8) / 8388608.0f - 1.0f"

@@ -71,12 +71,12 @@ _ROWS = """static void {name}(float *restrict out, const {type} *restrict weight
 }}
 """
 _PLACES = ("j", "j + 1", "j + 2", "j + 3", "j + k")
-_FLOAT = {"type": "float", "cast": "", "more": "", "x": [f"x[{one}]" for one in _PLACES]}
+_FLOAT = {"type": "float", "cast": "", "more": "", "x": [f"x[{place}]" for place in _PLACES]}
 _INT8 = {
     "type": "int8_t",
     "cast": "(float)",
     "more": "const float *restrict factor, ",
-    "x": [f"(x[{one}] * factor[{one}])" for one in _PLACES],
+    "x": [f"(x[{place}] * factor[{place}])" for place in _PLACES],
 }
 
 HELPERS: dict[str, str] = {

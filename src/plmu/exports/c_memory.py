@@ -1,6 +1,6 @@
 """Where the values of a program are in C: in the input, the state, the output, or a shared work area.
 
-Values whose lives do not overlap share the work area, and what works number by number works in place.
+Values whose lives do not overlap share the work area, and elementwise operations work in place.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Memory:
         self.extra: dict[Operation, Buffer] = {}
         self._reads = self._all_reads()
         states = 0
-        for one in program.states:
-            self.places[one] = Range(Buffer(one.size, "state->memory", offset=states), 0, one.size)
-            states += one.size
+        for state in program.states:
+            self.places[state] = Range(Buffer(state.size, "state->memory", offset=states), 0, state.size)
+            states += state.size
         self.state_size = states
         for index, operation in enumerate(program.operations):
             self._place(index, operation)
@@ -56,13 +56,13 @@ class Memory:
 
     def pointer(self, value: Value) -> str:
         """The C expression of a value's first number."""
-        found = self.places[value]
-        start = found.start + found.buffer.offset
-        name = found.buffer.name or "work"
+        place = self.places[value]
+        start = place.start + place.buffer.offset
+        name = place.buffer.name or "work"
         return f"{name} + {start}" if start else name
 
     def _all_reads(self) -> list[tuple[Value, int]]:
-        reads = [(value, i) for i, one in enumerate(self.program.operations) for value in one.inputs()]
+        reads = [(value, i) for i, operation in enumerate(self.program.operations) for value in operation.inputs()]
         end = len(self.program.operations)
         return [*reads, *((value, end) for value in (*self.program.next_states, self.program.y))]
 
@@ -75,7 +75,7 @@ class Memory:
             return
         out = operation.out
         if isinstance(operation, ops.Attend):
-            self.extra[operation] = self._new(operation.seen.size, index)
+            self.extra[operation] = self._new(operation.present.size, index)
         if out is self.program.y:
             self.places[out] = Range(Buffer(out.size, "y", index), 0, out.size)
             return
@@ -94,44 +94,44 @@ class Memory:
         place = self.places[value]
         if place.buffer.name is not None:
             return False
-        later = {one for one, at in self._reads if at > index}
+        later = {reader for reader, at in self._reads if at > index}
         # A split of the whole comes after what it splits was placed, and is a read of it.
-        return not any(place.overlaps(self.places[one]) for one in later if one in self.places)
+        return not any(place.overlaps(self.places[reader]) for reader in later if reader in self.places)
 
     def _stores(self) -> dict[int, list[tuple[Value, Value]]]:
-        """After which operation each next state can be copied into the state: when it is known and the old one is not
-        read any more."""
+        """After which operation each next state can be copied into the state: once it is computed and the old one is no
+        longer read."""
         end = len(self.program.operations)
-        made = {value: i for i, one in enumerate(self.program.operations) for value in one.outputs()}
-        found: dict[int, list[tuple[Value, Value]]] = {}
+        written = {value: i for i, operation in enumerate(self.program.operations) for value in operation.outputs()}
+        stores: dict[int, list[tuple[Value, Value]]] = {}
         for state, after in zip(self.program.states, self.program.next_states, strict=True):
             reads = [at for value, at in self._reads if at < end and self._shares(value, state)]
-            when = max([made.get(after, 0), *reads])
-            found.setdefault(when, []).append((state, after))
-        for when, pairs in found.items():
+            when = max([written.get(after, 0), *reads])
+            stores.setdefault(when, []).append((state, after))
+        for when, pairs in stores.items():
             for _, after in pairs:
                 self.places[after].buffer.last = max(self.places[after].buffer.last, when)
-        return found
+        return stores
 
     def _shares(self, value: Value, other: Value) -> bool:
         return self.places[value].buffer is self.places[other].buffer
 
     def _arrange(self) -> int:
-        """Give each buffer of the work area an offset, the lowest that is free in its life."""
+        """Give each buffer of the work area the lowest offset that is free during its life."""
         end = len(self.program.operations)
         for value, at in self._reads:
             if at < end or value is self.program.y:
-                buffer = self.places[value].buffer
-                buffer.last = max(buffer.last, at)
+                read_buffer = self.places[value].buffer
+                read_buffer.last = max(read_buffer.last, at)
         placed: list[Buffer] = []
-        for one in self._work:
-            alive = sorted((b.offset, b.size) for b in placed if b.first <= one.last and one.first <= b.last)
+        for buffer in self._work:
+            alive = sorted((b.offset, b.size) for b in placed if b.first <= buffer.last and buffer.first <= b.last)
             for offset, size in alive:
-                if one.offset + one.size <= offset:
+                if buffer.offset + buffer.size <= offset:
                     break
-                one.offset = max(one.offset, offset + size)
-            placed.append(one)
-        return max((one.offset + one.size for one in placed), default=0)
+                buffer.offset = max(buffer.offset, offset + size)
+            placed.append(buffer)
+        return max((buffer.offset + buffer.size for buffer in placed), default=0)
 
 
 _IN_PLACE = (ops.Apply, ops.Scale, ops.Add, ops.Multiply, ops.Mix, ops.Fill, ops.Normalize)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import plmu
-from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_harm
+from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_warning
 from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
 from plmu.exports.lowering import lowered
@@ -128,38 +128,38 @@ def export(
     program = program_of(inner, int8)
     described = _metadata(program, metadata, int8, fixed_point)
     if to == "onnx":
-        made = _onnx(inner, program, name, described, whole, int8, measure)
+        output = _onnx(inner, program, name, described, whole, int8, measure)
     elif to == "torch":
-        made = _torch(inner, program, name, described, whole, measure)
+        output = _torch(inner, program, name, described, whole, measure)
     else:
-        made = _c(program, name, described, int8, fixed_point, measure)
+        output = _c(program, name, described, int8, fixed_point, measure)
     if measure:
         from plmu.exports.measure import stream_time
 
-        made.microseconds["plmu.Stream"] = stream_time(inner, program)
+        output.microseconds["plmu.Stream"] = stream_time(inner, program)
     error = int8_error(inner, program, samples) if int8 else None
     fixed_error = int8_error(inner, program, samples, fixed=True) if fixed_point else None
-    harm = None if error is None else int8_harm(error, program, samples is None)
-    if harm is not None:
-        made.notes.append(f"warning: {harm}")
-        warnings.warn(harm, AccuracyWarning, stacklevel=2)
-    files = _write(folder, made.contents)
+    warning = None if error is None else int8_warning(error, program, samples is None)
+    if warning is not None:
+        output.notes.append(f"warning: {warning}")
+        warnings.warn(warning, AccuracyWarning, stacklevel=2)
+    files = _write(folder, output.contents)
     return Exported(
         files,
         program.multiply_adds,
         program.weight_bytes(int8),
         program.state_bytes,
-        made.work_bytes,
-        made.microseconds,
+        output.work_bytes,
+        output.microseconds,
         error,
         fixed_error,
-        tuple(made.notes),
+        tuple(output.notes),
     )
 
 
 @dataclass
-class _Made:
-    """What a format gives before it is written."""
+class _Output:
+    """The files of a format, before they are written, and what was measured of them."""
 
     contents: dict[str, bytes]
     microseconds: dict[str, float] = field(default_factory=dict)
@@ -179,32 +179,32 @@ def program_of(model: Any, int8: bool = False) -> Program:
         raise ValueError("the model does not say how many features it takes: begin it with a layer that does")
     x = torch.zeros(1, dtype=torch.int64) if features is None else torch.zeros(1, features)
     model.step(x)  # says what does not fit in a model that cannot run
-    made = lowered(fold(model), features, tokens, int8)
-    for value, found in Evaluator(made).values(x).items():
-        if value is not made.x and found.shape != (1, value.size):
-            raise ValueError(f"a part of the model gives {found.shape[-1]} numbers where {value.size} are expected")
-    return made
+    program = lowered(fold(model), features, tokens, int8)
+    for value, computed in Evaluator(program).values(x).items():
+        if value is not program.x and computed.shape != (1, value.size):
+            raise ValueError(f"a part of the model gives {computed.shape[-1]} numbers where {value.size} are expected")
+    return program
 
 
-def _metadata(program: Program, given: Mapping[str, Any] | None, int8: bool, fixed: bool) -> dict[str, str]:
+def _metadata(program: Program, extra: Mapping[str, Any] | None, int8: bool, fixed: bool) -> dict[str, str]:
     states = [
-        {"name": f"state_{i}", "kind": kind, "shape": ["batch", *(one.shape or (one.size,))], "start": 0}
-        for i, (one, kind) in enumerate(zip(program.states, program.kinds, strict=True))
+        {"name": f"state_{i}", "kind": kind, "shape": ["batch", *(state.shape or (state.size,))], "start": 0}
+        for i, (state, kind) in enumerate(zip(program.states, program.kinds, strict=True))
     ]
-    own = {
+    described = {
         "plmu": plmu.__version__,
         "input": {"features": program.x.size} if program.tokens is None else {"tokens": program.tokens},
         "outputs": program.y.size,
         "states": states,
         "weights": "int8, fixed-point sums" if fixed else "int8" if int8 else "float32",
     }
-    taken = set(own) & set(given or {})
-    if taken:
-        raise ValueError(f"metadata must not have {', '.join(sorted(taken))}: plmu writes it")
+    reserved = set(described) & set(extra or {})
+    if reserved:
+        raise ValueError(f"metadata must not have {', '.join(sorted(reserved))}: plmu writes it")
     try:
         return {
             str(key): value if isinstance(value, str) else json.dumps(value, allow_nan=False)
-            for key, value in {**own, **(given or {})}.items()
+            for key, value in {**described, **(extra or {})}.items()
         }
     except (TypeError, ValueError) as error:
         raise ValueError(f"metadata must be text or JSON: {error}") from None
@@ -212,67 +212,67 @@ def _metadata(program: Program, given: Mapping[str, Any] | None, int8: bool, fix
 
 def _onnx(
     model: Any, program: Program, name: str, metadata: dict[str, str], whole: bool, int8: bool, measure: bool
-) -> _Made:
+) -> _Output:
     try:
         from plmu.exports.onnx_model import step_model, whole_model
     except ModuleNotFoundError as error:
         missing = (error.name or "onnx").split(".")[0]
         raise ModuleNotFoundError(f"{missing} is missing: pip install 'plmu[export]'", name=missing) from None
     step = step_model(program, metadata, int8)
-    made = _Made({f"{name}_step.onnx": step})
+    output = _Output({f"{name}_step.onnx": step})
     if whole:
-        made.contents[f"{name}.onnx"] = whole_model(program, metadata, model.returns_sequences, int8)
+        output.contents[f"{name}.onnx"] = whole_model(program, metadata, model.returns_sequences, int8)
     if measure:
         from plmu.exports.measure import onnx_time
 
-        taken = onnx_time(step, program)
-        made.microseconds |= {} if taken is None else {"ONNX Runtime": taken}
-        made.notes += [] if taken is not None else ["onnxruntime is not installed, so its time was not measured"]
-    return made
+        step_time = onnx_time(step, program)
+        output.microseconds |= {} if step_time is None else {"ONNX Runtime": step_time}
+        output.notes += [] if step_time is not None else ["onnxruntime is not installed, so its time was not measured"]
+    return output
 
 
-def _torch(model: Any, program: Program, name: str, metadata: dict[str, str], whole: bool, measure: bool) -> _Made:
+def _torch(model: Any, program: Program, name: str, metadata: dict[str, str], whole: bool, measure: bool) -> _Output:
     from plmu.exports.torch_program import runs_whole, torch_program
 
     step = torch_program(model, program, metadata, whole=False)
-    made = _Made({f"{name}_step.pt2": step})
+    output = _Output({f"{name}_step.pt2": step})
     if runs_whole(model):
-        made.contents[f"{name}.pt2"] = torch_program(model, program, metadata, whole=True)
+        output.contents[f"{name}.pt2"] = torch_program(model, program, metadata, whole=True)
     elif whole:
         raise ValueError("whole cannot be had for torch: the original LMU runs one step after another")
     else:
-        made.notes.append("the original LMU runs one step after another: there is no program for whole sequences")
+        output.notes.append("the original LMU runs one step after another: there is no program for whole sequences")
     if measure:
         from plmu.exports.measure import torch_time
 
-        made.microseconds["torch.export"] = torch_time(step, program)
-    return made
+        output.microseconds["torch.export"] = torch_time(step, program)
+    return output
 
 
-def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, fixed: bool, measure: bool) -> _Made:
+def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, fixed: bool, measure: bool) -> _Output:
     files, code = c_files(program, name, metadata, int8, fixed)
     contents = {file: text.encode() for file, text in files.items()}
     contents[f"{name}.json"] = (json.dumps(metadata, indent=1) + "\n").encode()
-    made = _Made(contents, work_bytes=4 * code.memory.work_size + 2 * code.fixed_inputs)
+    output = _Output(contents, work_bytes=4 * code.memory.work_size + 2 * code.fixed_inputs)
     if measure:
         from plmu.exports.measure import c_time
 
-        taken = c_time(files, name, program)
-        made.microseconds |= {} if taken is None else {"C": taken}
-        made.notes += [] if taken is not None else ["no C compiler was found, so its time was not measured"]
-    return made
+        step_time = c_time(files, name, program)
+        output.microseconds |= {} if step_time is None else {"C": step_time}
+        output.notes += [] if step_time is not None else ["no C compiler was found, so its time was not measured"]
+    return output
 
 
 def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
     """All files, or none."""
-    made = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as stack:
             for name, content in contents.items():
                 stack.enter_context(replacing(folder / name)).write_bytes(content)
     except BaseException:
-        if made and not any(folder.iterdir()):
+        if is_new and not any(folder.iterdir()):
             folder.rmdir()
         raise
     return tuple(folder / name for name in contents)

@@ -15,7 +15,7 @@ from plmu.exports.program import Value, Weight
 from plmu.folded import CovariateForecast, WindowForecast
 from plmu.folded.forecast import AMPLITUDE, season_in
 
-LARGEST = 2**26  # numbers of a matrix
+LARGEST = 2**26  # elements of a matrix
 
 
 def lower_forecast(b: Builder, part: WindowForecast, x: Value, state: Any) -> tuple[Value, Any]:
@@ -53,47 +53,47 @@ def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) 
         size = b.add(ops.MatVec, channels, Weight(total, True), (_absolute(b, around),))
         past = b.add(ops.Multiply, past.size, past, b.add(ops.Concat, past.size, (size,) * lookback))
         ahead = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (size,) * horizon))
-    rest = b.add(ops.Add, rows.size, rows, b.add(ops.Scale, rows.size, past, -torch.ones(rows.size), None))
-    last = rest if lookback == 1 else b.split(rest, rest.size - channels, channels)[1]
-    out = b.add(ops.Add, ahead.size, _readout(b, part, rest, last, clock), ahead)
+    unexplained = b.add(ops.Add, rows.size, rows, b.add(ops.Scale, rows.size, past, -torch.ones(rows.size), None))
+    last = unexplained if lookback == 1 else b.split(unexplained, unexplained.size - channels, channels)[1]
+    out = b.add(ops.Add, ahead.size, _readout(b, part, unexplained, last, clock), ahead)
     return out, (rows, clock.after, effects, recent)
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """Where in the season a step is. `begun` is 0 before the first step and 1 after it, `fresh` the opposite, so that
+    """Where in the season a step is. `started` is 0 before the first step and 1 after it, `fresh` the opposite, so that
     products with them select."""
 
-    begun: Value
+    started: Value
     fresh: Value
     phase: Value  # of this step
     after: Value  # the place after it
 
     @classmethod
     def of(cls, b: Builder, part: WindowForecast, place: Value) -> _Clock:
-        phase, begun = b.split(place, 1, 1)
-        fresh = b.add(ops.Scale, 1, begun, -torch.ones(1), torch.ones(1))
+        phase, started = b.split(place, 1, 1)
+        fresh = b.add(ops.Scale, 1, started, -torch.ones(1), torch.ones(1))
         season = max(part.season, 1)
         now = b.add(
             ops.Add,
             1,
-            b.add(ops.Multiply, 1, begun, phase),
+            b.add(ops.Multiply, 1, started, phase),
             b.add(ops.Scale, 1, fresh, torch.full((1,), float(part.phase)), None),
         )
         # The phase after this step: one more, and 0 after the last.
         last = _at_least(b, now, torch.tensor([season - 1.0]))
         following = b.add(ops.MatVec, 1, Weight(torch.full((1, 1), -float(season)), True), (last,), torch.ones(1), now)
         one = b.add(ops.Constant, 1, torch.ones(1))
-        return cls(begun, fresh, now, b.add(ops.Concat, 2, (following, one)))
+        return cls(started, fresh, now, b.add(ops.Concat, 2, (following, one)))
 
     def pushed(self, b: Builder, rows: Value, row: Value) -> Value:
         """Rows with a new one at the end, which fills them if it is the first."""
         repeated = b.add(ops.Concat, rows.size, (row,) * (rows.size // row.size))
         if rows.size == row.size:
             return repeated
-        kept = b.split(rows, row.size, rows.size - row.size)[1]
-        shifted = b.add(ops.Concat, rows.size, (kept, row))
-        return _select(b, self.begun, shifted, self.fresh, repeated)
+        newer = b.split(rows, row.size, rows.size - row.size)[1]
+        shifted = b.add(ops.Concat, rows.size, (newer, row))
+        return _select(b, self.started, shifted, self.fresh, repeated)
 
 
 def _readout(b: Builder, part: WindowForecast, rows: Value, last: Value, clock: _Clock) -> Value:
@@ -149,8 +149,8 @@ def _select(b: Builder, first: Value, x: Value, second: Value, y: Value) -> Valu
     """first · x + second · y, for numbers that are 0 or 1: exact."""
     ones = torch.ones(x.size, 1)
     parts = [
-        b.add(ops.Multiply, x.size, b.add(ops.MatVec, x.size, Weight(ones, True), (which,)), value)
-        for which, value in ((first, x), (second, y))
+        b.add(ops.Multiply, x.size, b.add(ops.MatVec, x.size, Weight(ones, True), (selector,)), value)
+        for selector, value in ((first, x), (second, y))
     ]
     return b.add(ops.Add, x.size, *parts)
 
@@ -180,19 +180,19 @@ def _around(b: Builder, table: Tensor, phase: Value, before: int, after: int) ->
         place = b.add(ops.MatVec, 1, Weight(back, True), (reached,), None, phase)
     for bit in reversed(range(bits)):
         size = 1 << bit
-        which = _at_least(b, place, torch.tensor([float(size)]))
-        other = b.add(ops.Scale, 1, which, -torch.ones(1), torch.ones(1))
-        kept = rows.size - size * numbers
-        shifted, unshifted = b.split(rows, size * numbers, kept)[1], b.split(rows, kept, size * numbers)[0]
-        rows = _select(b, which, shifted, other, unshifted)
-        place = b.add(ops.Add, 1, place, b.add(ops.Scale, 1, which, torch.full((1,), -float(size)), None))
+        bit_set = _at_least(b, place, torch.tensor([float(size)]))
+        bit_clear = b.add(ops.Scale, 1, bit_set, -torch.ones(1), torch.ones(1))
+        remaining = rows.size - size * numbers
+        shifted, unshifted = b.split(rows, size * numbers, remaining)[1], b.split(rows, remaining, size * numbers)[0]
+        rows = _select(b, bit_set, shifted, bit_clear, unshifted)
+        place = b.add(ops.Add, 1, place, b.add(ops.Scale, 1, bit_set, torch.full((1,), -float(size)), None))
     return rows
 
 
 def _at_least(b: Builder, number: Value, bounds: Tensor) -> Value:
-    """1 for each bound that a whole number reaches, else 0: relu(n − bound + 1) − relu(n − bound)."""
+    """1 for each bound that an integer reaches, else 0: relu(n − bound + 1) − relu(n − bound)."""
     ones = Weight(torch.ones(len(bounds), 1), True)
-    above, below = (_positive(b, b.add(ops.MatVec, len(bounds), ones, (number,), -bounds + one)) for one in (1, 0))
+    above, below = (_positive(b, b.add(ops.MatVec, len(bounds), ones, (number,), -bounds + step)) for step in (1, 0))
     return b.add(ops.Add, len(bounds), above, _negative(b, below))
 
 

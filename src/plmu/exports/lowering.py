@@ -30,16 +30,16 @@ def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool 
         int8: whether products of weights stand apart from those of Ā and B̄, so that they can be rounded alone.
     """
     start = model.initial_state(1, torch.float32, torch.device("cpu"))
-    state = map_state(start, lambda one: Value(one[0].numel(), tuple(one.shape[1:])))
+    state = map_state(start, lambda leaf: Value(leaf[0].numel(), tuple(leaf.shape[1:])))
     x = Value(1 if features is None else features)
     builder = Builder(_KINDS, int8)
     y, after = builder.lower(model, x, state)
     states = tuple(_flat(state))
-    kinds = tuple(builder.kinds[one] for one in states)
-    made = Program(x, tokens, states, kinds, tuple(builder.operations), y, tuple(_flat(after)))
-    if not all(bool(array.isfinite().all()) for array in made.constants):
+    kinds = tuple(builder.kinds[leaf] for leaf in states)
+    program = Program(x, tokens, states, kinds, tuple(builder.operations), y, tuple(_flat(after)))
+    if not all(bool(array.isfinite().all()) for array in program.constants):
         raise ValueError("the model has infinite or NaN weights: nothing was exported")
-    return made
+    return program
 
 
 def _affine(b: Builder, part: folded.Affine, x: Value, state: Any) -> tuple[Value, Any]:
@@ -71,8 +71,8 @@ def _function(b: Builder, part: folded.Function, x: Value, state: Any) -> tuple[
     name = part.function
     if not isinstance(name, str) or name not in _ELEMENTWISE_OR_ROW | {"prelu"}:
         shown = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
-        known = ", ".join(sorted(ACTIVATIONS))
-        raise NotExportable(f"the function {shown} cannot be exported: use one of {known}, or a module of torch")
+        names = ", ".join(sorted(ACTIVATIONS))
+        raise NotExportable(f"the function {shown} cannot be exported: use one of {names}, or a module of torch")
     options = dict(part.options)
     if name == "prelu":
         assert part.weight is not None
@@ -159,30 +159,30 @@ def _selective(b: Builder, part: folded.SelectiveMemory, x: Value, state: Any) -
 
 def _over_heads(b: Builder, norm: Folded, x: Value, width: int) -> Value:
     """A norm over the features of each head."""
-    for one in norm.parts if isinstance(norm, folded.Chain) else (norm,):
-        if isinstance(one, folded.Unit):
-            x = _unit(b, one, x, None, width)[0]
-        elif isinstance(one, folded.Scale):
+    for step in norm.parts if isinstance(norm, folded.Chain) else (norm,):
+        if isinstance(step, folded.Unit):
+            x = _unit(b, step, x, None, width)[0]
+        elif isinstance(step, folded.Scale):
             heads = x.size // width
-            offset = None if one.offset is None else cast(one.offset).repeat(heads)
-            x = b.add(ops.Scale, x.size, x, cast(one.scale).repeat(heads), offset)
-        elif isinstance(one, folded.Norm):
-            x = _norm(b, one, x, None)[0]
+            offset = None if step.offset is None else cast(step.offset).repeat(heads)
+            x = b.add(ops.Scale, x.size, x, cast(step.scale).repeat(heads), offset)
+        elif isinstance(step, folded.Norm):
+            x = _norm(b, step, x, None)[0]
         else:
-            raise NotExportable(f"{name_of(one)} cannot be exported as the norm of plmu.SelectiveLMU")
+            raise NotExportable(f"{name_of(step)} cannot be exported as the norm of plmu.SelectiveLMU")
     return x
 
 
 def _chain(b: Builder, part: folded.Chain, x: Value, state: Any) -> tuple[Value, Any]:
     if part.states is None:
-        for one in part.parts:
-            x = b.each(one, x)
+        for inner in part.parts:
+            x = b.each(inner, x)
         return x, None
     after: list[Any] = [None] * part.states
-    for one, place in zip(part.parts, part.places, strict=True):
-        x, own = b.lower(one, x, state[place])
-        if own is not None:
-            after[place] = own
+    for inner, place in zip(part.parts, part.places, strict=True):
+        x, next_state = b.lower(inner, x, state[place])
+        if next_state is not None:
+            after[place] = next_state
     return x, tuple(after)
 
 
@@ -200,9 +200,9 @@ def _product(b: Builder, part: folded.Product, x: Value, state: Any) -> tuple[Va
 
 def _weighted_sum(b: Builder, part: folded.WeightedSum, x: Value, state: Any) -> tuple[Value, Any]:
     after, total = [], None
-    for one, before, share in zip(part.parts, state, part.weights.tolist(), strict=True):
-        x, own = b.lower(one, x, before)
-        after.append(own)
+    for inner, before, share in zip(part.parts, state, part.weights.tolist(), strict=True):
+        x, next_state = b.lower(inner, x, before)
+        after.append(next_state)
         weighed = b.add(ops.Scale, x.size, x, torch.full((x.size,), share), None)
         total = weighed if total is None else b.add(ops.Add, x.size, total, weighed)
     assert total is not None
@@ -247,8 +247,8 @@ def _attention(b: Builder, part: folded.WindowAttention, x: Value, state: Any) -
     mixed = b.add(ops.Attend, width, query, keys, values, present, part.heads, *map(cast, turned))
     out = b.product(part.output_weight, mixed, bias=part.output_bias)
     size = (steps - 1) * width
-    kept = (b.split(keys, width, size)[1], b.split(values, width, size)[1], b.split(present, 1, steps - 1)[1])
-    return out, kept
+    next_state = (b.split(keys, width, size)[1], b.split(values, width, size)[1], b.split(present, 1, steps - 1)[1])
+    return out, next_state
 
 
 _KINDS: dict[type[Folded], Lowering] = {
@@ -283,4 +283,4 @@ _KINDS: dict[type[Folded], Lowering] = {
 def _flat(state: Any) -> list[Value]:
     if state is None:
         return []
-    return [state] if isinstance(state, Value) else [one for part in state for one in _flat(part)]
+    return [state] if isinstance(state, Value) else [value for part in state for value in _flat(part)]

@@ -68,7 +68,9 @@ def onnx_time(data: bytes, program: Program) -> float | None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    states = {f"state_{i}_in": np.zeros((1, *(one.shape or ())), np.float32) for i, one in enumerate(program.states)}
+    states = {
+        f"state_{i}_in": np.zeros((1, *(state.shape or ())), np.float32) for i, state in enumerate(program.states)
+    }
     x = np.zeros(1, np.int64) if program.tokens is not None else np.zeros((1, program.x.size), np.float32)
     return microseconds(lambda: session.run(None, {"x": x, **states}))
 
@@ -76,15 +78,15 @@ def onnx_time(data: bytes, program: Program) -> float | None:
 def torch_time(data: bytes, program: Program) -> float:
     run = torch.export.load(io.BytesIO(data)).module()
     x = torch.zeros(1, dtype=torch.int64) if program.tokens is not None else torch.zeros(1, program.x.size)
-    states = [torch.zeros(1, *(one.shape or ())) for one in program.states]
+    states = [torch.zeros(1, *(state.shape or ())) for state in program.states]
     with one_thread(), torch.inference_mode():
         return microseconds(lambda: run(x, *states))
 
 
 def compiler() -> str | None:
     """The C compiler: $CC, or cc, gcc or clang."""
-    found = (shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
-    return next((one for one in found if one is not None), None)
+    paths = (shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
+    return next((path for path in paths if path is not None), None)
 
 
 def c_time(files: Mapping[str, str], name: str, program: Program) -> float | None:

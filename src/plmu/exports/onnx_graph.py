@@ -21,12 +21,12 @@ class Graph:
         self._names: dict[Value, dict[tuple[int, ...], str]] = {}
 
     def get(self, value: Value, shape: tuple[int, ...] | None = None) -> str:
-        """The tensor (batch, *shape) of a value, a vector unless told otherwise."""
-        known = self._names[value]
+        """The tensor (batch, *shape) of a value, a vector by default."""
+        names = self._names[value]
         shape = shape or (value.size,)
-        if shape not in known:
-            known[shape] = self.reshape(next(iter(known.values())), *shape)
-        return known[shape]
+        if shape not in names:
+            names[shape] = self.reshape(next(iter(names.values())), *shape)
+        return names[shape]
 
     def put(self, value: Value, name: str, shape: tuple[int, ...] | None = None) -> None:
         self._names[value] = {shape or (value.size,): name}

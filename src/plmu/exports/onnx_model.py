@@ -20,7 +20,7 @@ def step_model(program: Program, metadata: Mapping[str, str], int8: bool = False
     """Inputs x (batch, features), or token numbers (batch,), and state_0_in, …; outputs y and state_0_out, …"""
     graph = Graph(program, int8)
     y, after = emit_step(graph, "x", _inputs(program))
-    nodes = [*graph.nodes, _named(y, "y"), *(_named(one, f"state_{i}_out") for i, one in enumerate(after))]
+    nodes = [*graph.nodes, _named(y, "y"), *(_named(state, f"state_{i}_out") for i, state in enumerate(after))]
     return _model("step", graph, nodes, ["batch"], program, metadata)
 
 
@@ -31,7 +31,7 @@ def whole_model(program: Program, metadata: Mapping[str, str], sequences: bool, 
     states = [f"state_{i}_now" for i in range(len(program.states))]
     y, after = emit_step(graph, "x_now", states)
     body = helper.make_graph(
-        [*graph.nodes, *(_named(one, f"state_{i}_next") for i, one in enumerate(after)), _named(y, "y_now")],
+        [*graph.nodes, *(_named(state, f"state_{i}_next") for i, state in enumerate(after)), _named(y, "y_now")],
         "step",
         [*_state_infos(program, "now"), _info(program, "x_now", ["batch"])],
         [
@@ -65,7 +65,7 @@ def _model(
     sequences: bool = True,
 ) -> bytes:
     y: list[str | int | None] = [*(axes if sequences else axes[:1]), program.y.size]
-    made = helper.make_graph(
+    graph_proto = helper.make_graph(
         nodes,
         name,
         [_info(program, "x", axes), *_state_infos(program, "in")],
@@ -73,7 +73,7 @@ def _model(
         initializer=list(graph.constants.values()),
     )
     model = helper.make_model(
-        made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="plmu"
+        graph_proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="plmu"
     )
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=value)
@@ -81,8 +81,8 @@ def _model(
     if size > LARGEST:
         raise ValueError(f"the model takes {size:,} bytes, and an ONNX file holds {LARGEST:,}: export it as torch or c")
     onnx.checker.check_model(model, full_check=True)
-    found: bytes = model.SerializeToString()
-    return found
+    content: bytes = model.SerializeToString()
+    return content
 
 
 def _inputs(program: Program) -> list[str]:
@@ -101,6 +101,8 @@ def _info(program: Program, name: str, axes: list[str]) -> Any:
 
 def _state_infos(program: Program, suffix: str) -> list[Any]:
     return [
-        helper.make_tensor_value_info(f"state_{i}_{suffix}", TensorProto.FLOAT, ["batch", *(one.shape or (one.size,))])
-        for i, one in enumerate(program.states)
+        helper.make_tensor_value_info(
+            f"state_{i}_{suffix}", TensorProto.FLOAT, ["batch", *(state.shape or (state.size,))]
+        )
+        for i, state in enumerate(program.states)
     ]

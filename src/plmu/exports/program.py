@@ -37,14 +37,14 @@ class Operation:
 
     def inputs(self) -> tuple[Value, ...]:
         """The values that it reads."""
-        return tuple(one for one in vars(self).values() if isinstance(one, Value) and one is not self.out)
+        return tuple(value for value in vars(self).values() if isinstance(value, Value) and value is not self.out)
 
     def outputs(self) -> tuple[Value, ...]:
         return (self.out,)
 
     def constants(self) -> list[Tensor]:
         """The arrays that it holds."""
-        return [one for one in vars(self).values() if isinstance(one, Tensor)]
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     def multiply_adds(self) -> int:
         """Of its products alone."""
@@ -208,7 +208,7 @@ class Constant(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Attend(Operation):
-    """softmax(q · k / √d) v for each head, over the steps that `seen` marks with 1.
+    """softmax(q · k / √d) v for each head, over the steps that `present` marks with 1.
 
     Pairs of features of the keys (steps, width), the halves of a head, are rotated by an angle for each step.
     """
@@ -216,7 +216,7 @@ class Attend(Operation):
     query: Value
     keys: Value
     values: Value
-    seen: Value
+    present: Value
     heads: int
     cos: Tensor  # (steps, half of a head's features)
     sin: Tensor
@@ -228,7 +228,7 @@ class Attend(Operation):
 @dataclass(frozen=True, eq=False)
 class Count(Operation):
     """Counts after a step t: how often x was above each threshold, the sums of those steps' (t + ½)ᵏ for each degree of
-    `positions`, and last how many steps there were."""
+    `positions`, and last the number of steps."""
 
     x: Value
     counts: Value
@@ -249,7 +249,7 @@ class Program:
     """All operations of a step, in order."""
 
     x: Value
-    tokens: int | None  # how many token numbers there are, where x is one
+    tokens: int | None  # size of the vocabulary, where x is a token number
     states: tuple[Value, ...]
     kinds: tuple[str, ...]  # what each state is, such as "memory"
     operations: tuple[Operation, ...]
@@ -259,11 +259,11 @@ class Program:
     @property
     def multiply_adds(self) -> int:
         """Of a step, products alone."""
-        return sum(one.multiply_adds() for one in self.operations)
+        return sum(operation.multiply_adds() for operation in self.operations)
 
     @property
     def state_bytes(self) -> int:
-        return 4 * sum(one.size for one in self.states)
+        return 4 * sum(state.size for state in self.states)
 
     def weight_bytes(self, int8: bool) -> int:
         """Of all constants, with weights as int8 numbers or not."""
@@ -275,8 +275,12 @@ class Program:
     @property
     def roundable(self) -> list[Tensor]:
         """The weights that int8 rounds."""
-        found = [one.weight.array for one in self.operations if isinstance(one, MatVec) and not one.weight.is_system]
-        return [*found, *(one.table for one in self.operations if isinstance(one, Lookup))]
+        weights = [
+            operation.weight.array
+            for operation in self.operations
+            if isinstance(operation, MatVec) and not operation.weight.is_system
+        ]
+        return [*weights, *(operation.table for operation in self.operations if isinstance(operation, Lookup))]
 
     @property
     def rounding_error(self) -> float:
@@ -290,7 +294,7 @@ class Program:
 
     @property
     def constants(self) -> list[Tensor]:
-        return [array for one in self.operations for array in one.constants()]
+        return [array for operation in self.operations for array in operation.constants()]
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -37,14 +37,14 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, str], who
     shapes += [tuple({0: batch} for _ in states)] if states else []
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of torch, about its own code
-        made = torch.export.export(
+        exported = torch.export.export(
             _Flat(model, start, whole),
             (x, *states),
             dynamic_shapes=tuple(shapes),
             strict=False,
         )
         data = io.BytesIO()
-        torch.export.save(made, data, extra_files={METADATA: json.dumps(dict(metadata))})
+        torch.export.save(exported, data, extra_files={METADATA: json.dumps(dict(metadata))})
     return data.getvalue()
 
 
@@ -61,7 +61,7 @@ class _Flat(nn.Module):
         self.model, self.like, self.whole = model, like, whole
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        given = iter(states)
-        state = map_state(self.like, lambda _: next(given))
+        values = iter(states)
+        state = map_state(self.like, lambda _: next(values))
         y, after = self.model(x, state) if self.whole else self.model.step(x, state)
         return (y, *leaves(after))
