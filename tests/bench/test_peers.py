@@ -153,7 +153,7 @@ def test_a_wrong_gradient_is_found() -> None:
 
 def test_several_tensors_have_one_relative_error() -> None:
     exact = [torch.tensor([3.0]), torch.tensor([[0.0, 4.0]])]
-    assert peers._apart([exact[0], exact[1] + 1], exact) == pytest.approx(math.sqrt(2) / 5)
+    assert peers._relative_error([exact[0], exact[1] + 1], exact) == pytest.approx(math.sqrt(2) / 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)

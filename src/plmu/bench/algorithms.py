@@ -1,6 +1,6 @@
-"""`plmu bench algorithms`: how fast W_m m is, by each algorithm.
+"""`plmu bench algorithms`: the speed of W_m m by each algorithm.
 
-- *over the GEMM*: beside its limit, the GEMM `m @ W` with m in memory already, and beside the paper's FFT.
+- *over the GEMM*: relative to its limit, the GEMM `m @ W` of an m in memory, and to the paper's FFT.
 - *auto against every algorithm*: whether the plan chooses the fastest; eager, as CUDA graphs, and with resets.
 """
 
@@ -22,16 +22,16 @@ CHOICES, GRAPHS, RESETS = (
     "auto against every algorithm, as graphs",
     "with resets, as graphs",
 )
-EVERY = 100  # about how many steps lie between resets
+EVERY = 100  # mean number of steps between resets
 
 
 def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
-    """All tables. `keep` is given what there is after every row."""
+    """All tables. `keep` is called with the tables so far after every row."""
     return collected(measured(device, rounds), device, keep)
 
 
 def measured(device: str, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Table and row, one after the other."""
+    """Pairs of a table's name and a row."""
     gpu = device != "cpu"
     shapes = GPU_SHAPES if gpu else CPU_SHAPES
     choices = GPU_CHOICES if gpu else tuple(shape for kind, shape in CPU_CHOICES if kind == "project")
@@ -45,8 +45,8 @@ def measured(device: str, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for shape in choices:
         yield CHOICES, choice(shape, precisions[0], device, rounds)
     if gpu:
-        for table, given, every in ((GRAPHS, choices, None), (RESETS, shapes, EVERY)):
-            for shape in given:
+        for table, tried, every in ((GRAPHS, choices, None), (RESETS, shapes, EVERY)):
+            for shape in tried:
                 with plmu.for_graphs():
                     row = choice(shape, precisions[0], device, rounds, graphs=True, every=every)
                 yield table, row
@@ -54,7 +54,7 @@ def measured(device: str, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def over_the_gemm(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[str, Any]:
-    """Time of W_m m over the time of the GEMM alone; how many times faster than the FFT; memory; error."""
+    """Time of W_m m relative to the GEMM and to the FFT; memory; error."""
     problem = Problem(shape, dtype, device)
     names = ["auto", "chunked", *_fused_if_it_suits(problem)]
     gemm, operand = problem.gemm()
@@ -78,13 +78,13 @@ def over_the_gemm(shape: Shape, dtype: torch.dtype, device: str, rounds: int) ->
         "error": errors,
     }
     if device != "cpu":
-        moved = problem.u.numel() + shape.batch * shape.time * shape.out
-        # u, W and the gradient of o were there before; o and the gradients of u and W are results, the rest is working
-        # memory.
-        results = moved + problem.weight.numel()
+        inputs = problem.u.numel() + shape.batch * shape.time * shape.out
+        # u, W and the gradient of o exist before the call. o and the gradients of u and W are its results; all else is
+        # working memory.
+        results = inputs + problem.weight.numel()
         size = problem.u.element_size()
         row["working memory over u + o"] = {
-            name: (peak_memory(both[name]) - results * size) / (moved * size) for name in names
+            name: (peak_memory(both[name]) - results * size) / (inputs * size) for name in names
         }
     return row
 
@@ -92,7 +92,8 @@ def over_the_gemm(shape: Shape, dtype: torch.dtype, device: str, rounds: int) ->
 def choice(
     shape: Shape, dtype: torch.dtype, device: str, rounds: int, *, graphs: bool = False, every: int | None = None
 ) -> dict[str, Any]:
-    """`auto` against the fastest algorithm by name, with gradients; with `every`, with resets."""
+    """`auto` relative to the fastest algorithm by name, with gradients; with `every`, about one step in so many
+    resets."""
     problem = Problem(shape, dtype, device, every)
     names = ["chunked"] if every else ["fft", "chunked"]
     if shape.time**2 * shape.order <= 1 << 25 and not every:
@@ -104,8 +105,8 @@ def choice(
     problem.errors(forward)
     calls = {name: training(call, problem.u, problem.weight) for name, call in forward.items()}
     times = timed(launched(calls, device) if graphs else calls, device=device, rounds=rounds)
-    taken = times.medians()
-    best = min(names, key=lambda name: taken[name])
+    seconds = times.medians()
+    best = min(names, key=lambda name: seconds[name])
     return {
         "shape": str(shape),
         "dtype": _named(dtype),

@@ -1,8 +1,8 @@
-"""`plmu bench complexity`: how the time of each row of the paper's complexity table grows, measured.
+"""`plmu bench complexity`: how time grows with size, for each row of the paper's complexity table.
 
-One size is doubled while the others are held, until a call takes four times as long as at first, and long enough that
-the fixed costs of a small problem no longer show; the growth is the slope of log time over log size over the last two
-doublings. On a GPU calls run as CUDA graphs: it is the work that grows, not the number of launches.
+One size is doubled while the others are constant, until a call takes four times as long as at first and long enough
+that fixed costs no longer matter. The growth is the slope of log time over log size over the last two doublings. On a
+GPU calls run as CUDA graphs, so that the work is measured and not the launches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plmu.bench.measure import Keep, forget, graphed, medians
 Sizes = dict[str, int]
 KERNEL = 4
 ENOUGH = {"cpu": 0.05, "cuda": 0.002}  # seconds
-MOST = {"cpu": 1 << 27, "cuda": 1 << 31}  # numbers held
+MOST = {"cpu": 1 << 27, "cuda": 1 << 31}  # numbers in memory
 LARGEST_ORDER = 1024
 LARGEST_MATRIX = 1 << 28  # elements of the Toeplitz matrix, which is built on the CPU in float64
 
@@ -33,15 +33,15 @@ class Layer:
 
     name: str
     claim: str
-    expected: dict[str, float]  # the exponent of each size; a logarithm counts as nothing
+    expected: dict[str, float]  # the exponent of each size, without logarithms
     build: Callable[[Sizes, str], Callable[[], Tensor]]
 
     def fits(self, sizes: Sizes, device: str) -> bool:
-        """Whether the numbers it holds, about, are not too many."""
+        """Whether it takes few enough numbers in memory."""
         n, d, d_x = sizes["n"], sizes["d"] if "d" in self.expected else 1, sizes["d_x"]
         square = n * n * d if self.expected["n"] == 2 else 0
-        held = sizes["batch"] * n * d * d_x + square + d_x * d_x
-        return held <= MOST[device.split(":")[0]] and square <= LARGEST_MATRIX and d <= LARGEST_ORDER
+        numbers = sizes["batch"] * n * d * d_x + square + d_x * d_x
+        return numbers <= MOST[device.split(":")[0]] and square <= LARGEST_MATRIX and d <= LARGEST_ORDER
 
 
 def rnn(sizes: Sizes, device: str) -> Callable[[], Tensor]:
@@ -106,7 +106,7 @@ def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
 
 
 def check(layer: Layer) -> None:
-    """The Delay Network's rows all compute the same states."""
+    """Raise AssertionError unless a row of the Delay Network computes the states of the recurrence."""
     if not layer.name.startswith("DN"):
         return
     sizes = {"batch": 2, "n": 40, "d": 6, "d_x": 3}
@@ -120,17 +120,17 @@ def check(layer: Layer) -> None:
 
 def points_of(layer: Layer, base: Sizes, size: str, device: str, rounds: int) -> list[tuple[int, float]]:
     """Seconds forward at doubling sizes, until they are long enough or memory would run short."""
-    kind, found = device.split(":")[0], list[tuple[int, float]]()
-    while len(found) < 3 or found[-1][1] < max(ENOUGH[kind], 4 * found[0][1]):
-        sizes = {**base, size: base[size] << len(found)}
-        if len(found) >= 3 and not layer.fits(sizes, device):
+    kind, points = device.split(":")[0], list[tuple[int, float]]()
+    while len(points) < 3 or points[-1][1] < max(ENOUGH[kind], 4 * points[0][1]):
+        sizes = {**base, size: base[size] << len(points)}
+        if len(points) >= 3 and not layer.fits(sizes, device):
             break
         with torch.no_grad():
-            built = layer.build(sizes, device)
-            call = built if device == "cpu" else graphed(built)
+            eager = layer.build(sizes, device)
+            call = eager if device == "cpu" else graphed(eager)
             seconds = medians({"it": call}, device=device, rounds=max(3, rounds // 2))["it"]
-        found.append((sizes[size], seconds))
-    return found
+        points.append((sizes[size], seconds))
+    return points
 
 
 def slope(points: list[tuple[int, float]]) -> float:

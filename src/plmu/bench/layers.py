@@ -1,8 +1,8 @@
-"""`plmu bench layers`: how fast whole layers are.
+"""`plmu bench layers`: the speed of whole layers.
 
-- *whole layers*: beside linear attention, causal attention, Mamba-2 and an LSTM with as many parameters; as CUDA graphs
+- *whole layers*: ours, linear attention, causal attention, Mamba-2 and an LSTM with as many parameters; as CUDA graphs
   and eager, with host time, peak memory and the time of the first call.
-- *length*: tokens per second of W_m m from short sequences to long ones.
+- *length*: tokens per second of W_m m, from short sequences to long ones.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ WHOLE, LENGTH = "whole layers", "length"
 
 
 def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
-    """All tables. `keep` is given what there is after every row."""
+    """All tables. `keep` is called with the tables so far after every row."""
     return collected(measured(device, rounds), device, keep)
 
 
 def measured(device: str, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Table and row, one after the other."""
+    """Pairs of a table's name and a row."""
     gpu = device != "cpu"
     dtype = torch.bfloat16 if gpu else torch.float32
     for shape in GPU_SHAPES if gpu else CPU_SHAPES:

@@ -1,4 +1,4 @@
-"""Timing for comparisons: all candidates in turn, round after round, so that a busy machine slows all alike."""
+"""Timing for comparisons: all candidates take turns, round after round, so that a busy machine slows all alike."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import torch
 from torch import Tensor, nn
 
 Call = Callable[[], object]
-Keep = Callable[[dict[str, Any]], None]  # is given all tables after every row, so that a long run loses nothing
+Keep = Callable[[dict[str, Any]], None]  # called with all tables after every row, so that a stopped run loses nothing
 
 
-def forget(found: dict[str, Any]) -> None:
+def forget(tables: dict[str, Any]) -> None:
     """A `Keep` that keeps nothing."""
 
 
 def collected(rows: Iterator[tuple[str, dict[str, Any]]], device: str, keep: Keep) -> dict[str, Any]:
-    """The tables of rows that are measured one after the other."""
-    found: dict[str, Any] = {}
-    # Graphs are captured on the stream where gradients were first taken.
+    """Tables by name, from pairs of a table's name and a row."""
+    tables: dict[str, Any] = {}
+    # Graphs must be captured on the stream where gradients were first taken.
     with nullcontext() if device == "cpu" else torch.cuda.stream(torch.cuda.Stream()):
         for table, row in rows:
-            found.setdefault(table, []).append(row)
-            keep(found)
-    return found
+            tables.setdefault(table, []).append(row)
+            keep(tables)
+    return tables
 
 
 class Times(dict[str, list[float]]):
@@ -38,8 +38,8 @@ class Times(dict[str, list[float]]):
         return {name: median(values) for name, values in self.items()}
 
     def ratio(self, name: str, other: str) -> float:
-        """How long one takes over another: the median of the ratios of all rounds."""
-        return median([one / two for one, two in zip(self[name], self[other], strict=True)])
+        """The time of `name` relative to `other`: the median of the ratios of all rounds."""
+        return median([a / b for a, b in zip(self[name], self[other], strict=True)])
 
 
 def medians(
@@ -50,21 +50,28 @@ def medians(
 
 
 def timed(candidates: dict[str, Call], *, device: str = "cpu", rounds: int = 9, least: float = 0.02) -> Times:
-    """All candidates in turn, round after round; one that is short is called often enough for `least` seconds."""
+    """Times of all candidates, which take turns in each round.
+
+    Args:
+        candidates: calls by name.
+        device: "cpu" or a GPU, which is timed by its own clock.
+        rounds: number of times that each candidate is timed.
+        least: seconds of a measurement, at least; a short call is repeated.
+    """
     repeats = {}
     for name, call in candidates.items():
-        call()  # builds, compiles and caches whatever the first calls do
+        call()  # the first calls build, compile and cache
         call()
         repeats[name] = max(1, round(least / max(_once(call, 1, device), 1e-7)))
-    taken = Times({name: [] for name in candidates})
+    times = Times({name: [] for name in candidates})
     order, shuffle = list(candidates), random.Random(0).shuffle
     for _ in range(rounds):
-        shuffle(order)  # what ran before leaves a GPU at another clock
+        shuffle(order)  # the clock of a GPU depends on what ran before
         for name in order:
             call = candidates[name]
-            call()  # the first after another candidate's pays for the memory that one held
-            taken[name].append(_once(call, repeats[name], device))
-    return taken
+            call()  # after another candidate, the first call pays for its memory
+            times[name].append(_once(call, repeats[name], device))
+    return times
 
 
 def _once(call: Call, repeats: int, device: str) -> float:
@@ -85,26 +92,28 @@ def _once(call: Call, repeats: int, device: str) -> float:
 
 
 def host_seconds(call: Call, *, rounds: int = 9, repeats: int = 20, most: float = 0.2) -> float:
-    """Median seconds until a call on a GPU returns, while its kernels may still wait or run. A round of `repeats` calls
-    ends after `most` seconds, if they are slow."""
+    """Median seconds until a call on a GPU returns, while its kernels may still wait or run.
+
+    A round has `repeats` calls, or fewer if they would take more than `most` seconds.
+    """
     call()
     torch.cuda.synchronize()
     start = time.perf_counter()
     call()
     repeats = max(1, min(repeats, int(most / max(time.perf_counter() - start, 1e-7))))
-    found = []
+    seconds = []
     for _ in range(rounds):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(repeats):  # far fewer launches than a GPU's queue takes
             call()
-        found.append((time.perf_counter() - start) / repeats)
+        seconds.append((time.perf_counter() - start) / repeats)
     torch.cuda.synchronize()
-    return median(found)
+    return median(seconds)
 
 
 def first_seconds(call: Call, device: str) -> float:
-    """Seconds of a single call, with all that a first one builds and compiles."""
+    """Seconds of a single call, with what a first call builds and compiles."""
     start = time.perf_counter()
     call()
     if device != "cpu":
@@ -113,22 +122,22 @@ def first_seconds(call: Call, device: str) -> float:
 
 
 def random_like(output: Tensor) -> Tensor:
-    """An output gradient, always the same. Of equal numbers a GPU makes products in half precision faster than in
-    training, since they take less power."""
+    """An output gradient of random numbers, always the same. With equal numbers a GPU takes less power, and multiplies
+    faster than in training."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return torch.randn_like(output)
 
 
 def training(call: Callable[[], Tensor], *leaves: Tensor) -> Call:
-    """A call and the gradients of `leaves`, for the output gradient of `random_like`."""
+    """A call with the gradients of `leaves`, for the output gradient of `random_like`."""
     gradient = random_like(call())
     return lambda: torch.autograd.grad(call(), leaves, gradient)
 
 
 def graphed(call: Call) -> Call:
-    """The same as a CUDA graph, so without launch overhead. Gradients must have been taken on the current stream from
-    the first time on, and that must not be the default stream."""
+    """A call as a CUDA graph, which has no launch overhead. All gradients must have been taken on the current stream,
+    and that must not be the default stream."""
     stream = torch.cuda.current_stream()
     if stream == torch.cuda.default_stream():
         stream = torch.cuda.Stream()
@@ -141,34 +150,34 @@ def graphed(call: Call) -> Call:
         call()
     torch.cuda.synchronize()
 
-    def replay(_: Call = call) -> None:  # which holds what the graph has the addresses of
+    def replay(_: Call = call) -> None:  # keeps the tensors that the graph uses
         graph.replay()
 
     return replay
 
 
 def launched(calls: Mapping[str, Call], device: str) -> dict[str, Call]:
-    """On a GPU as CUDA graphs, so that work is compared and not launches."""
+    """On a GPU, calls as CUDA graphs, so that work is compared and not launches."""
     return dict(calls) if device == "cpu" else {name: graphed(call) for name, call in calls.items()}
 
 
 def release(device: str) -> None:
-    """Give back the memory that graphs held."""
+    """Free the memory of graphs."""
     if device != "cpu":
         torch.cuda.empty_cache()
 
 
 def peak_memory(call: Call) -> int:
-    """Bytes of GPU memory that a call needs at most beyond what was there before it, its results included."""
+    """Peak bytes of GPU memory that a call takes, its results included."""
     call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    kept = call()
+    results = call()
     torch.cuda.synchronize()
-    found = torch.cuda.max_memory_allocated() - before
-    del kept
-    return found
+    peak = torch.cuda.max_memory_allocated() - before
+    del results
+    return peak
 
 
 def copy_bandwidth(device: str) -> float:

@@ -1,8 +1,8 @@
-"""Whole layers to compare ours with, each as wide as a number of parameters allows.
+"""Whole layers to compare with ours, each as wide as a given number of parameters allows.
 
-Every layer maps (batch, time, channels) to a sequence, has all of its weights, and states its answer twice: `forward`
-runs the fast kernel, `plain` is the definition in a few lines of torch, against which the kernel is checked before it
-is timed. flash-linear-attention (`pip install fla-core`) and mamba-ssm are optional.
+Every layer maps (batch, time, channels) to a sequence and computes its output in two ways: `forward` runs the fast
+kernel, and `plain` is the definition in a few lines of torch. The kernel is checked against it before it is timed.
+flash-linear-attention (`pip install fla-core`) and mamba-ssm are optional.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK = 256  # steps of a chunk of Mamba-2's scan, its default
 
 
 class Layer(nn.Module):
-    """A whole layer. `width` says how wide it is made, for example heads × features; `source` names what runs it."""
+    """A whole layer. `width` describes its size, for example heads × features; `source` names the implementation."""
 
     width: str
     source: str
@@ -36,14 +36,14 @@ class Layer(nn.Module):
 
     @abstractmethod
     def plain(self, x: Tensor) -> Tensor:
-        """The same by its definition, in the precision of x."""
+        """The output by the layer's definition, in the precision of x."""
 
     def parameter_count(self) -> int:
-        return sum(one.numel() for one in self.parameters())
+        return sum(parameter.numel() for parameter in self.parameters())
 
 
 class Ours(Layer):
-    """The Delay Network on all channels and W_m; or on as many as fit the budget, after an encoder."""
+    """The Delay Network and W_m: on all channels, or on as many as the budget allows, after an encoder."""
 
     def __init__(self, shape: Shape, budget: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class LinearAttention(Attention):
 class Mamba2(Layer):
     """Mamba-2's mixer without the short convolution and the norm: input projection, SSD, gate, output projection.
 
-    One group of B and C, a state of 64, heads of 64; `expand` is what the budget gives.
+    One group of B and C, a state of 64, heads of 64; `expand` follows from the budget.
     """
 
     def __init__(self, shape: Shape, budget: int) -> None:
@@ -147,7 +147,7 @@ class Mamba2(Layer):
         self.in_proj = nn.Linear(shape.channels, sum(self.sizes), bias=False)
         self.o = nn.Linear(self.inner, shape.out, bias=False)
         step = torch.exp(torch.empty(self.heads).uniform_(math.log(1e-3), math.log(0.1)))
-        self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus gives `step` again
+        self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
         self.rate_log = nn.Parameter(torch.empty(self.heads).uniform_(1, 16).log())
         self.skip = nn.Parameter(torch.ones(self.heads))
 
@@ -215,7 +215,7 @@ class Mamba2ByFLA(Mamba2):
 
 
 class LSTM(Layer):
-    """`nn.LSTM`, which is cuDNN's on a GPU. It gives as many outputs as it has units."""
+    """`nn.LSTM`, which is cuDNN's on a GPU. It has as many outputs as units."""
 
     def __init__(self, shape: Shape, budget: int) -> None:
         super().__init__()
@@ -226,15 +226,16 @@ class LSTM(Layer):
         self.lstm = nn.LSTM(shape.channels, units, batch_first=True)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """After a move or a cast the weights lie in one piece again, or cuDNN would copy and warn at every call."""
+        """Put the weights into one piece of memory again after a move or a cast; else cuDNN copies and warns in each
+        call."""
         super()._apply(fn, recurse)
-        known = torch.backends.cudnn.CUDNN_TENSOR_DTYPES  # without bfloat16, though cuDNN's LSTM takes it
-        before = set(known)
-        known.add(torch.bfloat16)
+        dtypes = torch.backends.cudnn.CUDNN_TENSOR_DTYPES  # without bfloat16, though cuDNN's LSTM takes it
+        before = set(dtypes)
+        dtypes.add(torch.bfloat16)
         try:
             self.lstm.flatten_parameters()
         finally:
-            known.intersection_update(before)
+            dtypes.intersection_update(before)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
@@ -254,7 +255,7 @@ class LSTM(Layer):
 
 
 OURS = "ours"
-# Each layer by its name in the results. Where there are several implementations, the fastest that is right counts.
+# Each layer by its name in the results. Of several implementations the fastest correct one counts.
 LAYERS: dict[str, tuple[type[Layer], ...]] = {
     OURS: (Ours,),
     "linear attention": (LinearAttention,),
@@ -265,32 +266,32 @@ LAYERS: dict[str, tuple[type[Layer], ...]] = {
 
 
 def errors(layer: Layer, x: Tensor) -> dict[str, float]:
-    """Of the outputs and gradients that the first sequence of x gives, against the plain form in float64.
+    """Relative errors of the outputs and gradients of the first sequence of x, against the plain form in float64.
 
-    The batch is whole, so the very kernels run that will be timed.
+    The kernels run on the whole batch, as they do when they are timed.
     """
     out = layer(x)
     gradient = torch.zeros_like(out)
     gradient[:1] = torch.randn(out[:1].shape, generator=torch.Generator().manual_seed(1)).to(out)
-    found = torch.autograd.grad(out, [x, *layer.parameters()], gradient)
+    gradients = torch.autograd.grad(out, [x, *layer.parameters()], gradient)
     exact_layer, exact_x = copy.deepcopy(layer).double(), x[:1].detach().double().requires_grad_()
     exact_out = exact_layer.plain(exact_x)
     exact = torch.autograd.grad(exact_out, [exact_x, *exact_layer.parameters()], gradient[:1].double())
     return {
-        "output": _apart([out[:1]], [exact_out]),
-        "gradient of x": _apart([found[0][:1]], exact[:1]),
-        "gradient of the weights": _apart(found[1:], exact[1:]),
+        "output": _relative_error([out[:1]], [exact_out]),
+        "gradient of x": _relative_error([gradients[0][:1]], exact[:1]),
+        "gradient of the weights": _relative_error(gradients[1:], exact[1:]),
     }
 
 
-def _apart(values: list[Tensor] | tuple[Tensor, ...], exact: list[Tensor] | tuple[Tensor, ...]) -> float:
+def _relative_error(values: list[Tensor] | tuple[Tensor, ...], exact: list[Tensor] | tuple[Tensor, ...]) -> float:
     """The relative error of several tensors taken as one vector."""
-    joined = [torch.cat([one.detach().double().flatten() for one in tensors]) for tensors in (values, exact)]
+    joined = [torch.cat([tensor.detach().double().flatten() for tensor in tensors]) for tensors in (values, exact)]
     return float((joined[0] - joined[1]).norm() / joined[1].norm())
 
 
 def _future(x: Tensor) -> Tensor:
-    """(time, time): which steps come after which."""
+    """(time, time): whether the step of the column comes after the step of the row."""
     return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
 
 

@@ -1,7 +1,4 @@
-"""The shapes that are measured, and the problem each one poses: W_m m for a given input, weight and system.
-
-`plmu bench layers` and `python -m benchmarks.cpu` share them, and the FFT baseline.
-"""
+"""The shapes that are measured, and on each the problem W_m m: input, weight, system, and ways to compute it."""
 
 from __future__ import annotations
 
@@ -44,8 +41,8 @@ CPU_SHAPES = (
     Shape(2, 1024, 64, 64, 4, 8.0, "order 4, θ 8: long sequence"),
     Shape(2, 512, 64, 64, 32, 128.0, "order 32, θ 128: long memory"),
 )
-# Narrow, short, long and odd ones beside them, where `auto` is compared with every algorithm by name: the function that
-# is called, and the shape.
+# Further shapes, narrow, short, long and odd, on which `auto` is compared with every algorithm by name; on a CPU with
+# the function that is called.
 GPU_CHOICES = (
     *GPU_SHAPES,
     Shape(32, 5000, 1, 140, 40, 50.0),
@@ -75,16 +72,16 @@ CPU_CHOICES = (
     ("final_state", Shape(32, 500, 300, 2, 1, 500.0, "IMDB, final state")),
     ("final_state", Shape(32, 784, 1, 346, 468, 784.0, "psMNIST, final state")),
 )
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}  # relative, of a right answer
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}  # relative error of a correct answer
 
 
 class Problem:
-    """The input u, the weight W_m and the system of a shape; ways to compute W_m m; and what the answer must be."""
+    """The input u, the weight W_m and the system of a shape; ways to compute W_m m; and a check of the answers."""
 
     def __init__(
         self, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu", every: int | None = None
     ) -> None:
-        """With `every`, the state is reset about once in so many steps."""
+        """With `every`, the state is reset about once in that many steps."""
         self.shape, self.dtype, self.device = shape, dtype, device
         generator = torch.Generator().manual_seed(0)
         u = torch.randn(shape.batch, shape.time, shape.channels, generator=generator)
@@ -103,7 +100,7 @@ class Problem:
         return lambda: plmu.states(self.u, self.system, algorithm=algorithm, resets=self.resets)[0]
 
     def plan(self, kind: str = "project") -> plmu.Plan:
-        """What `auto` runs here."""
+        """The plan of `auto`."""
         shape = self.shape
         return plmu.plan(
             kind,
@@ -134,20 +131,20 @@ class Problem:
         return call
 
     def gemm(self) -> tuple[Callable[[], Tensor], Tensor]:
-        """The limit: the GEMM `m @ W` of an m that is in memory already; and that m."""
+        """The limit: the GEMM `m @ W` of an m in memory; and that m."""
         shape = self.shape
         m = torch.randn(shape.batch * shape.time, shape.order * shape.channels, device=self.device)
         operand = m.to(self.dtype).requires_grad_()
         return lambda: operand @ self.weight.flatten(1).mT, operand
 
     def errors(self, calls: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
-        """Relative errors of the first sequence's outputs against float64. Too large a one stops the benchmark."""
+        """Relative errors of the first sequence's outputs against float64. RuntimeError if one is too large."""
         with torch.no_grad():
             resets = None if self.resets is None else self.resets[:1]
             m = plmu.states(self.u[:1].double(), self.system, algorithm="chunked", resets=resets)[0]
             exact = m.flatten(2) @ self.weight.double().flatten(1).mT
-            found = {name: relative_error(call()[:1], exact) for name, call in calls.items()}
-        wrong = [f"{name} {error:.1e}" for name, error in found.items() if not error <= TOLERANCE[self.dtype]]
+            errors = {name: relative_error(call()[:1], exact) for name, call in calls.items()}
+        wrong = [f"{name} {error:.1e}" for name, error in errors.items() if not error <= TOLERANCE[self.dtype]]
         if wrong:
             raise RuntimeError(f"wrong answers at {self.shape}, {self.dtype}: {', '.join(wrong)}")
-        return found
+        return errors

@@ -1,4 +1,4 @@
-"""`plmu bench streaming`: how long a step of a stream takes on this CPU, against its matrix products alone."""
+"""`plmu bench streaming`: the time of a step of a stream on this CPU, and of its matrix products alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def models() -> dict[str, plmu.nn.Steppable]:
 
 
 def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
-    """On the CPU, whatever the device: streams are for where a model is deployed."""
+    """Runs on the CPU, whatever the device: streams are for deployment."""
     torch.manual_seed(0)
     lstm = nn.LSTM(1, 200, batch_first=True).eval()
     rows: list[dict[str, Any]] = []
@@ -45,8 +45,8 @@ def _row(name: str, model: plmu.nn.Steppable, rounds: int) -> dict[str, Any]:
     sequence = torch.randn(1, STEPS, features)
     with torch.no_grad():
         whole: Tensor = model.eval()(sequence)[0][0]
-    checked = plmu.Stream(model)
-    error = relative_error(torch.stack([checked.push(one) for one in sequence[0]]), whole)
+    stream = plmu.Stream(model)
+    error = relative_error(torch.stack([stream.push(x) for x in sequence[0]]), whole)
     if not error < 1e-4:
         raise RuntimeError(f"{name}: the stream differs from the whole sequence by {error:.1e}")
     stream, sample = plmu.Stream(model), sequence[0, 0].clone()
@@ -70,5 +70,5 @@ def _row(name: str, model: plmu.nn.Steppable, rounds: int) -> dict[str, Any]:
 
 def _matrices(model: nn.Module) -> list[Tensor]:
     """Every weight as a matrix, and every Ā."""
-    found = [value.detach().flatten(1) for value in model.parameters() if value.dim() > 1]
-    return found + [system.A.float() for memory in memories(model) for system in memory.systems()]
+    weights = [value.detach().flatten(1) for value in model.parameters() if value.dim() > 1]
+    return weights + [system.A.float() for memory in memories(model) for system in memory.systems()]

@@ -1,8 +1,8 @@
-"""Whole layers at parameter counts within 5 % of each other: forward and backward with the gradients of all weights.
+"""Whole layers with parameter counts within 5 % of each other: forward and backward, with gradients of all weights.
 
-Up to two comparisons at each shape. In one every layer has the 4·channels² weights of attention with its usual q, k, v
-and o; where the order is above 4, ours then has it on fewer channels, after an encoder. In the other ours has its order
-on all channels, and the others are widened to as many weights: more heads, a larger `expand`, more units.
+There are up to two comparisons at each shape. In one, every layer has the 4·channels² weights of attention with its
+usual q, k, v and o; above order 4, our memory then has fewer channels, after an encoder. In the other, our memory has
+all channels, and the other layers are widened to as many weights: more heads, a larger `expand`, more units.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def budgets(shape: Shape) -> list[int]:
 
 
 def compared(shape: Shape, budget: int, dtype: torch.dtype, device: str, rounds: int) -> list[Row]:
-    """A row for each layer. One that is not installed, fails or is wrong says so, and the others are timed."""
+    """A row for each layer. The row of a layer that is not installed, fails or is wrong says so; the others are
+    timed."""
     torch.manual_seed(0)
     x = torch.randn(shape.batch, shape.time, shape.channels).to(device, dtype).requires_grad_()
     rows: dict[str, Row] = {}
@@ -58,11 +59,11 @@ def compared(shape: Shape, budget: int, dtype: torch.dtype, device: str, rounds:
             try:
                 layer = kind(shape, budget).to(device, dtype)
                 ready[layer.source] = _ready(layer, x, device, rounds)
-            except Exception as error:  # whatever another library's kernel may raise: the other layers are still timed
+            except Exception as error:  # whatever another library's kernel raises
                 skipped.append(f"{kind.__name__}: {type(error).__name__}: {error}")
         if ready:
-            made, forward[name], both[name] = _fastest(ready, device)
-            rows[name] |= made
+            timed_row, forward[name], both[name] = _fastest(ready, device)
+            rows[name] |= timed_row
         if skipped:
             rows[name]["skipped"] = "; ".join(skipped)
     forward_times = timed(forward, device=device, rounds=rounds)
@@ -73,16 +74,16 @@ def compared(shape: Shape, budget: int, dtype: torch.dtype, device: str, rounds:
 
 
 def _fastest(ready: dict[str, Timed], device: str) -> Timed:
-    """Of several implementations of a layer the fastest; the row has the times of all."""
+    """The fastest of several implementations of a layer; its row has the times of all."""
     if len(ready) == 1:
         return next(iter(ready.values()))
-    taken = medians({source: both for source, (_, _, both) in ready.items()}, device=device, rounds=3)
-    row, forward, both = ready[min(taken, key=lambda source: taken[source])]
-    return {**row, "milliseconds by source": {one: 1e3 * taken[one] for one in taken}}, forward, both
+    seconds = medians({source: both for source, (_, _, both) in ready.items()}, device=device, rounds=3)
+    row, forward, both = ready[min(seconds, key=lambda source: seconds[source])]
+    return {**row, "milliseconds by source": {source: 1e3 * seconds[source] for source in seconds}}, forward, both
 
 
 def _described(layer: Layer, x: Tensor) -> Row:
-    """What it is, and the errors of its answer."""
+    """The layer's size and implementation, and the errors of its output."""
     return {
         "width": layer.width,
         "parameters": layer.parameter_count(),
@@ -92,16 +93,16 @@ def _described(layer: Layer, x: Tensor) -> Row:
 
 
 def checked(layer: Layer, x: Tensor) -> dict[str, float]:
-    """The errors of its answer; RuntimeError if one is too large."""
-    found = errors(layer, x)
-    wrong = [f"{what} {error:.1e}" for what, error in found.items() if not error <= TOLERANCE[x.dtype]]
+    """The errors of a layer's output and gradients; RuntimeError if one is too large."""
+    relative = errors(layer, x)
+    wrong = [f"{what} {error:.1e}" for what, error in relative.items() if not error <= TOLERANCE[x.dtype]]
     if wrong:
         raise RuntimeError(f"wrong answer, relative error of {', '.join(wrong)}")
-    return found
+    return relative
 
 
 def _ready(layer: Layer, x: Tensor, device: str, rounds: int) -> Timed:
-    """Its row; forward alone, and with the gradients of x and of all weights: on a GPU as CUDA graphs."""
+    """A layer's row; forward alone, and with the gradients of x and of all weights; on a GPU as CUDA graphs."""
     leaves = (x, *layer.parameters())
 
     def forward() -> Tensor:
@@ -121,7 +122,7 @@ def _ready(layer: Layer, x: Tensor, device: str, rounds: int) -> Timed:
 
 
 def eager(forward: Call, both: Call, device: str, rounds: int) -> Row:
-    """Of calls that are no graphs: milliseconds, those of the host alone, and memory beyond what is there before."""
+    """Milliseconds of eager calls, in all and on the host, and peak memory."""
     times = medians({"forward": forward, "both": both}, device=device, rounds=rounds)
     return {
         "milliseconds eager": {way: 1e3 * times[way] for way in times},
@@ -134,11 +135,11 @@ def eager(forward: Call, both: Call, device: str, rounds: int) -> Row:
 
 def _times(row: Row, ours: Row, forward: Times, both: Times) -> Row:
     name = row["layer"]
-    found: Row = {
+    result: Row = {
         "milliseconds forward": 1e3 * forward.medians()[name],
         "milliseconds forward and backward": 1e3 * both.medians()[name],
     }
     if OURS in both:
-        found["times ours"] = both.ratio(name, OURS)
-        found["matched"] = abs(row["parameters"] / ours["parameters"] - 1) <= CLOSE
-    return found
+        result["times ours"] = both.ratio(name, OURS)
+        result["matched"] = abs(row["parameters"] / ours["parameters"] - 1) <= CLOSE
+    return result
