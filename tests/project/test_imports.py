@@ -92,3 +92,10 @@ def test_private_names_stay_in_their_module() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in own:
                 private = node.attr.startswith("_") and not node.attr.startswith("__")
                 assert not private, f"{name} uses {ast.unparse(node)}"
+
+
+def test_only_algorithms_import_kernels() -> None:
+    """And the one module that has kernels for other parts of layers."""
+    kernels = "plmu.ops.gpu"
+    users = {name for name in MODULES if any(one.startswith(kernels) for one in imports(name))}
+    assert {name for name in users if not name.startswith(kernels)} == {"plmu.ops.fused", "plmu.ops.layer_kernels"}
