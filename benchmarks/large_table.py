@@ -75,10 +75,9 @@ def write_table(file: Path, rows: int) -> None:
 def first_batch(file: Path) -> dict[str, float]:
     """Seconds from the start of the program to the first windows."""
     begun = time.perf_counter()
-    from plmu.experiments import EXPERIMENTS
-    from plmu.timeseries.forecast_experiment import prepare
+    from plmu.timeseries.forecast_experiment import Forecast, prepare
 
-    config: Any = EXPERIMENTS["forecast"].defaults("closed")
+    config: Any = Forecast().defaults("closed")
     config.data.file = file
     task = prepare(config)
     settings = task.split.settings

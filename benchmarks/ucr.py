@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 import plmu
-from plmu.experiments import EXPERIMENTS
 from plmu.runs.provenance import provenance
+from plmu.timeseries.classify_experiment import Classify
 
 PUBLISHED = {"InceptionTime": 0.8327}  # mean over the 51 sets
 
@@ -52,7 +52,7 @@ def read(path: Path) -> tuple[list[np.ndarray], np.ndarray]:
 
 def trained(classifier: plmu.SequenceClassifier, train: list[np.ndarray], labels: np.ndarray) -> None:
     """Train the readout of a fitted classifier further."""
-    how = EXPERIMENTS["classify"].defaults("gradient").training
+    how = Classify().defaults("gradient").training
     torch.manual_seed(0)
     features, target = classifier.features(train), torch.tensor(np.searchsorted(classifier.classes_, labels))
     readout = classifier.model[-1].requires_grad_(True)

@@ -59,10 +59,10 @@ def short(tmp_path, monkeypatch):
     """In a folder of its own, where mackey-glass is small."""
     from program import short_task
 
-    from plmu.experiments import EXPERIMENTS
+    from plmu.cli.catalogue import lookup
 
     monkeypatch.chdir(tmp_path)
-    experiment = EXPERIMENTS["mackey-glass"]
+    experiment = lookup("mackey-glass")
     monkeypatch.setattr(experiment, "task", short_task(experiment), raising=False)
     return ["train", "mackey-glass", "--training.epochs", "4", "--training.evaluate-every", "1", "--model.order", "8"]
 

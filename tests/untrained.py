@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from plmu.bench.training_time import random_task
-from plmu.experiments import EXPERIMENTS, imdb_pretrained, language
+from plmu.cli.catalogue import lookup
+from plmu.experiments import imdb_pretrained, language
 from plmu.experiments.imdb_pretrained import ClassifierModel, PretrainedModel
 from plmu.experiments.language import LanguageTask
 from plmu.experiments.pretrained import Pretrained
@@ -35,7 +36,7 @@ def pieces(size: int = 8_000) -> Pieces:
 
 def built(name: str, model: str) -> tuple[nn.Module, Task]:
     """The untrained model of an experiment, and the task it was built for."""
-    experiment = EXPERIMENTS[name]
+    experiment = lookup(name)
     config = experiment.defaults(model)
     if name == "addition":
         task = Task((), (), (), None, None, None, "", True)  # type: ignore[arg-type]

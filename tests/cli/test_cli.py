@@ -11,11 +11,12 @@ import pytest
 from program import raising, refused
 
 import plmu
-from plmu.cli import program as cli
 from plmu.cli.arguments import OneOf, Parser
+from plmu.cli.catalogue import CATALOGUE, lookup
+from plmu.cli.options import parse
 from plmu.cli.program import COMMANDS, main
+from plmu.cli.train import chosen_model
 from plmu.errors import suggestion
-from plmu.experiments import EXPERIMENTS
 from plmu.runs.runner import Options
 
 ROOT = Path(__file__).parents[2]
@@ -61,13 +62,13 @@ for words in {commands!r}:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trian"], "there is no command 'trian': the commands are train, evaluate, generate, translate, "),
+        (["trian"], "there is no command 'trian': the commands are demo, train, evaluate, generate, translate, "),
         (["trian"], "stream, serve, export, data, report, bench, completion; did you mean 'train'?"),
         (["--vresion"], "did you mean '--version'?"),
         (["generate", "x"], "no model at x: expected the folder of a finished run of a language model"),
         (["generate", "x", "--topk", "3"], "there is no argument '--topk'; did you mean '--top-k'?"),
         (["generate", "x", "--threads", "0"], "--threads must be at least 1, got 0"),
-        (["train", "mnist"], "there is no experiment 'mnist': the experiments are mackey-glass, psmnist"),
+        (["train", "mnist"], "there is no experiment 'mnist': the experiments are forecast, classify, mackey-glass"),
         (["train", "mnist"], "; did you mean 'psmnist'?"),
         (["train", "psmnist", "--model=lstn"], "there is no 'lstn'; did you mean 'lstm'?"),
         (["train", "psmnist", "--seeds", "0"], "--seeds must be at least 1, got 0"),
@@ -142,8 +143,8 @@ def test_version_and_help(capsys):
     for words in (["train"], ["train", "-h"], ["train", "--help"]):
         main(words)
         shown = capsys.readouterr().out.splitlines()
-        for name, experiment in EXPERIMENTS.items():
-            assert f"  {name:<14} models: {', '.join(experiment.models)}" in shown
+        assert all(f"  {name:<14}{entry.about}" in shown for name, entry in CATALOGUE.items())
+        assert max(map(len, shown)) <= 80
     for command in ("evaluate", "generate", "stream", "data", "report", "bench", "completion"):
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
@@ -152,17 +153,17 @@ def test_version_and_help(capsys):
 
 
 def test_the_model_decides_which_options_there_are():
-    experiment = EXPERIMENTS["psmnist"]
-    assert cli._model_name(experiment, ["--seed", "3"]) == ("plmu", ["--seed", "3"])
-    assert cli._model_name(experiment, ["--seed", "3", "--model", "lmu", "--quiet"]) == (
+    experiment = lookup("psmnist")
+    assert chosen_model(experiment, ["--seed", "3"]) == ("plmu", ["--seed", "3"])
+    assert chosen_model(experiment, ["--seed", "3", "--model", "lmu", "--quiet"]) == (
         "lmu",
         ["--seed", "3", "--quiet"],
     )
-    assert cli._model_name(experiment, ["--seed", "3", "--model=lstm", "--quiet"]) == (
+    assert chosen_model(experiment, ["--seed", "3", "--model=lstm", "--quiet"]) == (
         "lstm",
         ["--seed", "3", "--quiet"],
     )
-    config, options = cli._parse(experiment, "lmu", ["--model.order", "5", "--training.epochs", "3", "--name", "x"])
+    config, options = parse(experiment, "lmu", ["--model.order", "5", "--training.epochs", "3", "--name", "x"])
     expected = experiment.defaults("lmu")
     expected.model.order, expected.training.epochs = 5, 3
     assert config == expected

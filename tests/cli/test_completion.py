@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from plmu.cli import program as cli
+from plmu.cli.catalogue import CATALOGUE, lookup
 from plmu.cli.completion import PATHS, _flags, _options, _words
 from plmu.cli.program import COMMANDS, main, model_commands
-from plmu.experiments import EXPERIMENTS
 from plmu.runs.runner import Options
 
 
@@ -160,11 +160,12 @@ def test_scripts_hold_words_values_and_paths(capsys):
 def test_every_option_is_completed(capsys):
     """Those that help lists, of every experiment and model; and those that take a path are known."""
     words, values = _words({}, [])
-    for name, experiment in EXPERIMENTS.items():
+    for name in CATALOGUE:
+        experiment = lookup(name)
         for model in experiment.models:
             with pytest.raises(SystemExit):
                 main(["train", name, "--model", model, "--help"])
-            shown = {word.strip(",.") for word in capsys.readouterr().out.split() if re.match("--[a-z]", word)}
+            shown = {word.strip(",.()") for word in capsys.readouterr().out.split() if re.match("--[a-z]", word)}
             options = {*_flags(Options()), *_options(experiment, model)}
             assert options | ({"--from"} if experiment.starts else set()) == shown - {"--help", "--model"}
             assert set(words[f"train {name}"]) >= options

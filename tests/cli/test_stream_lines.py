@@ -15,9 +15,9 @@ from program import refused
 from torch import nn
 
 import plmu
+from plmu.cli.catalogue import CATALOGUE, lookup
 from plmu.cli.program import main
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS
 from plmu.runs import deployed, outputs
 from plmu.runs.deployed import load
 from plmu.runs.experiment import outputs_of
@@ -218,22 +218,22 @@ def test_what_does_not_stream_says_why(tmp_path: Path) -> None:
 
 def test_tables_of_deployed_models_agree_with_the_experiments() -> None:
     """`deployed` has them as plain strings: it imports no experiment."""
-    streamable = {name: experiment.streamable for name, experiment in EXPERIMENTS.items() if experiment.streamable}
+    streamable = {name: lookup(name).streamable for name in CATALOGUE if lookup(name).streamable}
     assert {name: deployed.STEPPABLE[name] for name in streamable} == streamable
     for name, models in deployed.STEPPABLE.items():
-        for model in models if name in EXPERIMENTS else ():
-            expected = outputs_of(EXPERIMENTS[name], model)
+        for model in models if name in CATALOGUE else ():
+            expected = outputs_of(lookup(name), model)
             assert deployed._old_outputs(name, model) == expected, (name, model)
 
 
 def test_names_of_outputs_are_of_the_experiment(tmp_path: Path) -> None:
-    assert EXPERIMENTS["imdb"].labels == ("negative", "positive")
+    assert lookup("imdb").labels == ("negative", "positive")
     for name, model, known in [
         ("psmnist", "plmu", outputs.Outputs(tuple("0123456789"))),
         ("mackey-glass", "lmu", outputs.Outputs(ahead=15)),
         ("imdb", "scratch", outputs.Outputs(("negative", "positive"), start=(0,))),
     ]:
-        assert outputs_of(EXPERIMENTS[name], model) == known
+        assert outputs_of(lookup(name), model) == known
         outputs.write(tmp_path, known)
         assert outputs.read(tmp_path) == known
     old = saved(tmp_path / "old", 1, 10)  # of a version that did not write it

@@ -12,6 +12,7 @@ import torch
 from program import raising, refused, short_task
 
 import plmu
+from plmu.cli.catalogue import CATALOGUE, lookup
 from plmu.cli.program import main
 from plmu.cli.report import load
 from plmu.experiments import EXPERIMENTS
@@ -24,7 +25,7 @@ from plmu.runs.fields import RANGES
 
 def test_the_command_trains_resumes_and_evaluates(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(EXPERIMENTS["mackey-glass"], "task", short_task(EXPERIMENTS["mackey-glass"]), raising=False)
+    monkeypatch.setattr(lookup("mackey-glass"), "task", short_task(lookup("mackey-glass")), raising=False)
     command = ["train", "mackey-glass", "--training.epochs", "2", "--model.order", "8", "--seeds", "2"]
     main(command)
     shown = capsys.readouterr().out
@@ -57,7 +58,7 @@ def test_the_command_trains_resumes_and_evaluates(tmp_path, monkeypatch, capsys)
 
 
 def test_a_run_that_diverged_can_be_scored(short, monkeypatch, capsys):
-    experiment = EXPERIMENTS["mackey-glass"]
+    experiment = lookup("mackey-glass")
     whole, calls = experiment.task, []
 
     def breaking(config):
@@ -144,7 +145,7 @@ def test_the_command_is_what_the_program_was_given(short):
 
 
 def test_a_failed_start_leaves_the_name_free(short, capsys, monkeypatch):
-    experiment = EXPERIMENTS["mackey-glass"]
+    experiment = lookup("mackey-glass")
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "build", raising(ValueError("no such model")), raising=False)
         assert "no such model" in refused([*short, "--model.order", "6"], capsys)
@@ -173,7 +174,7 @@ def test_a_full_disk_at_a_checkpoint_is_one_message(short, capsys, monkeypatch):
 
 def test_evaluate_scores_all_tests_of_the_experiment(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    experiment = EXPERIMENTS["addition"]
+    experiment = lookup("addition")
     whole = experiment.task
 
     def small(config):
@@ -195,7 +196,7 @@ def test_evaluate_scores_all_tests_of_the_experiment(tmp_path, monkeypatch, caps
 
 
 def test_every_number_of_a_model_has_a_range():
-    models = [one.defaults(name).model for one in EXPERIMENTS.values() for name in one.models]
+    models = [one.defaults(name).model for one in map(lookup, CATALOGUE) for name in one.models]
     for model in models:
         types = typing.get_type_hints(type(model))
         for field in dataclasses.fields(model):
@@ -227,7 +228,7 @@ def test_the_defaults_are_what_the_committed_results_were_made_with():
     """So that the commands of the README give its table."""
     seen = set()
     for one in load(Path(__file__).parents[2] / "results"):
-        experiment, model = EXPERIMENTS[one["experiment"]], one["model"]
+        experiment, model = lookup(one["experiment"]), one["model"]
         if one["name"] != f"{one['experiment']}-{model}":
             continue
         wanted = configuration.as_json(experiment, model, experiment.defaults(model))
@@ -238,8 +239,7 @@ def test_the_defaults_are_what_the_committed_results_were_made_with():
         assert (one["paper"], one["percent"]) == (experiment.paper.get(model), experiment.percent)
         assert (one["metric"], wanted["seed"]) == (experiment.metric, 0)
         seen.add(one["name"])
-    public = {name: one for name, one in EXPERIMENTS.items() if not one.own_data}
-    missing = {f"{name}-{model}" for name, one in public.items() for model in one.models} - seen
+    missing = {f"{name}-{model}" for name, one in EXPERIMENTS.items() for model in one.models} - seen
     assert _listed("have no result yet: ") == missing
 
 

@@ -11,6 +11,7 @@ from program import refused
 from texts import GLOSSARY, iwslt_folder, pairs
 from untrained import built
 
+from plmu.cli.catalogue import lookup
 from plmu.cli.program import main
 from plmu.experiments import EXPERIMENTS
 from plmu.experiments.translation import task as translation
@@ -142,7 +143,7 @@ def test_what_was_not_scored_where_it_ran_is_scored_by_the_same_command(trained,
         (RUN / name).read_text(encoding="utf-8").split("\n")[:-1] for name in ("hypotheses.txt", "references.txt")
     )
     assert before["test"]["bleu"] == pytest.approx(bleu(hypotheses, references))
-    monkeypatch.setattr(EXPERIMENTS["iwslt"], "task", lambda _: pytest.fail("data was read"), raising=False)
+    monkeypatch.setattr(lookup("iwslt"), "task", lambda _: pytest.fail("data was read"), raising=False)
     main([*COMMAND, *LEARN, *OWN])
     after = _result(trained)
     assert after["test"].keys() == {"bleu", "bleu_uncased", "bleu_detokenised", "perplexity"}

@@ -56,14 +56,12 @@ def test_adding_an_experiment(tmp_path: Path) -> None:
     assert saved is not None
     assert not (tmp_path / saved[1]).exists()
     (tmp_path / saved[1]).write_text(module, encoding="utf-8")
-    table = re.search(r"In `(src/\S+\.py)` import the class", page)
-    added = re.search(r"add `(\w+\(\))` to the experiments in `EXPERIMENTS`", page)
+    table = re.search(r"In `(src/\S+\.py)` add a line to `PAPER`", page)
     assert table is not None
-    assert added is not None
     text = (tmp_path / table[1]).read_text(encoding="utf-8")
-    changed = re.sub(r"(EXPERIMENTS\b.*?= .*?)\(\)(,?\s*\))", rf"\1(), {added[1]}\2", text, count=1, flags=re.DOTALL)
+    changed = text.replace("PAPER = {\n", f"PAPER = {{\n{entry}")
     assert changed != text
-    (tmp_path / table[1]).write_text(changed.replace("\nEXPERIMENTS", f"\n{entry}\nEXPERIMENTS", 1), encoding="utf-8")
+    (tmp_path / table[1]).write_text(changed, encoding="utf-8")
 
     (tmp_path / "stream.py").write_text(streaming, encoding="utf-8")
     for folder in ("benchmarks", "docs", "results"):

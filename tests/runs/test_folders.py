@@ -15,9 +15,9 @@ from program import raising, refused
 from untrained import built
 
 import plmu
+from plmu.cli.catalogue import CATALOGUE, lookup
 from plmu.cli.program import main
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS
 from plmu.runs import configuration, sources
 from plmu.runs import folder as folder_files
 from plmu.runs import runner as run_module
@@ -66,7 +66,7 @@ def test_a_finished_run_without_its_model_gets_it_again(short, capsys):
 
 
 def test_which_models_are_written_is_known_before_they_are_built():
-    for name, experiment in EXPERIMENTS.items():
+    for name, experiment in [(name, lookup(name)) for name in CATALOGUE]:
         assert set(experiment.streamable) <= set(experiment.models)
         for model in experiment.models:
             network, _ = built(name, model)
@@ -76,7 +76,7 @@ def test_which_models_are_written_is_known_before_they_are_built():
 def test_a_finished_run_of_a_model_that_is_not_written_needs_no_data(short, capsys, monkeypatch):
     command = [word if word != "8" else "2" for word in short[:-2]]
     main([*command, "--model", "lstm", "--model.layers", "1"])
-    monkeypatch.setattr(EXPERIMENTS["mackey-glass"], "task", raising(AssertionError("data was read")), raising=False)
+    monkeypatch.setattr(lookup("mackey-glass"), "task", raising(AssertionError("data was read")), raising=False)
     main([*command, "--model", "lstm", "--model.layers", "1"])
     assert "is finished" in capsys.readouterr().out
     main([*command, "--model", "lstm", "--model.layers", "1", "--quiet"])
@@ -132,7 +132,7 @@ def test_evaluate_remembers_where_the_data_was(short, capsys, monkeypatch):
     for path in (FOLDER / "result.json", Path("runs/mackey-glass-plmu.json"), FOLDER / "config.json"):
         assert str(Path("data").absolute()) not in path.read_text()  # what is published names no folder
     given = []
-    experiment = EXPERIMENTS["mackey-glass"]
+    experiment = lookup("mackey-glass")
     usual = experiment.task
     monkeypatch.setattr(experiment, "task", lambda config: given.append(config.data.root) or usual(config))
     main(["evaluate", str(FOLDER)])
@@ -151,7 +151,7 @@ def test_evaluate_remembers_where_the_data_was(short, capsys, monkeypatch):
 
 
 def _root(folder: Path) -> Path | None:
-    _, config = configuration.read_config(folder, EXPERIMENTS.__getitem__)
+    _, config = configuration.read_config(folder, lookup)
     sources.locate(folder, config, {})
     return config.data.root
 
@@ -171,8 +171,8 @@ INTERRUPTED = """
 import sys
 sys.path.insert(0, {tests!r})
 from program import short_task
-from plmu.experiments import EXPERIMENTS
-experiment = EXPERIMENTS["mackey-glass"]
+from plmu.cli import catalogue
+experiment = catalogue.lookup("mackey-glass")
 experiment.task = short_task(experiment)
 import os, signal
 import plmu.cli.program
@@ -250,11 +250,11 @@ def test_a_damaged_config_is_named(content, short, tmp_path, capsys):
 
 
 def test_a_whole_config_comes_back(tmp_path):
-    experiment = EXPERIMENTS["imdb"]
+    experiment = lookup("imdb")
     config = experiment.defaults("deep")
     config.model.thetas, config.training.clip, config.training.betas, config.seed = (3.0, 5), None, (0.5, 0.6), 7
     (tmp_path / "config.json").write_text(json.dumps(configuration.as_json(experiment, "deep", config)))
-    found, read = configuration.read_config(tmp_path, EXPERIMENTS.__getitem__)
+    found, read = configuration.read_config(tmp_path, lookup)
     assert (found, read) == (experiment, config)
 
 
@@ -314,7 +314,7 @@ def test_a_run_that_diverges_is_not_finished(short, capsys):
 
 
 def test_data_that_is_not_finite_is_not_put_down_to_the_learning_rate(short, capsys, monkeypatch):
-    experiment = EXPERIMENTS["mackey-glass"]
+    experiment = lookup("mackey-glass")
     usual = experiment.task
 
     def broken(config):
@@ -331,7 +331,7 @@ def test_data_that_is_not_finite_is_not_put_down_to_the_learning_rate(short, cap
 
 
 def test_further_tests_that_are_not_finite_are_named(short, capsys, monkeypatch):
-    experiment = EXPERIMENTS["mackey-glass"]
+    experiment = lookup("mackey-glass")
     wrong = (torch.full((1, 3, 1), float("inf")), torch.zeros(1, 3, 1))
     monkeypatch.setattr(experiment, "more_tests", lambda _: {"far": wrong}, raising=False)
     assert "the far data hold 3 values that are not finite: the first is inf" in refused(short, capsys)

@@ -12,11 +12,12 @@ from program import refused
 from torch import nn
 
 import plmu
+from plmu.cli import catalogue
 from plmu.cli.completion import _words
 from plmu.cli.program import main
 from plmu.data.files import DataConfig
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS, pretrained
+from plmu.experiments import pretrained
 from plmu.runs import configuration, sources
 from plmu.runs.experiment import Config, Experiment
 from plmu.runs.fields import Checked
@@ -99,7 +100,7 @@ class Own(Experiment):
 @pytest.fixture
 def own(tmp_path, monkeypatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(EXPERIMENTS, "own", Own())
+    monkeypatch.setitem(catalogue.CATALOGUE, "own", catalogue.Entry("a text", f"{__name__}:Own"))
     for name in ("a", "b"):
         Path(name).mkdir()
     Path("a/my text.txt").write_text("abcdefghij" * 40)
@@ -140,7 +141,7 @@ def test_paths_are_not_published_and_other_options_are(own, tmp_path):
 
 
 def test_a_plain_data_configuration_is_described_as_before():
-    for experiment in EXPERIMENTS.values():
+    for experiment in map(catalogue.lookup, catalogue.CATALOGUE):
         usual = experiment.defaults(experiment.models[0])
         if type(usual.data) is DataConfig:
             described = configuration.as_json(experiment, experiment.models[0], usual)

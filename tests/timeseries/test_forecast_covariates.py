@@ -18,12 +18,11 @@ from starlette.testclient import TestClient
 import plmu
 from plmu.cli.program import main
 from plmu.cli.stream_lines import Options, show
-from plmu.experiments import EXPERIMENTS
 from plmu.nn import CovariateForecast
 from plmu.runs import deployed
 from plmu.serve import Options as ServerOptions
 from plmu.serve import make_server
-from plmu.timeseries.forecast_experiment import prepare
+from plmu.timeseries.forecast_experiment import Forecast, prepare
 from plmu.timeseries.forecast_files import read_settings
 from plmu.timeseries.forecast_models import WindowLSTM
 from plmu.timeseries.scores import model_method
@@ -135,11 +134,11 @@ def test_the_future_of_the_values_does_not_enter(run: Path, tmp_path: Path, caps
     (tmp_path / "plan.csv").write_text(written(first=COUNT, known=COUNT + HORIZON))
     words = ["--data.file", str(tmp_path / "past.csv"), "--data.future", str(tmp_path / "plan.csv")]
     np.testing.assert_array_equal(predicted(words, capsys), expected)
-    config: Any = EXPERIMENTS["forecast"].defaults("closed")
+    config: Any = Forecast().defaults("closed")
     config.data = SeriesConfig(file=Path("sales.csv"), covariates=("price", "holiday"))
     config.horizon = (HORIZON,)
     task = prepare(config)
-    model = EXPERIMENTS["forecast"].build(config, task)
+    model = Forecast().build(config, task)
     examples = task.split.windows.take(task.test[0], task.split.length, HORIZON)
     forecast = model_method(model)(examples)
     assert torch.equal(model_method(model)(examples._replace(future=torch.full_like(examples.future, 1e9))), forecast)
@@ -151,17 +150,17 @@ def test_the_future_of_the_values_does_not_enter(run: Path, tmp_path: Path, caps
     ]
     (tmp_path / "other.csv").write_text("\n".join([*lines[:start], *other, ""]))
     config.data = SeriesConfig(file=tmp_path / "other.csv", covariates=("price", "holiday"))
-    again = EXPERIMENTS["forecast"].build(config, prepare(config))
+    again = Forecast().build(config, prepare(config))
     for one, two in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(one, two)
 
 
 def test_scores_are_those_of_a_loop_over_windows(run: Path) -> None:
-    config: Any = EXPERIMENTS["forecast"].defaults("closed")
+    config: Any = Forecast().defaults("closed")
     config.data = SeriesConfig(file=Path("sales.csv"), covariates=("price", "holiday"))
     config.horizon, config.model.lags = (HORIZON,), 4
     task = prepare(config)
-    model = EXPERIMENTS["forecast"].build(config, task)
+    model = Forecast().build(config, task)
     (piece,), forecaster = task.split.data.pieces, task.fitted
     assert piece.covariates is not None
     assert forecaster.model.lags == 4  # type: ignore[union-attr]

@@ -11,8 +11,7 @@ import torch
 from forecasts import written
 
 import plmu
-from plmu.experiments import EXPERIMENTS
-from plmu.timeseries.forecast_experiment import ForecastTask, prepare
+from plmu.timeseries.forecast_experiment import Forecast, ForecastTask, prepare
 from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size
 from plmu.timeseries.intervals import Intervals, errors_of
 from plmu.timeseries.scores import last_value, score
@@ -33,7 +32,7 @@ def test_an_lstm_of_equal_size() -> None:
 
 def task_of(folder: Path, content: str, **options: Any) -> ForecastTask:
     (folder / "load.csv").write_text(content)
-    config: Any = EXPERIMENTS["forecast"].defaults("closed")
+    config: Any = Forecast().defaults("closed")
     config.data = SeriesConfig(file=folder / "load.csv")
     config.horizon = (HORIZON,)
     for name, value in options.items():
@@ -44,12 +43,12 @@ def task_of(folder: Path, content: str, **options: Any) -> ForecastTask:
 def test_the_future_does_not_leak(tmp_path: Path) -> None:
     """Other test rows change neither the model nor its scale, nor what was proposed."""
     task = task_of(tmp_path, written())
-    first = EXPERIMENTS["forecast"].build(task.config, task)
+    first = Forecast().build(task.config, task)
     lines = written().splitlines()
     start = 1 + task.split.cuts[0][1]
     changed = [f"{line.split(',')[0]},{7.5 * i % 11},{i}" for i, line in enumerate(lines[start:])]
     other = task_of(tmp_path, "\n".join([*lines[:start], *changed, ""]))
-    second = EXPERIMENTS["forecast"].build(other.config, other)
+    second = Forecast().build(other.config, other)
     assert other.split.settings == task.split.settings
     for one, two in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(one, two)
@@ -79,7 +78,7 @@ def test_scores_are_those_of_a_loop_over_windows(tmp_path: Path) -> None:
     lines = written().splitlines()
     del lines[330:332]  # a gap among the test rows, which is not scored
     task = task_of(tmp_path, "\n".join([*lines, ""]))
-    model: Any = EXPERIMENTS["forecast"].build(task.config, task)
+    model: Any = Forecast().build(task.config, task)
     found = task.scores(model, task.test)
     piece, settings = task.split.data.pieces[0], task.split.settings
     squares, naive = [], []
@@ -97,7 +96,7 @@ def test_scores_are_those_of_a_loop_over_windows(tmp_path: Path) -> None:
 
 def test_settings_can_be_set(tmp_path: Path) -> None:
     task = task_of(tmp_path, written(), model=ClosedModel(lookback=20, order=7, theta=30.0, season=0, alpha=1.0))
-    model: Any = EXPERIMENTS["forecast"].build(task.config, task)
+    model: Any = Forecast().build(task.config, task)
     assert (model.lookback, model.order, model.config["theta"], model.season) == (20, 7, 30.0, 0)
     assert "seasonal last value" not in task.baselines
     assert isinstance(model, plmu.nn.LookbackForecast)

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plmu.cli.arguments import Parser
-from plmu.experiments import EXPERIMENTS, Experiment
+from plmu.cli.catalogue import CATALOGUE, lookup
+from plmu.runs.experiment import Experiment
 from plmu.runs.runner import Options
 
 # What may come at a place, which is the command and, after `train`, the experiment; or after an option there.
@@ -49,10 +50,11 @@ def script(shell: str, commands: Mapping[str, Parser | None], options: Sequence[
 
 
 def _words(commands: Mapping[str, Parser | None], options: Sequence[str]) -> tuple[Words, Words]:
-    words: Words = {"": [*commands, *options], "train": [*EXPERIMENTS, "--help"]}
+    words: Words = {"": [*commands, *options], "train": [*CATALOGUE, "--help"]}
     values: Words = {}
     known: dict[str, Flags] = {name: {**parser.known} for name, parser in commands.items() if parser is not None}
-    for name, experiment in EXPERIMENTS.items():
+    for name in CATALOGUE:
+        experiment = lookup(name)
         flags: Flags = {"--help": (), "--model": experiment.models, **_flags(Options())}
         flags |= {"--from": ()} if experiment.starts else {}
         for model in experiment.models:

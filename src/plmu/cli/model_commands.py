@@ -156,10 +156,11 @@ def predict_parser() -> Parser:
 def predict(words: list[str]) -> None:
     given = predict_parser().parse_args(words)
     with _threads(given.threads):
+        from plmu.cli.catalogue import lookup
         from plmu.runs.predict import predict as run_model
 
         reading = {name: getattr(given, name) for name in READING if getattr(given, name) is not None}
-        run_model(given.run, given.file, given.out, given.quiet, given.future, reading)
+        run_model(given.run, given.file, lookup, given.out, given.quiet, given.future, reading)
 
 
 def stream_parser() -> Parser:

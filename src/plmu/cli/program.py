@@ -10,9 +10,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import field, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import NoReturn
 
 import plmu
 from plmu.cli import model_commands
@@ -20,9 +19,6 @@ from plmu.cli.arguments import OneOf, Parser
 from plmu.cli.demo import demo_parser
 from plmu.cli.demo import main as demo
 from plmu.errors import suggestion
-
-if TYPE_CHECKING:
-    from plmu.runs.experiment import Experiment
 
 USAGE = """usage: plmu COMMAND …
 
@@ -43,7 +39,6 @@ USAGE = """usage: plmu COMMAND …
 
 `plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment.
 --traceback also prints the Python traceback of an error."""
-RENAMED_OPTIONS = {"--model.strength": "--model.alpha"}
 OWN_OPTIONS = ("--help", "--version", "--traceback")
 OWN_FILES = {  # options of the data that are files of the user's own
     "file": "file",
@@ -146,96 +141,9 @@ def _run(words: list[str]) -> None:
 
 
 def _train(words: list[str]) -> None:
-    from plmu.experiments import EXPERIMENTS
+    from plmu.cli.train import main as train
 
-    known = ", ".join(EXPERIMENTS)
-    if not words or words[0] in ("-h", "--help"):
-        print(f"usage: plmu train EXPERIMENT [--model NAME] [options]\n\nexperiments: {known}")
-        for name, experiment in EXPERIMENTS.items():
-            print(f"  {name:<14} models: {', '.join(experiment.models)}")
-        print("\n`plmu train EXPERIMENT --help` lists all options; the same command resumes an interrupted run.")
-        return
-    if words[0] not in EXPERIMENTS:
-        hint = suggestion(words[0], EXPERIMENTS)
-        _fail(f"there is no experiment {words[0]!r}: the experiments are {known}{hint}")
-    experiment = EXPERIMENTS[words[0]]
-    words = [_renamed(word) for word in words]
-    model, rest = _model_name(experiment, words[1:])
-    config, options = _parse(experiment, model, rest)
-
-    from plmu.cli.report import summary_table
-    from plmu.cli.tables import rows
-    from plmu.runs.runner import run
-    from plmu.training.processes import processes
-
-    with processes(options.device) as group:
-        summary = run(experiment, model, config, options, group, ["train", *words], rows)
-        if group.writes:
-            summary_table([summary])
-
-
-def _renamed(word: str) -> str:
-    """An option by its new name."""
-    option, equals, value = word.partition("=")
-    if option not in RENAMED_OPTIONS:
-        return word
-    new = RENAMED_OPTIONS[option]
-    print(f"plmu: warning: {option} is now called {new}; the old name goes with the next version", file=sys.stderr)
-    return new + equals + value
-
-
-def _model_name(experiment: Experiment, words: list[str]) -> tuple[str, list[str]]:
-    """Take `--model NAME` out of the words: it decides which other options there are."""
-    options = [word.partition("=")[0] for word in words]
-    started = "--from" in options
-    model, rest = experiment.default_model(started), words
-    if "--model" in options:
-        i = options.index("--model")
-        after = words[i + 1 : i + 2] if words[i] == "--model" else [words[i].removeprefix("--model=")]
-        if not after:
-            _fail(f"--model needs a name: {', '.join(experiment.models)}")
-        model, rest = experiment.check(after[0]), words[:i] + words[i + (2 if words[i] == "--model" else 1) :]
-    if not {"-h", "--help"} & set(words):
-        experiment.check_start(model, started)
-    return model, rest
-
-
-def _parse(experiment: Experiment, model: str, words: list[str]) -> tuple[Any, Any]:
-    """The configuration from the command line, over the defaults of the experiment and model."""
-    import tyro
-
-    from plmu.runs.runner import Options
-    from plmu.training.config import TrainingConfig
-
-    default = experiment.defaults(model)
-    own: Any = type(default)
-    config = own[type(default.model)] if own.__parameters__ else own
-    start: Any = (tyro.conf.Fixed, tyro.conf.Suppress)
-    if experiment.starts:
-        runs = " or ".join(experiment.starts)
-        start = (tyro.conf.arg(name="from", help=f"Folder of a finished run of {runs} to start from."),)
-    fields: list[Any] = [("start", Annotated[Path | None, *start], field(default=None))]
-    if experiment.closed_form(model):  # there is nothing to train
-        hidden: Any = Annotated[TrainingConfig, tyro.conf.Fixed, tyro.conf.Suppress]
-        fields.append(("training", hidden, field(default_factory=lambda: default.training)))
-    config = make_dataclass("Config", fields, bases=(config,))
-    usual, started = experiment.default_model(started=False), experiment.default_model(started=True)
-    with_start = f", with --from {started}" if started != usual else ""
-    flat = tyro.conf.arg(name="")
-    parts: Any = {"options": Options, "config": config}
-    command: Any = make_dataclass("Command", [(name, Annotated[part, flat]) for name, part in parts.items()])
-    parsed = tyro.cli(
-        command,
-        default=command(Options(), config(**vars(default))),
-        args=words,
-        prog=f"plmu train {experiment.name}",
-        description=(
-            f"{(sys.modules[type(experiment).__module__].__doc__ or '').strip()}\n\n"
-            f"--model {{{','.join(experiment.models)}}} (default: {usual}{with_start})."
-            f" The options below are those of {model}."
-        ),
-    )
-    return own(**vars(parsed.config)), parsed.options
+    train(words)
 
 
 def _evaluate_parser() -> Parser:
@@ -254,13 +162,16 @@ def _evaluate_parser() -> Parser:
 def _evaluate(words: list[str]) -> None:
     given = _evaluate_parser().parse_args(words)
 
+    from plmu.cli.catalogue import lookup
     from plmu.runs.evaluate import evaluate
     from plmu.training.processes import processes
 
     paths = {"data.root": given.root, "from": given.start}
     paths |= {f"data.{name}".replace("-", "_"): getattr(given, f"data.{name}".replace("-", "_")) for name in OWN_FILES}
     with processes(given.device) as group:
-        epoch, scores = evaluate(given.run, {name: path for name, path in paths.items() if path is not None}, group)
+        epoch, scores = evaluate(
+            given.run, {name: path for name, path in paths.items() if path is not None}, group, lookup
+        )
         if group.writes:
             print(f"best_epoch {epoch}")
             for name, value in scores.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plmu.cli.curves import curves, has_curves, labelled, plot_curves
-from plmu.cli.tables import HEADER, SHORTENED, rows, shortened, titled
+from plmu.cli.tables import HEADER, SHORTENED, rows, shortened, shown, titled
 from plmu.errors import RunError
 from plmu.runs.folder import read_json
 from plmu.timeseries.plotting import literal
@@ -24,6 +24,29 @@ def summary_table(summaries: list[dict[str, Any]]) -> None:
     if any(shortened(summary) for summary in summaries):
         console.print(SHORTENED, highlight=False)
     console.print("on " + "; ".join(sorted({summary["hardware"] for summary in summaries})), highlight=False)
+
+
+def own_data_table(summary: dict[str, Any]) -> None:
+    """Print the test scores of a run on the user's own data: a row for each model, a column for each score.
+
+    The score `last_value_mse` is the mse of the baseline "last value".
+    """
+    scores, percent, many = summary["test"], summary["percent"], len(summary["seeds"]) > 1
+    table: dict[str, dict[str, str]] = {summary["model"]: {}}
+    for name, score in scores.items():
+        column = next((other for other in scores if name.endswith(f"_{other}")), name)
+        row = summary["model"] if column == name else name.removesuffix(f"_{column}").replace("_", " ")
+        std = score["std"] if many and score["std"] > 0 else None
+        table.setdefault(row, {})[column] = shown(score["mean"], percent, std)
+    columns = list(table[summary["model"]])
+    console = Console()
+    title = f"test scores, mean of {len(summary['seeds'])} seeds" if many else "test scores"
+    show_table(
+        ["model", *(column.replace("_", " ") for column in columns)],
+        [[row, *(cells.get(column, "") for column in columns)] for row, cells in table.items()],
+        title=title,
+        console=console,
+    )
 
 
 def load(*folders: Path) -> list[dict[str, Any]]:

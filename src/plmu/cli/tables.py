@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plmu.experiments import EXPERIMENTS
+from plmu.cli.catalogue import CATALOGUE, lookup
 
 HEADER = ("experiment", "model", "run", "epochs", "parameters", "metric", "test", "paper", "seeds", "validation")
 SHORTENED = "“n of N” epochs: the run was given fewer epochs than the experiment has by default."
@@ -51,12 +51,12 @@ def named(summary: dict[str, Any]) -> str:
 
 
 def epochs(summary: dict[str, Any]) -> str:
-    """How many epochs; and of how many, where the run was shortened. A closed form has none."""
-    experiment = EXPERIMENTS.get(summary["experiment"])
-    if experiment is not None and experiment.closed_form(summary["model"]):
+    """The number of epochs, and of how many if the run was shortened. A closed form has none."""
+    name = summary["experiment"]
+    if name in CATALOGUE and lookup(name).closed_form(summary["model"]):
         return ""
-    given, usual = summary["config"]["training"]["epochs"], _usual_epochs(summary)
-    return f"{given:,} of {usual:,}" if shortened(summary) else f"{given:,}"
+    trained, usual = summary["config"]["training"]["epochs"], _usual_epochs(summary)
+    return f"{trained:,} of {usual:,}" if shortened(summary) else f"{trained:,}"
 
 
 def shortened(summary: dict[str, Any]) -> bool:
@@ -66,11 +66,11 @@ def shortened(summary: dict[str, Any]) -> bool:
 
 
 def _usual_epochs(summary: dict[str, Any]) -> int | None:
-    """None for an experiment or a model of another version."""
-    experiment = EXPERIMENTS.get(summary["experiment"])
-    if experiment is None or summary["model"] not in experiment.models:
+    """The experiment's number of epochs; None for an experiment or a model of another version."""
+    name, model = summary["experiment"], summary["model"]
+    if name not in CATALOGUE or model not in lookup(name).models:
         return None
-    return experiment.defaults(summary["model"]).training.epochs
+    return lookup(name).defaults(model).training.epochs
 
 
 def run_name(summary: dict[str, Any]) -> str:

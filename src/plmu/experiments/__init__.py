@@ -24,15 +24,12 @@ from plmu.experiments.reviews import Reviews
 from plmu.experiments.snli import SNLI
 from plmu.experiments.text8 import Text8
 from plmu.runs.experiment import Config, Experiment
-from plmu.timeseries.classify_experiment import Classify
-from plmu.timeseries.forecast_experiment import Forecast
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        *(MackeyGlass(), PermutedMNIST(), Addition(), IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT()),
-        Forecast(),
-        Classify(),
+        *(MackeyGlass(), PermutedMNIST(), Addition()),
+        *(IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT()),
     )
 }
 

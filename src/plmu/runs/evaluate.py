@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS
 from plmu.runs import sources
 from plmu.runs.configuration import read_config
+from plmu.runs.experiment import Experiment
 from plmu.runs.runner import best_model, more_scores
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 
 
-def evaluate(folder: Path, paths: dict[str, Path], processes: Processes) -> tuple[int, dict[str, float]]:
-    """Which epoch the best model of the run in this folder is of, and its test scores.
+def evaluate(
+    folder: Path, paths: dict[str, Path], processes: Processes, lookup: Callable[[str], Experiment]
+) -> tuple[int, dict[str, float]]:
+    """Score the best model of a run on its test data.
 
-    `paths` says where the data is, such as {"data.root": …}, and the run it started from, {"from": …}; without them
-    they are where the run had them.
+    Args:
+        folder: of the run.
+        paths: where the data is now, such as {"data.root": …}, and the run it started from, {"from": …}; by default
+            where the run had them.
+        processes: this process and the others.
+        lookup: returns the experiment of a name.
+
+    Returns:
+        The epoch of the best model, and its test scores.
+
+    Raises:
+        RunError: there is no trained model yet, or data is missing or has changed.
     """
-    experiment, config = read_config(folder, EXPERIMENTS.__getitem__)
+    experiment, config = read_config(folder, lookup)
     sources.locate(folder, config, paths)
     config.training.graph = False
-    found = best_model(experiment, config, folder)
-    if found is None:
+    best = best_model(experiment, config, folder)
+    if best is None:
         raise RunError(f"{folder} has no trained model yet: `plmu train` continues it")
-    epoch, task, network = found
+    epoch, task, network = best
     trainer = Trainer(task, network, config.training, processes, config.seed)
     return epoch, {**trainer.evaluate(trainer.task.test), **more_scores(experiment, config, trainer)}

@@ -1,25 +1,25 @@
-"""`plmu predict`: what the model of a run says of a file of the user's own, as CSV."""
+"""`plmu predict`: the predictions of a run's model for a file of the user's own, as CSV."""
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS
 from plmu.modelfiles.atomic import replacing
 from plmu.runs.configuration import read_config
-from plmu.runs.experiment import Config
+from plmu.runs.experiment import Config, Experiment
 from plmu.runs.folder import adding_path
 
 
 def predict(
     run: Path,
     file: Path,
+    lookup: Callable[[str], Experiment],
     out: Path | None = None,
     quiet: bool = False,
     future: Path | None = None,
@@ -30,33 +30,34 @@ def predict(
     Args:
         run: its folder.
         file: table, or folder of tables.
+        lookup: returns the experiment of a name.
         out: CSV file.
-        quiet: whether to keep silent about what was found.
+        quiet: leave out the notes about the file.
         future: a file of covariates.
-        reading: options of the data by which this file is read, in place of those of training.
+        reading: options for reading this file, in place of those of training.
 
     Raises:
         RunError: the run is not finished, is of an experiment that predicts nothing, or has no such option.
         DataError: the file is at fault.
     """
-    experiment, config = read_config(run, EXPERIMENTS.__getitem__)
+    experiment, config = read_config(run, lookup)
     if not (run / "result.json").is_file():
         raise RunError(f"{run} is not finished: `plmu train` continues it")
-    found = experiment.predict(run, _read_by(config, reading or {}, experiment.name), file, future)
+    predictions = experiment.predict(run, _read_by(config, reading or {}, experiment.name), file, future)
     if not quiet:
-        for note in found.notes:
+        for note in predictions.notes:
             print(note, file=sys.stderr)
-    rows = zip(*found.columns.values(), strict=True)
+    rows = zip(*predictions.columns.values(), strict=True)
     if out is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([list(found.columns), *rows])
+        csv.writer(sys.stdout, lineterminator="\n").writerows([list(predictions.columns), *rows])
         return
     with adding_path(out), replacing(out) as path, open(path, "w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows([list(found.columns), *rows])
+        csv.writer(stream, lineterminator="\n").writerows([list(predictions.columns), *rows])
     print(f"wrote {out}", file=sys.stderr)
 
 
 def _read_by(config: Config[Any], reading: Mapping[str, Any], experiment: str) -> Config[Any]:
-    """The configuration of a run with other options of its data."""
+    """The configuration of a run with other options for reading its data."""
     kinds = get_type_hints(type(config.data))
     for name, value in reading.items():
         option = f"--data.{name.replace('_', '-')}"

@@ -48,6 +48,8 @@ from plmu.training.processes import Processes
 from plmu.training.progress import Progress
 from plmu.training.task import Task, check_finite
 
+NEXT = "next: "  # how a line on what to do next begins
+
 
 @dataclass
 class Options:
@@ -64,7 +66,7 @@ class Options:
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, … Default: a GPU if there is one."""
+    """cpu, cuda, cuda:1, …; auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
         name = self.name
@@ -72,6 +74,15 @@ class Options:
             raise ValueError(
                 f"--name must be a plain name: printable, without / \\ and |, and without a dot in front; got {name!r}"
             )
+
+
+@dataclass
+class Finished:
+    """What `run` did."""
+
+    summary: dict[str, Any]  # of all finished seeds, with the name of the result; empty in processes that do not write
+    trained: int = 0  # number of seeds that were trained now
+    next_step: str = ""  # a line on what to do next, to be printed last
 
 
 def run(
@@ -82,7 +93,7 @@ def run(
     processes: Processes,
     words: Sequence[str],
     check_summary: Callable[[dict[str, Any]], object] = lambda summary: None,
-) -> dict[str, Any]:
+) -> Finished:
     """Train every seed, or take its finished result, and write one summary of all finished seeds beside the runs.
 
     Args:
@@ -93,9 +104,6 @@ def run(
         processes: this process and the others.
         words: what the user typed after `plmu`, for the result.
         check_summary: called with the summary before it is written; an error in it is one of the results.
-
-    Returns:
-        The summary, with the `name` of the result; empty in processes that do not write.
 
     Raises:
         RunError: the run cannot be started, or what is in its folder does not fit.
@@ -116,6 +124,7 @@ def run(
                 sources.check_files(folder, config.data)
         read_results(stem, experiment.metric, wanted, defaults)  # damage is reported before training
     processes.wait()
+    finished = Finished({})
     for seeded in seeds:
         folder = stem.with_name(f"{stem.name}-seed{seeded.seed}")
         with _locked_folder(folder, processes):
@@ -123,9 +132,15 @@ def run(
                 check_same(folder, wanted, defaults)
                 write_config(folder, as_json(experiment, model, seeded))
             processes.wait()
-            _run_seed(experiment, model, seeded, options, processes, folder, words)
+            if is_finished(folder):
+                if processes.writes:
+                    _show_finished(experiment, model, seeded, options, folder)
+                continue
+            lines = _run_seed(experiment, model, seeded, options, processes, folder, words)
+            finished.trained += 1
+            finished.next_step = next((line for line in lines if line.startswith(NEXT)), "")
     if not processes.writes:
-        return {}
+        return finished
     with locked(stem.with_name(f".{stem.name}.lock"), wait=True):  # seeds may have been run side by side
         results = read_results(stem, experiment.metric, wanted, defaults)
         path = stem.with_name(f"{stem.name}.json")
@@ -135,7 +150,8 @@ def run(
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise RunError(f"{path} cannot be made of these results ({type(error).__name__}: {error})") from error
         write_json(path, summary)
-    return {**summary, "name": stem.name}
+    finished.summary = {**summary, "name": stem.name}
+    return finished
 
 
 @contextmanager
@@ -163,15 +179,12 @@ def _run_seed(
     processes: Processes,
     folder: Path,
     words: Sequence[str],
-) -> None:
-    if is_finished(folder):
-        if processes.writes:
-            if not options.quiet:
-                print(f"{folder} is finished: nothing was trained, its result is shown")
-            _score_later(experiment, folder)
-            if model in experiment.streamable and not (folder / MODEL_FILE).is_file():
-                _write_missing_model(experiment, model, config, folder)
-        return
+) -> list[str]:
+    """Train and test, and write the folder.
+
+    Returns:
+        Lines on what was written. All are printed, but for `next: …`.
+    """
     start = time.monotonic()
     task, network, fingerprint = _prepared(experiment, config)
     if config.training.refit:
@@ -225,14 +238,25 @@ def _run_seed(
         "command": sources.command(words, config.data),
         **provenance(processes.device),
     }
+    lines: list[str] = []
     if processes.writes and log is not None:
         log.finish(outcome.history)
         _write_model(experiment, model, network, folder)
         _write_texts(folder, experiment.outputs(task))
         lines = experiment.write_more(folder, config, task, network)
         write_json(folder / RESULT_FILE, result)  # last: it says that the run is finished
-        _print(lines, options.quiet)
+        _print([line for line in lines if not line.startswith(NEXT)], options.quiet)
     processes.wait()
+    return [] if options.quiet else lines
+
+
+def _show_finished(experiment: Experiment, model: str, config: Config[Any], options: Options, folder: Path) -> None:
+    """Complete the folder of a finished run, if something is missing from it."""
+    if not options.quiet:
+        print(f"{folder} is finished: nothing was trained, its result is shown")
+    _score_later(experiment, folder)
+    if model in experiment.streamable and not (folder / MODEL_FILE).is_file():
+        _write_missing_model(experiment, model, config, folder)
 
 
 def _print(lines: Sequence[str], quiet: bool) -> None:
