@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plmu.data.table_files import table_files
 from plmu.errors import DataError
-from plmu.timeseries.tables import read_table, read_tables, table_files
+from plmu.timeseries.tables import read_table, read_tables
 
 DAYS = ["2024-01-01", "2024-01-02", "2024-01-03"]
 

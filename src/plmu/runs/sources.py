@@ -21,10 +21,10 @@ from typing import Any
 from torch import Tensor
 
 from plmu.data.files import DataConfig, cache_folder
+from plmu.data.table_files import nested_files
 from plmu.errors import DataError, RunError
 from plmu.runs.experiment import Config
 from plmu.runs.folder import CONFIG_FILE, DATA_FILE, MODEL_FILE, PATHS_FILE, RESULT_FILE, read_json, write_json
-from plmu.timeseries.tables import nested_files
 from plmu.training.task import Batch
 
 ROOT, START = "data.root", "from"  # as options and in paths.json; other paths of the data are "data.NAME"

@@ -186,9 +186,11 @@ class SequenceClassifier(Estimator):
         Raises:
             RunError: a file of the run is missing or damaged.
         """
-        from plmu.timeseries.classify_files import read_classifier
+        from plmu.timeseries.classify_files import read_fitted
 
-        return read_classifier(Path(folder))
+        classifier = cls()
+        vars(classifier).update(read_fitted(Path(folder)))
+        return classifier
 
     @property
     def model(self) -> Sequential:

@@ -228,7 +228,7 @@ class Classify(Experiment):
         if future is not None:
             raise RunError(f"--data.future is for forecasts with covariates, and {folder} is a run of classify")
         assert isinstance(config.data, LabelledConfig)
-        classifier = classify_files.read_classifier(folder)
+        classifier = SequenceClassifier.from_run(folder)
         labels = None if config.data.labels is None else file / config.data.labels.name  # among the files of a folder
         labels = labels if labels is not None and labels.is_file() else None
         reading = replace(config.data, file=file, test_file=None, labels=labels)

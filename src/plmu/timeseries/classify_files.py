@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,9 +19,11 @@ from plmu.runs.experiment import Predictions
 from plmu.runs.folder import MODEL_FILE, NORMALIZATION_FILE, SERIES_FILE, WHOLE_MODEL_FILE, read_json, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
-from plmu.timeseries.classifier import SequenceClassifier
 from plmu.timeseries.labelled import LabelledData
 from plmu.timeseries.labelled_columns import Format
+
+if TYPE_CHECKING:
+    from plmu.timeseries.classifier import SequenceClassifier
 
 Content = TypeVar("Content")
 
@@ -54,23 +56,25 @@ def write_models(
     plmu.save(network.cpu(), folder / MODEL_FILE)
 
 
-def read_classifier(folder: Path) -> SequenceClassifier:
-    """The classifier of a run.
+def read_fitted(folder: Path) -> dict[str, Any]:
+    """The attributes that a classifier had after `fit`, from the files of its run.
 
     Raises:
         RunError: a file is missing or damaged.
     """
-    classifier = SequenceClassifier()
-    classifier.format_, classifier.n_channels_, classes = _read(folder / SERIES_FILE, _series)
-    classifier.classes_ = np.array(classes)
-    classifier.normalize_, counts = _read(folder / NORMALIZATION_FILE, _normalization)
-    if counts is not None:
-        classifier.class_count_ = np.array(counts)
-    model = plmu.load(folder / (MODEL_FILE if classifier.normalize_ is False else WHOLE_MODEL_FILE))
+    form, channels, classes = _read(folder / SERIES_FILE, _series)
+    normalize, counts = _read(folder / NORMALIZATION_FILE, _normalization)
+    model = plmu.load(folder / (MODEL_FILE if normalize is False else WHOLE_MODEL_FILE))
     if not isinstance(model, Sequential):
         raise RunError(f"{folder} has no model of classify")
-    classifier.model_ = model
-    return classifier
+    fitted = {
+        "format_": form,
+        "n_channels_": channels,
+        "classes_": np.array(classes),
+        "normalize_": normalize,
+        "model_": model,
+    }
+    return fitted if counts is None else fitted | {"class_count_": np.array(counts)}
 
 
 def _read(path: Path, parse: Callable[[Any], Content]) -> Content:

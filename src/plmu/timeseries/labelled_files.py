@@ -10,12 +10,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from plmu.data.table_files import nested_files
 from plmu.errors import DataError, suggestion
 from plmu.timeseries.frames import Array
 from plmu.timeseries.labelled import LabelledConfig, LabelledData
 from plmu.timeseries.labelled_columns import IDS, LABELS, TIMES, Format, find_format, like_format, named
 from plmu.timeseries.labels import label_text, labels_from_table
-from plmu.timeseries.tables import Table, archive, nested_files, read_arrays, read_table
+from plmu.timeseries.tables import Table, archive, read_arrays, read_table
 
 _MAX_NOTES = 20
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plmu.data.table_files import TABLE_SUFFIXES
 from plmu.errors import DataError
 from plmu.timeseries.base import warn_of_column
 from plmu.timeseries.labelled_columns import IDS, LABELS, named
-from plmu.timeseries.tables import SUFFIXES, read_table
+from plmu.timeseries.tables import read_table
 
 _MISSING = ("", "nan", "na", "n/a", "null", "?")
 _INTEGER = re.compile(r"([+-]?\d+)\.0*")
@@ -93,7 +94,7 @@ def labels_from_table(names: Sequence[str], path: Path, header: bool | None) -> 
         label = label_text(cell)
         if label is None:
             continue
-        stem = name[: -len(Path(name).suffix)] if Path(name).suffix.lower() in SUFFIXES else name
+        stem = name[: -len(Path(name).suffix)] if Path(name).suffix.lower() in TABLE_SUFFIXES else name
         for key in {name, stem}:
             first = labels.setdefault(key, label)
             if first != label:

@@ -4,7 +4,7 @@
 >>> table.names, table.kind("load"), table.numbers("load"), table.notes
 """
 
-from plmu.timeseries.tables.reading import SUFFIXES, nested_files, read_arrays, read_table, read_tables, table_files
+from plmu.timeseries.tables.reading import read_arrays, read_table, read_tables
 from plmu.timeseries.tables.table import Table
 
-__all__ = ["SUFFIXES", "Table", "nested_files", "read_arrays", "read_table", "read_tables", "table_files"]
+__all__ = ["Table", "read_arrays", "read_table", "read_tables"]

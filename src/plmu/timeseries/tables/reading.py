@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plmu.data.files import unreadable
+from plmu.data.table_files import NUMPY, PARQUET, table_files
 from plmu.errors import DataError
 from plmu.timeseries.plotting import shortened
 from plmu.timeseries.tables.layout import Layout, find_layout, is_number
@@ -22,42 +23,8 @@ from plmu.timeseries.tables.table import Table
 if TYPE_CHECKING:
     import polars as pl
 
-NUMPY, PARQUET = (".npy", ".npz"), (".parquet", ".pq")
-TEXT = (".csv", ".tsv", ".txt", ".tab", ".dat", ".data")
-SUFFIXES = (*NUMPY, *PARQUET, *TEXT)
 SHEETS = (".xls", ".xlsx", ".ods")
 _MARKS = sorted({form for mark in MISSING for form in (mark, mark.upper(), mark.capitalize())} | {"NaN"})
-
-
-def table_files(path: Path) -> list[Path]:
-    """The path itself if it is a file, or the tables of a folder, sorted by name."""
-    try:
-        if path.is_file():
-            return [path]
-        if not path.is_dir():
-            raise DataError(f"{path} is not there: give a CSV, Parquet or NumPy file, or a folder of them")
-    except OSError as error:
-        raise unreadable(error, path) from None
-    files = _tables_in(path)
-    if not files:
-        raise DataError(f"{path} has no tables: files that end in {', '.join(SUFFIXES)}")
-    return files
-
-
-def nested_files(path: Path) -> list[Path]:
-    """The tables of a folder and of its sub-folders, sorted by name."""
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    files = [file for folder in [path, *folders] for file in _tables_in(folder)]
-    if not files:
-        raise DataError(f"{path} has no tables, nor have its sub-folders: files that end in {', '.join(SUFFIXES)}")
-    return files
-
-
-def _tables_in(folder: Path) -> list[Path]:
-    try:
-        return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in SUFFIXES and entry.is_file())
-    except OSError as error:
-        raise unreadable(error, folder) from None
 
 
 def read_tables(path: Path, header: bool | None = None) -> list[Table]:
