@@ -143,7 +143,9 @@ def test_scripts_hold_words_values_and_paths(capsys):
     options += ["--input", "--state", "--states"]
     paths = " ".join(f"'* {option}'" for option in options)
     assert f"        case {paths}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
-    assert "            case train\n                printf '%s\\n' forecast classify mackey-glass psmnist addition" in fish
+    assert (
+        "            case train\n                printf '%s\\n' forecast classify mackey-glass psmnist addition" in fish
+    )
     options = "-h --help --input --json --missing --state --on-error --threads"
     shown = f"            case stream\n                printf '%s\\n' {options}\n                __fish_complete_path"
     assert shown in fish

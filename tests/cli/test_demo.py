@@ -1,6 +1,7 @@
 """`plmu demo`: the main job on data that is included."""
 
 import csv
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -26,9 +27,11 @@ def test_it_does_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         if line.strip().startswith(name)
     }
     assert errors["plmu  "] < 0.6 < 2 < errors["last value  "]  # ppm
-    for name in ("forecast.png", "co2.plmu", "c/co2.c"):
+    for name in ("co2.csv", "forecast.png", "forecast.csv", "co2.plmu", "c/co2.c"):
         assert str(tmp_path / name.split("/")[0]) in output
         assert (tmp_path / name).stat().st_size > 1000
+    (difference,) = re.findall(r"differs from the forecast of the file by (\S+) ppm", output)
+    assert float(difference) < 1e-3  # of values near 370, in float32
     assert plmu.Stream(plmu.load(tmp_path / "co2.plmu")).push(torch.tensor([340.0])).shape == (26,)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 import sys
 import time
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plmu.cli.arguments import Parser
 
@@ -16,8 +17,13 @@ if TYPE_CHECKING:
     import plmu
 
 HORIZON = 26  # weeks
-TEST = 0.2  # the last part of the rows, which nothing is fitted to
-STREAMED = 4  # weeks
+TEST = 0.2  # the share of the weeks that is tested on
+METHODS = {
+    "": "plmu",
+    "last value ": "last value",
+    "seasonal last value ": "value a year ago",
+    "linear ": "linear map",
+}
 
 
 def demo_parser() -> Parser:
@@ -26,94 +32,77 @@ def demo_parser() -> Parser:
         description="Forecast the weekly carbon dioxide of Mauna Loa, which is included: fit, test, plot, stream and"
         " export. It takes a few seconds and downloads nothing.",
     )
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for what it writes (demo)")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder to write to (demo)")
     return parser
 
 
 def main(words: list[str]) -> None:
     """Run the demo and say what was done, where the plot is and what to type next."""
     out = demo_parser().parse_args(words).out
+    with as_file(files("plmu.cli") / "demo_data" / "mauna-loa-co2.csv") as path:
+        _demo(path, out)
 
-    import polars as pl
 
+def _demo(path: Path, out: Path) -> None:
     import plmu
 
     out.mkdir(parents=True, exist_ok=True)
-    with as_file(files("plmu.cli") / "demo_data" / "mauna-loa-co2.csv") as path:
-        table = pl.read_csv(path, try_parse_dates=True)
-    gaps = table["co2"].null_count()
-    table = table.with_columns(pl.col("co2").forward_fill())
-    past, test = table[: round((1 - TEST) * len(table))], table[round((1 - TEST) * len(table)) :]
-    print(f"Forecast carbon dioxide on Mauna Loa {HORIZON} weeks ahead, from weekly measurements\nof 1958 to 2001.\n")
+    shutil.copy(path, out / "co2.csv")
+    print(f"Carbon dioxide on Mauna Loa, measured weekly from 1958 to 2001: {HORIZON} weeks ahead.\n")
 
     start = time.perf_counter()
-    forecaster = plmu.Forecaster(horizon=HORIZON).fit(past)
-    seconds = time.perf_counter() - start
-    _say("1. fit", f"{len(past):,} of {len(table):,} weeks, in {seconds:.1f} s; {gaps} gaps take the last value")
+    forecaster = plmu.Forecaster(horizon=HORIZON, test=TEST).fit(path)
+    _say("1. fit", f"the first {1 - TEST:.0%} of {out / 'co2.csv'}, in {time.perf_counter() - start:.1f} s:")
+    gaps = next(note for note in forecaster.notes_ if note.startswith("gaps"))
+    _say("", f"a ridge regression on the memory of the last {forecaster.model.lookback} weeks")
+    _say("", gaps.split(";")[0])
 
-    errors = _test(forecaster, table, len(past))
-    _say("2. test", f"the last {len(test):,} weeks, mean absolute error in ppm:")
-    for name, error in errors.items():
-        _say("", f"  {name:<24}{error:5.2f}")
+    errors = forecaster.evaluate()
+    _say("2. test", f"{errors['windows']:.0f} forecasts of the last {TEST:.0%}, mean absolute error in ppm:")
+    for name, shown in METHODS.items():
+        _say("", f"  {shown:<18}{errors[f'{name}mae'] * forecaster.scale_[0]:5.2f}")
 
-    plot = out / "forecast.png"
-    _plot(plot, forecaster, table, len(past))
-    _say("3. plot", f"{plot}")
+    forecaster.plot(out / "forecast.png")
+    ahead = forecaster.predict(level=[80, 95])
+    ahead.write_csv(out / "forecast.csv", date_format="%Y-%m-%d", datetime_format="%Y-%m-%d", float_precision=2)
+    _say("3. plot", f"{out / 'forecast.png'}: the last forecasts of the test, with intervals")
+    _say("", f"{out / 'forecast.csv'}: the {HORIZON} weeks after the last one")
 
-    _say("4. stream", f"one week in, the next {HORIZON} out, with a small state:")
-    stream = forecaster.stream()
-    for date, value in test[:STREAMED].iter_rows():
-        start = time.perf_counter()
-        ahead = stream.push([value])
-        microseconds = 1e6 * (time.perf_counter() - start)
-        _say("", f"  {date}  measured {value:.1f}, in {HORIZON} weeks {float(ahead[-1]):.1f}  ({microseconds:.0f} µs)")
+    _stream(forecaster, path)
 
-    model = out / "co2.plmu"
-    plmu.save(forecaster.model, model)
-    _say("5. export", f"{model}, for `plmu.load` and `plmu.Stream`")
+    plmu.save(forecaster.model, out / "co2.plmu")
+    _say("5. export", f"{out / 'co2.plmu'}: for plmu.load and plmu.Stream")
     plmu.export(forecaster.model, out / "c", to="c", name="co2")
     _say("", f"{out / 'c'}: C without libraries; `make` there compiles and checks it")
     if find_spec("onnx") and find_spec("onnxruntime"):
         plmu.export(forecaster.model, out / "onnx", to="onnx", name="co2")
-        _say("", f"{out / 'onnx'}: the same step for ONNX Runtime")
+        _say("", f"{out / 'onnx'}: one step for ONNX Runtime")
 
     command = _command()
-    print(f"""
-next: a table of your own, as CSV, Parquet or NumPy
-  {command} train forecast my.csv
-  {command} train forecast --help""")
+    print("\nnext: a table of your own, as CSV, Parquet or NumPy")
+    print(f"  {command} train forecast my.csv")
+    print(f"  {command} train forecast --help")
 
 
 def _say(part: str, text: str) -> None:
     print(f"{part:<11}{text}")
 
 
-def _test(forecaster: plmu.Forecaster, table: Any, start: int) -> dict[str, float]:
-    scores = forecaster.evaluate(table[start - forecaster.model.lookback :])
-    scale = float(forecaster.scale_[0])
-    return {"plmu": scores["mae"] * scale, "last value": scores["last value mae"] * scale}
-
-
-def _plot(path: Path, forecaster: plmu.Forecaster, table: Any, start: int) -> None:
-    """Four forecasts of the last weeks on what was measured."""
-    from plmu.timeseries.plotting import pyplot
-
-    drawing = pyplot()
-    figure, axis = drawing.subplots(figsize=(9, 3.6))
-    first = len(table) - 4 * HORIZON
-    shown = table[first - 2 * HORIZON :]
-    axis.plot(shown["date"], shown["co2"], color="0.25", linewidth=1, label="measured")
-    for origin in range(first, len(table), HORIZON):
-        ahead = forecaster.predict(table[:origin])
-        label = "forecast" if origin == first else None
-        axis.plot(table["date"][origin : origin + HORIZON], ahead["co2"], color="tab:blue", label=label)
-        axis.axvline(table["date"][origin - 1], color="0.8", linewidth=0.8)
-    axis.set_ylabel("CO₂, ppm")
-    axis.grid(alpha=0.3)
-    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize="small", ncols=3, frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    drawing.close(figure)
+def _stream(forecaster: plmu.Forecaster, path: Path) -> None:
+    """Push all weeks one at a time, and compare the last output with the forecast from the whole series."""
+    weeks: list[float] = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            weeks.append(float(row["co2"]) if row["co2"] else weeks[-1])
+    stream = forecaster.stream(start=0)
+    start = time.perf_counter()
+    for value in weeks:
+        ahead = stream.push([value])
+    microseconds = 1e6 * (time.perf_counter() - start) / len(weeks)
+    expected = forecaster.predict()["co2"]
+    difference = max(abs(float(a) - b) for a, b in zip(ahead, expected, strict=True))
+    _say("4. stream", f"one week in, the next {HORIZON} out: {len(weeks):,} weeks, {microseconds:.0f} µs each")
+    _say("", f"the last output differs from the forecast of the file by {difference:.0e} ppm")
 
 
 def _command() -> str:
