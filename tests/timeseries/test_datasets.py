@@ -56,7 +56,7 @@ def test_windows_and_what_follows_them() -> None:
         ForecastWindows(np.zeros(6), 8, 4)
     with pytest.raises(IndexError, match="3 windows"):
         data[3]
-    with pytest.raises(ValueError, match="lookback must be a whole number"):
+    with pytest.raises(ValueError, match="lookback must be an integer"):
         ForecastWindows(np.zeros(20), 2.5, 4)  # type: ignore[arg-type]
 
 

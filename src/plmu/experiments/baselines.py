@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 import plmu
+from plmu.nn.lstm import open_forget_gates
 
 
 def lstm(inputs: int, hidden: int, layers: int = 1, forget_bias: float = 1.0) -> nn.LSTM:
     """torch's LSTM, batch first, whose forget gates start open: otherwise it learns little over long sequences."""
-    layer = nn.LSTM(inputs, hidden, layers, batch_first=True)
-    with torch.no_grad():
-        for name, value in layer.named_parameters():
-            if name.startswith("bias"):  # gates: input, forget, cell, output; there are two biases, which add up
-                value[hidden : 2 * hidden] = forget_bias / 2
-    return layer
+    return open_forget_gates(nn.LSTM(inputs, hidden, layers, batch_first=True), forget_bias)
 
 
 class LastOutput(nn.Module):

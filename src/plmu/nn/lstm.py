@@ -47,10 +47,7 @@ class LSTM(Steppable):
     def reset_parameters(self) -> None:
         """Initialise the weights anew, forget gates open."""
         self.layer.reset_parameters()
-        with torch.no_grad():
-            for name, value in self.layer.named_parameters():
-                if name.startswith("bias"):  # of the input, forget, cell and output gates, and twice
-                    value[self.hidden_size : 2 * self.hidden_size] = self.forget_bias / 2
+        open_forget_gates(self.layer, self.forget_bias)
 
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
@@ -110,3 +107,12 @@ class LSTM(Steppable):
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}"
+
+
+def open_forget_gates(layer: nn.LSTM, bias: float = 1.0) -> nn.LSTM:
+    """Set the biases of the forget gates of torch's LSTM, and return it."""
+    with torch.no_grad():
+        for name, value in layer.named_parameters():
+            if name.startswith("bias"):  # of the input, forget, cell and output gates, and twice
+                value[layer.hidden_size : 2 * layer.hidden_size] = bias / 2
+    return layer

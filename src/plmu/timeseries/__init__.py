@@ -6,13 +6,18 @@ from plmu.timeseries.datasets import ForecastWindows, LabelledSeries
 from plmu.timeseries.forecaster import Forecaster
 from plmu.timeseries.labelled import LabelledData
 from plmu.timeseries.labelled_files import read_labelled
+from plmu.timeseries.predictions import Forecast
+from plmu.timeseries.series import SeriesData, read_series
 
 __all__ = [
     "ClassificationReport",
+    "Forecast",
     "ForecastWindows",
     "Forecaster",
     "LabelledData",
     "LabelledSeries",
     "SequenceClassifier",
+    "SeriesData",
     "read_labelled",
+    "read_series",
 ]

@@ -93,36 +93,35 @@ class ForecastWindows(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, series: Any, lookback: int, horizon: int) -> None:
         for name, value in (("lookback", lookback), ("horizon", horizon)):
             if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         several = isinstance(series, list | tuple) and bool(series) and np.ndim(series[0]) > 0
-        self.series = [_series(one, f"series[{i}]") for i, one in enumerate(series if several else [series])]
+        arrays = [_series(array, f"series[{i}]") for i, array in enumerate(series if several else [series])]
+        self.rows = torch.cat(arrays)  # (time of all series, channels)
         self.lookback, self.horizon = lookback, horizon
-        counts = [max(0, len(one) - lookback - horizon + 1) for one in self.series]
-        self.ends = np.cumsum(counts)  # how many windows there are up to the end of each series
+        counts = [max(0, len(array) - lookback - horizon + 1) for array in arrays]
+        starts = [0, *np.cumsum([len(array) for array in arrays])]
+        self.first = np.concatenate([start + np.arange(count) for start, count in zip(starts, counts, strict=False)])
         if not len(self):
-            longest = max(map(len, self.series))
+            longest = max(map(len, arrays))
             raise ValueError(f"lookback and horizon must be shorter: {lookback} + {horizon} steps exceed {longest}")
 
     def __len__(self) -> int:
-        return int(self.ends[-1])
+        return len(self.first)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} windows, got index {index}")
-        index %= len(self)
-        place = int(np.searchsorted(self.ends, index, side="right"))
-        start = index - (int(self.ends[place - 1]) if place else 0)
-        middle = start + self.lookback
-        return self.series[place][start:middle], self.series[place][middle : middle + self.horizon]
+        middle = int(self.first[index]) + self.lookback
+        return self.rows[middle - self.lookback : middle], self.rows[middle : middle + self.horizon]
 
 
-def _series(given: Any, name: str) -> Tensor:
+def _series(array: Any, name: str) -> Tensor:
     """(time, channels) in float32."""
-    found = torch.tensor(np.asarray(given, dtype=np.float64), dtype=torch.float32)
-    found = found[:, None] if found.ndim == 1 else found
-    if found.ndim != 2 or not found.numel():
-        raise ValueError(f"{name} must have the shape (time,) or (time, channels), got {tuple(np.shape(given))}")
-    if not bool(found.isfinite().all()):
-        row = int((~found.isfinite()).any(1).nonzero()[0])
+    series = torch.tensor(np.asarray(array, dtype=np.float64), dtype=torch.float32)
+    series = series[:, None] if series.ndim == 1 else series
+    if series.ndim != 2 or not series.numel():
+        raise ValueError(f"{name} must have the shape (time,) or (time, channels), got {tuple(np.shape(array))}")
+    if not bool(series.isfinite().all()):
+        row = int((~series.isfinite()).any(1).nonzero()[0])
         raise ValueError(f"{name} has NaN or infinity in step {row}: fill missing values first")
-    return found
+    return series

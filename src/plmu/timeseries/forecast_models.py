@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from plmu.experiments.baselines import lstm
+from plmu.nn.lstm import open_forget_gates
 from plmu.runs.fields import Checked
 from plmu.training.config import TrainingConfig
 
@@ -73,7 +73,7 @@ class WindowLSTM(nn.Module):
         super().__init__()
         self.lookback, self.horizon = lookback, horizon
         self.register_buffer("scale", scale)
-        self.recurrent = lstm(1 if scale is None else 1 + len(scale), hidden)
+        self.recurrent = open_forget_gates(nn.LSTM(1 if scale is None else 1 + len(scale), hidden, batch_first=True))
         self.out = nn.Linear(hidden, horizon)
         self.effect = None if scale is None else nn.Parameter(torch.zeros(len(scale)))
 

@@ -98,6 +98,7 @@ class Forecaster(Estimator):
     """
 
     model_: LookbackForecast
+    _stored: Intervals  # of a saved model
     _renamed: ClassVar[Mapping[str, str]] = {"strength": "alpha"}
 
     def __init__(

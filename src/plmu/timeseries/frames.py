@@ -248,6 +248,9 @@ def _from_frame(frame: Any, library: str, name: str) -> Table:
 
 
 def _stamps(column: Any) -> NDArray[Any]:
+    """Times as datetime64[us], in UTC where they have a time zone."""
+    if getattr(column.dtype, "tz", None) is not None:  # of pandas
+        column = getattr(column, "dt", column).tz_convert(None)
     return np.asarray(column.to_numpy()).astype("datetime64[us]")
 
 

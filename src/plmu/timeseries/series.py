@@ -15,7 +15,8 @@ from plmu.data.files import DataConfig
 from plmu.errors import DataError, suggestion
 from plmu.timeseries.clock import DAY, Clock, Steps, find_clock
 from plmu.timeseries.columns import Columns, find_columns
-from plmu.timeseries.raw import Numbers, RawSeries, raw_series, read_future, rows_of, with_future
+from plmu.timeseries.raw import Numbers as Numbers
+from plmu.timeseries.raw import RawSeries, raw_series, read_future, rows_of, with_future
 from plmu.timeseries.tables import Table, read_tables
 
 _NOTES = 20  # of further files
@@ -318,12 +319,12 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
         ]
     at = np.arange(len(grid))
     before = grid.copy() if channels < grid.shape[1] else None
-    for column, present in zip(grid.T, measured.T, strict=True):
+    for filled, present in zip(grid.T, measured.T, strict=True):
         end = max(rows, len(present) - int(present[::-1].argmax()))  # missing covariates at the end stay missing
         if config.missing == "linear":
-            column[:end] = np.interp(at[:end], at[present], column[present])
+            filled[:end] = np.interp(at[:end], at[present], filled[present])
         else:
-            column[:end] = column[np.maximum.accumulate(np.where(present, at, 0))][:end]
+            filled[:end] = filled[np.maximum.accumulate(np.where(present, at, 0))][:end]
     data.counts["filled"] += int((~measured[:rows, :channels].all(axis=1)).sum())
     if before is not None:
         data.counts["covariates"] += int((np.isnan(before) & ~np.isnan(grid))[:, channels:].any(axis=1).sum())
