@@ -132,7 +132,7 @@ def test_the_run_ends_with_a_table_of_scores_and_the_next_command(folder: Path, 
         "streaming",
         "most frequent class",
     ]
-    assert lines[start + 3].split()[-3:] == ["33.33", "%", "0.167"]
+    assert lines[start + 3].split()[-4:] == ["33.33", "%", "16.67", "%"]
     assert max(map(len, lines[start : start + 5])) <= 80
     assert any(line.startswith("next: plmu predict ") for line in lines[start + 4 :])
     scores = json.loads((tmp_path / "run-seed0" / "classify.json").read_text())["scores"]
