@@ -189,7 +189,7 @@ def operands(name: str) -> tuple[dict[str, Tensor | None], Constants]:
     system = plmu.DelayNetwork(2, theta).discretize()
     u = found["u"]
     assert u is not None
-    constants = projection.constants(u, system, found.get("first"))
+    constants = projection.constants_for(u, system, found.get("first"))
     return {one: found.get(one) for one in GIVEN}, constants
 
 

@@ -64,7 +64,7 @@ def test_against_float64(name: str, direct: bool, dtype: torch.dtype) -> None:
     systems = SystemGroups([plmu.DelayNetwork(order, theta).discretize() for theta in windows])
     shapes = (batch, time, out), (out, channels), (out, order, channels)
     of_o, input_weight, weight = (torch.randn(*shape, device=DEVICE).to(dtype) for shape in shapes)
-    given = projection.constants(of_o.new_empty(batch, time, channels), systems, None)
+    given = projection.constants_for(of_o.new_empty(batch, time, channels), systems, None)
     toeplitz, _, _, taps, advance, _, _, _, from_state = given.tables
     sizes = Sizes(of_o.device, dtype, batch, time, out, channels, order, 16, len(windows), False, False, True)
     ready = hopper_launch.input_gradient(sizes, direct)
@@ -89,7 +89,7 @@ def test_a_state_in_float16_may_exceed_its_range() -> None:
     system = plmu.LinearSystem(torch.tensor([[1.0]]), torch.tensor([2.0**-12]))  # a sum of all inputs
     systems = SystemGroups([system, system])
     of_o, weight = torch.full((1, 300, 8), 64.0).half().to(DEVICE), torch.full((8, 1, 16), 1.0).half().to(DEVICE)
-    tables = projection.constants(of_o.new_empty(1, 300, 16), systems, None).tables
+    tables = projection.constants_for(of_o.new_empty(1, 300, 16), systems, None).tables
     ready = hopper_launch.input_gradient(Sizes(of_o.device, torch.float16, 1, 300, 8, 16, 1, 16, 2, False, False, True))
     assert ready is not None
     found = ready(of_o, weight, tables.toeplitz, tables.from_state, tables.taps, tables.advance)

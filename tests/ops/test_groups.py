@@ -164,7 +164,7 @@ def test_a_group_of_torch_operators() -> None:
     u = torch.randn(1, 5, 4, device=DEVICE, requires_grad=True)
     weight = torch.randn(3, 3, 4, device=DEVICE, requires_grad=True)
     first = torch.randn(1, 3, 4, device=DEVICE, requires_grad=True)
-    given = projection.constants(u, systems, first)
+    given = projection.constants_for(u, systems, first)
     arguments = (u, weight, first, None, given.powers, *given.tables[:8], given.steps, given.run, given.groups)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(projection._project, arguments, test_utils=checks)

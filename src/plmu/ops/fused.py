@@ -84,7 +84,7 @@ class Fused(Algorithm):
         if not inputs.shape[0] or not output.fits(inputs, weight, epilogue):
             return None
         first = None if problem.state is None else problem.state.contiguous()
-        constants = projection.constants(inputs, problem.groups or problem.system, problem.state)
+        constants = projection.constants_for(inputs, problem.groups or problem.system, problem.state)
         run = compiled_output.output if torch.compiler.is_compiling() else output.output
         o, last = run(inputs, weight, first, segments_of(_stops(problem)), constants, epilogue)
         return o, last if problem.lengths is None else final_of_groups(problem)
@@ -183,9 +183,9 @@ class Fused(Algorithm):
 
     def _keeps(self, case: Case) -> bool:
         """Whether states that are carried are kept for the backward pass, and so carried once less."""
-        from plmu.ops.gpu.output import keeps
+        from plmu.ops.gpu.output import keeps_states
 
-        return case.half and keeps(case.order, case.time) and self._why_not_hopper(case) is None
+        return case.half and keeps_states(case.order, case.time) and self._why_not_hopper(case) is None
 
     def _why_not_in_parts(self, case: Case) -> str | None:
         """Why float32 is left to others: it pays where tensor cores multiply its parts as fast as on Hopper GPUs."""

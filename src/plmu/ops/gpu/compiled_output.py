@@ -1,9 +1,9 @@
 """`output` of `plmu.ops.gpu.output` for torch.compile: the operators `plmu::output`, `plmu::output_backward` and
 `plmu::final_state`.
 
-They launch the same kernels as an eager call, with the same bits. As with `plmu::project`, constant tables are
-arguments. The final state is an operator of its own, which a compiler leaves out where it is not used. Gradients
-through the first and the final state are products of torch, which a compiler may fuse.
+They launch the same kernels as an eager call, with the same bits. As for `plmu::project`, the constant tables are
+arguments. The final state is a separate operator, which a compiler removes if it is not used. Gradients through the
+first and the final state are products of torch, which a compiler may fuse.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from plmu.ops.check import Epilogue
 from plmu.ops.gpu import launch
 from plmu.ops.gpu.devices import aligned_if, laid_out, on
 from plmu.ops.gpu.ends import through_states
-from plmu.ops.gpu.output import Gradients, by_kernels, cast, keeps, prepared
+from plmu.ops.gpu.output import Gradients, by_kernels, cast, keeps_states, prepared
 from plmu.ops.gpu.tables import CHUNK, Constants, Tables, rows_of, tiles
 
 
 def output(
-    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants, rest: Epilogue
+    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, constants: Constants, epilogue: Epilogue
 ) -> tuple[Tensor, Tensor]:
-    """o and the final state, where it `fits`. All tensors of `rest` are cast to the precision of u."""
-    x, input_weight, bias, relu = cast(rest, u.dtype)
-    how = (relu, given.steps, given.run, given.groups)
-    o, _, carried = _output(u, weight, first, segments, x, input_weight, bias, given.powers, *given.tables, *how)
-    _, _, _, taps, advance, _, last_taps, last_advance, _ = given.tables
-    before = None if given.steps else carried
-    last: Tensor = _final_state(u, first, segments, before, taps, advance, last_taps, last_advance, given.groups)
+    """o and the final state, if the call `fits`. The tensors of the epilogue are cast to the precision of u."""
+    x, input_weight, bias, relu = cast(epilogue, u.dtype)
+    options = (relu, constants.steps, constants.run, constants.groups)
+    o, _, carried = _output(
+        u, weight, first, segments, x, input_weight, bias, constants.powers, *constants.tables, *options
+    )
+    _, _, _, taps, advance, _, last_taps, last_advance, _ = constants.tables
+    before = None if constants.steps else carried
+    last: Tensor = _final_state(u, first, segments, before, taps, advance, last_taps, last_advance, constants.groups)
     return o, last
 
 
@@ -58,14 +60,14 @@ def _output(
     run: int,
     groups: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o; the states before chunks, where they are kept; and the one that was carried to the last chunk, in float32.
-    They are empty where not kept, or where inputs stand for them."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
-    given = Constants(own, None, steps, run, groups)
-    ready = prepared(u.shape, weight, Epilogue(x, input_weight, bias, relu), segments, given)
+    """o; the states before chunks, empty unless they are kept; and that before the last chunk in float32, empty if
+    inputs replace it."""
+    tables = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
+    constants = Constants(tables, None, steps, run, groups)
+    call = prepared(u.shape, weight, Epilogue(x, input_weight, bias, relu), segments, constants)
     u = laid_out(u)
     with on(u):
-        o, kept, carried, _ = ready.output(u, weight, first, x, input_weight, bias, aligned_if(segments))
+        o, kept, carried, _ = call.output(u, weight, first, x, input_weight, bias, aligned_if(segments))
     return o, u.new_empty(0) if kept is None else kept, advance.new_empty(0) if carried is None else carried
 
 
@@ -81,8 +83,8 @@ def _final_state(
     last_advance: Tensor,
     groups: int,
 ) -> Tensor:
-    """In float32, from the last inputs and, if there is one, the state that `plmu::output` carried. Gradients reach u
-    and the first state, and not `carried`."""
+    """The final state in float32, from the last inputs and `carried`, the state before the last chunk, if there is one.
+    Gradients go to u and to the first state, not to `carried`."""
     u = laid_out(u)
     with on(u):
         return launch.final_state(u, carried, aligned_if(segments), last_taps, last_advance, groups=groups)
@@ -113,15 +115,17 @@ def _output_backward(
     groups: int,
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of u, W_m, x, W_x and the bias from that of o; empty where not needed. With ReLU, o is given.
-    `kept` are the states before chunks, where they are."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
-    given = Constants(own, None, steps, run, groups)
-    ready = prepared(u.shape, weight, Epilogue(x, input_weight, None, o is not None), segments, given)
+    """The gradients of u, W_m, x, W_x and the bias from that of o; empty if not needed. `o` is there if there is a
+    ReLU, `kept` if the states before chunks are kept."""
+    tables = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
+    constants = Constants(tables, None, steps, run, groups)
+    call = prepared(u.shape, weight, Epilogue(x, input_weight, None, o is not None), segments, constants)
     saved = (u, weight, first, segments, x, input_weight, o, kept)
     with torch.no_grad():
-        made = by_kernels(given, ready, saved, (*needed[:2], False, *needed[2:]), of_o, None)
-    of_u, of_weight, _, of_x, of_input_weight, of_bias = (u.new_empty(0) if one is None else one for one in made)
+        gradients = by_kernels(constants, call, saved, (*needed[:2], False, *needed[2:]), of_o, None)
+    of_u, of_weight, _, of_x, of_input_weight, of_bias = (
+        u.new_empty(0) if gradient is None else gradient for gradient in gradients
+    )
     return of_u, of_weight, of_x, of_input_weight, of_bias
 
 
@@ -129,7 +133,7 @@ def _output_backward(
 def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, time, channels = u.shape
     steps, (out, order, _) = rest[-3], weight.shape
-    kept = (batch, tiles(time, CHUNK), rows_of(order), channels) if not steps and keeps(order, time) else (0,)
+    kept = (batch, tiles(time, CHUNK), rows_of(order), channels) if not steps and keeps_states(order, time) else (0,)
     carried = u.new_empty(*((0,) if steps else (batch, order, channels)), dtype=torch.float32)
     return u.new_empty(batch, time, out), u.new_empty(kept), carried
 
@@ -149,28 +153,28 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    u, weight, first, segments, x, input_weight, _, powers, *own, relu, ctx.steps, ctx.run, ctx.groups = inputs
+    u, weight, first, segments, x, input_weight, _, powers, *tables, relu, ctx.steps, ctx.run, ctx.groups = inputs
     o, kept = output[0], output[1] if output[1].numel() and ctx.needs_input_grad[1] else None
-    ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if relu else None, kept, powers, *own)
+    ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if relu else None, kept, powers, *tables)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, of_o: Tensor | None, *_: Tensor | None) -> Gradients:
     *saved, powers, toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state = ctx.saved_tensors
-    own = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
-    given = Constants(own, powers, ctx.steps, ctx.run, ctx.groups)
+    tables = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
+    constants = Constants(tables, powers, ctx.steps, ctx.run, ctx.groups)
     u, weight, _, segments, _, _, o, _ = saved
     need_u, need_weight, need_first, _, *others = ctx.needs_input_grad[:7]
     needed = [need_u, need_weight, *others]
-    found: list[Tensor | None] = [None] * 5
+    gradients: list[Tensor | None] = [None] * 5
     if of_o is not None and any(needed):
-        made = _output_backward(of_o, *saved, *own, ctx.steps, ctx.run, ctx.groups, needed)
-        found = [one if need else None for one, need in zip(made, needed, strict=True)]
-    of_u, of_weight, *of_others = found
+        results = _output_backward(of_o, *saved, *tables, ctx.steps, ctx.run, ctx.groups, needed)
+        gradients = [result if need else None for result, need in zip(results, needed, strict=True)]
+    of_u, of_weight, *of_others = gradients
     if of_o is not None and o is not None and need_first:
         of_o = torch.where(o <= 0, 0.0, of_o)
-    how = (given, (need_u, need_weight, need_first))
-    of_u, of_first = through_states(u, weight, segments, *how, of_o, None, of_u)
+    options = (constants, (need_u, need_weight, need_first))
+    of_u, of_first = through_states(u, weight, segments, *options, of_o, None, of_u)
     return of_u, of_weight, of_first, None, *of_others, *([None] * 14)
 
 
@@ -182,11 +186,11 @@ def _setup_final(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _final_backward(ctx: Any, of_last: Tensor) -> Gradients:
     u, segments, taps, advance, last_taps, last_advance = ctx.saved_tensors
-    # Only four tables are for this; the others, and the weight, are not looked at without a gradient of o.
-    own = Tables(taps, taps, taps, taps, advance, advance, last_taps, last_advance, taps)
-    given = Constants(own, None, 0 if ctx.carries else last_taps.shape[-1], 0, ctx.groups)
+    # Only four tables are used; the others, and the weight, are not read without a gradient of o.
+    all_tables = Tables(taps, taps, taps, taps, advance, advance, last_taps, last_advance, taps)
+    constants = Constants(all_tables, None, 0 if ctx.carries else last_taps.shape[-1], 0, ctx.groups)
     need_u, need_first = ctx.needs_input_grad[:2]
-    of_u, of_first = through_states(u, u, segments, given, (need_u, False, need_first), None, of_last, None)
+    of_u, of_first = through_states(u, u, segments, constants, (need_u, False, need_first), None, of_last, None)
     return of_u if need_u else None, of_first, *([None] * 7)
 
 

@@ -1,8 +1,8 @@
 """u = U x + b before the memory of a layer, for training in half precision on Hopper GPUs.
 
-Where x is also multiplied by W_x, the product that makes one gradient of x adds the other to it. The gradient of b is
-summed in one pass, in a fixed order. In a call that repeats, the encoder and the output of the layer are one node of
-autograd's graph (`output`); else the encoder is one of its own (`encoded`).
+If x is also multiplied by W_x, the product that makes one of the two gradients of x adds it to the other. The gradient
+of b is summed in one pass, in a fixed order. In repeated calls the encoder and the output of the layer are one node of
+autograd's graph (`output`); else the encoder is a node by itself (`encoded`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from plmu.ops.gpu.tables import Constants
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether an encoder is trained so; elsewhere torch does."""
+    """Whether this module suits an encoder; torch's operations do otherwise."""
     if watched() or not torch.is_grad_enabled() or not launch.has_hopper(x.device) or not x.shape[0]:
         return False
-    tensors = [one for one in (x, weight, bias) if one is not None]
+    tensors = [tensor for tensor in (x, weight, bias) if tensor is not None]
     half = result_dtype(x) in (torch.float16, torch.bfloat16)
-    return half and weight.shape[0] % 8 == 0 and all(type(one) in PLAIN for one in tensors)
+    return half and weight.shape[0] % 8 == 0 and all(type(tensor) in PLAIN for tensor in tensors)
 
 
 def encoded(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """u, and x for whatever else is made of it."""
+    """u, and x for the other operations of the layer, so that their gradients of x meet here."""
     dtype = result_dtype(x)
     x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    u, same = _Encode.apply(x, weight, bias)
-    return u, same if x.requires_grad else x
+    u, viewed = _Encode.apply(x, weight, bias)
+    return u, viewed if x.requires_grad else x
 
 
 def output(
@@ -45,23 +45,23 @@ def output(
     weight: Tensor,
     first: Tensor | None,
     segments: Tensor | None,
-    given: Constants,
-    rest: Epilogue,
+    constants: Constants,
+    epilogue: Epilogue,
 ) -> tuple[Tensor, Tensor] | None:
-    """The output of a layer for u = U x + b, and the final state; None unless all tensors are plain ones of x's
-    precision and device. `rest.x` is x, or None."""
-    if rest.weight is not None and rest.weight.shape[1] % 8:
+    """The output of a layer for u = U x + b, and the final state; None unless all tensors are plain, and have x's
+    precision and device. `epilogue.x` is x, or None."""
+    if epilogue.weight is not None and epilogue.weight.shape[1] % 8:
         return None
-    for one in (*encoder, weight, rest.weight, rest.bias):
-        if one is not None and (one.dtype != x.dtype or one.device != x.device or type(one) not in PLAIN):
+    for tensor in (*encoder, weight, epilogue.weight, epilogue.bias):
+        if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device or type(tensor) not in PLAIN):
             return None
-    ready = prepared(x.shape, weight, rest, segments, given)
+    call = prepared(x.shape, weight, epilogue, segments, constants)
     if not torch.is_grad_enabled():
-        taken = None if rest.weight is None else x
-        return ready.forward(linear(x, *encoder), weight, first, taken, rest.weight, rest.bias, segments)[:2]
+        inputs = None if epilogue.weight is None else x
+        return call.forward(linear(x, *encoder), weight, first, inputs, epilogue.weight, epilogue.bias, segments)[:2]
     o: Tensor
     last: Tensor
-    o, last = _Output.apply(x, *encoder, weight, first, rest.weight, rest.bias, segments, given, ready)
+    o, last = _Output.apply(x, *encoder, weight, first, epilogue.weight, epilogue.bias, segments, constants, call)
     return o, last
 
 
@@ -77,15 +77,15 @@ class _Output(torch.autograd.Function):
         input_weight: Tensor | None,
         bias: Tensor | None,
         segments: Tensor | None,
-        given: Constants,
-        ready: Prepared,
+        constants: Constants,
+        call: Prepared,
     ) -> tuple[Tensor, Tensor]:
         u = linear(x, encoder, encoder_bias)
-        taken = None if input_weight is None else x
-        o, last, kept = ready.forward(u, weight, first, taken, input_weight, bias, segments)
-        through, kept = o if ready.relu else None, kept if ctx.needs_input_grad[3] else None
-        ctx.save_for_backward(x, encoder, u, weight, first, segments, taken, input_weight, through, kept)
-        ctx.given, ctx.ready = given, ready
+        inputs = None if input_weight is None else x
+        o, last, states = call.forward(u, weight, first, inputs, input_weight, bias, segments)
+        relu_output, states = o if call.relu else None, states if ctx.needs_input_grad[3] else None
+        ctx.save_for_backward(x, encoder, u, weight, first, segments, inputs, input_weight, relu_output, states)
+        ctx.constants, ctx.call = constants, call
         ctx.set_materialize_grads(False)
         return o, last
 
@@ -95,8 +95,8 @@ class _Output(torch.autograd.Function):
         need_x, *of_encoder, need_weight, need_first, need_input_weight, need_bias = ctx.needs_input_grad[:7]
         direct = need_x and saved[4] is not None  # by W_x
         needed = (need_x or any(of_encoder), need_weight, need_first, direct, need_input_weight, need_bias)
-        found = gradients(ctx.given, ctx.ready, tuple(saved), needed, of_o, of_last)
-        of_u, of_weight, of_first, of_x, of_input_weight, of_bias = found
+        result = gradients(ctx.constants, ctx.call, tuple(saved), needed, of_o, of_last)
+        of_u, of_weight, of_first, of_x, of_input_weight, of_bias = result
         before = _through(x, encoder, (need_x, *of_encoder), of_u, of_x)
         return *before, of_weight, of_first, of_input_weight, of_bias, None, None, None
 
@@ -117,7 +117,7 @@ class _Encode(torch.autograd.Function):
 def _through(
     x: Tensor, weight: Tensor, needed: tuple[bool, ...], of_u: Tensor | None, of_x: Tensor | None
 ) -> Gradients:
-    """The gradients of x, U and b from that of u, and from what else of x there is."""
+    """The gradients of x, U and b from that of u. `of_x`: the direct gradient of x, which is added."""
     need_x, need_weight, need_bias = needed
     if of_u is None:
         return of_x if need_x else None, None, None
@@ -133,7 +133,7 @@ def _through(
     elif need_bias:
         of_bias = of_u.sum((0, 1))
     if need_x and of_x is not None and values and of_x.is_contiguous():
-        of_x.view(-1, of_x.shape[2]).addmm_(rows, weight)  # which nothing else has: it was made for this x alone
+        of_x.view(-1, of_x.shape[2]).addmm_(rows, weight)  # in place: nothing else uses it
     elif need_x:
         added = of_u @ weight
         of_x = added if of_x is None else of_x + added

@@ -1,7 +1,7 @@
-"""Launching the kernels and the memory for their results. Those of `triton_chunked`, or for Hopper in their place.
+"""Allocating results and launching the kernels: those of `triton_chunked`, or those for Hopper instead.
 
-`why_not_hopper` decides between them, here as in the plan. Callers make the device of their tensors the current one
-(`on`), and tensors begin at multiples of 16 bytes (`aligned`).
+`why_not_hopper` chooses between them, here and in the plan. Callers make the device of their tensors the current one
+(`on`), and align tensors to 16 bytes (`aligned`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from plmu.ops.gpu.hopper_launch import SHARED as SHARED
 from plmu.ops.gpu.tables import CHUNK, rows_of, tiles
 from plmu.ops.gpu.triton_launch import added_up, precision
 
-MARGIN = 64  # steps by which a sequence may be filled up in the kernels for Hopper
+MARGIN = 64  # steps by which the kernels for Hopper may pad a sequence
 
 
 def why_not_hopper(
     device: torch.device, dtype: torch.dtype, batch: int, time: int, channels: int, out: int
 ) -> str | None:
-    """Why the kernels for Hopper do not run `project` there, if they do not."""
+    """The reason why the kernels for Hopper cannot run `project`, or None."""
     reason = None
     if dtype not in (torch.bfloat16, torch.float16):
         reason = "the kernels for Hopper take bfloat16 and float16 alone"
@@ -46,7 +46,7 @@ def why_not_hopper(
 
 
 def has_hopper(device: torch.device) -> bool:
-    """Whether the device is a Hopper GPU with a Triton that has what its kernels are written in."""
+    """Whether the device is a Hopper GPU, and Triton has Gluon."""
     return device.type == "cuda" and _is_hopper(device)
 
 
@@ -62,7 +62,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 def _has_capability(device: torch.device) -> bool:
-    """Whether it is a Hopper GPU. Some of AMD's have a compute capability of 9 too."""
+    """Whether it is a Hopper GPU. Some AMD GPUs have compute capability 9 too."""
     return torch.cuda.is_available() and not is_amd() and torch.cuda.get_device_capability(device)[0] == 9
 
 
@@ -72,7 +72,7 @@ def _lacking_for_hopper(device: torch.device) -> str:
 
 
 def for_hopper(u: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels for Hopper take the place of Triton's."""
+    """Whether the kernels for Hopper run instead of Triton's."""
     out, _, channels = weight.shape
     return why_not_hopper(u.device, u.dtype, u.shape[0], u.shape[1], channels, out) is None
 
@@ -89,10 +89,10 @@ def carry(
     groups: int = 1,
     reversed: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The states before all chunks as the products take them (batch, chunks, rows, channels), and the last in float32.
+    """The states before all chunks in the operands' precision (batch, chunks, rows, channels), and the last in float32.
 
-    `leap` is the state's way through a run of `size` chunks, which one program passes. `reversed`: the states after all
-    chunks, of time that runs backwards; with groups, for each system those of all channels (groups · batch, ...).
+    `leap` takes the state over a run of `size` chunks, which one program carries. `reversed`: time runs backwards, and
+    the states are those after all chunks; with groups, each system has those of all channels (groups · batch, ...).
     """
     batch, time, channels = u.shape
     order, chunks = taps.shape[-2], tiles(time, CHUNK)
@@ -100,14 +100,14 @@ def carry(
     before = u.new_empty(sequences, chunks, rows_of(order), channels)
     last = advance.new_empty(sequences, order, channels)
     ends = advance.new_empty(sequences, runs, order, channels) if runs > 1 else last
-    marks = last if segments is None else segments  # not read where there are none
+    marks = last if segments is None else segments  # any tensor; without segments it is not read
     sizes = (u.device, u.dtype, batch, time, channels, order, size, groups, taps.shape[-3])
-    how = (reversed, segments is not None)
+    direction = (reversed, segments is not None)
     if runs > 1:
-        triton_launch.carry(*sizes, *how, False, False)(u, taps, advance, leap, last, marks, ends, before, last)
-    started = last if first is None else first
-    passed = triton_launch.carry(*sizes, *how, first is not None, True)
-    passed(u, taps, advance, leap, started, marks, ends, before, last)
+        triton_launch.carry(*sizes, *direction, False, False)(u, taps, advance, leap, last, marks, ends, before, last)
+    start = last if first is None else first
+    carried = triton_launch.carry(*sizes, *direction, first is not None, True)
+    carried(u, taps, advance, leap, start, marks, ends, before, last)
     return before, last
 
 
@@ -121,32 +121,32 @@ def final_state(
     groups: int = 1,
     early: bool = False,
 ) -> Tensor:
-    """In float32, from the last steps, as many as `taps` has, and the state before them.
+    """The final state in float32, from the last steps, as many as `taps` has, and the state before them.
 
-    `early`: beside the projection for Hopper that was launched just before, while the memory of that one is held.
+    `early`: run beside the projection for Hopper launched just before, whose memory the caller holds.
     """
     batch, time, channels = u.shape
     parts, order, length = taps.shape[-3:]
     last = advance.new_empty(batch, order, channels)
     sizes = (u.device, u.dtype, batch, time, channels, order, length, groups, parts)
-    marks = last if segments is None else segments  # not read where there are none
+    marks = last if segments is None else segments  # any tensor; without segments it is not read
     finish = triton_launch.finish(*sizes, before is not None, early, segments is not None)
     finish(u, taps, advance, last if before is None else before, marks, last)
     return last
 
 
 def marks(u: Tensor, segments: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What the kernels for Hopper ask of segments, for time that runs forwards and backwards; None where there are none
-    or other kernels run."""
+    """The marks of segments for the kernels for Hopper, if time runs forwards and backwards; None without segments or
+    if other kernels run."""
     return None if segments is None or not for_hopper(u, weight) else marks_of(segments)
 
 
 def marks_of(segments: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where such kernels run."""
+    """The marks of segments for the kernels for Hopper."""
     batch, time = segments.shape
-    found = segments.new_empty(2, batch * tiles(time, CHUNK), CHUNK + 1)
-    triton_launch.mark(segments.device, batch, time)(segments, found)
-    return found[0], found[1]
+    marks = segments.new_empty(2, batch * tiles(time, CHUNK), CHUNK + 1)
+    triton_launch.mark(segments.device, batch, time)(segments, marks)
+    return marks[0], marks[1]
 
 
 def project(
@@ -161,18 +161,17 @@ def project(
     groups: int = 1,
     reversed: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """W_m m; or, of time that runs backwards and the transposed weight, the gradient of u from that of o. And the
-    memory to hold until `final_state` is launched early; empty where it may not be. `marked`: `marks` for that
-    direction."""
+    """W_m m; or, if `reversed`, the gradient of u from that of o, with time running backwards. Also the memory to hold
+    until `final_state` is launched early; empty if it may not be. `marked`: the `marks` of that direction."""
     batch, time, inputs = u.shape
     order, outputs = weight.shape[1], weight.shape[2 if reversed else 0]
-    how = (past.shape[-1], groups, before is None, segments is not None, reversed)
-    sizes = Sizes(u.device, u.dtype, batch, time, inputs, outputs, order, *how)
+    options = (past.shape[-1], groups, before is None, segments is not None, reversed)
+    sizes = Sizes(u.device, u.dtype, batch, time, inputs, outputs, order, *options)
     if for_hopper(u, weight):
         return hopper_launch.project(sizes)(u, before, weight, toeplitz, past, marked)
     o = u.new_empty(batch, time, outputs)
-    given = (u if before is None else before, u if segments is None else segments)
-    triton_launch.project(sizes, precision(u.dtype))(u, weight, toeplitz, past, *given, o)
+    past_and_segments = (u if before is None else before, u if segments is None else segments)
+    triton_launch.project(sizes, precision(u.dtype))(u, weight, toeplitz, past, *past_and_segments, o)
     return o, ()
 
 
@@ -187,14 +186,14 @@ def input_gradient(
     *,
     groups: int,
 ) -> Tensor | None:
-    """The gradient of u from that of o, which needs no states; None where `project` makes it."""
+    """The gradient of u from that of o without states; None if `project` must make it."""
     if groups == 1 or not for_hopper(of_o, weight):
         return None
     out, order, channels = weight.shape
-    how = (from_state.shape[-1], groups, False, segments is not None, True)
-    sizes = Sizes(of_o.device, of_o.dtype, of_o.shape[0], of_o.shape[1], out, channels, order, *how)
-    ready = hopper_launch.input_gradient(sizes)
-    return None if ready is None else ready(of_o, weight, toeplitz, from_state, taps, advance)
+    options = (from_state.shape[-1], groups, False, segments is not None, True)
+    sizes = Sizes(of_o.device, of_o.dtype, of_o.shape[0], of_o.shape[1], out, channels, order, *options)
+    launch = hopper_launch.input_gradient(sizes)
+    return None if launch is None else launch(of_o, weight, toeplitz, from_state, taps, advance)
 
 
 def weight_gradient(
@@ -209,10 +208,10 @@ def weight_gradient(
     *,
     groups: int = 1,
 ) -> Tensor:
-    """Σ of_oᵀ m over all steps. `marked`: `marks` for time that runs forwards."""
+    """Σ of_oᵀ m over all steps. `marked`: the `marks` if time runs forwards."""
     out, order, channels = weight.shape
-    how = (past.shape[-1], groups, before is None, segments is not None)
-    sizes = Sizes(u.device, u.dtype, u.shape[0], u.shape[1], channels, out, order, *how)
+    options = (past.shape[-1], groups, before is None, segments is not None)
+    sizes = Sizes(u.device, u.dtype, u.shape[0], u.shape[1], channels, out, order, *options)
     if for_hopper(u, weight):
         return hopper_launch.weight_gradient(sizes)(u, before, of_o, toeplitz, past, marked)
     launch, shares = triton_launch.weight_gradient(sizes, precision(u.dtype))
@@ -222,8 +221,8 @@ def weight_gradient(
 
 
 def through_output(of_o: Tensor, o: Tensor | None, need_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient before ReLU from that behind it, by the output o; without one they are the same. And, if needed, its
-    sum over all steps, which repeats bit for bit. It is rounded once."""
+    """The gradient before ReLU from that of the output o; without o there is no ReLU. Also, if needed, its sum over all
+    steps, deterministic and rounded once."""
     outputs = of_o.shape[-1]
     passed = of_o if o is None else of_o.new_empty(of_o.shape)
     sizes = (of_o.numel() // outputs, outputs)

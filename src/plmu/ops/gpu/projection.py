@@ -1,7 +1,7 @@
-"""`project` of `plmu.ops.fused`: W_m m, its gradients, and the two operators that torch knows them by.
+"""`project` of `plmu.ops.fused`: W_m m, its gradients, and two operators of torch for them.
 
-Called eagerly, each is an `autograd.Function`, which costs the host least. Where torch looks at single operations, to
-compile, trace or transform them, they are `plmu::project` and `plmu::project_backward`.
+Eager calls use an `autograd.Function`, which takes the least time on the host. Where torch looks at single operations,
+to compile, trace or transform them, it sees the operators `plmu::project` and `plmu::project_backward`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plmu.ops.groups import SystemGroups, each
 SEGMENT = 1024  # steps at a time in the gradient of the first state
 
 
-def constants(u: Tensor, system: LinearSystem | SystemGroups, state: Tensor | None) -> Constants:
+def constants_for(u: Tensor, system: LinearSystem | SystemGroups, state: Tensor | None) -> Constants:
     parts = split.parts_for(u, system)
     steps = history(system, u.dtype) if state is None and not parts else 0
     powers = None
@@ -44,32 +44,32 @@ def project(
 ) -> tuple[Tensor, Tensor]:
     """W_m m (batch, time, out) for u (batch, time, channels), and the final state."""
     first = None if state is None else state.contiguous()
-    given = constants(u, system, state)
+    constants = constants_for(u, system, state)
     if watched() or not all(type(one) in (Tensor, torch.nn.Parameter) for one in (u, weight)):
-        how = (given.steps, given.run, given.groups)
+        how = (constants.steps, constants.run, constants.groups)
         o, last = _project(
             u.contiguous(),
             weight.contiguous(),
             first,
             segments_of(resets),
-            given.powers,
-            *given.tables[:8],
+            constants.powers,
+            *constants.tables[:8],
             *how,
-            given.tables.from_state if given.steps and given.groups > 1 else None,
+            constants.tables.from_state if constants.steps and constants.groups > 1 else None,
         )
         return o, last
-    return eagerly(u, weight, first, segments_of(resets), given)
+    return eagerly(u, weight, first, segments_of(resets), constants)
 
 
 def eagerly(
-    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants
+    u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, constants: Constants
 ) -> tuple[Tensor, Tensor]:
-    """The same with constants at hand, where nothing looks at single operations."""
+    """`project` with ready constants, if torch does not look at single operations."""
     if not torch.is_grad_enabled():
-        return forward(u, weight, first, segments, given)
+        return forward(u, weight, first, segments, constants)
     o: Tensor
     last: Tensor
-    o, last = _Project.apply(u, weight, first, segments, given)
+    o, last = _Project.apply(u, weight, first, segments, constants)
     return o, last
 
 
@@ -78,19 +78,19 @@ def forward(
     weight: Tensor,
     first: Tensor | None,
     segments: Tensor | None,
-    given: Constants,
+    constants: Constants,
 ) -> tuple[Tensor, Tensor]:
     """o, and the final state in float32."""
     u, weight = aligned(u.contiguous()), aligned(weight.contiguous())
     first, segments = aligned_if(first), aligned_if(segments)
-    groups = given.groups
-    toeplitz, past, _, taps, advance, leap, last_taps, last_advance, _ = given.tables
+    groups = constants.groups
+    toeplitz, past, _, taps, advance, leap, last_taps, last_advance, _ = constants.tables
     with on(u):
         before = last = None
-        if not given.steps:
-            before, last = launch.carry(u, first, segments, taps, advance, leap, given.run, groups=groups)
+        if not constants.steps:
+            before, last = launch.carry(u, first, segments, taps, advance, leap, constants.run, groups=groups)
         operands = (u, before, segments, weight, toeplitz, past)
-        if given.in_parts:
+        if constants.in_parts:
             o, held = split.project(*operands, groups=groups)
         else:
             forwards, _ = launch.marks(u, segments, weight) or (None, None)
@@ -104,34 +104,34 @@ def _gradients(
     weight: Tensor,
     first: Tensor | None,
     segments: Tensor | None,
-    given: Constants,
+    constants: Constants,
     need_u: bool,
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of u and of the weight from that of o; None where not needed."""
-    of_o, u, weight = (aligned(one.contiguous()) for one in (of_o, u, weight))
+    """The gradients of u and of the weight from that of o; None if not needed."""
+    of_o, u, weight = (aligned(tensor.contiguous()) for tensor in (of_o, u, weight))
     first, segments = aligned_if(first), aligned_if(segments)
-    groups = given.groups
-    toeplitz, past, future, taps, advance, leap, _, _, from_state = given.tables
+    groups = constants.groups
+    toeplitz, past, future, taps, advance, leap, _, _, from_state = constants.tables
     of_u = of_weight = None
     with on(u):
-        passing = (segments, taps, advance, leap, given.run)
+        passing = (segments, taps, advance, leap, constants.run)
         forwards, backwards = launch.marks(u, segments, weight) or (None, None)
         if need_weight:
-            before = None if given.steps else launch.carry(u, first, *passing, groups=groups)[0]
+            before = None if constants.steps else launch.carry(u, first, *passing, groups=groups)[0]
             operands = (u, before, segments, of_o, weight, toeplitz, past)
-            if given.in_parts:
+            if constants.in_parts:
                 of_weight = split.weight_gradient(*operands, groups=groups)
             else:
                 of_weight = launch.weight_gradient(*operands, forwards, groups=groups)
             del before, operands
         if need_u:
-            constants = (toeplitz, from_state, taps, advance)
-            of_u = launch.input_gradient(of_o, segments, weight, *constants, groups=groups)
+            arrays = (toeplitz, from_state, taps, advance)
+            of_u = launch.input_gradient(of_o, segments, weight, *arrays, groups=groups)
         if need_u and of_u is None:
-            after = None if given.steps else launch.carry(of_o, None, *passing, groups=groups, reversed=True)[0]
+            after = None if constants.steps else launch.carry(of_o, None, *passing, groups=groups, reversed=True)[0]
             backward = (of_o, after, segments, weight, toeplitz, future)
-            if given.in_parts:
+            if constants.in_parts:
                 of_u, _ = split.project(*backward, groups=groups, reversed=True)
             else:
                 of_u, _ = launch.project(*backward, backwards, groups=groups, reversed=True)
@@ -141,21 +141,21 @@ def _gradients(
 class _Project(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, given: Constants
+        ctx: Any, u: Tensor, weight: Tensor, first: Tensor | None, segments: Tensor | None, constants: Constants
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(u, weight, first, segments)
-        ctx.given = given
+        ctx.constants = constants
         ctx.set_materialize_grads(False)
-        return forward(u, weight, first, segments, given)
+        return forward(u, weight, first, segments, constants)
 
     @staticmethod
     def backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        gradients = through(ctx.saved_tensors, ctx.given, ctx.needs_input_grad[:3], of_o, of_last)
+        gradients = through(ctx.saved_tensors, ctx.constants, ctx.needs_input_grad[:3], of_o, of_last)
         return *gradients, None, None
 
 
 class _ProjectBackward(torch.autograd.Function):
-    """The gradients where they may be differentiated again, which raises."""
+    """The gradients if they might be differentiated again, which raises."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -165,13 +165,13 @@ class _ProjectBackward(torch.autograd.Function):
 
 
 def plain(of_o: Tensor) -> bool:
-    """Whether a gradient is one tensor of which nothing but its values is asked."""
+    """Whether a gradient is a plain tensor, and torch neither records nor transforms operations on it."""
     return not (watched() or is_batched(of_o) or type(of_o) is not Tensor or torch.is_grad_enabled())
 
 
 def through(
     saved: tuple[Tensor | None, ...],
-    given: Constants,
+    constants: Constants,
     needed: tuple[bool, bool, bool],
     of_o: Tensor | None,
     of_last: Tensor | None,
@@ -185,15 +185,15 @@ def through(
     if of_o is not None:
         arguments = (of_o, u, weight, first, segments)
         if watched() or is_batched(of_o) or type(of_o) is not Tensor:
-            how = (given.steps, given.run, given.groups, need_u, need_weight)
+            sizes = (constants.steps, constants.run, constants.groups, need_u, need_weight)
             of_u, of_weight = _project_backward(
-                of_o.contiguous(), *arguments[1:], *given.tables[:6], given.tables.from_state, *how
+                of_o.contiguous(), *arguments[1:], *constants.tables[:6], constants.tables.from_state, *sizes
             )
         elif torch.is_grad_enabled():
-            of_u, of_weight = _ProjectBackward.apply(*arguments, given, need_u, need_weight)
+            of_u, of_weight = _ProjectBackward.apply(*arguments, constants, need_u, need_weight)
         elif need_u or need_weight:
-            of_u, of_weight = _gradients(*arguments, given, need_u, need_weight)
-    of_u, of_first = through_states(u, weight, segments, given, needed, of_o, of_last, of_u)
+            of_u, of_weight = _gradients(*arguments, constants, need_u, need_weight)
+    of_u, of_first = through_states(u, weight, segments, constants, needed, of_o, of_last, of_u)
     return of_u if need_u else None, of_weight if need_weight else None, of_first
 
 
@@ -217,11 +217,11 @@ def _project(
     groups: int,
     from_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the final state in float32. `from_state`: for the gradient, where it is not `past`. It comes last, so that
-    programs that were exported without it run."""
+    """o, and the final state in float32. `from_state`: for the gradient, if it is not `past`. It is the last argument,
+    so that programs exported without it run."""
     tables = (toeplitz, past, future, taps, advance, leap, last_taps, last_advance)
-    own = Tables(*tables, past if from_state is None else from_state)
-    return forward(u, weight, first, segments, Constants(own, powers, steps, run, groups))
+    all_tables = Tables(*tables, past if from_state is None else from_state)
+    return forward(u, weight, first, segments, Constants(all_tables, powers, steps, run, groups))
 
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
@@ -244,10 +244,10 @@ def _project_backward(
     need_u: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of u and of the weight; empty where not needed."""
-    own = Tables(toeplitz, past, future, taps, advance, leap, taps, advance, from_state)  # no final state is made
-    given = Constants(own, None, steps, run, groups)
-    of_u, of_weight = _gradients(of_o, u, weight, first, segments, given, need_u, need_weight)
+    """The gradients of u and of the weight; empty if not needed."""
+    all_tables = Tables(toeplitz, past, future, taps, advance, leap, taps, advance, from_state)  # no final state
+    constants = Constants(all_tables, None, steps, run, groups)
+    of_u, of_weight = _gradients(of_o, u, weight, first, segments, constants, need_u, need_weight)
     return u.new_empty(0) if of_u is None else of_u, weight.new_empty(0) if of_weight is None else of_weight
 
 
@@ -274,9 +274,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
     u, weight, first, segments, powers, *tables, from_state = ctx.saved_tensors
     _, past, *_ = tables
-    own = Tables._make((*tables, past if from_state is None else from_state))
-    given = Constants(own, powers, ctx.steps, ctx.run, ctx.groups)
-    gradients = through((u, weight, first, segments), given, ctx.needs_input_grad[:3], of_o, of_last)
+    all_tables = Tables._make((*tables, past if from_state is None else from_state))
+    constants = Constants(all_tables, powers, ctx.steps, ctx.run, ctx.groups)
+    gradients = through((u, weight, first, segments), constants, ctx.needs_input_grad[:3], of_o, of_last)
     return *gradients, *([None] * 14)
 
 

@@ -18,7 +18,7 @@ class FusedRoute(Route):
     def __init__(self, problem: Problem, weight: Tensor) -> None:
         inputs = problem.u.detach().squeeze(2).to(problem.dtype)
         self.dtype = problem.dtype
-        self.constants = projection.constants(inputs, problem.groups or problem.system, problem.state)
+        self.constants = projection.constants_for(inputs, problem.groups or problem.system, problem.state)
         self.hopper = launch.for_hopper(inputs, weight)  # whether the kernels for Hopper run
         powers = () if self.constants.powers is None else (self.constants.powers,)
         self.uses = (*self.constants.tables, *powers)
@@ -31,7 +31,7 @@ class FusedRoute(Route):
             inputs, weight = u.to(self.dtype), weight.to(self.dtype)
         first = None if state is None else state.contiguous()
         segments = segments_of(resets)
-        if self.hopper and (epilogue is None or output.rest_fits(u.device, epilogue)):
+        if self.hopper and (epilogue is None or output.epilogue_fits(u.device, epilogue)):
             return output.output(inputs, weight, first, segments, self.constants, epilogue or NOTHING)
         o, last = projection.eagerly(inputs, weight, first, segments, self.constants)
         return (o if epilogue is None else epilogue.after(o, u)), last
