@@ -75,7 +75,7 @@ def prepared(capability: int) -> tuple[Callable[[str], None], list[tuple[str, An
 
     (driver if hasattr(driver, "set_active") else driver.driver).set_active(Driver())
     found: list[tuple[str, Any]] = []
-    launched, in_parts, roomy = JITFunction.run, split._precision, division.roomy
+    launched, in_parts, roomy = JITFunction.run, split._precision, division.has_large_memory
 
     def compiled(kernel: Any, *given: Any, warmup: bool, **options: Any) -> None:
         found.append((f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}",
@@ -85,7 +85,7 @@ def prepared(capability: int) -> tuple[Callable[[str], None], list[tuple[str, An
     split._precision = lambda device, parts: in_parts(torch.device("cuda"), parts)
     launch.has_hopper = functools.cache(lambda _: capability == 90)
     torch.cuda.get_device_capability = lambda _: divmod(capability, 10)
-    division.roomy = lambda _: roomy(torch.device("cuda"))
+    division.has_large_memory = lambda _: roomy(torch.device("cuda"))
     fused.interpreted = lambda *_: True
     layer_kernels.why_no_steps = lambda *_: None
     routes.DEVICES = layer_kernels.DEVICES = ("cuda", "cpu")

@@ -59,7 +59,7 @@ def error(value: Tensor, exact: Tensor) -> float:
 def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SECOND_LAUNCH", -99)  # so that states are carried in groups
     if name == "small tiles":  # as on GPUs with less shared memory
-        monkeypatch.setattr(division, "roomy", lambda _: False)
+        monkeypatch.setattr(division, "has_large_memory", lambda _: False)
     batch, time, channels, out, order, theta = {**SHAPES, **ONCE}[name]
     system = plmu.DelayNetwork(order, theta).discretize()
     u = torch.randn(batch, time, channels).to(dtype)
@@ -312,9 +312,9 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shares", [2, 5, 64, 65, 200])
 def test_shares_are_added_up(shares: int) -> None:
     partial = torch.randn(shares, 3, 5, 41, device=DEVICE)
-    added = triton_launch.added_up(partial, torch.float32)
+    added = triton_launch.sum_shares(partial, torch.float32)
     exact = partial.double().sum(0)
     rounding = torch.finfo(torch.float32).eps / 2 * shares * partial.double().abs().sum(0)
     assert ((added.double() - exact).abs() <= rounding).all()
-    assert torch.equal(triton_launch.added_up(partial, torch.float16), added.half()), "rounded once"
-    assert torch.equal(added, triton_launch.added_up(partial, torch.float32))
+    assert torch.equal(triton_launch.sum_shares(partial, torch.float16), added.half()), "rounded once"
+    assert torch.equal(added, triton_launch.sum_shares(partial, torch.float32))

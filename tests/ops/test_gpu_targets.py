@@ -115,7 +115,7 @@ def test_gpus_that_kernels_are_not_made_for(
     device = torch.device("cuda", 0)
     hopper = capability == (9, 0) and fault is None
     assert launch.has_hopper(device) == hopper
-    assert division.roomy(device) == (capability[0] in (9, 10))
+    assert division.has_large_memory(device) == (capability[0] in (9, 10))
     assert (layer_kernels.why_no_steps(device, torch.float32, 1) is None) == others
     assert highway._can_run("cuda:0") == others
     if missing is None:

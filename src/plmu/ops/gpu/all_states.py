@@ -12,7 +12,7 @@ from torch import Tensor
 from plmu.core.systems import LinearSystem
 from plmu.ops.gpu import division, launch
 from plmu.ops.gpu.devices import aligned, aligned_if, on
-from plmu.ops.gpu.tables import CHUNK, grouping, segments_of, summed, tables, tiles
+from plmu.ops.gpu.tables import CHUNK, grouping, segments_of, sum_terms, tables, tiles
 from plmu.ops.gpu.triton_launch import constants_of, exact, precision
 from plmu.ops.matrices import finite
 
@@ -83,11 +83,11 @@ def _states_backward(
         kernels.states_gradient[batch * chunks, tiles(channels, 64)](
             of_m, toeplitz, past, marks, of_u, of_states, time, channels, chunks,
             **options, PRECISION=precision(of_m.dtype), num_warps=4,
-            num_stages=3 if division.roomy(of_m.device) else 2,
+            num_stages=3 if division.has_large_memory(of_m.device) else 2,
         )  # fmt: skip
     if of_last is not None and segments is None:
         of_states[:, -1] += last_advance.mT @ of_last
-        of_u[:, -last_taps.shape[2] :] += (summed(last_taps).mT @ of_last).to(of_u.dtype)
+        of_u[:, -last_taps.shape[2] :] += (sum_terms(last_taps).mT @ of_last).to(of_u.dtype)
     reach, back = 1, advance.mT
     before = (
         None if segments is None else torch.nn.functional.pad(segments, (1, 0))[:, :time:CHUNK]
@@ -101,7 +101,7 @@ def _states_backward(
     if chunks > 1:
         with on(of_m):
             kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
-                of_u, summed(taps), of_states, marks, time, channels, chunks, **options, PRECISION=exact(of_u.dtype)
+                of_u, sum_terms(taps), of_states, marks, time, channels, chunks, **options, PRECISION=exact(of_u.dtype)
             )  # fmt: skip
     return of_u, of_states[:, 0].clone()
 

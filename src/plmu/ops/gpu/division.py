@@ -41,14 +41,14 @@ def unit(channels: int, groups: int) -> int:
     return 1 if groups == 1 else math.gcd(channels // groups, 16)
 
 
-def shared_out(chunks: int, programs: int, device: torch.device) -> tuple[int, int]:
+def divide_into_shares(chunks: int, programs: int, device: torch.device) -> tuple[int, int]:
     """The chunks of a share, and the number of shares that fill the GPU when each takes this number of programs."""
     shares = max(1, min(chunks, multiprocessors(device) // programs))
     share = tiles(chunks, shares)
     return share, tiles(chunks, share)
 
 
-def roomy(device: torch.device) -> bool:
+def has_large_memory(device: torch.device) -> bool:
     """Whether a program may have 227 KB of shared memory, as on Hopper and later data-centre GPUs. Others have at least
     99 KB, and smaller tiles."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu.tables import CHUNK, Constants, summed, tiles
+from plmu.ops.gpu.tables import CHUNK, Constants, sum_terms, tiles
 from plmu.ops.matrices import finite
 
 
@@ -70,9 +70,9 @@ def _through_last(
     if not constants.steps:
         passed = _before_chunks(of_last, tiles(time, CHUNK), advance, last_advance)
     if need_u:  # of the last inputs directly, of the others through the states before chunks
-        added = summed(last_taps).mT @ of_last
+        added = sum_terms(last_taps).mT @ of_last
         if passed is not None:
-            added = torch.cat([(summed(taps).mT @ passed[:, 1:]).flatten(1, 2), added], dim=1)
+            added = torch.cat([(sum_terms(taps).mT @ passed[:, 1:]).flatten(1, 2), added], dim=1)
         added = torch.nn.functional.pad(added, (0, 0, time - added.shape[1], 0))
     return added, None if passed is None else passed[:, 0]
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from plmu.ops.gpu import division
 from plmu.ops.gpu.devices import enter
 from plmu.ops.gpu.direct import Launch, Tiled
-from plmu.ops.gpu.division import Sizes, prepared, shared_out
+from plmu.ops.gpu.division import Sizes, divide_into_shares, prepared
 from plmu.ops.gpu.tables import CHUNK, rows_of, tiles
-from plmu.ops.gpu.triton_launch import added_up
+from plmu.ops.gpu.triton_launch import sum_shares
 
 SHARED = 227 * 1024  # most bytes of shared memory of a program
 WIDTH, OUT = 64, 256  # channels and outputs of a tile
@@ -81,7 +81,7 @@ class WeightGradient:
         enter(self._device)
         rows = partial if marked is None else marked  # any tensor; without marks it is not read
         self._launch(u, u if before is None else before, of_o, toeplitz, past, partial, rows)
-        return partial if self._whole else added_up(partial, u.dtype)
+        return partial if self._whole else sum_shares(partial, u.dtype)
 
 
 class InputGradient:
@@ -180,7 +180,7 @@ def weight_gradient(sizes: Sizes) -> WeightGradient:
     channels, out, order, groups = sizes.inputs, sizes.outputs, sizes.order, sizes.groups
     total = sizes.batch * sizes.chunks
     columns, outputs = tiles(order, 2) * _covering(channels, groups, WIDTH), tiles(out, OUT)
-    share, shares = shared_out(total, columns * outputs, sizes.device)
+    share, shares = divide_into_shares(total, columns * outputs, sizes.device)
     tiled = (
         ((sizes.batch, sizes.time, channels), (1, CHUNK, WIDTH)),
         _past(sizes),

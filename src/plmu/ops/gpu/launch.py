@@ -13,18 +13,11 @@ import torch
 from torch import Tensor
 
 from plmu.ops.gpu import hopper_launch, triton_launch
-from plmu.ops.gpu.devices import enter as enter
 from plmu.ops.gpu.devices import is_amd, lacking
 from plmu.ops.gpu.direct import gluon
 from plmu.ops.gpu.division import Sizes
-from plmu.ops.gpu.division import multiprocessors as multiprocessors
-from plmu.ops.gpu.division import prepared as prepared
-from plmu.ops.gpu.division import shared_out as shared_out
-from plmu.ops.gpu.division import unit as unit
-from plmu.ops.gpu.hopper_launch import MOST_RESIDENT as MOST_RESIDENT
-from plmu.ops.gpu.hopper_launch import SHARED as SHARED
 from plmu.ops.gpu.tables import CHUNK, rows_of, tiles
-from plmu.ops.gpu.triton_launch import added_up, precision
+from plmu.ops.gpu.triton_launch import precision, sum_shares
 
 MARGIN = 64  # steps by which the kernels for Hopper may pad a sequence
 
@@ -217,7 +210,7 @@ def weight_gradient(
     launch, shares = triton_launch.weight_gradient(sizes, precision(u.dtype))
     partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
     launch(u, of_o, toeplitz, past, u if before is None else before, u if segments is None else segments, partial)
-    return partial[0] if shares == 1 else added_up(partial, weight.dtype)
+    return partial[0] if shares == 1 else sum_shares(partial, weight.dtype)
 
 
 def through_output(of_o: Tensor, o: Tensor | None, need_bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -229,7 +222,7 @@ def through_output(of_o: Tensor, o: Tensor | None, need_bias: bool) -> tuple[Ten
     launch, shares = triton_launch.through_output(of_o.device, of_o.dtype, *sizes, o is not None, need_bias)
     sums = of_o.new_empty(shares, outputs, dtype=torch.float32) if need_bias else of_o
     launch(of_o, of_o if o is None else o, passed, sums)
-    return passed, added_up(sums, of_o.dtype) if need_bias else None
+    return passed, sum_shares(sums, of_o.dtype) if need_bias else None
 
 
 def no_second(ctx: Any, *gradients: Tensor) -> None:

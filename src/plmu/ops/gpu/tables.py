@@ -227,6 +227,6 @@ def segments_of(resets: Tensor | None) -> Tensor | None:
     return None if resets is None else resets.cumsum(1, dtype=torch.int32)
 
 
-def summed(taps: Tensor) -> Tensor:
+def sum_terms(taps: Tensor) -> Tensor:
     """The sum of all terms in float32: (order, length)."""
     return taps.float().sum(-3)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plmu.ops.gpu import division
 from plmu.ops.gpu.direct import Launch
-from plmu.ops.gpu.division import Sizes, prepared, shared_out, unit
+from plmu.ops.gpu.division import Sizes, divide_into_shares, prepared, unit
 from plmu.ops.gpu.tables import CHANNELS, CHUNK, rows_of, tiles
 
 LARGE_STATE = 64  # rows, which with CHANNELS channels take more than 99 KB of shared memory
@@ -42,12 +42,12 @@ def carry(
 ) -> Launch:
     chunks = tiles(time, CHUNK)
     runs = tiles(chunks, run)
-    width = CHANNELS if rows_of(order) < LARGE_STATE or division.roomy(device) else CHANNELS // 2
+    width = CHANNELS if rows_of(order) < LARGE_STATE or division.has_large_memory(device) else CHANNELS // 2
     constants: dict[str, Any] = {"WIDTH": width, "PARTS": parts, "STARTED": started, "KEEP": keep}
     constants |= {"REVERSED": reversed, "SEGMENTED": segmented, "PRECISION": exact(dtype), "GROUPS": groups}
     constants |= {"UNIT": 1 if reversed else unit(channels, groups), **constants_of(order)}
     grid = (batch * runs, groups * tiles(channels if reversed else channels // groups, width))
-    return Launch(kernels, "carry", grid, (time, channels, chunks, runs, run), constants)
+    return Launch(_kernels, "carry", grid, (time, channels, chunks, runs, run), constants)
 
 
 @prepared
@@ -70,13 +70,13 @@ def finish(
     constants |= {"GROUPS": groups, "UNIT": unit(channels, groups)}
     grid = (batch, groups * tiles(channels // groups, 64))
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
-    return Launch(kernels, "finish", grid, (time, channels, length), constants, **options)
+    return Launch(_kernels, "finish", grid, (time, channels, length), constants, **options)
 
 
 @prepared
 def mark(device: torch.device, batch: int, time: int) -> Launch:
     chunks = tiles(time, CHUNK)
-    return Launch(kernels, "mark", (batch * chunks,), (time, chunks), {"CHUNK": CHUNK})
+    return Launch(_kernels, "mark", (batch * chunks,), (time, chunks), {"CHUNK": CHUNK})
 
 
 @prepared
@@ -87,24 +87,24 @@ def project(sizes: Sizes, precision: str) -> Launch:
     constants["UNIT"] = unit(sizes.outputs if sizes.reversed else sizes.inputs, sizes.groups)
     grid = (sizes.batch * sizes.chunks, across * tiles(sizes.outputs // across, out))
     numbers = (sizes.time, sizes.inputs, sizes.outputs, sizes.chunks)
-    return Launch(kernels, "project", grid, numbers, constants, num_warps=4, num_stages=2)
+    return Launch(_kernels, "project", grid, numbers, constants, num_warps=4, num_stages=2)
 
 
 @prepared
 def weight_gradient(sizes: Sizes, precision: str) -> tuple[Launch, int]:
     """The launch, and the number of shares of the sum over all chunks."""
     channels, out, groups = sizes.inputs, sizes.outputs, sizes.groups
-    width, height, roomy = 64, 64, division.roomy(sizes.device)
+    width, height, large = 64, 64, division.has_large_memory(sizes.device)
     if sizes.dtype != torch.float32:
-        width, height = 128 if roomy else 64, min(256, max(64, 1 << (out - 1).bit_length()))
+        width, height = 128 if large else 64, min(256, max(64, 1 << (out - 1).bit_length()))
     columns, rows_of_tiles = groups * tiles(channels // groups, width), tiles(out, height)
     total = sizes.batch * sizes.chunks
-    share, shares = shared_out(total, sizes.order * columns * rows_of_tiles, sizes.device)
+    share, shares = divide_into_shares(total, sizes.order * columns * rows_of_tiles, sizes.device)
     constants = _constants(sizes, precision) | {"WIDTH": width, "OUT": height, "UNIT": unit(channels, groups)}
     grid = (sizes.order * columns, rows_of_tiles, shares)
     numbers = (sizes.time, channels, out, sizes.chunks, sizes.batch, share)
     return Launch(
-        kernels, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=3 if roomy else 2
+        _kernels, "weight_gradient", grid, numbers, constants, num_warps=8, num_stages=3 if large else 2
     ), shares
 
 
@@ -118,10 +118,10 @@ def through_output(
     share = tiles(tiles(total, at_once), STEPS) * STEPS
     shares = tiles(total, share)
     constants = {"ROWS": STEPS, "WIDTH": OUTPUTS, "RELU": relu, "BIAS": bias}
-    return Launch(kernels, "through_output", (shares, columns), (total, outputs, share), constants), shares
+    return Launch(_kernels, "through_output", (shares, columns), (total, outputs, share), constants), shares
 
 
-def added_up(partial: Tensor, dtype: torch.dtype) -> Tensor:
+def sum_shares(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum over the first axis of partial (shares, ...), in float32, as `dtype`."""
     shares, *shape = partial.shape
     result = partial.new_empty(shape, dtype=dtype)
@@ -133,7 +133,7 @@ def added_up(partial: Tensor, dtype: torch.dtype) -> Tensor:
 def add_up(device: torch.device, dtype: torch.dtype, shares: int, total: int) -> Launch:
     rows, width = MANY_SHARES if shares > FEW else FEW_SHARES
     constants = {"ROWS": rows, "WIDTH": width, "UNIT": math.gcd(total, 8)}
-    return Launch(kernels, "add_up", (tiles(total, width),), (shares, total), constants)
+    return Launch(_kernels, "add_up", (tiles(total, width),), (shares, total), constants)
 
 
 def constants_of(order: int) -> dict[str, int]:
@@ -154,6 +154,10 @@ def exact(dtype: torch.dtype) -> str:
 @functools.cache
 def kernels() -> ModuleType:
     return importlib.import_module("plmu.ops.gpu.triton_chunked")
+
+
+def _kernels() -> ModuleType:
+    return kernels()  # by its name here, so that tests can replace it
 
 
 def _constants(sizes: Sizes, precision: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plmu.core.systems import LinearSystem
-from plmu.ops.gpu import division, launch
+from plmu.ops.gpu import division
 from plmu.ops.gpu.direct import Launch
 from plmu.ops.gpu.float32 import split_hopper
 from plmu.ops.gpu.tables import CHUNK, SCALE, by_order, tiles
@@ -114,7 +114,7 @@ def project(
     return o, ()
 
 
-@launch.prepared
+@division.prepared
 def _divide(
     device: torch.device,
     order: int,
@@ -128,12 +128,12 @@ def _divide(
     blocks: int,
 ) -> Launch:
     constants: dict[str, Any] = {"ORDER": order, "TILE": tile.width, "ACROSS": 64, "AXIS": 0 if reversed else 1}
-    constants |= {"GROUPS": groups, "UNIT": launch.unit(channels, groups), "PARTS": parts}
+    constants |= {"GROUPS": groups, "UNIT": division.unit(channels, groups), "PARTS": parts}
     grid = (tiles(channels if reversed else out, 64), blocks, order)
     return Launch(_kernels, "divide", grid, (out, channels, length), constants)
 
 
-@launch.prepared
+@division.prepared
 def _project(
     batch: int,
     time: int,
@@ -153,7 +153,7 @@ def _project(
     inputs, outputs = (out, channels) if reversed else (channels, out)
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": tile.width, "OUT": tile.out}
     constants |= {"PIECES": tile.pieces, "REVERSED": reversed, "SEGMENTED": segmented}
-    constants |= {"GROUPS": groups, "UNIT": launch.unit(channels, groups), **_precision(device, parts)}
+    constants |= {"GROUPS": groups, "UNIT": division.unit(channels, groups), **_precision(device, parts)}
     grid = (batch * chunks, across * tiles(outputs // across, tile.out * tile.pieces))
     numbers = (time, inputs, outputs, length, chunks)
     return Launch(_kernels, "project", grid, numbers, constants, num_warps=tile.warps, num_stages=tile.stages)
@@ -179,7 +179,7 @@ def weight_gradient(
         sizes_of_u = _sizes(u, before[:, 0])
         return split_hopper.weight_gradient(u, before, segments, of_o, weight, toeplitz, past, sizes_of_u)
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], groups, segments is not None)
-    tile = tile or (WEIGHT_GRADIENT if division.roomy(u.device) else SMALL_WEIGHT_GRADIENT)
+    tile = tile or (WEIGHT_GRADIENT if division.has_large_memory(u.device) else SMALL_WEIGHT_GRADIENT)
     tile = tile.fitted(channels // groups, out)
     run, shares = _weight_gradient(*sizes, toeplitz.shape[-4], tile)
     partial = weight.new_empty(shares, *weight.shape)
@@ -187,7 +187,7 @@ def weight_gradient(
     return partial[0] if shares == 1 else partial.sum(0)
 
 
-@launch.prepared
+@division.prepared
 def _weight_gradient(
     device: torch.device,
     batch: int,
@@ -204,9 +204,9 @@ def _weight_gradient(
     """The launch, and the number of shares of the sum over all chunks."""
     chunks = tiles(time, CHUNK)
     columns, across = groups * tiles(channels // groups, tile.width), tiles(out, tile.out)
-    share, shares = launch.shared_out(batch * chunks, order * columns * across, device)
+    share, shares = division.divide_into_shares(batch * chunks, order * columns * across, device)
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": tile.width, "OUT": tile.out}
-    constants |= {"SEGMENTED": segmented, "GROUPS": groups, "UNIT": launch.unit(channels, groups)}
+    constants |= {"SEGMENTED": segmented, "GROUPS": groups, "UNIT": division.unit(channels, groups)}
     constants |= _precision(device, parts)
     grid, numbers = (order * columns, across, shares), (time, channels, out, chunks, batch, share)
     options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}

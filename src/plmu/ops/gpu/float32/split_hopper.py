@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plmu.ops.gpu import division, launch
+from plmu.ops.gpu import division, hopper_launch, launch
+from plmu.ops.gpu.devices import enter
 from plmu.ops.gpu.direct import Launch, Tiled
 from plmu.ops.gpu.tables import CHUNK, SCALE, tiles
 
@@ -73,7 +74,7 @@ def project(
     largest = (largest * size[:, None]).amax(0) if reversed else (largest * size).amax(1)
     marks = largest if segments is None else launch.marks_of(segments)[reversed]  # not read where there are none
     step = at_once(u, o, weight, wide, most)
-    launch.enter(u.device)
+    enter(u.device)
     for first in range(0, outputs, step):
         count = min(step, outputs - first)
         part = weight[:, :, first : first + count] if reversed else weight[first : first + count]
@@ -106,7 +107,7 @@ def _wide(outputs: int) -> int:
     return OUT if outputs > 64 else 64
 
 
-@launch.prepared
+@division.prepared
 def _divide(device: torch.device, order: int, count: int, inputs: int, reversed: bool, length: int) -> Launch:
     out, channels = (inputs, count) if reversed else (count, inputs)
     constants = {"ORDER": order, "DOWN": 16, "ACROSS": 128, "OF_CHANNELS": reversed}
@@ -114,7 +115,7 @@ def _divide(device: torch.device, order: int, count: int, inputs: int, reversed:
     return Launch(_triton, "divide_by_output", grid, (out, channels, length), constants)
 
 
-@launch.prepared
+@division.prepared
 def _project(
     device: torch.device,
     order: int,
@@ -133,13 +134,13 @@ def _project(
     chunks = tiles(time, CHUNK)
     total = batch * chunks
     work = tiles(total, 2) * tiles(count, wide)
-    resident = order <= launch.MOST_RESIDENT
+    resident = order <= hopper_launch.MOST_RESIDENT
 
     def shared(stages: int) -> int:
         tables = order if resident else stages
         return 4 * (2 * (CHUNK + rows) * WIDTH + stages * wide * WIDTH + tables * CHUNK * (CHUNK + rows)) + 2048
 
-    stages = next(n for n in (budget.stages, 3, 2) if shared(n) <= launch.SHARED)
+    stages = next(n for n in (budget.stages, 3, 2) if shared(n) <= hopper_launch.SHARED)
     channels = count if reversed else inputs
     of_weight: Tiled = ((2, inputs, order * count), (1, WIDTH, wide))
     if not reversed:
@@ -171,14 +172,14 @@ def weight_gradient(
     size, over_size = _powers_of_two(sizes_of_u)
     largest = norm_over_steps(of_o, torch.inf)
     partial = weight.new_empty(shares, *weight.shape)
-    launch.enter(u.device)
+    enter(u.device)
     marks = largest if segments is None else launch.marks_of(segments)[0]
     run(toeplitz, past, u, before, over_size, of_o, largest, marks, partial)
     total: Tensor = partial[0] if shares == 1 else partial.sum(0)
     return total.mul_(size)
 
 
-@launch.prepared
+@division.prepared
 def _weight_gradient(
     device: torch.device,
     batch: int,
@@ -193,13 +194,13 @@ def _weight_gradient(
     """The launch, and the number of shares of the sum over all chunks."""
     chunks, wide = tiles(time, CHUNK), _wide(out)
     columns, outputs = tiles(order, 2) * tiles(channels, WIDTH), tiles(out, wide)
-    share, shares = launch.shared_out(batch * chunks, columns * outputs, device)
+    share, shares = division.divide_into_shares(batch * chunks, columns * outputs, device)
 
     def shared(stages: int) -> int:
         tables = 2 * CHUNK * ((2 if segmented else 1) * CHUNK + rows)
         return 4 * (stages * ((CHUNK + rows) * WIDTH + CHUNK * wide) + tables) + 2048
 
-    stages = next(n for n in (budget.stages, 3, 2) if shared(n) <= launch.SHARED)
+    stages = next(n for n in (budget.stages, 3, 2) if shared(n) <= hopper_launch.SHARED)
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": wide}
     constants |= {"STAGES": stages, "SCALE": SCALE, "SEGMENTED": segmented}
     constants |= {"STAGGERED": budget.staggered, "MULTIPLYING": budget.multiplying, "DIVIDING": budget.dividing}
