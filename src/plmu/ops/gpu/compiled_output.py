@@ -67,8 +67,8 @@ def _output(
     call = prepared(u.shape, weight, Epilogue(x, input_weight, bias, relu), segments, constants)
     u = laid_out(u)
     with on(u):
-        o, kept, carried, _ = call.output(u, weight, first, x, input_weight, bias, aligned_if(segments))
-    return o, u.new_empty(0) if kept is None else kept, advance.new_empty(0) if carried is None else carried
+        o, states, carried, _ = call.output(u, weight, first, x, input_weight, bias, aligned_if(segments))
+    return o, u.new_empty(0) if states is None else states, advance.new_empty(0) if carried is None else carried
 
 
 @torch.library.custom_op("plmu::final_state", mutates_args=())
@@ -133,9 +133,10 @@ def _output_backward(
 def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, time, channels = u.shape
     steps, (out, order, _) = rest[-3], weight.shape
-    kept = (batch, tiles(time, CHUNK), rows_of(order), channels) if not steps and keeps_states(order, time) else (0,)
+    kept = not steps and keeps_states(order, time)
+    states = (batch, tiles(time, CHUNK), rows_of(order), channels) if kept else (0,)
     carried = u.new_empty(*((0,) if steps else (batch, order, channels)), dtype=torch.float32)
-    return u.new_empty(batch, time, out), u.new_empty(kept), carried
+    return u.new_empty(batch, time, out), u.new_empty(states), carried
 
 
 @_final_state.register_fake
@@ -147,15 +148,15 @@ def _(u: Tensor, first: Any, segments: Any, carried: Any, taps: Tensor, *rest: A
 def _(
     of_o: Tensor, u: Tensor, weight: Tensor, first: Any, segments: Any, x: Any, input_weight: Any, *rest: Any
 ) -> tuple[Tensor, ...]:
-    of_x, of_input_weight = ((0,) if one is None else one.shape for one in (x, input_weight))
+    of_x, of_input_weight = ((0,) if tensor is None else tensor.shape for tensor in (x, input_weight))
     shapes = (u.shape, weight.shape, of_x, of_input_weight, weight.shape[:1])
     return tuple(u.new_empty(shape if need else (0,)) for shape, need in zip(shapes, rest[-1], strict=True))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     u, weight, first, segments, x, input_weight, _, powers, *tables, relu, ctx.steps, ctx.run, ctx.groups = inputs
-    o, kept = output[0], output[1] if output[1].numel() and ctx.needs_input_grad[1] else None
-    ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if relu else None, kept, powers, *tables)
+    o, states = output[0], output[1] if output[1].numel() and ctx.needs_input_grad[1] else None
+    ctx.save_for_backward(u, weight, first, segments, x, input_weight, o if relu else None, states, powers, *tables)
     ctx.set_materialize_grads(False)
 
 

@@ -45,7 +45,7 @@ def project(
     """W_m m (batch, time, out) for u (batch, time, channels), and the final state."""
     first = None if state is None else state.contiguous()
     constants = constants_for(u, system, state)
-    if watched() or not all(type(one) in (Tensor, torch.nn.Parameter) for one in (u, weight)):
+    if watched() or not all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in (u, weight)):
         how = (constants.steps, constants.run, constants.groups)
         o, last = _project(
             u.contiguous(),
