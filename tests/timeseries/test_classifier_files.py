@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
         classifier.evaluate(data.series[:2], ["tap", "wave"])
     with pytest.raises(ValueError, match="label None is none of them"):
         classifier.evaluate(folder / "new.csv")
-    with pytest.raises(TypeError, match="no option 'labell'"):
+    with pytest.raises(TypeError, match="read_labelled has no option 'labell'; did you mean 'label'"):
         read_labelled(folder / "gestures.csv", labell="gesture")
     with pytest.raises(ValueError, match="missing must be one of 'linear', 'hold', 'raise'"):
         read_labelled(folder / "gestures.csv", missing="guess")

@@ -125,5 +125,7 @@ class ClassificationReport:
 def score_lines(reports: dict[str, ClassificationReport]) -> list[str]:
     """A table of scores as lines of text: a row for each report, by its name, and a column for each score."""
     count = int(next(iter(reports.values())).confusion.sum())
-    rows = [[name, f"{100 * report.accuracy:.2f} %", f"{100 * report.mean_f1:.2f} %"] for name, report in reports.items()]
+    rows = [
+        [name, f"{100 * report.accuracy:.2f} %", f"{100 * report.mean_f1:.2f} %"] for name, report in reports.items()
+    ]
     return text_table([f"test: {count:,} series", "accuracy", "mean F1"], rows)

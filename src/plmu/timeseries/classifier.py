@@ -15,9 +15,10 @@ from plmu.timeseries import labelled_files, threshold_features
 from plmu.timeseries.base import Estimator
 from plmu.timeseries.classification_report import ClassificationReport
 from plmu.timeseries.frames import Array
-from plmu.timeseries.labelled import LabelledData
+from plmu.timeseries.labelled import LabelledConfig, LabelledData
 from plmu.timeseries.labelled_columns import Format
 from plmu.timeseries.labels import checked_labels, classes_of
+from plmu.timeseries.reader_options import configured
 from plmu.timeseries.ridge_classes import Readout, leave_one_out
 from plmu.timeseries.sequences import is_table, series_of
 
@@ -210,7 +211,7 @@ class SequenceClassifier(Estimator):
         """
         self._check_fitted()
         form: Format | None = vars(self).get("format_")
-        return labelled_files.load(labelled_files.checked_options(path, options), form, self.classes_.tolist())
+        return labelled_files.load(configured(LabelledConfig, path, options, "read"), form, self.classes_.tolist())
 
     def prepare(self, X: Any) -> list[Array]:
         """Series as `model` takes them: (time, channels) each, normalised as `normalize_` says.

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plmu.data.table_files import nested_files
-from plmu.errors import DataError, suggestion
+from plmu.errors import DataError
 from plmu.timeseries.frames import Array
 from plmu.timeseries.labelled import LabelledConfig, LabelledData
 from plmu.timeseries.labelled_columns import IDS, LABELS, TIMES, Format, find_format, like_format, named
 from plmu.timeseries.labels import label_text, labels_from_table
+from plmu.timeseries.reader_options import configured
 from plmu.timeseries.tables import Table, archive, read_arrays, read_table
 
 _MAX_NOTES = 20
@@ -29,7 +30,8 @@ def read_labelled(path: str | Path, **options: Any) -> LabelledData:
 
     Args:
         path: CSV, Parquet, NumPy, .ts or .arff file, or a folder with a sub-folder for each class.
-        options: of the data, by the names that `plmu train classify --help` gives: `label="class"`, `id="case"`.
+        options: `labels`, `label`, `id`, `time`, `values`, `missing`, `bad` and `header`, which `plmu train classify
+            --help` describes as --data.NAME.
 
     Returns:
         The series with a label, their labels and names, and notes on what was found.
@@ -39,23 +41,7 @@ def read_labelled(path: str | Path, **options: Any) -> LabelledData:
         TypeError: there is no such option.
         ValueError: an option has no such value.
     """
-    return load(checked_options(path, options))
-
-
-def checked_options(path: str | Path, options: dict[str, Any]) -> LabelledConfig:
-    """The configuration of these options; TypeError or ValueError for one that does not exist or has a wrong value."""
-    kinds = get_type_hints(LabelledConfig)
-    for name, value in options.items():
-        if name not in kinds:
-            raise TypeError(f"there is no option {name!r} of data{suggestion(name, list(kinds))}")
-        if get_origin(kinds[name]) is Literal and value not in get_args(kinds[name]):
-            allowed = ", ".join(map(repr, get_args(kinds[name])))
-            raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
-    if options.get("labels") is not None:
-        options = {**options, "labels": Path(options["labels"])}
-    if isinstance(options.get("values"), str):
-        options = {**options, "values": (options["values"],)}
-    return LabelledConfig(**{**options, "file": Path(path)})
+    return load(configured(LabelledConfig, path, options, "read_labelled"))
 
 
 def load(config: LabelledConfig, form: Format | None = None, classes: Collection[str] = ()) -> LabelledData:

@@ -6,17 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plmu.data.files import DataConfig
-from plmu.errors import DataError, suggestion
+from plmu.errors import DataError
 from plmu.timeseries.clock import DAY, Clock, Steps, find_clock
 from plmu.timeseries.columns import Columns, find_columns
 from plmu.timeseries.raw import Numbers as Numbers
 from plmu.timeseries.raw import RawSeries, raw_series, read_future, rows_of, with_future
+from plmu.timeseries.reader_options import configured
 from plmu.timeseries.tables import Table, read_tables
 
 _NOTES = 20  # of further files
@@ -136,27 +137,7 @@ def read_series(path: str | Path, **options: Any) -> SeriesData:
         ValueError: an option has a value that it cannot have.
         DataError: there is no file, or something in it is at fault.
     """
-    return load(reading(path, options))
-
-
-def reading(path: str | Path, options: dict[str, Any]) -> SeriesConfig:
-    """The configuration that these options of a reader are."""
-    kinds = {
-        name: kind
-        for name, kind in get_type_hints(SeriesConfig).items()
-        if name not in ("root", "file", "valid", "test")
-    }
-    values = {}
-    for name, value in options.items():
-        if name not in kinds:
-            raise TypeError(f"read_series has no option {name!r}{suggestion(name, list(kinds))}")
-        if get_origin(kinds[name]) is Literal and value not in get_args(kinds[name]):
-            allowed = ", ".join(map(repr, get_args(kinds[name])))
-            raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
-        if get_origin(kinds[name]) is tuple:
-            value = (value,) if isinstance(value, str | float | int) else tuple(value)
-        values[name] = value
-    return SeriesConfig(file=Path(path), **values)
+    return load(configured(SeriesConfig, path, options, "read_series"))
 
 
 def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future: Path | None = None) -> SeriesData:
