@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 import plmu
-from plmu.experiments import EXPERIMENTS, language
+from plmu.cli.catalogue import lookup
+from plmu.experiments import language
 from plmu.experiments.language import ModernModel
 from plmu.runs.folder import write_json
 from plmu.runs.provenance import provenance
@@ -30,7 +31,7 @@ PIECE = 1000  # characters that are timed together
 
 def models() -> dict[str, plmu.Sequential]:
     """The models of text8 as it trains them, and a modern one with a selective readout and a short convolution."""
-    configs: dict[str, Any] = {name: EXPERIMENTS["text8"].defaults(name).model for name in ("plmu", "modern")}
+    configs: dict[str, Any] = {name: lookup("text8").defaults(name).model for name in ("plmu", "modern")}
     configs["modern, selective"] = ModernModel(order=8, thetas=(8.0, 32.0, 128.0, 512.0), heads=8, kernel=4, hidden=736)
     built = {name: language.build(config, LETTERS) for name, config in configs.items()}
     return {name: model for name, model in built.items() if isinstance(model, plmu.Sequential)}

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from plmu.bench.measure import medians
-from plmu.experiments import EXPERIMENTS, language
+from plmu.cli.catalogue import lookup
+from plmu.experiments import language
 from plmu.runs.folder import write_json
 from plmu.runs.provenance import provenance
 from plmu.text.symbols import Characters, Words
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def measured(experiment: str, model: str, device: str, batch: int | None) -> dict[str, Any]:
-    config = EXPERIMENTS[experiment].defaults(model)
+    config = lookup(experiment).defaults(model)
     size = getattr(config.model, "vocabulary", 25) + 2
     training = dataclasses.replace(config.training, batch_size=batch or config.training.batch_size, epochs=1)
     tokens = training.batch_size * config.model.length

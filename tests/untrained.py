@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from plmu.bench.training_time import random_task
-from plmu.cli.catalogue import lookup
+from plmu.cli.catalogue import PAPER, lookup
 from plmu.experiments import imdb_pretrained, language
 from plmu.experiments.imdb_pretrained import ClassifierModel, PretrainedModel
 from plmu.experiments.language import LanguageTask
@@ -23,6 +23,7 @@ from plmu.text.vocabularies import Words as WordsOnly
 from plmu.text.words import FIRST
 from plmu.training.task import Task
 
+EXPERIMENTS = {name: lookup(name) for name in PAPER}
 WORDS = tuple("w" * k for k in range(1, 51))
 VOCABULARY = tuple(f"w{k}" for k in range(30_000))
 LETTERS = " abcdefghijklmnopqrstuvwxyz"

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import documents, tables
 from benchmarks.documents import HEADLINES, PAGES, filled, headlines_table, marks, results_table, write_tables
 from plmu.cli.report import load
-from plmu.experiments import EXPERIMENTS
+from untrained import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -11,7 +11,7 @@ from torch import nn
 import plmu
 from plmu.bench import training_time
 from plmu.bench.training_time import MODELS
-from plmu.experiments import EXPERIMENTS
+from untrained import EXPERIMENTS
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 

@@ -12,7 +12,8 @@ from torch import nn
 from untrained import built
 
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS, psmnist
+from untrained import EXPERIMENTS
+from plmu.experiments import psmnist
 from plmu.runs import folder as folder_files
 from plmu.runs.experiment import Config
 from plmu.runs.fields import RANGES

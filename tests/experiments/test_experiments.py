@@ -15,7 +15,7 @@ import plmu
 from plmu.cli.catalogue import CATALOGUE, lookup
 from plmu.cli.program import main
 from plmu.cli.report import load
-from plmu.experiments import EXPERIMENTS
+from untrained import EXPERIMENTS
 from plmu.experiments import psmnist as psmnist_module
 from plmu.experiments.mackey_glass import ACTIVATION_MODULES
 from plmu.nn import ACTIVATIONS

@@ -16,7 +16,8 @@ from untrained import built
 import plmu
 from plmu.cli.program import main
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS, language, pretrained
+from untrained import EXPERIMENTS
+from plmu.experiments import language, pretrained
 from plmu.experiments.imdb_pretrained import PretrainedModel, ScratchModel, adversarial_loss, begin_reviews, groups
 from plmu.experiments.reviews import WordModel
 from plmu.experiments.text_classification import RANDOM, classification_loss, logits

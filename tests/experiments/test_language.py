@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from untrained import built
 
 import plmu
-from plmu.experiments import EXPERIMENTS, language
+from untrained import EXPERIMENTS
+from plmu.experiments import language
 from plmu.experiments.language import (
     LSTMLanguageModel,
     LSTMModel,

@@ -9,7 +9,8 @@ from untrained import built
 
 import plmu
 from plmu.bench.training_time import random_task
-from plmu.experiments import EXPERIMENTS, language
+from untrained import EXPERIMENTS
+from plmu.experiments import language
 from plmu.experiments.baselines import lstm
 from plmu.experiments.text_classification import TextExperiment
 from plmu.runs.experiment import Config

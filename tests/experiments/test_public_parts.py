@@ -9,7 +9,7 @@ from torch import nn
 from untrained import built
 
 import plmu
-from plmu.experiments import EXPERIMENTS
+from untrained import EXPERIMENTS
 from plmu.experiments.text_classification import classifier
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from plmu.cli.program import main
-from plmu.experiments import EXPERIMENTS, psmnist
+from untrained import EXPERIMENTS
+from plmu.experiments import psmnist
 from plmu.training.step import TrainingStep
 
 FOLDER = Path("runs/mackey-glass-plmu-seed0")

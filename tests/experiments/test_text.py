@@ -17,7 +17,7 @@ import plmu
 from plmu.cli.program import main
 from plmu.data.files import DataConfig
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS
+from untrained import EXPERIMENTS
 from plmu.experiments.text_classification import DeepModel, LSTMModel, PlmuModel, classifier, logits
 from plmu.runs.deployed import load
 from plmu.text.words import FIRST

@@ -10,7 +10,7 @@ from torch import nn
 
 import plmu
 from plmu.cli.stream_lines import LineStream, Options
-from plmu.experiments import EXPERIMENTS
+from untrained import EXPERIMENTS
 from plmu.experiments.text_classification import TextExperiment, logits
 from plmu.nn.memory import Memory
 from plmu.runs.deployed import load

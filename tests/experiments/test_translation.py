@@ -13,7 +13,7 @@ from untrained import built
 
 from plmu.cli.catalogue import lookup
 from plmu.cli.program import main
-from plmu.experiments import EXPERIMENTS
+from untrained import EXPERIMENTS
 from plmu.experiments.translation import task as translation
 from plmu.experiments.translation import translator
 from plmu.experiments.translation.bleu import bleu

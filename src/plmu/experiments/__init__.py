@@ -11,26 +11,6 @@
 | 3.2, gated form | `addition` | add two marked numbers of a long sequence |
 
 `baselines` has the LSTM that most of them are compared with, and `pretrained` reads a run that another one starts from.
-An experiment subclasses `plmu.runs.experiment.Experiment`; docs/adding-an-experiment.md shows how.
+An experiment subclasses `plmu.runs.experiment.Experiment`; docs/adding-an-experiment.md shows how. `plmu train` finds it in
+the list of `plmu.cli.catalogue`.
 """
-
-from plmu.experiments.addition import Addition
-from plmu.experiments.imdb import IMDB
-from plmu.experiments.iwslt import IWSLT
-from plmu.experiments.mackey_glass import MackeyGlass
-from plmu.experiments.psmnist import PermutedMNIST
-from plmu.experiments.qqp import QQP
-from plmu.experiments.reviews import Reviews
-from plmu.experiments.snli import SNLI
-from plmu.experiments.text8 import Text8
-from plmu.runs.experiment import Config, Experiment
-
-EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        *(MackeyGlass(), PermutedMNIST(), Addition()),
-        *(IMDB(), QQP(), SNLI(), Text8(), Reviews(), IWSLT()),
-    )
-}
-
-__all__ = ["EXPERIMENTS", "Config", "Experiment"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 import plmu
-from plmu.nn.lstm import open_forget_gates
+from plmu.nn import open_forget_gates
 
 
 def lstm(inputs: int, hidden: int, layers: int = 1, forget_bias: float = 1.0) -> nn.LSTM:

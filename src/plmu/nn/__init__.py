@@ -21,6 +21,7 @@ from plmu.nn.encoder_decoder import EncoderDecoder as EncoderDecoder
 from plmu.nn.forecast import LookbackForecast as LookbackForecast
 from plmu.nn.highway import Highway as Highway
 from plmu.nn.lstm import LSTM as LSTM
+from plmu.nn.lstm import open_forget_gates as open_forget_gates
 from plmu.nn.original import LMU as LMU
 from plmu.nn.original import LMUCell as LMUCell
 from plmu.nn.parallel import ParallelLMU as ParallelLMU

@@ -110,7 +110,20 @@ class LSTM(Steppable):
 
 
 def open_forget_gates(layer: nn.LSTM, bias: float = 1.0) -> nn.LSTM:
-    """Set the biases of the forget gates of torch's LSTM, and return it."""
+    """Start the forget gates of torch's LSTM open: otherwise it learns little over long sequences.
+
+    Args:
+        layer: is changed in place.
+        bias: what the two biases of a forget gate add up to.
+
+    Returns:
+        The layer.
+
+    Example:
+        >>> layer = open_forget_gates(nn.LSTM(3, 2))
+        >>> layer.bias_ih_l0[2:4].tolist()
+        [0.5, 0.5]
+    """
     with torch.no_grad():
         for name, value in layer.named_parameters():
             if name.startswith("bias"):  # of the input, forget, cell and output gates, and twice

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from plmu.data.reading import lines, lines_of
 from plmu.errors import RunError
-from plmu.experiments import EXPERIMENTS
+from plmu.experiments.iwslt import IWSLT
 from plmu.experiments.translation import models
 from plmu.experiments.translation.decoding import Translation, translate
 from plmu.experiments.translation.models import TranslationModel
 from plmu.runs.configuration import read_config
+from plmu.runs.experiment import Experiment
 from plmu.text import vocabularies
 from plmu.text.moses import detokenise, tokenise, unescaped
 from plmu.text.vocabularies import PADDING, UNKNOWN, Vocabulary
@@ -66,10 +67,12 @@ class Translator:
     """The best model of a run, with its vocabularies."""
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
-        experiment, config = read_config(folder, EXPERIMENTS.__getitem__)
-        if not isinstance(config.model, TranslationModel):
-            raise RunError(f"{folder} is a run of {experiment.name}, which does not translate: give one of iwslt")
-        self.config: TranslationModel = config.model
+        def lookup(name: str) -> Experiment:
+            if name != IWSLT.name:
+                raise RunError(f"{folder} is a run of {name}, which does not translate: give one of {IWSLT.name}")
+            return IWSLT()
+
+        self.config: TranslationModel = read_config(folder, lookup)[1].model
         self.source, self.target = vocabularies.read(folder)
         best = Checkpoints(folder / "checkpoints").best()
         if best is None:
