@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from untrained import EXPERIMENTS
 
 from benchmarks import documents, tables
 from benchmarks.documents import HEADLINES, PAGES, filled, headlines_table, marks, results_table, write_tables
 from plmu.cli.report import load
-from untrained import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from untrained import EXPERIMENTS
 
 import plmu
 from plmu.bench import training_time
 from plmu.bench.training_time import MODELS
-from untrained import EXPERIMENTS
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
 

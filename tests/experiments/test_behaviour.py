@@ -9,10 +9,9 @@ import pytest
 import torch
 from program import raising
 from torch import nn
-from untrained import built
+from untrained import EXPERIMENTS, built
 
 from plmu.errors import RunError
-from untrained import EXPERIMENTS
 from plmu.experiments import psmnist
 from plmu.runs import folder as folder_files
 from plmu.runs.experiment import Config

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from program import raising, refused, short_task
+from untrained import EXPERIMENTS
 
 import plmu
 from plmu.cli.catalogue import CATALOGUE, lookup
 from plmu.cli.program import main
 from plmu.cli.report import load
-from untrained import EXPERIMENTS
 from plmu.experiments import psmnist as psmnist_module
 from plmu.experiments.mackey_glass import ACTIVATION_MODULES
 from plmu.nn import ACTIVATIONS

@@ -11,12 +11,11 @@ import torch
 from program import refused
 from test_text import data  # noqa: F401  # a fixture
 from torch import nn
-from untrained import built
+from untrained import EXPERIMENTS, built
 
 import plmu
 from plmu.cli.program import main
 from plmu.errors import RunError
-from untrained import EXPERIMENTS
 from plmu.experiments import language, pretrained
 from plmu.experiments.imdb_pretrained import PretrainedModel, ScratchModel, adversarial_loss, begin_reviews, groups
 from plmu.experiments.reviews import WordModel

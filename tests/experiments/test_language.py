@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from untrained import built
+from untrained import EXPERIMENTS, built
 
 import plmu
-from untrained import EXPERIMENTS
 from plmu.experiments import language
 from plmu.experiments.language import (
     LSTMLanguageModel,

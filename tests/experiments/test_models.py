@@ -5,11 +5,10 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
-from untrained import built
+from untrained import EXPERIMENTS, built
 
 import plmu
 from plmu.bench.training_time import random_task
-from untrained import EXPERIMENTS
 from plmu.experiments import language
 from plmu.experiments.baselines import lstm
 from plmu.experiments.text_classification import TextExperiment

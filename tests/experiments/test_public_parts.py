@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 from test_models import _tiny_task
 from torch import nn
-from untrained import built
+from untrained import EXPERIMENTS, built
 
 import plmu
-from untrained import EXPERIMENTS
 from plmu.experiments.text_classification import classifier
 
 ROOT = Path(__file__).parents[2]

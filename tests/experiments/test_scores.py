@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from untrained import EXPERIMENTS
 
 from plmu.cli.program import main
-from untrained import EXPERIMENTS
 from plmu.experiments import psmnist
 from plmu.training.step import TrainingStep
 

@@ -12,12 +12,12 @@ import torch
 from program import refused
 from texts import imdb_archive, keras_file, qqp_official, qqp_partition, snli_folder, vector_file
 from torch import nn
+from untrained import EXPERIMENTS
 
 import plmu
 from plmu.cli.program import main
 from plmu.data.files import DataConfig
 from plmu.errors import RunError
-from untrained import EXPERIMENTS
 from plmu.experiments.text_classification import DeepModel, LSTMModel, PlmuModel, classifier, logits
 from plmu.runs.deployed import load
 from plmu.text.words import FIRST

@@ -7,10 +7,10 @@ import pytest
 import torch
 from closeness import within
 from torch import nn
+from untrained import EXPERIMENTS
 
 import plmu
 from plmu.cli.stream_lines import LineStream, Options
-from untrained import EXPERIMENTS
 from plmu.experiments.text_classification import TextExperiment, logits
 from plmu.nn.memory import Memory
 from plmu.runs.deployed import load

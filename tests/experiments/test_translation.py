@@ -9,11 +9,10 @@ import pytest
 import torch
 from program import refused
 from texts import GLOSSARY, iwslt_folder, pairs
-from untrained import built
+from untrained import EXPERIMENTS, built
 
 from plmu.cli.catalogue import lookup
 from plmu.cli.program import main
-from untrained import EXPERIMENTS
 from plmu.experiments.translation import task as translation
 from plmu.experiments.translation import translator
 from plmu.experiments.translation.bleu import bleu

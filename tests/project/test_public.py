@@ -94,6 +94,7 @@ PLMU_NN = [
     "detached",
     "fold",
     "last_valid",
+    "open_forget_gates",
     "reverse",
     "standardize",
 ]
