@@ -70,7 +70,7 @@ HOSTILE = {
     "a wide block": (leaf("MemoryBlock", width=1 << 20), "missing"),
     "a long kernel": (leaf("CausalConvolution", channels=1 << 20, kernel_size=1 << 40), "missing weight"),
     "a large window": (leaf("CausalAttention", width=4, heads=1, window=1 << 60, bias=False), "missing inputs.weight"),
-    "no heads": (leaf("CausalAttention", width=4, heads=0, window=9, bias=False), "heads must be a whole number"),
+    "no heads": (leaf("CausalAttention", width=4, heads=0, window=9, bias=False), "heads must be an integer"),
     "heads of a kind": (leaf("MemoryBlock", width=4, heads=[2]), r"heads=\[2\].* integer or null"),
     "an activation of a kind": (leaf("Highway", features=2, activation=[1]), "activation=.* must be a name"),
     "an unknown activation": (leaf("Highway", features=2, activation="exec"), "activation must be None"),

@@ -302,9 +302,9 @@ def test_a_stream_goes_on_in_a_model_without_the_dropout_of_training(path: Path)
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "width": (lambda: LMUBlock(0, 2, 3.0), "width must be a whole number of at least 1, got 0"),
-    "highways": (lambda: LMUBlock(4, 2, 3.0, highways=-1), "highways must be a whole number"),
-    "highways is false": (lambda: LMUBlock(4, 2, 3.0, highways=False), "highways must be a whole number"),
+    "width": (lambda: LMUBlock(0, 2, 3.0), "width must be an integer of at least 1, got 0"),
+    "highways": (lambda: LMUBlock(4, 2, 3.0, highways=-1), "highways must be an integer"),
+    "highways is false": (lambda: LMUBlock(4, 2, 3.0, highways=False), "highways must be an integer"),
     "activation": (lambda: Highway(4, "rely"), "activation must be None, a callable or one of"),
     "dropout": (lambda: MemoryBlock(4, dropout=1.0), "dropout must be a number of at least 0 and below 1"),
     "windows": (lambda: MemoryBlock(6), "theta has 4 values, which do not divide the number of memory channels, 6"),

@@ -89,7 +89,7 @@ def test_hypotheses_of_a_source_share_what_was_read_of_it():
     expected, state = model.step(tokens.flatten(), None, repeated)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(again, model.step(tokens.flatten(), state, repeated)[0])
-    with pytest.raises(ValueError, match="so many for each of the 3 sources, got 4 in all"):
+    with pytest.raises(ValueError, match="a multiple of the 3 sources, got 4"):
         model.step(tokens.flatten()[:4], None, model.encode(source, lengths))
 
 
@@ -194,8 +194,8 @@ def test_parts_that_do_not_fit_are_named(change, message):
     ("width", "heads", "source", "message"),
     [
         (6, 4, None, "width must be a multiple of heads, got width=6 and heads=4"),
-        (0, 1, None, "width must be a whole number of at least 1, got 0"),
-        (4, 2, 0, "source_width must be a whole number of at least 1, got 0"),
+        (0, 1, None, "width must be an integer of at least 1, got 0"),
+        (4, 2, 0, "source_width must be an integer of at least 1, got 0"),
     ],
 )
 def test_sizes_of_cross_attention(width, heads, source, message):

@@ -46,7 +46,7 @@ def test_float32_agrees_with_float64(positions: int) -> None:
 
 @pytest.mark.parametrize("positions", [-1, 9, 1.5])
 def test_a_wrong_degree_is_named(positions: object) -> None:
-    with pytest.raises(ValueError, match=f"positions must be a whole number from 0 to 8, got {positions}"):
+    with pytest.raises(ValueError, match=f"positions must be an integer from 0 to 8, got {positions}"):
         ThresholdShares(3, 4, positions=positions)  # type: ignore[arg-type]
 
 

@@ -184,7 +184,7 @@ def test_options_of_a_table_are_honoured(table):
 def test_a_table_of_another_width_is_refused():
     layer, _ = _pair()
     layer.embedding = nn.Embedding(30, 8)
-    with pytest.raises(ValueError, match="embedding must have 6 numbers for a token, got 8"):
+    with pytest.raises(ValueError, match="embedding must have 6 columns, got 8"):
         layer(torch.zeros(2, 3, dtype=torch.int64))
 
 

@@ -24,7 +24,7 @@ State = tuple[Tensor, Tensor, Tensor]
 
 @savable(modules=2)
 class CausalAttention(Steppable):
-    """Self-attention in which each step sees itself and the window − 1 steps before it, and nothing that comes.
+    """Self-attention of each step to itself and the window − 1 steps before it.
 
     Positions enter by rotating queries and keys (rotary embedding), so only distances count. The cost of a step and
     the size of the state do not grow with the sequence. A whole sequence takes time · window products, in blocks of
@@ -35,8 +35,8 @@ class CausalAttention(Steppable):
 
     Args:
         width: features of the input and the output.
-        heads: how many attend, each with width / heads features, an even number.
-        window: how many steps each step sees, itself included; at least 2.
+        heads: number of attention heads, each of width / heads features, an even number.
+        window: number of steps that each step sees, itself included; at least 2.
         bias: whether the projections have biases.
         device, dtype: of the parameters, as in `torch.nn`.
 
@@ -72,23 +72,23 @@ class CausalAttention(Steppable):
     ) -> tuple[Tensor, Any]:
         check_features(x, 3, self.width, self.inputs.weight)
         batch, time, _ = x.shape
-        known = checked_lengths(lengths, batch, time, x.device)
+        lengths = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         cached, size = self._cached(x, state), self.window - 1
-        query, *new = self.inputs(keep_valid(x, known)).chunk(3, dim=-1)
-        key, value = (torch.cat([old.to(one.dtype), one], dim=1) for old, one in zip(cached[:2], new, strict=True))
+        query, *new = self.inputs(keep_valid(x, lengths)).chunk(3, dim=-1)
+        key, value = (torch.cat([old.to(now.dtype), now], dim=1) for old, now in zip(cached[:2], new, strict=True))
         numbers = documents(torch.where(cached[2] > 0, 0, -1), resets, time)  # -1: no document of a new step
         if state is None and not is_open(time) and time <= size:  # all is in one window, and nothing in the cache
             mixed = self._mixed(query, new[0], new[1], numbers[:, size:], plain=resets is None)
         else:
             mixed = self._mixed(query, key, value, numbers)
         out = self.output(mixed)
-        seen = since_reset(numbers, size, known)
-        if known is not None:  # an empty sequence leaves its state as it was
-            seen = torch.where((known > 0)[:, None], seen, cached[2] > 0)
-        kept = [torch.where(seen[:, :, None], ends(one, size, known), 0.0) for one in (key, value)]
+        present = since_reset(numbers, size, lengths)
+        if lengths is not None:  # an empty sequence leaves its state as it was
+            present = torch.where((lengths > 0)[:, None], present, cached[2] > 0)
+        last = [torch.where(present[:, :, None], ends(rows, size, lengths), 0.0) for rows in (key, value)]
         wide = wide_dtype(x.dtype)
-        return keep_valid(out, known), (kept[0].to(wide), kept[1].to(wide), seen.to(wide))
+        return keep_valid(out, lengths), (last[0].to(wide), last[1].to(wide), present.to(wide))
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_features(x, 2, self.width, self.inputs.weight)
@@ -113,15 +113,15 @@ class CausalAttention(Steppable):
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         size = self.window - 1
         shapes = ((batch, size, self.width), (batch, size, self.width), (batch, size))
-        key, value, seen = (torch.zeros(shape, dtype=wide_dtype(dtype), device=device) for shape in shapes)
-        return key, value, seen
+        key, value, present = (torch.zeros(shape, dtype=wide_dtype(dtype), device=device) for shape in shapes)
+        return key, value, present
 
     def _cached(self, x: Tensor, state: Any) -> State:
         if state is None:
             return self.initial_state(x.shape[0], x.dtype, x.device)
         if not isinstance(state, tuple) or len(state) != 3:
             kind = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
-            raise TypeError(f"state must be a tuple of keys, values and which of them there are; got {kind}")
+            raise TypeError(f"state must be a tuple of keys, values and a mask of the steps there are; got {kind}")
         shape = (x.shape[0], self.window - 1)
         for name, part, features in zip(("keys", "values", "steps"), state, ((self.width,),) * 2 + ((),), strict=True):
             check_state(part, (*shape, *features), wide_dtype(x.dtype), x.device, f"{name} of state")
@@ -134,23 +134,24 @@ class CausalAttention(Steppable):
         before, size = key.shape[1] - time, self.window - 1
         block = time if is_open(time) else min(time, size)
         blocks = 1 if is_open(time) else -(-time // block)
-        more = blocks * block - time  # in the last block, at its end
-        query, key, value = (pad(one, (0, 0, 0, more)) for one in (query, key, value))
+        padding = blocks * block - time  # in the last block, at its end
+        query, key, value = (pad(rows, (0, 0, 0, padding)) for rows in (query, key, value))
         bad = None
         if suspect(key, value):  # zero times NaN is NaN: what is not seen must not have any
             bad = ~(torch.isfinite(key) & torch.isfinite(value)).all(2, keepdim=True)
-            key, value = (torch.where(bad, 0.0, one) for one in (key, value))
-        queries, keys, values = (_windows(one, blocks, block) for one in (query, key, value))
-        split = [one.unflatten(2, (self.heads, -1)).transpose(1, 2) for one in (queries, keys, values)]
+            key, value = (torch.where(bad, 0.0, rows) for rows in (key, value))
+        queries, keys, values = (_windows(rows, blocks, block) for rows in (query, key, value))
+        split = [rows.unflatten(2, (self.heads, -1)).transpose(1, 2) for rows in (queries, keys, values)]
         turned = rotated(split[0], before), rotated(split[1], 0)
         if plain and bad is None:
             out = scaled_dot_product_attention(*turned, split[2], is_causal=True)
         else:
-            numbers = pad(numbers, (0, more), value=-2)[:, :, None]
-            own, others = _windows(numbers[:, before:], blocks, block), _windows(numbers, blocks, block)
+            numbers = pad(numbers, (0, padding), value=-2)[:, :, None]
+            document, documents_before = (_windows(part, blocks, block) for part in (numbers[:, before:], numbers))
             ago = torch.arange(before, before + block, device=query.device)[:, None]
             ago = ago - torch.arange(before + block, device=query.device)
-            visible = (own == others.mT) & (ago >= 0) & (ago <= size)  # (batch · blocks, queries, keys)
+            # (batch · blocks, queries, keys)
+            visible = (document == documents_before.mT) & (ago >= 0) & (ago <= size)
             out = scaled_dot_product_attention(*turned, split[2], attn_mask=visible[:, None])
             if bad is not None:
                 spoilt = (visible & _windows(bad, blocks, block).mT).any(2)

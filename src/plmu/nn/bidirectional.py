@@ -39,9 +39,9 @@ class Bidirectional(Steppable):
 
     def __init__(self, layer: Steppable, backward_layer: Steppable | None = None, merge: str = "concat") -> None:
         super().__init__()
-        for name, given in (("layer", layer), ("backward_layer", backward_layer)):
-            if not isinstance(given, Steppable) and (given is not None or name == "layer"):
-                raise TypeError(f"{name} must be a steppable module, such as plmu.ParallelLMU; got {_kind(given)}")
+        for name, value in (("layer", layer), ("backward_layer", backward_layer)):
+            if not isinstance(value, Steppable) and (value is not None or name == "layer"):
+                raise TypeError(f"{name} must be a steppable module, such as plmu.ParallelLMU; got {_kind(value)}")
         if merge not in MERGES:
             raise ValueError(f"merge must be one of {', '.join(MERGES)}, got {merge!r}")
         self.forward_layer = layer
@@ -49,7 +49,7 @@ class Bidirectional(Steppable):
         if self.forward_layer.returns_sequences != self.backward_layer.returns_sequences:
             raise ValueError("layer and backward_layer must have the same return_sequences")
         self.merge = merge
-        sizes = [getattr(one, "output_size", None) for one in (self.forward_layer, self.backward_layer)]
+        sizes = [getattr(side, "output_size", None) for side in (self.forward_layer, self.backward_layer)]
         if isinstance(sizes[0], int) and isinstance(sizes[1], int):
             self.output_size = sizes[0] + sizes[1] if merge == "concat" else sizes[0]
         self.returns_sequences = layer.returns_sequences
@@ -76,12 +76,12 @@ class Bidirectional(Steppable):
         check_padded(x, "x")
         if x.dim() < 2:
             raise ValueError(f"x must have shape (batch, time, features), got {tuple(x.shape)}")
-        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
-        ahead, end = self.forward_layer(x, None, known, resets=resets)
-        back, start = self.backward_layer(reverse(x, known), None, known, resets=_from_behind(resets, known))
+        ahead, end = self.forward_layer(x, None, lengths, resets=resets)
+        back, start = self.backward_layer(reverse(x, lengths), None, lengths, resets=_from_behind(resets, lengths))
         if self.returns_sequences:
-            back = reverse(back, known)
+            back = reverse(back, lengths)
         if self.merge == "concat":
             return torch.cat([ahead, back], dim=-1), (end, start)
         if ahead.shape != back.shape:
@@ -102,7 +102,7 @@ class Bidirectional(Steppable):
         """Not supported: there is no state to begin with.
 
         Args:
-            batch: how many sequences.
+            batch: number of sequences.
             dtype: the precision of the input; states are float32 or wider.
             device: where the state is.
         """
@@ -138,13 +138,13 @@ def _renewed(layer: Steppable) -> Steppable:
     """A copy with weights initialised anew."""
     if any(is_parametrized(module) for module in layer.modules()):
         raise ValueError("layer has parametrized weights, which cannot be initialised anew: give backward_layer")
-    other = copy.deepcopy(layer)
-    _initialise(other, "layer")
+    renewed = copy.deepcopy(layer)
+    _initialise(renewed, "layer")
     with torch.no_grad():
-        for mine, given in zip(other.parameters(), layer.parameters(), strict=True):
-            if not given.requires_grad:  # such as pretrained vectors
-                mine.copy_(given)
-    return other
+        for parameter, original in zip(renewed.parameters(), layer.parameters(), strict=True):
+            if not original.requires_grad:  # such as pretrained vectors
+                parameter.copy_(original)
+    return renewed
 
 
 def _initialise(module: nn.Module, where: str) -> None:
@@ -162,5 +162,5 @@ def _initialise(module: nn.Module, where: str) -> None:
         _initialise(inner, f"{where}.{name}")
 
 
-def _kind(given: object) -> str:
-    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

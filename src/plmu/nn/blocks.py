@@ -15,7 +15,7 @@ from plmu.nn.parallel import ParallelLMU
 from plmu.nn.savable import savable
 from plmu.nn.selective import SelectiveLMU
 from plmu.nn.sequential import Residual, Sequential
-from plmu.nn.steppable import Activation, factory, positive, share
+from plmu.nn.steppable import Activation, factory, positive, probability
 
 EPS = 1e-6  # of norms; torch's default for bfloat16 is 0.008
 
@@ -31,12 +31,12 @@ class LMUBlock(Residual):
 
     Args:
         width: features of the input and the output; each has a memory of its own.
-        order: how many Legendre coefficients each memory keeps.
+        order: number of Legendre coefficients each memory keeps.
         theta: the window in steps; several numbers give equal groups of channels one window each.
-        highways: how many highway layers follow the dense one; 0 for none.
+        highways: number of highway layers after the dense one; 0 for none.
         activation: f, and that of the highway layers, by name, as a callable, or None.
         norm: whether an `nn.LayerNorm` comes first. The paper does not speak of one; it makes training steadier.
-        dropout: share of the numbers of h dropped in training.
+        dropout: dropout probability of h in training.
         standardize: as in `ParallelLMU`.
         algorithm: "auto", or one by name; see `plmu.plan`.
         device, dtype: of the parameters, as in `torch.nn`.
@@ -77,7 +77,7 @@ class LMUBlock(Residual):
         )
         modules: list[nn.Module] = [nn.LayerNorm(width, **place)] if norm else []
         modules += [memory, *(Highway(width, activation, **place) for _ in range(highways))]
-        modules.append(nn.Dropout(share(dropout, "dropout")))
+        modules.append(nn.Dropout(probability(dropout, "dropout")))
         super().__init__(Sequential(*modules))
         self.width, self.order, self.theta = width, plain_order(order), plain_theta(theta)
         self.highways, self.activation, self.norm = highways, activation, norm
@@ -100,13 +100,13 @@ class MemoryBlock(Sequential):
 
     Args:
         width: features of the input and the output; each has a memory of its own.
-        order: how many Legendre coefficients each memory keeps.
+        order: number of Legendre coefficients each memory keeps.
         theta: the windows in steps: equal groups of channels have one each.
         hidden: features inside the feed-forward layer; by default twice the width.
         kernel_size: of the short causal convolution before memory and gate; None for none.
-        heads: read the memory by weights that depend on the input, of so many heads, as `SelectiveLMU` does; its m is
-            stored in training. None reads it by W_m.
-        dropout: share of the numbers dropped in training, at the end of both parts.
+        heads: number of heads that read the memory by weights of the input, as in `SelectiveLMU`, which stores m in
+            training. None reads it by W_m.
+        dropout: dropout probability in training, at the end of both parts.
         standardize: as in `ParallelLMU`; not with `heads`, which have a norm.
         algorithm: "auto", or one by name; see `plmu.plan`. On a GPU the fused kernels take multiples of 8 channels for
             each window, so that a width of 192 suits four windows, and 208 does not.
@@ -161,7 +161,7 @@ class MemoryBlock(Sequential):
         def gate(outputs: int) -> nn.Module:
             return nn.Sequential(dense(width, outputs), nn.SiLU())
 
-        p = share(dropout, "dropout")
+        p = probability(dropout, "dropout")
         mixing: list[nn.Module] = [nn.RMSNorm(width, eps=EPS, **place)]
         if kernel_size is not None:
             mixing.append(CausalConvolution(width, kernel_size, **place))

@@ -57,10 +57,10 @@ class Gated(Steppable):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        x, known, resets = checked_input(self, x, lengths, resets)
-        out, state = run(self.module, x, state, known, resets)
-        gate, _ = run(self.gate, x, None, known, resets)
-        return keep_valid(_product(gate, out), known), state
+        x, lengths, resets = checked_input(self, x, lengths, resets)
+        out, state = run(self.module, x, state, lengths, resets)
+        gate, _ = run(self.gate, x, None, lengths, resets)
+        return keep_valid(_product(gate, out), lengths), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_step(self, x)
@@ -119,13 +119,13 @@ class WeightedStack(Steppable):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        x, known, resets = checked_input(self, x, lengths, resets)
+        x, lengths, resets = checked_input(self, x, lengths, resets)
         outputs, states = [], []
         for module, before in zip(self.layers, checked_states(state, len(self.layers)), strict=True):
-            x, after = run(module, x, before, known, resets)
+            x, after = run(module, x, before, lengths, resets)
             outputs.append(x)
             states.append(after)
-        return keep_valid(self.mix(outputs), known), tuple(states)
+        return keep_valid(self.mix(outputs), lengths), tuple(states)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_step(self, x)
@@ -173,14 +173,14 @@ class _Mix(nn.Module):
         return read(self.scale) * torch.softmax(read(self.weights), dim=0)
 
     def forward(self, outputs: list[Tensor]) -> Tensor:
-        sizes = [one.shape[-1] for one in outputs]
+        sizes = [output.shape[-1] for output in outputs]
         if len(set(sizes)) > 1:
             raise ValueError(f"WeightedStack sums the outputs of its modules, which have {sizes} features: they must"
                              " be equal")  # fmt: skip
         shares = self.shares().to(outputs[-1].dtype)
         total = shares[0] * outputs[0]
-        for share, one in zip(shares[1:], outputs[1:], strict=True):
-            total = total + share * one
+        for share, output in zip(shares[1:], outputs[1:], strict=True):
+            total = total + share * output
         return total
 
 

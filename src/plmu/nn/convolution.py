@@ -23,7 +23,7 @@ class CausalConvolution(Steppable):
 
     Args:
         channels: features of the input and the output.
-        kernel_size: how many steps each output sees, its own included; at least 2.
+        kernel_size: number of steps that each output depends on, its own included; at least 2.
         device, dtype: of the parameters, as in `torch.nn`.
 
     Shape:
@@ -57,10 +57,10 @@ class CausalConvolution(Steppable):
     ) -> tuple[Tensor, Any]:
         check_features(x, 3, self.channels, self.weight)
         batch, time, _ = x.shape
-        known = checked_lengths(lengths, batch, time, x.device)
+        lengths = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         size = self.kernel_size - 1
-        steps = torch.cat([self._before(x, state).to(x.dtype), keep_valid(x, known)], dim=1)
+        steps = torch.cat([self._before(x, state).to(x.dtype), keep_valid(x, lengths)], dim=1)
         numbers = None if resets is None else documents(resets.new_zeros(batch, size, dtype=torch.int64), resets, time)
         out = self.weight[0] * steps[:, size:]
         for back in range(1, self.kernel_size):
@@ -69,10 +69,10 @@ class CausalConvolution(Steppable):
                 same = numbers[:, size - back : size - back + time] == numbers[:, size:]
                 earlier = torch.where(same[:, :, None], earlier, 0.0)
             out = out + self.weight[back] * earlier
-        last = ends(steps, size, known)
+        last = ends(steps, size, lengths)
         if numbers is not None:
-            last = torch.where(since_reset(numbers, size, known)[:, :, None], last, 0.0)
-        return keep_valid(out.to(result_dtype(x)), known), last.to(wide_dtype(x.dtype), copy=True)
+            last = torch.where(since_reset(numbers, size, lengths)[:, :, None], last, 0.0)
+        return keep_valid(out.to(result_dtype(x)), lengths), last.to(wide_dtype(x.dtype), copy=True)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_features(x, 2, self.channels, self.weight)

@@ -35,10 +35,10 @@ def states(
     """All z (time, batch, order + hidden), zero past each length, of x (batch, time, input) from h (batch, hidden) and
     m (batch, order, 1)."""
     order = system.order
-    known = system.derive(step_matrix, dtype=x.dtype, device=x.device)
-    A, B = known[:, :order], known[:, order:]
+    matrix = system.derive(step_matrix, dtype=x.dtype, device=x.device)
+    A, B = matrix[:, :order], matrix[:, order:]
     from_memory = A if cell.memory_encoder is None else A + B @ cell.memory_encoder
-    from_hidden = known.new_zeros(order, cell.hidden_size) if cell.hidden_encoder is None else B @ cell.hidden_encoder
+    from_hidden = matrix.new_zeros(order, cell.hidden_size) if cell.hidden_encoder is None else B @ cell.hidden_encoder
     top = torch.cat([from_memory, from_hidden], dim=1)
     bottom = cell.memory_weight @ top
     if system.near_identity:
@@ -55,13 +55,13 @@ def states(
     past = None
     if lengths is not None:
         past = (torch.arange(x.shape[1], device=x.device)[:, None] >= lengths)[:, :, None]  # (time, batch, 1)
-    found: Tensor = _Coupled.apply(driven, start, torch.cat([top, bottom]), past, order, system.near_identity)
-    return found
+    result: Tensor = _Coupled.apply(driven, start, torch.cat([top, bottom]), past, order, system.near_identity)
+    return result
 
 
-def folded(given: LMUCell) -> CoupledMemory:
+def folded(original: LMUCell) -> CoupledMemory:
     """The step of a cell as one product, here for any number of memory channels; see `plmu.fold`."""
-    cell = copy.deepcopy(given).cpu().double()
+    cell = copy.deepcopy(original).cpu().double()
     systems, order, channels = cell.memory.systems(), cell.memory.order, cell.memory.channels
     size, width = order * channels, cell.memory.width
     A = torch.zeros(order, channels, order, channels, dtype=torch.float64)
@@ -89,10 +89,10 @@ def folded(given: LMUCell) -> CoupledMemory:
         constant,
         order,
         near_identity,
-        fold_activation(given.f),
+        fold_activation(original.f),
         channels,
-        dtype=wide_dtype(given.memory_weight.dtype),
-        device=given.memory_weight.device,
+        dtype=wide_dtype(original.memory_weight.dtype),
+        device=original.memory_weight.device,
     )
 
 
@@ -132,13 +132,13 @@ class _Coupled(torch.autograd.Function):
         order, incremental = ctx.order, ctx.incremental
         if torch.is_grad_enabled() or watched() or is_batched(gradient):  # let autograd make it
             inputs = tuple(
-                one for one, needed in zip((driven, start, matrix), ctx.needs_input_grad, strict=False) if needed
+                value for value, needed in zip((driven, start, matrix), ctx.needs_input_grad, strict=False) if needed
             )
             create = torch.is_grad_enabled()
             with torch.enable_grad():
                 again = plain(driven, start, matrix, past, order, incremental)
-                found = iter(torch.autograd.grad(again, inputs, gradient, create_graph=create))
-            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None, None)
+                gradients = iter(torch.autograd.grad(again, inputs, gradient, create_graph=create))
+            return (*(next(gradients) if needed else None for needed in ctx.needs_input_grad[:3]), None, None, None)
         if past is not None:
             gradient = gradient.masked_fill(past, 0.0)
         total = torch.empty_like(z[1:])  # of M z_{t-1} + driven_t

@@ -13,7 +13,7 @@ from plmu.folded import Folded, wide_dtype
 from plmu.folded.forecast import effect_kernel, effect_of, phase_of, place_at, pushed, split_columns
 from plmu.folded.forecast import spread as spread
 from plmu.nn.folding import exact
-from plmu.nn.forecast import LookbackForecast, began, final_rows, row_windows, window_taps
+from plmu.nn.forecast import LookbackForecast, final_rows, row_windows, start_steps, window_taps
 from plmu.nn.savable import savable
 from plmu.nn.steppable import changed, check_features, factory, positive
 from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid, result_dtype
@@ -31,11 +31,11 @@ class CovariateForecast(LookbackForecast):
     Args:
         channels: columns to forecast.
         covariates: columns that are known ahead.
-        horizon: how many steps ahead.
-        order: how many Legendre coefficients the state has.
+        horizon: number of steps ahead.
+        order: number of Legendre coefficients the state has.
         theta: the memory's window θ in steps.
-        lookback: how many steps of the channels a forecast depends on.
-        lags: how many steps of a covariate its effect depends on, the present one included.
+        lookback: number of steps of the channels that a forecast depends on.
+        lags: number of steps of a covariate that its effect depends on, the present one included.
         lag_order: Legendre coefficients of these steps; 0 where only the present value counts.
         relative: whether the effect is in units of the mean absolute deviation in the window, so that one model fits
             series of different size.
@@ -88,7 +88,7 @@ class CovariateForecast(LookbackForecast):
         )
         self.covariates, self.lags, self.relative = positive(covariates, "covariates"), positive(lags, "lags"), relative
         if not isinstance(lag_order, int) or not 0 <= lag_order < self.lags:
-            raise ValueError(f"lag_order must be a whole number from 0 to {self.lags - 1}, got {lag_order!r}")
+            raise ValueError(f"lag_order must be an integer from 0 to {self.lags - 1}, got {lag_order!r}")
         self.lag_order = lag_order
         self.input_size = self.channels + self.covariates * (1 + self.horizon)
         with torch.device("cpu"):
@@ -143,27 +143,27 @@ class CovariateForecast(LookbackForecast):
     ) -> tuple[Tensor, Any]:
         check_features(x, 3, self.input_size, self.weight)
         batch, time, _ = x.shape
-        known = checked_lengths(lengths, batch, time, x.device)
+        lengths = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         window, place, effects, recent = self._start(x, state)
-        values, now, future = self._split(keep_valid(x, known))
+        values, now, future = self._split(keep_valid(x, lengths))
         steps = torch.cat([recent.to(x.dtype), now], dim=1)
-        first = began(place, time, resets)
-        begun = torch.where(first >= 0, first + self.lags, 0)
-        every = torch.arange(time, device=x.device).expand(batch, time)
-        lagged = row_windows(steps, self.lags, begun, every).movedim(3, 2)  # (batch, time, covariates, lags)
+        first = start_steps(place, time, resets)
+        start_rows = torch.where(first >= 0, first + self.lags, 0)
+        all_steps = torch.arange(time, device=x.device).expand(batch, time)
+        lagged = row_windows(steps, self.lags, start_rows, all_steps).movedim(3, 2)  # (batch, time, covariates, lags)
         rows = torch.cat([values, self.effect(lagged)[..., 0]], dim=2)
 
         def ahead(windows: Tensor, phase: Tensor, when: Tensor) -> Tensor:
             past, ahead = (
-                one.gather(1, when[:, :, None, None].expand(-1, -1, *one.shape[2:])) for one in (lagged, future)
+                part.gather(1, when[:, :, None, None].expand(-1, -1, *part.shape[2:])) for part in (lagged, future)
             )
             values, effects = windows.split(self.channels, dim=2)
             return self._ahead(values, effects, phase, past, ahead)
 
-        out, (both, place) = self._run(rows, torch.cat([window, effects], dim=2), place, known, resets, ahead)
+        out, (both, place) = self._run(rows, torch.cat([window, effects], dim=2), place, lengths, resets, ahead)
         window, effects = both.split(self.channels, dim=2)
-        return out, (window, place, effects, final_rows(steps, self.lags, begun, known).to(recent.dtype))
+        return out, (window, place, effects, final_rows(steps, self.lags, start_rows, lengths).to(recent.dtype))
 
     def _ahead(self, windows: Tensor, effects: Tensor, phase: Tensor, lagged: Tensor, future: Tensor) -> Tensor:
         """Forecasts of windows with the effects on them, the last covariates (..., covariates, lags) and the next ones
@@ -203,8 +203,8 @@ class CovariateForecast(LookbackForecast):
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         wide = wide_dtype(dtype)
-        seen = (self.lookback, self.channels)
-        sizes: tuple[tuple[int, ...], ...] = (seen, (2,), seen, (self.lags, self.covariates))
+        window_size = (self.lookback, self.channels)
+        sizes: tuple[tuple[int, ...], ...] = (window_size, (2,), window_size, (self.lags, self.covariates))
         return tuple(torch.zeros(batch, *size, dtype=wide, device=device) for size in sizes)
 
     def extra_repr(self) -> str:

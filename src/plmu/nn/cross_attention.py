@@ -44,7 +44,7 @@ class CrossAttention(nn.Module):
 
     Args:
         width: features of x and of the output.
-        heads: how many attend, each with width / heads features.
+        heads: number of attention heads, each of width / heads features.
         source_width: features of the other sequence; by default `width`.
         bias: whether the projections have biases.
         device, dtype: of the parameters, as in `torch.nn`.
@@ -80,14 +80,14 @@ class CrossAttention(nn.Module):
         Args:
             encoded: (batch, source time, source_width).
             lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
-                `source time` steps. Of an empty one the first step of the padding is seen.
+                `source time` steps. An empty sequence shows the first step of its padding.
         """
         check_features(encoded, 3, self.source_width, self.source.weight)
-        known = checked_lengths(lengths, encoded.shape[0], encoded.shape[1], encoded.device)
-        keys, values = (self._heads(one) for one in self.source(encoded).chunk(2, dim=-1))
+        lengths = checked_lengths(lengths, encoded.shape[0], encoded.shape[1], encoded.device)
+        keys, values = (self._heads(projection) for projection in self.source(encoded).chunk(2, dim=-1))
         visible = None
-        if known is not None:
-            visible = torch.arange(encoded.shape[1], device=encoded.device) < known.clamp(min=1)[:, None]
+        if lengths is not None:
+            visible = torch.arange(encoded.shape[1], device=encoded.device) < lengths.clamp(min=1)[:, None]
         return Attended(keys, values, visible)
 
     def forward(self, x: Tensor, attended: Attended) -> Tensor:

@@ -29,7 +29,7 @@ class DelayLayer(Filling):
 
     Args:
         channels: features of x; each has a memory of its own.
-        order: how many Legendre coefficients each memory channel keeps.
+        order: number of Legendre coefficients each memory channel keeps.
         theta: the window in steps; several numbers give equal groups of memory channels one window each.
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
         system: any other `LinearSystem` in place of order and theta.
@@ -98,9 +98,9 @@ class DelayLayer(Filling):
             m, last = self.memory.states(x, state, lengths, resets)
             return m.flatten(2), last
         last = self.memory.final_state(x, state, lengths, resets)
-        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         out = last.to(result_dtype(x), copy=True).flatten(1)[:, None]  # of its own: the state must not change with it
-        return keep_valid(out, known)[:, 0], last
+        return keep_valid(out, lengths)[:, 0], last
 
     def plan(
         self,
@@ -115,8 +115,8 @@ class DelayLayer(Filling):
         """What `layer(x)` runs for an x of (batch, time, channels), and why.
 
         Args:
-            batch: how many sequences x has.
-            time: how many steps they have.
+            batch: number of sequences.
+            time: number of steps.
             dtype: of x; torch's default if not given.
             device: where x is.
             lengths: whether they are given.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from plmu.nn.cross_attention import Attended, CrossAttention
 from plmu.nn.sequential import Sequential
 from plmu.nn.stacking import checked_states, run, run_step
-from plmu.nn.steppable import Steppable, share
+from plmu.nn.steppable import Steppable, probability
 from plmu.ops.check import Lengths, checked_lengths
 
 Context = tuple[Attended, ...]  # one for each attention layer
@@ -26,7 +26,7 @@ class EncoderDecoder(nn.Module):
 
     Training takes whole sequences: `model(source, source_lengths, target)`. Decoding takes steps:
     `context = model.encode(source, lengths)`, then `out, state = model.step(tokens, state, context)`. Both agree. The
-    state of the decoder is that of its blocks, whose size does not depend on how many steps there were.
+    state of the decoder is that of its blocks, whose size does not depend on the number of steps.
 
     Args:
         encoder: steppable modules from source to features, such as a `plmu.Sequential` of an embedding and
@@ -35,7 +35,7 @@ class EncoderDecoder(nn.Module):
         blocks: of the decoder, which must be able to step, such as `plmu.MemoryBlock`.
         attentions: one for each block, or None where a block has none after it.
         head: from the decoder's features to the output, such as a norm and an `nn.Linear`; without a state.
-        dropout: share of the numbers dropped in training, after each attention.
+        dropout: dropout probability after each attention, in training.
 
     Shape:
         source: (batch, source time), of token numbers, or whatever the encoder takes.
@@ -64,16 +64,17 @@ class EncoderDecoder(nn.Module):
             raise ValueError(
                 f"there must be an attention, or None, for each block: got {len(attentions)} for {len(blocks)} blocks"
             )
-        if all(one is None for one in attentions):
+        if all(attention is None for attention in attentions):
             raise ValueError("attentions must hold a CrossAttention: without one the decoder never sees the source")
         self.encoder = encoder
         self.entry, self.head = Sequential(entry), Sequential(head)
         self.blocks = nn.ModuleList(blocks)
-        self.attentions = nn.ModuleList(nn.Identity() if one is None else one for one in attentions)
+        self.attentions = nn.ModuleList(nn.Identity() if attention is None else attention for attention in attentions)
         self.norms = nn.ModuleList(
-            nn.Identity() if one is None else nn.RMSNorm(one.width, eps=1e-6, **_place(one)) for one in attentions
+            nn.Identity() if attention is None else nn.RMSNorm(attention.width, eps=1e-6, **_place(attention))
+            for attention in attentions
         )
-        self.dropout = nn.Dropout(share(dropout, "dropout"))
+        self.dropout = nn.Dropout(probability(dropout, "dropout"))
 
     def forward(
         self, source: Tensor, source_lengths: Lengths, target: Tensor, target_lengths: Lengths = None
@@ -90,12 +91,12 @@ class EncoderDecoder(nn.Module):
             The output (batch, time, outputs), zero in the padding of the target.
         """
         context = self.encode(source, source_lengths)
-        known = checked_lengths(target_lengths, target.shape[0], target.shape[1], target.device)
-        x, _ = self.entry(target, lengths=known)
+        target_lengths = checked_lengths(target_lengths, target.shape[0], target.shape[1], target.device)
+        x, _ = self.entry(target, lengths=target_lengths)
         for number, block in enumerate(self.blocks):
-            x, _ = run(block, x, None, known, None)
+            x, _ = run(block, x, None, target_lengths, None)
             x = self._attend(number, x, context)
-        out: Tensor = self.head(x, lengths=known)[0]
+        out: Tensor = self.head(x, lengths=target_lengths)[0]
         return out
 
     def encode(self, source: Tensor, lengths: Lengths = None) -> Context:
@@ -105,9 +106,9 @@ class EncoderDecoder(nn.Module):
             source: (batch, source time).
             lengths: the length of each, (batch,), or None.
         """
-        known = checked_lengths(lengths, source.shape[0], source.shape[1], source.device)
-        encoded = self.encoder(source, lengths=known)[0]
-        return tuple(one.read(encoded, known) for one in self._attending())
+        lengths = checked_lengths(lengths, source.shape[0], source.shape[1], source.device)
+        encoded = self.encoder(source, lengths=lengths)[0]
+        return tuple(attention.read(encoded, lengths) for attention in self._attending())
 
     def step(self, tokens: Tensor, state: Any, context: Context) -> tuple[Tensor, Any]:
         """One step of the target.
@@ -145,7 +146,7 @@ class EncoderDecoder(nn.Module):
         weights: list[Tensor] = []
         sources = context[0].keys.shape[0]
         if tokens.shape[0] % sources:
-            raise ValueError(f"tokens must be so many for each of the {sources} sources, got {tokens.shape[0]} in all")
+            raise ValueError(f"the number of tokens must be a multiple of the {sources} sources, got {tokens.shape[0]}")
         x, _ = self.entry.step(tokens)
         for number, block in enumerate(self.blocks):
             x, states[number] = run_step(block, x, states[number])
@@ -157,7 +158,7 @@ class EncoderDecoder(nn.Module):
         attention = self.attentions[number]
         if not isinstance(attention, CrossAttention):
             return x
-        attended = context[sum(isinstance(one, CrossAttention) for one in self.attentions[:number])]
+        attended = context[sum(isinstance(layer, CrossAttention) for layer in self.attentions[:number])]
         query = run_step(self.norms[number], x, None)[0]
         if weights is not None:
             weights.append(attention.weights(query, attended).mean(1).flatten(0, 1))
@@ -165,7 +166,7 @@ class EncoderDecoder(nn.Module):
         return out
 
     def _attending(self) -> list[CrossAttention]:
-        return [one for one in self.attentions if isinstance(one, CrossAttention)]
+        return [layer for layer in self.attentions if isinstance(layer, CrossAttention)]
 
 
 def _place(layer: CrossAttention) -> dict[str, Any]:

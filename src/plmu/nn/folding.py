@@ -37,10 +37,10 @@ def fold_module(module: nn.Module) -> Folded:
     """A module of a stack, folded: a steppable one, one of torch, or one with `per_step = True` and perhaps a `fold()`
     of its own."""
     if isinstance(module, nn.Sequential) and is_plain(module, nn.Sequential):
-        return fold_stack([(one, 0) for one in module], None)
+        return fold_stack([(inner, 0) for inner in module], None)
     if isinstance(module, Steppable) or (getattr(module, "per_step", False) and hasattr(module, "fold")):
-        found: Folded = module.fold()  # type: ignore[operator]
-        return found
+        folded: Folded = module.fold()  # type: ignore[operator]
+        return folded
     return _fold_torch(module)
 
 
@@ -50,7 +50,7 @@ def fold_stack(modules: list[tuple[nn.Module, int]], states: int | None) -> Chai
     for module, place in modules:
         part = fold_module(module)
         inside = part.parts if isinstance(part, Chain) and part.states is None else (part,)
-        parts += [(one, place) for one in inside]
+        parts += [(inner, place) for inner in inside]
     return chain(parts, states)
 
 

@@ -19,7 +19,7 @@ from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
-_LARGEST = 2**22  # numbers of windows that are held at a time
+_LARGEST = 2**22  # elements of windows in memory at a time
 Ahead = Callable[[Tensor, Tensor, Tensor], Tensor]  # of windows, their phase and their steps, to forecasts
 
 
@@ -31,16 +31,16 @@ class LookbackForecast(Steppable):
     linearly, and the last value is added again. A window that is shifted or scaled thus has a forecast that is shifted
     or scaled alike. Before the first `lookback` steps the window is filled with the first value.
 
-    With a `season`, a repeated pattern of so many steps is subtracted first, times its amplitude in the window: the
+    With a `season`, a repeated pattern of that many steps is subtracted first, times its amplitude in the window: the
     least-squares one, pulled towards 1 by `prior` and kept between 0 and 2. Its continuation is added to the forecast.
     `plmu.Forecaster` sets the weights in closed form; all but `season_pattern` and `prior` can be trained.
 
     Args:
         channels: features of x; each is forecast from itself.
-        horizon: how many steps ahead.
-        order: how many Legendre coefficients the state has.
+        horizon: number of steps ahead.
+        order: number of Legendre coefficients the state has.
         theta: the memory's window θ in steps.
-        lookback: how many steps the forecast depends on.
+        lookback: number of steps that the forecast depends on.
         individual: whether each channel has a readout of its own, or all share one.
         season: steps of the repeated pattern; 0 for none.
         phase: where in the pattern a sequence begins.
@@ -80,7 +80,7 @@ class LookbackForecast(Steppable):
         self.horizon, self.lookback = positive(horizon, "horizon"), positive(lookback, "lookback")
         self.season = 0 if season == 0 else positive(season, "season")
         if not isinstance(phase, int) or not 0 <= phase < max(self.season, 1):
-            raise ValueError(f"phase must be a whole number from 0 to {max(self.season, 1) - 1}, got {phase!r}")
+            raise ValueError(f"phase must be an integer from 0 to {max(self.season, 1) - 1}, got {phase!r}")
         self.phase, self.individual, self.returns_sequences = phase, bool(individual), return_sequences
         self.output_size = self.horizon * self.channels
         with torch.device("cpu"):  # whatever the default device is, and it may be "meta"
@@ -101,58 +101,58 @@ class LookbackForecast(Steppable):
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         check_features(x, 3, self.input_size, self.weight)
-        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
         window, place = self._start(x, state)
-        return self._run(keep_valid(x, known), window, place, known, resets)
+        return self._run(keep_valid(x, lengths), window, place, lengths, resets)
 
     def _run(
         self,
         x: Tensor,
         window: Tensor,
         place: Tensor,
-        known: Tensor | None,
+        lengths: Tensor | None,
         resets: Tensor | None,
         ahead: Ahead | None = None,
     ) -> tuple[Tensor, Any]:
         """The forecasts of rows x (batch, time, columns) that follow a window, and the window and place after them."""
         batch, time, _ = x.shape
         steps = torch.cat([window.to(x.dtype), x], dim=1)  # (batch, lookback + time, columns)
-        first = began(place, time, resets)
-        begun = torch.where(first >= 0, first + self.lookback, 0)  # in `steps`
+        first = start_steps(place, time, resets)
+        start_rows = torch.where(first >= 0, first + self.lookback, 0)  # in `steps`
         phase = torch.where(place[:, 1] != 0, place[:, 0], self.phase).round().long()
         at = torch.arange(time, device=x.device)
-        counted = phase[:, None] + at
+        phases = phase[:, None] + at
         if resets is not None:
-            counted = torch.where(resets.cummax(1).values, at - first + self.phase, counted)
-        counted = counted % max(self.season, 1)
+            phases = torch.where(resets.cummax(1).values, at - first + self.phase, phases)
+        phases = phases % max(self.season, 1)
         if self.returns_sequences:
-            rows = (
+            chunk = (
                 time
                 if is_open(batch, time)
                 else max(1, _LARGEST // (batch * (self.lookback + self.horizon) * x.shape[2]))
             )
-            starts = [0] if is_open(batch, time) else range(0, time, rows)
-            some = (at[start : start + rows].expand(batch, -1) for start in starts)
-            parts = [self._at(steps, begun, counted, when, ahead) for when in some]
-            out = keep_valid(torch.cat(parts, dim=1), known)
+            starts = [0] if is_open(batch, time) else range(0, time, chunk)
+            chunks = (at[start : start + chunk].expand(batch, -1) for start in starts)
+            parts = [self._at(steps, start_rows, phases, when, ahead) for when in chunks]
+            out = keep_valid(torch.cat(parts, dim=1), lengths)
         else:
-            last = at[-1:].expand(batch, 1) if known is None else (known - 1).clamp(min=0)[:, None]
-            out = self._at(steps, begun, counted, last, ahead)[:, 0]
-            out = out if known is None else torch.where((known > 0)[:, None], out, 0.0)
-        last = counted.new_full((batch, 1), time - 1) if known is None else (known - 1).clamp(min=0)[:, None]
-        after = final_rows(steps, self.lookback, begun, known).to(window.dtype)
-        placed = place_at(counted.gather(1, last)[:, 0] + 1, self.season, place.dtype)
-        if known is not None:
-            placed = torch.where((known > 0)[:, None], placed, place)
+            last = at[-1:].expand(batch, 1) if lengths is None else (lengths - 1).clamp(min=0)[:, None]
+            out = self._at(steps, start_rows, phases, last, ahead)[:, 0]
+            out = out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0)
+        last = phases.new_full((batch, 1), time - 1) if lengths is None else (lengths - 1).clamp(min=0)[:, None]
+        after = final_rows(steps, self.lookback, start_rows, lengths).to(window.dtype)
+        placed = place_at(phases.gather(1, last)[:, 0] + 1, self.season, place.dtype)
+        if lengths is not None:
+            placed = torch.where((lengths > 0)[:, None], placed, place)
         return out.to(result_dtype(x)), (after, placed)
 
-    def _at(self, steps: Tensor, begun: Tensor, counted: Tensor, when: Tensor, ahead: Ahead | None) -> Tensor:
+    def _at(self, steps: Tensor, start_rows: Tensor, phases: Tensor, when: Tensor, ahead: Ahead | None) -> Tensor:
         """Forecasts at the steps `when` (batch, some), flat."""
-        windows = row_windows(steps, self.lookback, begun, when).movedim(3, 2)  # (batch, some, columns, lookback)
-        phase = counted.gather(1, when)
-        found = self.read(windows, phase) if ahead is None else ahead(windows, phase, when)
-        return found.movedim(3, 2).flatten(2)
+        windows = row_windows(steps, self.lookback, start_rows, when).movedim(3, 2)  # (batch, some, columns, lookback)
+        phase = phases.gather(1, when)
+        forecasts = self.read(windows, phase) if ahead is None else ahead(windows, phase, when)
+        return forecasts.movedim(3, 2).flatten(2)
 
     def read(self, windows: Tensor, phase: Tensor) -> Tensor:
         """Forecasts (..., channels, horizon) of windows.
@@ -203,8 +203,8 @@ class LookbackForecast(Steppable):
         Args:
             step: the number of that step, of which `step % season` is the phase.
         """
-        window, place, *rest = self.initial_state(1, self.weight.dtype, self.weight.device)
-        return window, torch.stack([place[:, 0] + step % max(self.season, 1), place[:, 1] - 1], dim=1), *rest
+        window, place, *others = self.initial_state(1, self.weight.dtype, self.weight.device)
+        return window, torch.stack([place[:, 0] + step % max(self.season, 1), place[:, 1] - 1], dim=1), *others
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         wide = wide_dtype(dtype)
@@ -217,8 +217,8 @@ class LookbackForecast(Steppable):
             return start
         if not isinstance(state, tuple) or len(state) != len(start):
             raise ValueError(f"state must be the {len(start)} tensors that the layer returned: the window, the place…")
-        for given, expected in zip(state, start, strict=True):
-            check_state(given, tuple(expected.shape), expected.dtype, expected.device)
+        for tensor, expected in zip(state, start, strict=True):
+            check_state(tensor, tuple(expected.shape), expected.dtype, expected.device)
         return state
 
     def extra_repr(self) -> str:
@@ -229,7 +229,7 @@ class LookbackForecast(Steppable):
         return f"{sizes}, lookback={self.lookback}{options}"
 
 
-def began(place: Tensor, time: int, resets: Tensor | None) -> Tensor:
+def start_steps(place: Tensor, time: int, resets: Tensor | None) -> Tensor:
     """The step at which the sequence of each step began, (batch, time); -1 where that was before the first."""
     batch = place.shape[0]
     first = torch.where(place[:, 1] > 0, -1, 0)[:, None].expand(batch, time)
@@ -239,21 +239,21 @@ def began(place: Tensor, time: int, resets: Tensor | None) -> Tensor:
     return torch.where(latest >= 0, latest, first)
 
 
-def row_windows(steps: Tensor, size: int, begun: Tensor, when: Tensor) -> Tensor:
+def row_windows(steps: Tensor, size: int, start_rows: Tensor, when: Tensor) -> Tensor:
     """Of rows (batch, size + time, columns) the last `size` at the steps `when`: (batch, some, size, columns). Before
     the row at which a sequence began, it is repeated."""
     back = torch.arange(1 - size, 1, device=steps.device)
-    index = (when[:, :, None] + size + back).maximum(begun.gather(1, when)[:, :, None])
-    found: Tensor = steps.gather(1, index.flatten(1)[:, :, None].expand(-1, -1, steps.shape[2]))
-    return found.reshape(*index.shape, steps.shape[2])
+    index = (when[:, :, None] + size + back).maximum(start_rows.gather(1, when)[:, :, None])
+    windows: Tensor = steps.gather(1, index.flatten(1)[:, :, None].expand(-1, -1, steps.shape[2]))
+    return windows.reshape(*index.shape, steps.shape[2])
 
 
-def final_rows(steps: Tensor, size: int, begun: Tensor, known: Tensor | None) -> Tensor:
+def final_rows(steps: Tensor, size: int, start_rows: Tensor, lengths: Tensor | None) -> Tensor:
     """The window (batch, size, columns) at each sequence's end; of an empty one, that before it."""
-    batch, time = begun.shape
-    last = begun.new_full((batch, 1), time - 1) if known is None else (known - 1).clamp(min=0)[:, None]
-    after = row_windows(steps, size, begun, last)[:, 0]
-    return after if known is None else torch.where((known > 0)[:, None, None], after, ends(steps, size, known))
+    batch, time = start_rows.shape
+    last = start_rows.new_full((batch, 1), time - 1) if lengths is None else (lengths - 1).clamp(min=0)[:, None]
+    after = row_windows(steps, size, start_rows, last)[:, 0]
+    return after if lengths is None else torch.where((lengths > 0)[:, None, None], after, ends(steps, size, lengths))
 
 
 def window_taps(system: LinearSystem, length: int) -> Tensor:

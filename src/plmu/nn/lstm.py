@@ -67,11 +67,11 @@ class LSTM(Steppable):
         check_features(x, 3, self.input_size, self._weight())
         if resets is not None:
             raise ValueError("LSTM takes no resets: resets must be None")
-        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         start = None if state is None else tuple(part.to(x.dtype)[None] for part in self._checked(x, state))
-        out, (h, c) = self.layer(keep_valid(x, known), start)
-        if known is not None:
-            return keep_valid(out, known), None
+        out, (h, c) = self.layer(keep_valid(x, lengths), start)
+        if lengths is not None:
+            return keep_valid(out, lengths), None
         wide = wide_dtype(x.dtype)
         return out, (h[0].to(wide), c[0].to(wide))
 

@@ -29,10 +29,10 @@ _NARROW = (torch.float16, torch.bfloat16)
 class Memory(nn.Module):
     """Equation 19 for `width` input channels. No derived tensor is a buffer: a checkpoint holds what is trained only.
 
-    `theta` may be several numbers: the channels are then divided into that many equal groups, one θ each.
+    Several numbers as `theta` divide the channels into that many equal groups, with one θ each.
     """
 
-    _together: SystemGroups | None = None  # the systems of all groups, where one launch may do for them
+    _together: SystemGroups | None = None  # the systems of all groups, where one kernel launch may run them
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Memory(nn.Module):
         elif order is None or theta is None:
             raise ValueError("pass order and theta, or system")
         else:
-            given = plain_theta(theta)
-            thetas = given if isinstance(given, list) else [given]
+            plain = plain_theta(theta)
+            thetas = plain if isinstance(plain, list) else [plain]
             if not thetas:
                 raise ValueError("theta must be a number or several, got none")
             if width % len(thetas):
@@ -69,7 +69,7 @@ class Memory(nn.Module):
                     f" memory_size, or the channels of a DelayLayer, a multiple of {len(thetas)}"
                 )
             with torch.device("cpu"):  # whatever the default device is, and it may be "meta"
-                self._fixed = [DelayNetwork(order, one).discretize() for one in thetas]
+                self._fixed = [DelayNetwork(order, window).discretize() for window in thetas]
             self._thetas = thetas
             if trainable == "theta":
                 self.log_theta = nn.Parameter(torch.empty(len(thetas), **place))
@@ -89,10 +89,10 @@ class Memory(nn.Module):
         """What is trained starts at the θ, or the Ā and B̄, that were given."""
         with torch.no_grad():
             if self.trainable == "theta":
-                self.log_theta.copy_(torch.tensor([math.log(one) for one in self._thetas], dtype=torch.float64))
+                self.log_theta.copy_(torch.tensor([math.log(value) for value in self._thetas], dtype=torch.float64))
             elif self.trainable == "system":
-                self.A.copy_(torch.stack([among_fakes(one.A) for one in self._fixed]))
-                self.B.copy_(torch.stack([among_fakes(one.B) for one in self._fixed]))
+                self.A.copy_(torch.stack([among_fakes(value.A) for value in self._fixed]))
+                self.B.copy_(torch.stack([among_fakes(value.B) for value in self._fixed]))
 
     def systems(self) -> list[LinearSystem]:
         """One discrete system for each group, carrying gradients where something is trained."""
@@ -108,22 +108,22 @@ class Memory(nn.Module):
     def _build(self) -> list[LinearSystem]:
         if self.trainable == "theta":
             thetas = self.log_theta.double().exp() if self.log_theta.device.type != "mps" else self.log_theta.exp()
-            return [DelayNetwork(self.order, one).discretize() for one in thetas.unbind()]
+            return [DelayNetwork(self.order, theta).discretize() for theta in thetas.unbind()]
         return [LinearSystem(A, B) for A, B in zip(self.A.unbind(), self.B.unbind(), strict=True)]
 
     def thetas(self) -> list[float]:
-        """The θ of each group as it is now; empty if it is not known: for a system
-        that was given as matrices or has been trained, and on the meta device."""
+        """The θ of each group as it is now; empty where it is unknown: for a system given as matrices or trained, and
+        on the meta device."""
         if self.trainable == "theta":
-            known = not values_unknown(self.log_theta)
-            return [math.exp(value) for value in self.log_theta.tolist()] if known else []
+            has_values = not values_unknown(self.log_theta)
+            return [math.exp(value) for value in self.log_theta.tolist()] if has_values else []
         return self._thetas if self.trainable == "none" else []
 
     def noise_std(self) -> Tensor:
         """The standard deviation (order, channels) of each coefficient for white noise of variance 1, once the window
         is full. 1 for a system that does not forget, where there is none."""
         with torch.no_grad():
-            stds = [one.numbers(_stationary_std) for one in self._fixed]
+            stds = [system.numbers(_stationary_std) for system in self._fixed]
         columns = torch.tensor(stds, dtype=torch.float64).mT  # (order, groups)
         return columns.repeat_interleave(self.channels // self.groups, dim=1)
 
@@ -164,8 +164,8 @@ class Memory(nn.Module):
                 return result
         total, ends = None, []
         weights = weight.chunk(self.groups, dim=2)
-        for (one, u_part, state_part), weight_part in zip(self._groups(u, state), weights, strict=True):
-            result = dispatch.output(u_part, one, weight_part, state_part, *how, None)
+        for (group_system, u_part, state_part), weight_part in zip(self._groups(u, state), weights, strict=True):
+            result = dispatch.output(u_part, group_system, weight_part, state_part, *how, None)
             assert result is not None  # as it is for groups together alone
             total = result[0] if total is None else total + result[0]
             ends.append(result[1])
@@ -181,13 +181,13 @@ class Memory(nn.Module):
         resets: Tensor | None,
         epilogue: Epilogue | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """`output` for what a linear encoder makes of x, in one go; None where that is not possible. It is for calls
-        that repeat on a GPU."""
+        """`output` of the encoded x in one call, for a linear encoder and calls that repeat on a GPU; None where that
+        is not possible."""
         system = self._together if self.groups > 1 else self._fixed[0]
         if self.trainable != "none" or system is None:
             return None
-        given = (system, weight, state, resets, self.algorithm, epilogue)
-        return routes.run_encoded(x, (encoder.weight, encoder.bias), *given)
+        options = (system, weight, state, resets, self.algorithm, epilogue)
+        return routes.run_encoded(x, (encoder.weight, encoder.bias), *options)
 
     def plan(
         self,
@@ -205,7 +205,7 @@ class Memory(nn.Module):
         """What `states`, `final_state` or `project` runs for these sizes; `width` channels in place of its own."""
         channels = width or self.width
         if kind == "project" and self._together is not None and out is not None:
-            found = dispatch.plan_groups(
+            plan = dispatch.plan_groups(
                 self._together,
                 batch=batch,
                 time=time,
@@ -217,8 +217,8 @@ class Memory(nn.Module):
                 lengths=lengths,
                 resets=resets,
             )
-            if found is not None:
-                return found
+            if plan is not None:
+                return plan
         plans = [
             dispatch.plan(
                 kind,
@@ -238,7 +238,7 @@ class Memory(nn.Module):
         return joined(plans)
 
     def stepper(self, dtype: torch.dtype, device: torch.device) -> MemoryStepper:
-        """The memory with its matrices at hand, for many steps."""
+        """The memory with its matrices cast once, for many steps."""
         systems = self.systems()
         key = (dtype, device)
         if self._stepper is None or self._stepper.systems is not systems or self._stepper.key != key:
@@ -267,9 +267,10 @@ class Memory(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Memory:
         """Move with the module, but never below float32: θ, Ā and B̄ in half precision would be other systems."""
-        own = dict(self.named_parameters(recurse=False))
+        parameters = dict(self.named_parameters(recurse=False))
         before = {
-            name: (value.detach(), None if value.grad is None else value.grad.detach()) for name, value in own.items()
+            name: (value.detach(), None if value.grad is None else value.grad.detach())
+            for name, value in parameters.items()
         }
         super()._apply(fn, recurse)
         for name, value in self.named_parameters(recurse=False):
@@ -283,7 +284,7 @@ class Memory(nn.Module):
     def extra_repr(self) -> str:
         text = f"width={self.width}, order={self.order}"
         if self.thetas():
-            text += ", theta=" + ", ".join(f"{one:g}" for one in self.thetas())
+            text += ", theta=" + ", ".join(f"{theta:g}" for theta in self.thetas())
         return text + (f", trainable={self.trainable}" if self.trainable != "none" else "")
 
 
@@ -327,7 +328,7 @@ def _checked_system(system: LinearSystem, order: int | None, theta: object, trai
 
 
 def plain_order(order: Any) -> Any:
-    """The order as a Python number, whatever kind of whole number was given."""
+    """The order as a Python integer, from any kind of integer."""
     return operator.index(order) if hasattr(order, "__index__") and not isinstance(order, bool) else order
 
 
@@ -336,7 +337,7 @@ def plain_theta(theta: Any) -> Any:
     if isinstance(theta, Tensor) or hasattr(theta, "tolist"):
         theta = theta.tolist()
     if isinstance(theta, Sequence) and not isinstance(theta, str):
-        return [plain_theta(one) for one in theta]
+        return [plain_theta(part) for part in theta]
     return float(theta) if isinstance(theta, Real) and not isinstance(theta, bool) else theta
 
 
@@ -350,9 +351,9 @@ def _stationary_std(system: LinearSystem) -> Tensor:
     B = system.B.reshape(system.order, -1)
     power, covariance = system.A, B @ B.mT
     for _ in range(64):  # more steps than a stable system in float64 can remember
-        more = power @ covariance @ power.mT
-        covariance = covariance + more
-        if float(more.diagonal().abs().max()) <= 1e-12 * float(covariance.diagonal().max()):
+        older = power @ covariance @ power.mT
+        covariance = covariance + older
+        if float(older.diagonal().abs().max()) <= 1e-12 * float(covariance.diagonal().max()):
             break
         power = power @ power
     std = covariance.diagonal().sqrt()
@@ -365,5 +366,5 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _wide(dtype: torch.dtype | None) -> torch.dtype:
     """The precision of the memory's own parameters in a layer of this precision, or of torch's default."""
-    given = dtype or torch.get_default_dtype()
-    return torch.float32 if given in _NARROW else given
+    chosen = dtype or torch.get_default_dtype()
+    return torch.float32 if chosen in _NARROW else chosen

@@ -29,13 +29,13 @@ class Filling(Steppable):
 
     def _filled_forward(self, x: Tensor, state: Any, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, Any]:
         self._check_fillable(x, 3)
-        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
         if self.missing == "zero":
-            return self._forward(_known_or(x, 0.0), state, known, resets)
+            return self._forward(_known_or(x, 0.0), state, lengths, resets)
         inner, held = self._parts(state, x)
-        filled, last = hold(x, held, known, resets)
-        out, inner = self._forward(filled, inner, known, resets)
+        filled, last = hold(x, held, lengths, resets)
+        out, inner = self._forward(filled, inner, lengths, resets)
         return out, (inner, last.to(_wide(x)))
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
@@ -137,5 +137,5 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _known_or(x: Tensor, other: Tensor | float) -> Tensor:
-    return torch.where(torch.isnan(x), other, x)
+def _known_or(x: Tensor, replacement: Tensor | float) -> Tensor:
+    return torch.where(torch.isnan(x), replacement, x)

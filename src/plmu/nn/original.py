@@ -48,7 +48,7 @@ class LMUCell(nn.Module):
     Args:
         input_size: features of x.
         hidden_size: features of h, and of the output.
-        order: how many Legendre coefficients each memory channel keeps.
+        order: number of Legendre coefficients each memory channel keeps.
         theta: the window in steps; several numbers give equal groups of memory channels one window each.
         memory_size: channels of u.
         hidden_to_memory: whether there is an E_h.
@@ -113,8 +113,8 @@ class LMUCell(nn.Module):
     def reset_parameters(self) -> None:
         """By `init`; see the class."""
         self.memory.reset_parameters()
-        for every in self.parameters(recurse=False):
-            nn.init.zeros_(every)
+        for weight in self.parameters(recurse=False):
+            nn.init.zeros_(weight)
         if self.input_size == 1:
             nn.init.ones_(self.input_encoder)
         else:
@@ -123,9 +123,9 @@ class LMUCell(nn.Module):
         if self.init == "general":
             if self.hidden_encoder is not None:
                 _lecun_uniform(self.hidden_encoder)
-            for weight in (self.input_weight, self.hidden_weight):
-                if weight is not None:
-                    nn.init.xavier_normal_(weight)
+            for square_weight in (self.input_weight, self.hidden_weight):
+                if square_weight is not None:
+                    nn.init.xavier_normal_(square_weight)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """One step: the output h (batch, hidden_size), and the state (h, m).
@@ -148,7 +148,7 @@ class LMUCell(nn.Module):
         """The state that `None` stands for: zeros.
 
         Args:
-            batch: how many sequences.
+            batch: number of sequences.
             dtype: the precision of the input; states are float32 or wider.
             device: where the state is.
         """
@@ -187,7 +187,7 @@ class LMUCell(nn.Module):
             reason = "the activation is not tanh"
         elif dtype != precision(dtype, device) or dtype not in (torch.float32, torch.float64):
             reason = "the precision is neither float32 nor float64"
-        elif any(values_unknown(one) for one in (*inputs, *self.parameters())) or watched():
+        elif any(values_unknown(value) for value in (*inputs, *self.parameters())) or watched():
             reason = "under tracing, torch.func, or fake or meta tensors"
         return reason
 
@@ -232,7 +232,7 @@ class LMU(Filling):
     Args:
         input_size: features of x.
         hidden_size: features of h, and of the output.
-        order: how many Legendre coefficients each memory channel keeps.
+        order: number of Legendre coefficients each memory channel keeps.
         theta: the window in steps; several numbers give equal groups of memory channels one window each.
         memory_size: channels of u.
         hidden_to_memory: whether there is an E_h.
@@ -334,25 +334,25 @@ class LMU(Filling):
         batch, time, _ = x.shape
         if is_open(time):
             raise ValueError("LMU runs one step after another: torch.export needs a fixed number of time steps for it")
-        known = checked_lengths(lengths, batch, time, x.device)
+        lengths = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
-        x = infinity_as_nan(keep_valid(x, known))  # infinity would be 1 behind a tanh
+        x = infinity_as_nan(keep_valid(x, lengths))  # infinity would be 1 behind a tanh
         h, m = cell._checked_state(state, x)
         if cell._why_not_coupled(x.dtype, x.device, resets is not None, (x, h, m)) is None:
-            return self._coupled(x, h, m, known)
+            return self._coupled(x, h, m, lengths)
         h = h.to(result_dtype(x))
         u, to_hidden = cell._from_input(x)
         loop = _Loop(cell, x, m.dtype)
         outputs = []
         for t in range(time):
             if resets is not None:
-                fresh = resets[:, t, None] if known is None else resets[:, t, None] & (t < known)[:, None]
+                fresh = resets[:, t, None] if lengths is None else resets[:, t, None] & (t < lengths)[:, None]
                 h = torch.where(fresh, 0.0, h)
                 m = torch.where(fresh[:, :, None], 0.0, m)
             driven = to_hidden if to_hidden is None or to_hidden.dim() == 1 else to_hidden[:, t]
             new_h, new_m = loop.advance(u[:, t], driven, h, m)
-            if known is not None:
-                running = (t < known)[:, None]
+            if lengths is not None:
+                running = (t < lengths)[:, None]
                 new_h = torch.where(running, new_h, h)
                 new_m = torch.where(running[:, :, None], new_m, m)
             h, m = new_h, new_m
@@ -360,8 +360,8 @@ class LMU(Filling):
                 outputs.append(h)
         state = (h.to(m.dtype, copy=True), m)
         if self.returns_sequences:
-            return keep_valid(torch.stack(outputs, dim=1), known), state
-        return h if known is None else torch.where((known > 0)[:, None], h, 0.0), state
+            return keep_valid(torch.stack(outputs, dim=1), lengths), state
+        return h if lengths is None else torch.where((lengths > 0)[:, None], h, 0.0), state
 
     def _coupled(self, x: Tensor, h: Tensor, m: Tensor, lengths: Tensor | None) -> tuple[Tensor, State]:
         """The same by one product a step."""
@@ -386,11 +386,11 @@ class LMU(Filling):
         lengths: bool = False,
         resets: bool = False,
     ) -> Plan:
-        """What `layer(x)` runs for an x of (batch, time, input_size), and why: always one step after another.
+        """The algorithm that `layer(x)` runs for x (batch, time, input_size), and why: always one step after another.
 
         Args:
-            batch: how many sequences x has.
-            time: how many steps they have.
+            batch: number of sequences.
+            time: number of steps.
             dtype: of x; that of the weights if not given.
             device: where x is; where the weights are if not given.
             lengths: whether they are given.
@@ -407,14 +407,14 @@ class LMU(Filling):
         reason = self.cell._why_not_coupled(dtype, device, resets)
         if reason is not None:
             why = f"Equations 15 to 17 for {time} steps, one after another, each in several products."
-            kept = ("x", "h and m of every step", "weights")
-            return Plan("recurrence", "step by step", 1, reason=why, stored=kept, passed_over={"coupled": reason})
+            stored = ("x", "h and m of every step", "weights")
+            return Plan("recurrence", "step by step", 1, reason=why, stored=stored, passed_over={"coupled": reason})
         reason = layer_kernels.why_no_steps(device, dtype, batch)
         why = f"Equations 15 to 17 multiplied out: {time} steps, one product and one tanh each."
-        kept = ("x", "h and m of every step", "weights multiplied out")
+        stored = ("x", "h and m of every step", "weights multiplied out")
         if reason is None:
-            return Plan("recurrence", "coupled", 1, reason=why, kernel="Triton", stored=kept)
-        return Plan("recurrence", "coupled", 1, reason=why, stored=kept, passed_over={"Triton": reason})
+            return Plan("recurrence", "coupled", 1, reason=why, kernel="Triton", stored=stored)
+        return Plan("recurrence", "coupled", 1, reason=why, stored=stored, passed_over={"Triton": reason})
 
     def _step(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
         return self.cell(x, state)  # type: ignore[no-any-return]

@@ -27,7 +27,7 @@ from plmu.nn.steppable import (
     last_valid,
     options_repr,
     positive,
-    share,
+    probability,
 )
 from plmu.ops import Plan, layer_kernels, routes
 from plmu.ops.check import Epilogue, Lengths, check_features, check_state, checked_lengths, keep_valid
@@ -48,7 +48,7 @@ class ParallelLMU(Filling):
     Args:
         input_size: features of x.
         hidden_size: features of the output.
-        order: how many Legendre coefficients each memory channel keeps.
+        order: number of Legendre coefficients each memory channel keeps.
         theta: the window in steps; several numbers give equal groups of memory channels one window each.
         memory_size: channels of u; by default 1, or `input_size` if gated or encoder=False.
         gated: mix x into u by a learned gate; needs `memory_size == input_size`.
@@ -110,7 +110,7 @@ class ParallelLMU(Filling):
         super().__init__()
         self.missing = checked_missing(missing)
         self.memory_noise = _checked_noise(memory_noise, standardize)
-        self.memory_dropout = share(memory_dropout, "memory_dropout")
+        self.memory_dropout = probability(memory_dropout, "memory_dropout")
         place = factory(device, dtype)
         if not encoder and input_activation is not None:
             raise ValueError("input_activation is applied to the encoded input: with encoder=False it must be None")
@@ -176,9 +176,9 @@ class ParallelLMU(Filling):
         self, x: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         check_features(x, 3, self.input_size, self.memory_weight)
-        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
-        x = keep_valid(x, known)
-        if known is None and x.device.type in routes.DEVICES:
+        lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        x = keep_valid(x, lengths)
+        if lengths is None and x.device.type in routes.DEVICES:
             result = self._encoded_output(x, state, resets)
             if result is not None:
                 return result
@@ -186,20 +186,20 @@ class ParallelLMU(Filling):
         after = fresh and encoder_after.applies(self, x.shape[1], x.dtype, x.device)
         u, x = (x, x) if after else self._encoded(x)
         if not self.returns_sequences:
-            last = self.memory.final_state(u, state, known, resets)
+            last = self.memory.final_state(u, state, lengths, resets)
             if after:
-                last = encoder_after.encoded_state(self, last, x.shape[1], known)
-            out = self._output_of_final(last, x[:, -1] if known is None else last_valid(x, known), known)
-            return out if known is None else torch.where((known > 0)[:, None], out, 0.0), last
+                last = encoder_after.encoded_state(self, last, x.shape[1], lengths)
+            out = self._output_of_final(last, x[:, -1] if lengths is None else last_valid(x, lengths), lengths)
+            return out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0), last
         if self._measures or self._disturbs:
-            m, last = self.memory.states(u, state, known, resets)
+            m, last = self.memory.states(u, state, lengths, resets)
             m = encoder_after.encoded_states(self, m) if after else m
-            out = self._output(self._joint_product(self._standardized(m, known), x, self.memory_weight, self.bias))
+            out = self._output(self._joint_product(self._standardized(m, lengths), x, self.memory_weight, self.bias))
         else:
-            out, last = self._projected(u, x, state, known, resets, after)
+            out, last = self._projected(u, x, state, lengths, resets, after)
         if after:
-            last = encoder_after.encoded_state(self, last, x.shape[1], known)
-        return keep_valid(out, known), last
+            last = encoder_after.encoded_state(self, last, x.shape[1], lengths)
+        return keep_valid(out, lengths), last
 
     def _encoded_output(self, x: Tensor, state: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """All of `_forward` for calls that repeat on a GPU, where the encoder is linear; None elsewhere."""
@@ -241,11 +241,11 @@ class ParallelLMU(Filling):
         resets: bool = False,
         state: bool = False,
     ) -> Plan:
-        """What `layer(x)` runs for an x of (batch, time, input_size), and why.
+        """The algorithm that `layer(x)` runs for x (batch, time, input_size), and why.
 
         Args:
-            batch: how many sequences x has.
-            time: how many steps they have.
+            batch: number of sequences.
+            time: number of steps.
             dtype: of x; that of the weights if not given.
             device: where x is; where the weights are if not given.
             lengths: whether they are given.
@@ -260,33 +260,31 @@ class ParallelLMU(Filling):
         """
         dtype = dtype or self.memory_weight.dtype
         device = self.memory_weight.device if device is None else torch.device(device)
-        asked: dict[str, Any] = {"batch": batch, "time": time, "dtype": dtype, "device": device}
-        asked |= {"lengths": lengths, "resets": resets}
+        sizes: dict[str, Any] = {"batch": batch, "time": time, "dtype": dtype, "device": device}
+        sizes |= {"lengths": lengths, "resets": resets}
         after = not resets and not state and encoder_after.applies(self, time, dtype, device)
         if after:
-            asked["width"] = self.input_size
+            sizes["width"] = self.input_size
         if not self.returns_sequences:
-            found = self.memory.plan("final_state", **asked)
-            stored = (*found.stored, "the final state", "x at the end", "weight")
+            plan = self.memory.plan("final_state", **sizes)
+            stored = (*plan.stored, "the final state", "x at the end", "weight")
         elif self._disturbs:
-            found = self.memory.plan("states", **asked)
-            found = replace(found, reason=f"{found.reason} m is stored: noise or dropout acts on it.")
-            stored = (*found.stored, "m", "x", "weight")
+            plan = self.memory.plan("states", **sizes)
+            plan = replace(plan, reason=f"{plan.reason} m is stored: noise or dropout acts on it.")
+            stored = (*plan.stored, "m", "x", "weight")
         else:
-            why_not = self._why_not_stored(batch, time, asked.get("width", self.memory.channels), dtype, device)
+            why_not = self._why_not_stored(batch, time, sizes.get("width", self.memory.channels), dtype, device)
             if why_not is None:
-                found = self.memory.plan("states", **asked)
-                found = replace(
-                    found, reason=f"{found.reason} m is small: it is stored, and multiplied together with x."
-                )
-                stored = (*found.stored, "m", "x", "weight")
+                plan = self.memory.plan("states", **sizes)
+                plan = replace(plan, reason=f"{plan.reason} m is small: it is stored, and multiplied together with x.")
+                stored = (*plan.stored, "m", "x", "weight")
             else:
-                found = self.memory.plan("project", out=self.hidden_size, **asked)
-                found = replace(found, passed_over={**found.passed_over, "one product for m and x": why_not})
-                stored = (*found.stored, *(("x",) if self.input_weight is not None else ()))
+                plan = self.memory.plan("project", out=self.hidden_size, **sizes)
+                plan = replace(plan, passed_over={**plan.passed_over, "one product for m and x": why_not})
+                stored = (*plan.stored, *(("x",) if self.input_weight is not None else ()))
         inputs = f"{self.input_size} input channel{'' if self.input_size == 1 else 's'}"
         first = f"The encoder comes after the memory, which runs on {inputs}. " if after else ""
-        return replace(found, stored=stored, reason=first + found.reason)
+        return replace(plan, stored=stored, reason=first + plan.reason)
 
     def _step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         check_features(x, 2, self.input_size, self.memory_weight)
@@ -339,7 +337,7 @@ class ParallelLMU(Filling):
 
     @property
     def _measures(self) -> bool:
-        """Whether `plmu.standardize` is at work and wants to see m."""
+        """Whether `plmu.standardize` is measuring m."""
         return self.standardize is not None and self.standardize.measuring
 
     @property
@@ -366,7 +364,7 @@ class ParallelLMU(Filling):
         return weight, bias.to(weight.dtype)
 
     def _from_input(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
-        """W_x x + b_o, what of it there is."""
+        """W_x x + b_o, without the terms that the layer does not have."""
         return bias if self.input_weight is None else linear(x, self.input_weight, bias)
 
     def _epilogue(self, x: Tensor | None, bias: Tensor | None, rectify: bool = True) -> Epilogue | None:
@@ -387,7 +385,7 @@ class ParallelLMU(Filling):
         the output, small, and not rounded by it."""
         memory, reason = self.memory, None
         if memory.algorithm != "auto":
-            reason = "an algorithm was asked for by name"
+            reason = "an algorithm was chosen by name"
         elif channels != 1 or memory.order > self.hidden_size:
             reason = "m has several channels, or more numbers than the output"
         elif dtype in (torch.float16, torch.bfloat16) or autocasts(device):
@@ -446,7 +444,7 @@ def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _memory_width(
     input_size: int, memory_size: int | None, gated: bool, encoder: bool, system: LinearSystem | None
 ) -> int:
-    """How many channels u has."""
+    """Number of channels of u."""
     if gated and not encoder:
         raise ValueError("gated=True needs the encoder: it mixes the encoded input with the input itself")
     if memory_size is not None:

@@ -37,9 +37,9 @@ class SelectiveLMU(Steppable):
     Args:
         input_size: features of x.
         hidden_size: channels of the memory, and features of the output.
-        order: how many Legendre coefficients each memory channel keeps.
+        order: number of Legendre coefficients each memory channel keeps.
         theta: the window in steps; several numbers give equal groups of memory channels one window each.
-        heads: how many groups of channels have readout weights of their own; best a multiple of the windows.
+        heads: number of groups of channels with readout weights of their own; best a multiple of the windows.
         algorithm: "auto", or one by name; see `plmu.plan`.
         device, dtype: of the parameters, as in `torch.nn`.
 
@@ -78,10 +78,10 @@ class SelectiveLMU(Steppable):
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         check_features(x, 3, self.input_size, self.encoder.weight)
-        known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
-        x = keep_valid(x, known)
-        m, last = self.memory.states(self.encoder(x), state, known, resets)
-        return keep_valid(self._read(m, x), known), last
+        lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+        x = keep_valid(x, lengths)
+        m, last = self.memory.states(self.encoder(x), state, lengths, resets)
+        return keep_valid(self._read(m, x), lengths), last
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_features(x, 2, self.input_size, self.encoder.weight)
@@ -97,7 +97,7 @@ class SelectiveLMU(Steppable):
         return self.memory.initial_state(batch, dtype, device)
 
     def fold(self) -> Folded:
-        if changed(self, "fold") or not all(is_plain(one, nn.Linear) for one in (self.encoder, self.readout)):
+        if changed(self, "fold") or not all(is_plain(layer, nn.Linear) for layer in (self.encoder, self.readout)):
             return super().fold()
         weight = self.encoder.weight
         memory = replace(self.memory.fold(), dtype=wide_dtype(weight.dtype), device=weight.device)

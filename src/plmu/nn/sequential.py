@@ -61,8 +61,7 @@ class Sequential(Filling):
         self.layers = nn.ModuleList(modules)
 
     def _check_modules(self, modules: Sequence[nn.Module]) -> None:
-        """Raise unless these can be the modules; else note whether they return sequences, and how many features they
-        take."""
+        """Raise unless these can be the modules; else set `returns_sequences` and `input_size`."""
         if not modules:
             raise ValueError("Sequential needs at least one module")
         for index, module in enumerate(modules):
@@ -73,14 +72,14 @@ class Sequential(Filling):
                 raise ValueError(f"module {index} ({name_of(module)}) needs a sequence, but a module before it has"
                                  " return_sequences=False")  # fmt: skip
             sequences = sequences and (not isinstance(module, Steppable) or module.returns_sequences)
-        given = None
+        features = None
         for index, module in enumerate(modules):
             first = entrance(module)
-            wanted = features_of(first) if first is not None and is_plain(first, *EXACT) else None
-            if given is not None and wanted is not None and given != wanted:
-                raise ValueError(f"module {index} ({name_of(module)}) takes {wanted} features, but those before it give"
-                                 f" {given}")  # fmt: skip
-            given = features_after(module, given)
+            expected = features_of(first) if first is not None and is_plain(first, *EXACT) else None
+            if features is not None and expected is not None and features != expected:
+                raise ValueError(f"module {index} ({name_of(module)}) takes {expected} features, but those before it"
+                                 f" give {features}")  # fmt: skip
+            features = features_after(module, features)
         first = first_entrance(modules)
         size = features_of(first)
         if self.missing is not None and isinstance(first, nn.Embedding):
@@ -170,11 +169,11 @@ class Sequential(Filling):
     def _forward(
         self, x: Tensor, state: tuple[Any, ...] | None, lengths: Lengths, resets: Tensor | None
     ) -> tuple[Tensor, tuple[Any, ...]]:
-        x, known, resets = checked_input(self, x, lengths, resets)
+        x, lengths, resets = checked_input(self, x, lengths, resets)
         states = list(checked_states(state, len(self.layers)))
         for index, module in enumerate(self.layers):
-            x, states[index] = run(module, x, states[index], known, resets)
-        return keep_output(x, known, self.returns_sequences), tuple(states)
+            x, states[index] = run(module, x, states[index], lengths, resets)
+        return keep_output(x, lengths, self.returns_sequences), tuple(states)
 
     def _step(self, x: Tensor, state: tuple[Any, ...] | None) -> tuple[Tensor, tuple[Any, ...]]:
         check_step(self, x)
@@ -198,10 +197,10 @@ class Sequential(Filling):
         unseen = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
         return next((fills(module) for module in self.layers if not isinstance(module, unseen)), None)
 
-    def _features_after(self, given: int | None) -> int | None:
+    def _features_after(self, features: int | None) -> int | None:
         for module in self.layers:
-            given = features_after(module, given)
-        return given
+            features = features_after(module, features)
+        return features
 
     def extra_repr(self) -> str:
         return "" if self.missing is None else f"missing={self.missing}"
@@ -247,9 +246,9 @@ class Residual(Steppable):
             x plus the module's output, (batch, time, features), zero in the padding; and the module's state, None if it
             has none.
         """
-        x, known, resets = checked_input(self, x, lengths, resets)
-        out, state = run(self.module, x, state, known, resets)
-        return keep_valid(self._sum(x, out), known), state
+        x, lengths, resets = checked_input(self, x, lengths, resets)
+        out, state = run(self.module, x, state, lengths, resets)
+        return keep_valid(self._sum(x, out), lengths), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_step(self, x)
@@ -265,8 +264,8 @@ class Residual(Steppable):
     def _entrance(self) -> nn.Module | None:
         return entrance(self.module)
 
-    def _features_after(self, given: int | None) -> int | None:
-        return features_after(self.module, given)
+    def _features_after(self, features: int | None) -> int | None:
+        return features_after(self.module, features)
 
     def _sum(self, x: Tensor, out: Tensor) -> Tensor:
         if x.shape != out.shape:

@@ -14,7 +14,7 @@ from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
-_CACHED = {"cpu": 2**20, "cuda": 2**26}  # comparisons that are held at a time
+_CACHED = {"cpu": 2**20, "cuda": 2**26}  # comparisons in memory at a time
 _STEPS = 1024  # of which counts and positions of degree 1 are exact in float32, and in TF32
 _DEGREES = 8  # the highest; above it float32 sums lose their digits
 
@@ -26,8 +26,8 @@ class ThresholdShares(Steppable):
     With `positions` it also says where in the sequence those steps are: the mean over all T steps so far of the
     Legendre polynomials of 2 (t + ½) / T − 1 at steps above the threshold, and 0 at the others. That of degree 1 is
     negative where they come early; that of degree 2 where they come in the middle. It has no parameters and no
-    gradient; `thresholds` is a buffer, saved with the model. A sequence of any length gives equally many numbers, so
-    that a linear layer can classify it.
+    gradient; `thresholds` is a buffer, saved with the model. The size of the output does not depend on the
+    length of the sequence, so that a linear layer can classify it.
 
     Args:
         features: features of x.
@@ -42,11 +42,11 @@ class ThresholdShares(Steppable):
         x: (batch, time, features).
         out: (batch, time, outputs), or (batch, outputs), where outputs are count · features · (1 + positions);
             `out.unflatten(-1, (-1, count, features))` has the degree first, where 0 are the shares.
-        state: how many steps t were above each, for each further degree k the sum of their (t + ½)ᵏ, and how many
-            steps there were: (batch, outputs + 1).
+        state: the number of steps t above each threshold, for each further degree k the sum of their (t + ½)ᵏ, and the
+            number of all steps: (batch, outputs + 1).
 
     Raises:
-        ValueError: features or count is below 1, or positions is no whole number from 0 to 8.
+        ValueError: features or count is below 1, or positions is not an integer from 0 to 8.
     """
 
     thresholds: Tensor
@@ -65,7 +65,7 @@ class ThresholdShares(Steppable):
         super().__init__()
         self.input_size, self.count = positive(features, "features"), positive(count, "count")
         if not isinstance(positions, int) or not 0 <= positions <= _DEGREES:
-            raise ValueError(f"positions must be a whole number from 0 to {_DEGREES}, got {positions!r}")
+            raise ValueError(f"positions must be an integer from 0 to {_DEGREES}, got {positions!r}")
         self.positions = int(positions)
         self.output_size = self.count * self.input_size * (1 + self.positions)
         self.returns_sequences = return_sequences
@@ -77,20 +77,20 @@ class ThresholdShares(Steppable):
     ) -> tuple[Tensor, Any]:
         check_features(x, 3, self.input_size, self.thresholds)
         batch, time, _ = x.shape
-        known = checked_lengths(lengths, batch, time, x.device)
+        lengths = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         start = self._start(x, state)
         if self.returns_sequences or resets is not None or torch.compiler.is_compiling():
-            return self._every_step(x, start, known, resets)
-        steps = start.new_full((batch,), time) if known is None else known.to(start.dtype)
+            return self._all_steps(x, start, lengths, resets)
+        steps = start.new_full((batch,), time) if lengths is None else lengths.to(start.dtype)
         sums = self._sums(x.detach(), steps)
         sums = _later(sums, start[:, -1:])  # steps are counted from the beginning of the sequence
         last = start + torch.cat([sums.flatten(1), steps[:, None]], dim=1).to(start.dtype)
         out = shares_of(last, self.positions).to(result_dtype(x))
-        return (out if known is None else torch.where((known > 0)[:, None], out, 0.0)), last
+        return (out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0)), last
 
     def _sums(self, x: Tensor, steps: Tensor) -> Tensor:
-        """How many of the first steps t of x are above each threshold, and the sums of their (t + ½)ᵏ for each degree:
+        """The number of the first steps t of x above each threshold, and the sums of their (t + ½)ᵏ for each degree:
         (batch, 1 + positions, count · features).
 
         Comparisons are made for few steps at a time, so that they stay in a processor's cache, and are summed by a
@@ -113,38 +113,39 @@ class ThresholdShares(Steppable):
                 weight = (place + number < steps[:, None]).to(dtype)[:, None]  # (batch, 1, time)
                 weight = weight * torch.stack(list(powers(number.to(dtype), self.positions)))
                 for first in range(0, batch, rows):
-                    some = x[first : first + rows, place : place + length]
-                    held = above[: some.shape[0], : some.shape[1]]
-                    # Written as numbers: as truth values they would be compared one by one.
-                    torch.gt(some.unsqueeze(2), thresholds, out=held)
-                    found = weight[first : first + rows] @ held.flatten(2)
-                    total[first : first + rows] += _later(found.double(), place)
+                    part = x[first : first + rows, place : place + length]
+                    held = above[: part.shape[0], : part.shape[1]]
+                    # Written as numbers: comparisons to bools are not vectorised.
+                    torch.gt(part.unsqueeze(2), thresholds, out=held)
+                    sums = weight[first : first + rows] @ held.flatten(2)
+                    total[first : first + rows] += _later(sums.double(), place)
         return total
 
-    def _every_step(self, x: Tensor, start: Tensor, known: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
+    def _all_steps(self, x: Tensor, start: Tensor, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
         time = x.shape[1]
         at = torch.arange(time, device=x.device)
-        begun = at.new_full((x.shape[0], time), -1) if resets is None else torch.where(resets, at, -1).cummax(1).values
+        none = at.new_full((x.shape[0], time), -1)  # no reset so far
+        reset_steps = none if resets is None else torch.where(resets, at, -1).cummax(1).values
         # Numbers of steps since the last reset, or since the sequence began.
-        number = torch.where(begun >= 0, at - begun, at + start[:, -1:]).to(start.dtype)[:, :, None]
-        above = counted_above(keep_valid(x, known), self.thresholds, number, self.positions)
+        number = torch.where(reset_steps >= 0, at - reset_steps, at + start[:, -1:]).to(start.dtype)[:, :, None]
+        above = counted_above(keep_valid(x, lengths), self.thresholds, number, self.positions)
         totals = above.cumsum(1)
         if resets is None:
             counts = totals + start[:, None]
         else:
-            first = begun[:, :, None].expand_as(totals)
+            first = reset_steps[:, :, None].expand_as(totals)
             before = (totals - above).gather(1, first.clamp(min=0))  # up to the reset
             counts = torch.where(first >= 0, totals - before, totals + start[:, None])
-        out = keep_valid(shares_of(counts, self.positions).to(result_dtype(x)), known)
-        if known is None:
+        out = keep_valid(shares_of(counts, self.positions).to(result_dtype(x)), lengths)
+        if lengths is None:
             last = counts[:, -1]
             return (out if self.returns_sequences else out[:, -1]), last.clone()
-        index = (known - 1).clamp(min=0)[:, None, None]
-        some = (known > 0)[:, None]
-        last = torch.where(some, counts.gather(1, index.expand(-1, 1, counts.shape[2]))[:, 0], start)
+        index = (lengths - 1).clamp(min=0)[:, None, None]
+        not_empty = (lengths > 0)[:, None]
+        last = torch.where(not_empty, counts.gather(1, index.expand(-1, 1, counts.shape[2]))[:, 0], start)
         if self.returns_sequences:
             return out, last
-        return torch.where(some, out.gather(1, index.expand(-1, 1, out.shape[2]))[:, 0], 0.0), last
+        return torch.where(not_empty, out.gather(1, index.expand(-1, 1, out.shape[2]))[:, 0], 0.0), last
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_features(x, 2, self.input_size, self.thresholds)
@@ -161,13 +162,12 @@ class ThresholdShares(Steppable):
         thresholds = self.thresholds
         return RunningShares(thresholds, self.positions, dtype=thresholds.dtype, device=thresholds.device)
 
-    def _start(self, x: Tensor, state: Any) -> Tensor:
+    def _start(self, x: Tensor, state: Tensor | None) -> Tensor:
         start: Tensor = self.initial_state(x.shape[0], x.dtype, x.device)
         if state is None:
             return start
         check_state(state, tuple(start.shape), start.dtype, start.device)
-        given: Tensor = state
-        return given
+        return state
 
     def extra_repr(self) -> str:
         last = "" if self.returns_sequences else ", return_sequences=False"
@@ -176,7 +176,7 @@ class ThresholdShares(Steppable):
 
 
 def _later(sums: Tensor, steps: Tensor | int) -> Tensor:
-    """Sums (batch, degrees, …) of powers of step numbers, if those steps were so many later."""
+    """Sums (batch, degrees, …) of powers of step numbers, with `steps` added to each of these numbers."""
     parts = sums.unbind(1)
     moved = [
         sum((math.comb(k, j) * steps ** (k - j) * parts[j] for j in range(k)), parts[k])

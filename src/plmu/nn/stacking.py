@@ -1,5 +1,4 @@
-"""What stands in a stack: which modules act on each step alone, how many features they take and give, and how they
-run."""
+"""The modules of a stack: which of them act on each step alone, their input and output features, and how they run."""
 
 from __future__ import annotations
 
@@ -81,14 +80,14 @@ def check_module(module: nn.Module, where: str) -> None:
     )
 
 
-# Classes whose number of input features is known for sure.
+# Classes that take one number of input features only.
 EXACT = (nn.Linear, nn.LayerNorm, nn.RMSNorm, Standardize, ParallelLMU, DelayLayer, LMU)
-# Of PER_STEP, those that ask for a number of features, or for tokens; the others take any.
+# Modules in PER_STEP that take one number of features, or tokens; the others take any.
 _SIZED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
 
 def entrance(module: nn.Module) -> nn.Module | None:
-    """The first module inside that decides what an input must look like; None where nothing does."""
+    """The first module inside that restricts the input; None where nothing does."""
     if isinstance(module, Steppable):
         return module._entrance()
     if isinstance(module, nn.Sequential):
@@ -98,35 +97,35 @@ def entrance(module: nn.Module) -> nn.Module | None:
 
 
 def first_entrance(modules: Iterable[nn.Module]) -> nn.Module | None:
-    """The same of modules in a row."""
+    """The first module that restricts the input of modules in a row."""
     for module in modules:  # a loop: torch.compile of 2.11 cannot read a name bound inside a generator
-        found = entrance(module)
-        if found is not None:
-            return found
+        first = entrance(module)
+        if first is not None:
+            return first
     return None
 
 
-def features_after(module: nn.Module, given: int | None) -> int | None:
-    """How many features a module gives for so many; None where that is not known, as of classes that are not plmu's or
-    torch's own, and of modules with hooks."""
+def features_after(module: nn.Module, features: int | None) -> int | None:
+    """The output features of a module for the given input features; None where they are unknown, as of classes that are
+    not plmu's or torch's own, and of modules with hooks."""
     if not is_plain(module, type(module)) or not type(module).__module__.startswith(("plmu.", "torch.")):
         return None
     if isinstance(module, nn.LazyLinear):
         return None
     if isinstance(module, Steppable):
-        return module._features_after(given)
+        return module._features_after(features)
     if isinstance(module, nn.Sequential):
         for inner in module:
-            given = features_after(inner, given)
-        return given
+            features = features_after(inner, features)
+        return features
     if isinstance(module, nn.Linear):
         return module.out_features
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
     if isinstance(module, nn.GLU):
-        return None if given is None else given // 2
+        return None if features is None else features // 2
     same = isinstance(module, (*PER_STEP, nn.Softmax, nn.LogSoftmax, Standardize))
-    return (features_of(module) or given) if same else None
+    return (features_of(module) or features) if same else None
 
 
 def fills(module: nn.Module) -> str | None:
@@ -135,7 +134,7 @@ def fills(module: nn.Module) -> str | None:
 
 
 def _takes_time(module: nn.Module) -> bool:
-    """Whether a module of PER_STEP has options that reach the time axis."""
+    """Whether a module of PER_STEP has options that make it mix time steps."""
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return len(module.normalized_shape) > 1
     return isinstance(module, nn.PReLU) and module.num_parameters > 1  # one for each index of the second axis
@@ -144,8 +143,8 @@ def _takes_time(module: nn.Module) -> bool:
 def run(module: nn.Module, x: Tensor, state: Any, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
     """A module of a stack over a whole sequence, and its next state; None where it has none."""
     if isinstance(module, Steppable):
-        found: tuple[Tensor, Any] = module(x, state, lengths, resets=resets)
-        return found
+        result: tuple[Tensor, Any] = module(x, state, lengths, resets=resets)
+        return result
     return _over_steps(module, x, lengths), None
 
 
@@ -155,7 +154,7 @@ def run_step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
 
 
 def checked_states(state: tuple[Any, ...] | None, count: int) -> tuple[Any, ...]:
-    """The states of so many modules."""
+    """The states of `count` modules; None for each at the start."""
     if state is None:
         return (None,) * count
     if not isinstance(state, tuple) or len(state) != count:
@@ -167,21 +166,21 @@ def checked_states(state: tuple[Any, ...] | None, count: int) -> tuple[Any, ...]
 def checked_input(
     model: Steppable, x: Tensor, lengths: Lengths, resets: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What a stack is given, checked, with zeros in the padding of x."""
+    """The input of a stack, checked, with zeros in the padding of x."""
     check_padded(x, "x")
     if x.dim() < 2:
         raise ValueError(
             "x must have shape (batch, time, features), or (batch, time) for token numbers;"
             f" got {tuple(x.shape)}: for one sequence give x[None]"
         )
-    known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+    lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
     check_step(model, x)
-    return keep_valid(x, known), known, resets
+    return keep_valid(x, lengths), lengths, resets
 
 
 def check_step(model: Steppable, x: Tensor) -> None:
-    """Raise unless x has the features and the precision of the first module, for modules that do not say so."""
+    """Raise unless x has the features and the precision of the first module, where that does not check them itself."""
     first = entrance(model)
     if not isinstance(first, nn.Linear | nn.LayerNorm | nn.RMSNorm):  # other modules name what they expect
         return
@@ -196,10 +195,10 @@ def check_step(model: Steppable, x: Tensor) -> None:
 
 
 def _over_steps(module: nn.Module, x: Tensor, lengths: Tensor | None) -> Any:
-    """module(x) for all steps of a sequence. While a model is standardised, what measures is told the lengths."""
+    """module(x) for all steps of a sequence. While `plmu.standardize` measures, it takes the lengths too."""
     if isinstance(module, Standardize) and module.measuring:
         return module(x, lengths)
-    if isinstance(module, nn.Sequential) and any(isinstance(one, Standardize) and one.measuring for one in module):
+    if isinstance(module, nn.Sequential) and any(isinstance(part, Standardize) and part.measuring for part in module):
         for inner in module:
             x = _over_steps(inner, x, lengths)
         return x
@@ -207,7 +206,7 @@ def _over_steps(module: nn.Module, x: Tensor, lengths: Tensor | None) -> Any:
 
 
 def _each_step(module: nn.Module, x: Tensor) -> Any:
-    """module(x), with a bad token named where torch itself finds it: not while compiling, and not on a GPU."""
+    """module(x), naming a bad token where torch finds it: not while compiling, and not on a GPU."""
     if isinstance(module, nn.RMSNorm) and module.weight is not None and autocasts(x.device):
         return module(x.to(module.weight.dtype))  # as torch does for nn.LayerNorm; its kernel takes one precision
     first = entrance(module)

@@ -90,14 +90,14 @@ class Standardize(nn.Module):
             mean: a number, or a tensor that expands to `features`.
             std: the same, above 0.
         """
-        made = {}
-        for name, given in (("mean", mean), ("std", std)):
-            value = torch.as_tensor(given).detach().to(getattr(self, name)).expand(self.features)
+        checked = {}
+        for name, number in (("mean", mean), ("std", std)):
+            value = torch.as_tensor(number).detach().to(getattr(self, name)).expand(self.features)
             if not bool(value.isfinite().all()) or (name == "std" and not bool((value > 0).all())):
-                wanted = "finite numbers" if name == "mean" else "finite numbers above 0"
-                raise ValueError(f"{name} must be {wanted} in {value.dtype}, got {given!r}")
-            made[name] = value
-        for name, value in made.items():
+                expected = "finite numbers" if name == "mean" else "finite numbers above 0"
+                raise ValueError(f"{name} must be {expected} in {value.dtype}, got {number!r}")
+            checked[name] = value
+        for name, value in checked.items():
             getattr(self, name).copy_(value)
 
     def _observe(self, x: Tensor, lengths: Tensor | None = None) -> None:

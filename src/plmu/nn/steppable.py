@@ -66,9 +66,9 @@ class Steppable(nn.Module):
         """
 
     def fold(self) -> Folded:
-        """What `plmu.fold` makes of this layer, before arrays are cast: by default the layer itself, in a copy.
+        """The folded form of this layer, before `plmu.fold` casts its arrays; by default a copy of the layer itself.
 
-        Override it to give a layer of your own as one of the kinds in `plmu.folded`, or as a kind of your own.
+        Override it to fold a layer of your own to one of the kinds in `plmu.folded`, or to a kind of your own.
 
         Returns:
             The folded layer, with arrays in float64 on the CPU.
@@ -86,7 +86,7 @@ class Steppable(nn.Module):
         """The state that `None` stands for.
 
         Args:
-            batch: how many sequences.
+            batch: number of sequences.
             dtype: the precision of the input; states are float32 or wider.
             device: where the state is.
 
@@ -106,11 +106,11 @@ class Steppable(nn.Module):
         return None
 
     def _entrance(self) -> nn.Module | None:
-        """The first module inside that decides what an input must look like; None where nothing does."""
+        """The first module inside that restricts the input; None where nothing does."""
         return self
 
-    def _features_after(self, given: int | None) -> int | None:
-        """How many features the output has for so many of the input; None where that is not known."""
+    def _features_after(self, features: int | None) -> int | None:
+        """Output features for the given input features; None where they are unknown."""
         size = getattr(self, "output_size", None)
         return size if isinstance(size, int) else None
 
@@ -127,27 +127,27 @@ def features_of(module: nn.Module | None) -> int | None:
 
 
 def changed(layer: Steppable, method: str) -> bool:
-    """Whether a layer is not quite of the class that has this method: a subclass, or the layer itself, has other
-    methods in place of that class's. What the method says of the class then does not hold."""
-    own = next(kind for kind in type(layer).__mro__ if method in vars(kind))
-    between = type(layer).__mro__[: type(layer).__mro__.index(own)]
+    """Whether a subclass, or the layer itself, overrides methods of the class that defines this one, which then does
+    not describe the layer."""
+    defining = next(kind for kind in type(layer).__mro__ if method in vars(kind))
+    between = type(layer).__mro__[: type(layer).__mro__.index(defining)]
     harmless = {"forward", "extra_repr", "reset_parameters"}
     names = {name for kind in between for name in vars(kind)} - harmless
-    if any(hasattr(own, name) for name in names if not name.startswith("__")):
+    if any(hasattr(defining, name) for name in names if not name.startswith("__")):
         return True
-    return any(callable(getattr(own, name, None)) for name in vars(layer))
+    return any(callable(getattr(defining, name, None)) for name in vars(layer))
 
 
-def activation(given: Activation, name: str) -> Callable[[Tensor], Tensor] | None:
+def activation(function: Activation, name: str) -> Callable[[Tensor], Tensor] | None:
     """An activation by name, a callable as it is, or None for none."""
-    if isinstance(given, type):
-        raise TypeError(f"{name} must be a function or a name, got the class {given.__name__}: pass an instance,"
-                        f" {given.__name__}(), or a name such as 'relu'")  # fmt: skip
-    if given is None or (callable(given) and not isinstance(given, str)):
-        return given
-    if not isinstance(given, str) or given not in ACTIVATIONS:
-        raise ValueError(f"{name} must be None, a callable or one of {', '.join(ACTIVATIONS)}; got {given!r}")
-    return ACTIVATIONS[given]
+    if isinstance(function, type):
+        raise TypeError(f"{name} must be a function or a name, got the class {function.__name__}: pass an instance,"
+                        f" {function.__name__}(), or a name such as 'relu'")  # fmt: skip
+    if function is None or (callable(function) and not isinstance(function, str)):
+        return function
+    if not isinstance(function, str) or function not in ACTIVATIONS:
+        raise ValueError(f"{name} must be None, a callable or one of {', '.join(ACTIVATIONS)}; got {function!r}")
+    return ACTIVATIONS[function]
 
 
 def positive(value: int, name: str) -> int:
@@ -156,29 +156,31 @@ def positive(value: int, name: str) -> int:
     except TypeError:
         whole = 0
     if isinstance(value, bool) or whole < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     return whole
 
 
-def share(value: float, name: str) -> float:
+def probability(value: float, name: str) -> float:
     """A dropout probability."""
     if not isinstance(value, int | float) or not 0 <= value < 1:
         raise ValueError(f"{name} must be a number of at least 0 and below 1, got {value!r}")
     return float(value)
 
 
-# What a layer's memory shows of itself, or the layer in another way.
+# Options that `repr` shows in another place.
 _SHOWN = {"input_size", "hidden_size", "channels", "memory_size", "order", "theta", "system", "trainable"}
 _SHOWN |= {"num_embeddings", "embedding_dim"}
 
 
 def options_repr(layer: Any, kind: type[nn.Module], **activations: Callable[[Tensor], Tensor] | None) -> str:
     """For `extra_repr`: activations, and the options of a layer that do not have the default of their class."""
-    defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
-    found: dict[str, Any] = {name: shown(function) for name, function in activations.items()}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    options: dict[str, Any] = {name: shown(function) for name, function in activations.items()}
     hidden = {*_SHOWN, *activations}
-    found |= {name: value for name, value in layer.config.items() if name not in hidden and value != defaults.get(name)}
-    return "".join(f", {name}={value}" for name, value in found.items())
+    options |= {
+        name: value for name, value in layer.config.items() if name not in hidden and value != defaults.get(name)
+    }
+    return "".join(f", {name}={value}" for name, value in options.items())
 
 
 def shown(function: Callable[[Tensor], Tensor] | None) -> str | None:
@@ -201,11 +203,11 @@ def factory(device: torch.device | str | None, dtype: torch.dtype | None) -> Fac
 
 
 def last_valid(x: Tensor, lengths: Lengths = None) -> Tensor:
-    """The last step of x (batch, time, features) that is no padding, (batch, features); zero where a length is 0.
+    """The last step of x (batch, time, features) that is not padding, (batch, features); zero where a length is 0.
 
     Args:
         x: a sequence, padded on the right.
-        lengths: how long each sequence is, (batch,); None for no padding.
+        lengths: the length of each sequence, (batch,); None for no padding.
     """
     lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
     if lengths is None:
@@ -242,8 +244,8 @@ def reverse(x: Tensor, lengths: Lengths = None) -> Tensor:
     if not isinstance(x, Tensor) or x.dim() < 2:
         kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"x must be a tensor (batch, time, ...), got {kind}")
-    known = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
-    if known is None:
+    lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
+    if lengths is None:
         return x.flip(1)
-    index = reversed_steps(known, x.shape[1])
+    index = reversed_steps(lengths, x.shape[1])
     return x.gather(1, index.reshape(*index.shape, *(1,) * (x.dim() - 2)).expand_as(x))

@@ -38,7 +38,7 @@ class TimedDelayLayer(Steppable):
 
     Args:
         channels: features of a sample; each has a memory of its own.
-        order: how many Legendre coefficients each memory keeps.
+        order: number of Legendre coefficients each memory keeps.
         theta: the window, in the unit of the times.
         return_sequences: False gives the output at each sequence's last step alone.
 
@@ -78,10 +78,10 @@ class TimedDelayLayer(Steppable):
         """
         check_features(x, 3, self.input_size)
         batch, time, _ = x.shape
-        known = checked_lengths(lengths, batch, time, x.device)
+        lengths = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         before, narrow = self._before(x, state), result_dtype(x)
-        x = keep_valid(x, known).to(before.dtype)  # in the padding no time passes
+        x = keep_valid(x, lengths).to(before.dtype)  # in the padding no time passes
         move, take = self._transitions(x[:, :, 0])
         if resets is not None:
             move = move.masked_fill(resets[:, :, None, None], 0.0)
@@ -90,7 +90,7 @@ class TimedDelayLayer(Steppable):
         m = _scan(move, torch.cat([first, inputs[:, 1:]], dim=1))
         last = m[:, -1].clone()
         out = m.flatten(2) if self.returns_sequences else last.flatten(1)[:, None]
-        out = keep_valid(out, known).to(narrow, copy=True)
+        out = keep_valid(out, lengths).to(narrow, copy=True)
         return out if self.returns_sequences else out[:, 0], last
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
@@ -123,20 +123,20 @@ class TimedDelayLayer(Steppable):
 
     def _transitions(self, intervals: Tensor) -> tuple[Tensor, Tensor]:
         """e^{A Δ} (..., order, order) and the weights of the sample (..., order), for each interval."""
-        given = intervals.detach()
-        if not values_unknown(given):
-            wrong = ~((given >= 0) & torch.isfinite(given))
+        lags = intervals.detach()
+        if not values_unknown(lags):
+            wrong = ~((lags >= 0) & torch.isfinite(lags))
             if wrong.any():
                 place = tuple(wrong.nonzero()[0].tolist())
                 raise ValueError(
                     f"x[..., 0] must be the time since the step before, at least 0 and finite; got"
-                    f" {float(given[place]):.6g} at {place}"
+                    f" {float(lags[place]):.6g} at {place}"
                 )
-            given, places = torch.unique(given, return_inverse=True)
+            lags, places = torch.unique(lags, return_inverse=True)
         else:
-            given, places = given.flatten(), torch.arange(given.numel(), device=given.device).reshape(given.shape)
-        matrix = self._matrix.to(given.device) if given.device.type != "mps" else self._matrix
-        parts = given.to(matrix.device, torch.float64)[:, None, None].split(_AT_ONCE)
+            lags, places = lags.flatten(), torch.arange(lags.numel(), device=lags.device).reshape(lags.shape)
+        matrix = self._matrix.to(lags.device) if lags.device.type != "mps" else self._matrix
+        parts = lags.to(matrix.device, torch.float64)[:, None, None].split(_AT_ONCE)
         powers = torch.cat([torch.linalg.matrix_exp(part * matrix) for part in parts])
         powers = powers.to(intervals.device, intervals.dtype)[places][..., :-1, :]
         return powers[..., :-1], powers[..., -1]
@@ -153,13 +153,13 @@ def _scan(moves: Tensor, inputs: Tensor) -> Tensor:
     batch, time, order, channels = inputs.shape
     blocks = -(-time // _BLOCK)
     if blocks == 1:
-        found = [inputs[:, 0]]
+        states = [inputs[:, 0]]
         for t in range(1, time):
-            found.append(torch.baddbmm(inputs[:, t], moves[:, t], found[-1]))
-        return torch.stack(found, dim=1)
-    more = blocks * _BLOCK - time
-    inputs = torch.nn.functional.pad(inputs, (0, 0, 0, 0, 0, more)).reshape(batch, blocks, _BLOCK, order, channels)
-    moves = torch.nn.functional.pad(moves, (0, 0, 0, 0, 0, more)).reshape(batch, blocks, _BLOCK, order, order)
+            states.append(torch.baddbmm(inputs[:, t], moves[:, t], states[-1]))
+        return torch.stack(states, dim=1)
+    padding = blocks * _BLOCK - time
+    inputs = torch.nn.functional.pad(inputs, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, channels)
+    moves = torch.nn.functional.pad(moves, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, order)
     local, products = [inputs[:, :, 0]], [moves[:, :, 0]]
     for t in range(1, _BLOCK):
         local.append(inputs[:, :, t] + moves[:, :, t] @ local[-1])

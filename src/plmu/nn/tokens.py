@@ -17,7 +17,7 @@ from plmu.nn.delay import DelayLayer
 from plmu.nn.folding import fold_module, is_plain
 from plmu.nn.memory import Memory
 from plmu.nn.savable import savable
-from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, share
+from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, probability
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_padded, checked_lengths
 
@@ -35,8 +35,8 @@ class TokenDelayLayer(Steppable):
 
     Args:
         num_embeddings: rows of the table; tokens are numbers from 0 to num_embeddings − 1.
-        embedding_dim: numbers of a row, and channels of the memory.
-        order: how many Legendre coefficients each channel keeps.
+        embedding_dim: columns of the table, and channels of the memory.
+        order: number of Legendre coefficients each channel keeps.
         theta: the window in tokens; several numbers give equal groups of channels one window each.
         token_dropout: dropout probability of tokens in training; the others count for more.
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
@@ -81,7 +81,7 @@ class TokenDelayLayer(Steppable):
             algorithm=algorithm,
             **place,
         )
-        self.token_dropout = share(token_dropout, "token_dropout")
+        self.token_dropout = probability(token_dropout, "token_dropout")
         self.output_size = self.delay.output_size
         self.returns_sequences = return_sequences
 
@@ -97,7 +97,7 @@ class TokenDelayLayer(Steppable):
         Args:
             tokens: (batch, time).
             state: where to go on from, (batch, order, embedding_dim); None begins at zero.
-            lengths: how long each text is, (batch,); None for no padding. Padding may be any number.
+            lengths: the length of each text, (batch,); None for no padding. Padding may be any number.
             resets: (batch, time), True for the first token of a further text in the same row.
 
         Returns:
@@ -105,18 +105,18 @@ class TokenDelayLayer(Steppable):
             `return_sequences=True`; and the state (batch, order, embedding_dim).
         """
         self._check(tokens, 2)
-        known = checked_lengths(lengths, tokens.shape[0], tokens.shape[1], tokens.device)
-        if known is not None:  # padding may be any number
-            valid = torch.arange(tokens.shape[1], device=tokens.device) < known[:, None]
+        lengths = checked_lengths(lengths, tokens.shape[0], tokens.shape[1], tokens.device)
+        if lengths is not None:  # padding may be any number
+            valid = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
             tokens = torch.where(valid, tokens, 0)
         fresh = state is None and resets is None
         if fresh and self._why_not_rows(tokens.shape[1], tokens.device) is None:
-            last = self._sums(tokens, known)
+            last = self._sums(tokens, lengths)
             return last.flatten(1).clone(), last
         x = self._embedded(tokens)
         if self.training and self.token_dropout:
-            x = x * self._kept(tokens, x.dtype)[:, :, None]
-        out: tuple[Tensor, Tensor] = self.delay(x, state, known, resets=resets)
+            x = x * self._dropout_factors(tokens, x.dtype)[:, :, None]
+        out: tuple[Tensor, Tensor] = self.delay(x, state, lengths, resets=resets)
         return out
 
     def step(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -132,7 +132,7 @@ class TokenDelayLayer(Steppable):
         self._check(tokens, 1)
         x = self._embedded(tokens)
         if self.training and self.token_dropout:
-            x = x * self._kept(tokens, x.dtype)[:, None]
+            x = x * self._dropout_factors(tokens, x.dtype)[:, None]
         return self.delay.step(x, state)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
@@ -157,7 +157,7 @@ class TokenDelayLayer(Steppable):
         resets: bool = False,
         state: bool = False,
     ) -> Plan:
-        """What `layer(tokens)` runs for tokens (batch, time), and why.
+        """The algorithm that `layer(tokens)` runs for tokens (batch, time), and why.
 
         Args:
             batch: the first size of the tokens.
@@ -172,14 +172,14 @@ class TokenDelayLayer(Steppable):
         """
         table = self.embedding.weight
         place = table.device if device is None else torch.device(device)
-        begun = "the text begins before the call, or is reset inside it" if resets or state else None
-        why_not = begun or self._why_not_rows(time, place)
+        started = "the text begins before the call, or is reset inside it" if resets or state else None
+        why_not = started or self._why_not_rows(time, place)
         if why_not is None:
             reason = "The final state is a weighted sum of table rows for each order (equation 25)."
             return Plan("final_state", "sums of table rows", 1, reason=reason, stored=("tokens", "weights of the rows"))
-        found = self.delay.plan(batch=batch, time=time, dtype=table.dtype, device=place, lengths=lengths, resets=resets)
-        stored = ("tokens", *found.stored)
-        return replace(found, stored=stored, passed_over={**found.passed_over, "sums of table rows": why_not})
+        plan = self.delay.plan(batch=batch, time=time, dtype=table.dtype, device=place, lengths=lengths, resets=resets)
+        stored = ("tokens", *plan.stored)
+        return replace(plan, stored=stored, passed_over={**plan.passed_over, "sums of table rows": why_not})
 
     def _why_not_rows(self, time: int, device: torch.device) -> str | None:
         """Why the final state is not made of table rows, if it is not, for texts that begin with the call."""
@@ -187,7 +187,7 @@ class TokenDelayLayer(Steppable):
         if self.returns_sequences:
             reason = "all states are asked for"
         elif not is_plain(table, nn.Embedding) or table.max_norm is not None or table.padding_idx is not None:
-            reason = "the table is no plain nn.Embedding"
+            reason = "the table is not a plain nn.Embedding"
         elif table.sparse or table.scale_grad_by_freq:
             reason = "the gradient of the table is sparse or scaled"
         elif transformed():
@@ -195,7 +195,7 @@ class TokenDelayLayer(Steppable):
         elif memory.trainable != "none" or memory.groups > 1 or memory.systems()[0].inputs is not None:
             reason = "the memory is trained, or not the same for all channels"
         elif memory.algorithm != "auto":
-            reason = "an algorithm was asked for by name"
+            reason = "an algorithm was chosen by name"
         elif memory.order > MOST_SUMS:
             reason = f"the order is above {MOST_SUMS}"
         elif table.weight.dtype not in (torch.float32, torch.float64) or autocasts(device) or is_open(time):
@@ -218,19 +218,19 @@ class TokenDelayLayer(Steppable):
             age = lengths[:, None] - 1 - torch.arange(time, device=tokens.device)
             weights = torch.where(age >= 0, response[:, age.clamp(min=0)], 0.0)  # (order, batch, time)
         if self.training and self.token_dropout:
-            weights = weights * self._kept(tokens, weights.dtype)
+            weights = weights * self._dropout_factors(tokens, weights.dtype)
         try:
             sums = [
-                embedding_bag(tokens, table, mode="sum", per_sample_weights=one.contiguous())
-                for one in weights.unbind()
+                embedding_bag(tokens, table, mode="sum", per_sample_weights=order_weights.contiguous())
+                for order_weights in weights.unbind()
             ]
         except RuntimeError:
             self._check_range(tokens)
             raise
         return torch.stack(sums, dim=1)
 
-    def _kept(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """Zero for tokens that are dropped, and more than one for the others."""
+    def _dropout_factors(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """Factors of dropout: zero for tokens that are dropped, more than one for the others."""
         return dropout(torch.ones(tokens.shape, dtype=dtype, device=tokens.device), self.token_dropout)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
@@ -252,9 +252,7 @@ class TokenDelayLayer(Steppable):
         if tokens.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"tokens must be token numbers, int64 or int32, got {tokens.dtype}")
         if self.embedding.embedding_dim != self.delay.input_size:
-            raise ValueError(
-                f"embedding must have {self.delay.input_size} numbers for a token, got {self.embedding.embedding_dim}"
-            )
+            raise ValueError(f"embedding must have {self.delay.input_size} columns, got {self.embedding.embedding_dim}")
         if tokens.dim() != dims or (dims == 2 and tokens.shape[1] == 0):
             expected = "(batch, time) with at least one step" if dims == 2 else "(batch,)"
             raise ValueError(f"tokens must have shape {expected}, got {tuple(tokens.shape)}")
