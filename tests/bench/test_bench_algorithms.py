@@ -139,7 +139,7 @@ def test_algorithms_are_tried_where_they_suit(
     considered(monkeypatch, *["fused"] * fused)
     monkeypatch.setattr(Problem, "errors", lambda self, calls: {})
     monkeypatch.setattr(algorithms, "training", lambda call, *leaves: call)
-    row = algorithms.choice(shape, torch.float32, "cpu", 1, every=every)
+    row = algorithms.choice(shape, torch.float32, "cpu", 1, reset_interval=every)
     assert list(timed[0]) == [*names.split(), "auto"]
     assert row == {
         "shape": str(shape),
@@ -153,7 +153,7 @@ def test_algorithms_are_tried_where_they_suit(
 
 @pytest.mark.parametrize("every", [None, 10])
 def test_a_choice_is_of_right_answers_and_of_gradients(every: int | None, timed: list[Calls]) -> None:
-    row = algorithms.choice(TINY, torch.float32, "cpu", 1, every=every)
+    row = algorithms.choice(TINY, torch.float32, "cpu", 1, reset_interval=every)
     for call in timed[0].values():
         assert [tuple(one.shape) for one in call()] == [(2, 20, 4), (3, 2, 4)]
     problem = Problem(TINY, torch.float32, "cpu", every)

@@ -80,8 +80,8 @@ def test_the_tables_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, choices = ([str(shape) for shape in some] for some in (problems.GPU_SHAPES, problems.GPU_CHOICES))
     assert [one for one in tables.asked if one[0] == "choice"] == [
         *(("choice", shape, *given, {}, False) for shape in choices),
-        *(("choice", shape, *given, {"graphs": True, "every": None}, True) for shape in choices),
-        *(("choice", shape, *given, {"graphs": True, "every": 100}, True) for shape in shapes),
+        *(("choice", shape, *given, {"graphs": True, "reset_interval": None}, True) for shape in choices),
+        *(("choice", shape, *given, {"graphs": True, "reset_interval": 100}, True) for shape in shapes),
     ]
     assert [one for one in tables.asked if one[0] == "length"] == [
         ("length", str(1 << k), str(1 << 20), *given, {}, True) for k in range(10, 21)

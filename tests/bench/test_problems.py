@@ -78,7 +78,7 @@ def test_inputs_and_outputs_are_of_size_one() -> None:
 
 
 def test_resets_come_once_in_so_many_steps() -> None:
-    problem = Problem(Shape(100, 500, 1, 1, 2, 5.0), every=10)
+    problem = Problem(Shape(100, 500, 1, 1, 2, 5.0), reset_interval=10)
     assert problem.resets is not None
     assert problem.resets.shape == (100, 500)
     within(abs(float(problem.resets.double().mean()) - 0.1), 8 * math.sqrt(0.1 * 0.9 / 50_000))

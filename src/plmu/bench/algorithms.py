@@ -22,7 +22,7 @@ CHOICES, GRAPHS, RESETS = (
     "auto against every algorithm, as graphs",
     "with resets, as graphs",
 )
-EVERY = 100  # mean number of steps between resets
+RESET_INTERVAL = 100  # mean number of steps between resets
 
 
 def run(device: str, rounds: int, keep: Keep = forget) -> dict[str, Any]:
@@ -45,10 +45,10 @@ def measured(device: str, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for shape in choices:
         yield CHOICES, choice(shape, precisions[0], device, rounds)
     if gpu:
-        for table, tried, every in ((GRAPHS, choices, None), (RESETS, shapes, EVERY)):
-            for shape in tried:
+        for table, table_shapes, interval in ((GRAPHS, choices, None), (RESETS, shapes, RESET_INTERVAL)):
+            for shape in table_shapes:
                 with plmu.for_graphs():
-                    row = choice(shape, precisions[0], device, rounds, graphs=True, every=every)
+                    row = choice(shape, precisions[0], device, rounds, graphs=True, reset_interval=interval)
                 yield table, row
                 release(device)
 
@@ -90,13 +90,19 @@ def over_the_gemm(shape: Shape, dtype: torch.dtype, device: str, rounds: int) ->
 
 
 def choice(
-    shape: Shape, dtype: torch.dtype, device: str, rounds: int, *, graphs: bool = False, every: int | None = None
+    shape: Shape,
+    dtype: torch.dtype,
+    device: str,
+    rounds: int,
+    *,
+    graphs: bool = False,
+    reset_interval: int | None = None,
 ) -> dict[str, Any]:
-    """`auto` relative to the fastest algorithm by name, with gradients; with `every`, about one step in so many
+    """`auto` relative to the fastest algorithm by name, with gradients; with `reset_interval`, with
     resets."""
-    problem = Problem(shape, dtype, device, every)
-    names = ["chunked"] if every else ["fft", "chunked"]
-    if shape.time**2 * shape.order <= 1 << 25 and not every:
+    problem = Problem(shape, dtype, device, reset_interval)
+    names = ["chunked"] if reset_interval else ["fft", "chunked"]
+    if shape.time**2 * shape.order <= 1 << 25 and not reset_interval:
         names.append("toeplitz")
     if shape.time <= 64:
         names.append("recurrent")

@@ -79,9 +79,9 @@ class Problem:
     """The input u, the weight W_m and the system of a shape; ways to compute W_m m; and a check of the answers."""
 
     def __init__(
-        self, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu", every: int | None = None
+        self, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu", reset_interval: int | None = None
     ) -> None:
-        """With `every`, the state is reset about once in that many steps."""
+        """With `reset_interval`, the state is reset about once in that many steps."""
         self.shape, self.dtype, self.device = shape, dtype, device
         generator = torch.Generator().manual_seed(0)
         u = torch.randn(shape.batch, shape.time, shape.channels, generator=generator)
@@ -90,8 +90,8 @@ class Problem:
         self.weight = ((shape.order * shape.channels) ** -0.5 * weight).to(device, dtype).requires_grad_()
         self.system = plmu.DelayNetwork(shape.order, shape.theta).discretize()
         self.resets: Tensor | None = None
-        if every is not None:
-            self.resets = (torch.rand(shape.batch, shape.time, generator=generator) < 1 / every).to(device)
+        if reset_interval is not None:
+            self.resets = (torch.rand(shape.batch, shape.time, generator=generator) < 1 / reset_interval).to(device)
 
     def project(self, algorithm: str) -> Callable[[], Tensor]:
         return lambda: plmu.project(self.u, self.system, self.weight, algorithm=algorithm, resets=self.resets)[0]

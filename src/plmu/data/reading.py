@@ -228,12 +228,12 @@ def _unpacked(packed: IO[bytes], make: Callable[[], Any]) -> Iterator[bytes]:
                 if not chunk:
                     raise EOFError("it ends too early")
             piece = unpacker.decompress(chunk, PIECE)
-            chunk = getattr(unpacker, "unconsumed_tail", b"")  # zlib's; the others keep what they did not use
+            chunk = getattr(unpacker, "unconsumed_tail", b"")  # zlib's; the other unpackers keep unused bytes
             if piece:
                 yield piece
         chunk = unpacker.unused_data.lstrip(b"\0")
-        while not chunk and (more := packed.read(PIECE)):
-            chunk = more.lstrip(b"\0")
+        while not chunk and (following := packed.read(PIECE)):
+            chunk = following.lstrip(b"\0")
 
 
 def _member_pieces(path: Path, packed: IO[bytes], member: str | None) -> Iterator[bytes]:

@@ -11,6 +11,6 @@
 | 3.2, gated form | `addition` | add two marked numbers of a long sequence |
 
 `baselines` has the LSTM that most of them are compared with, and `pretrained` reads a run that another one starts from.
-An experiment subclasses `plmu.runs.experiment.Experiment`; docs/adding-an-experiment.md shows how. `plmu train` finds it
-in `plmu.cli.catalogue`.
+An experiment subclasses `plmu.runs.experiment.Experiment` and has a line in `plmu.cli.catalogue`, where `plmu train`
+finds it; docs/adding-an-experiment.md shows how.
 """

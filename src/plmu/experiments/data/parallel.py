@@ -67,9 +67,9 @@ class ParallelConfig(DataConfig):
     test_target: Path | None = None
     """Their translations."""
 
-    def own(self) -> dict[str, tuple[Path, Path]]:
-        """The pairs of files that are given, by split; none for IWSLT'15."""
-        found = {}
+    def own_files(self) -> dict[str, tuple[Path, Path]]:
+        """The user's own pairs of files by split; none for IWSLT'15."""
+        files = {}
         for split, start in (("train", ""), ("valid", "valid_"), ("test", "test_")):
             names = [f"{start}{side}" for side in ("source", "target")]
             paths = [getattr(self, name) for name in names]
@@ -80,15 +80,15 @@ class ParallelConfig(DataConfig):
                 if path is not None and not is_file(path):
                     raise DataError(f"{path} is {'not a file' if path.exists() else 'not there'}: {option} takes one")
             if paths[0] is not None:
-                found[split] = (paths[0], paths[1])
-        if found and "train" not in found:
+                files[split] = (paths[0], paths[1])
+        if files and "train" not in files:
             raise DataError("--data.source and --data.target are needed beside files that validate or test")
-        return found
+        return files
 
 
 @dataclass
 class ParallelData:
-    """Token numbers of both sides by split, what they stand for, and the target's words as they are, to score by."""
+    """Token numbers of both sides by split, their vocabularies, and the target's sentences as references."""
 
     splits: dict[str, tuple[Ragged, Ragged]]
     source: Vocabulary
@@ -98,22 +98,22 @@ class ParallelData:
 
 
 def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
-    """The pairs as words; or, if asked, as pieces of one vocabulary of so many for both languages.
+    """The pairs as words; or, with `pieces` above 0, as pieces of one vocabulary of that size for both languages.
 
-    Read once and kept in the cache, which another machine may use, even one without a tokenizer library.
+    They come through the cache, which serves on other machines too, even on one without a tokenizer library.
     """
-    own = config.own()
-    files = own or {split: _files(config, stem) for split, stem in SPLITS.items()}
-    vocabularies = [] if own or pieces else [_vocabulary_file(config, language) for language in LANGUAGES]
-    known = [path for path in vocabularies if path is not None] if None not in vocabularies else []
-    split_words: Callable[[str], list[str]] = moses.tokenise if own else str.split
+    own_files = config.own_files()
+    files = own_files or {split: _files(config, stem) for split, stem in SPLITS.items()}
+    vocabularies = [] if own_files or pieces else [_vocabulary_file(config, language) for language in LANGUAGES]
+    word_files = [path for path in vocabularies if path is not None] if None not in vocabularies else []
+    split_words: Callable[[str], list[str]] = moses.tokenise if own_files else str.split
 
     def make() -> dict[str, Array]:
         pairs, skipped = _read(files, split_words)
-        if own:
-            counts = "/".join(f"{len(some):,}" for some in pairs.values())
-            names = ", ".join(f"{a.name} – {b.name}" for a, b in own.values())
-            by = "" if len(own) == len(SPLITS) else "; split by a hash where no files are given"
+        if own_files:
+            counts = "/".join(f"{len(examples):,}" for examples in pairs.values())
+            names = ", ".join(f"{a.name} – {b.name}" for a, b in own_files.values())
+            by = "" if len(own_files) == len(SPLITS) else "; split by a hash where no files are given"
             remark = f"own pairs {names}: {counts} (train/valid/test){by}"
         else:
             remark = completeness("IWSLT'15 En–Vi", {split: (len(pairs[split]), WHOLE[split]) for split in SPLITS})
@@ -123,17 +123,17 @@ def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
             sentences = (" ".join(words) for pair in pairs["train"] for words in pair)
             tokenizer = train_pieces(sentences, pieces)
             return _arrays(pairs, Pieces(tokenizer), Pieces(tokenizer), tokenizer, remark)
-        if known:
-            source, target = (Words(_vocabulary(path)) for path in known)
+        if word_files:
+            source, target = (Words(_vocabulary(path)) for path in word_files)
         else:
             source, target = (Words(_frequent(pairs["train"], side, files["train"][side])) for side in (0, 1))
         return _arrays(pairs, source, target, "", remark)
 
-    settings = {"pieces": pieces, "own": sorted(own), "version": VERSION}
-    if own:
+    settings = {"pieces": pieces, "own": sorted(own_files), "version": VERSION}
+    if own_files:
         settings["tokeniser"] = moses.VERSION
-    every = [*chain.from_iterable(files.values()), *known]
-    return cached("parallel", every, settings, make, _data, portable=True)
+    paths = [*chain.from_iterable(files.values()), *word_files]
+    return cached("parallel", paths, settings, make, _data, portable=True)
 
 
 def _files(config: DataConfig, stem: str) -> tuple[Path, Path]:

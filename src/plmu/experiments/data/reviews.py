@@ -72,13 +72,13 @@ def locate(config: DataConfig) -> list[Path]:
         inside = sorted((folder / FOLDER).iterdir()) if (folder / FOLDER).is_dir() else []
     except OSError as error:
         raise unreadable(error) from None
-    found = [path for path in inside if path.name.endswith(ENDS) and is_file(path)]
-    if not found:
+    files = [path for path in inside if path.name.endswith(ENDS) and is_file(path)]
+    if not files:
         raise DataError(
             f"{folder / FOLDER} has no .json or .jsonl file, plain or packed. Put files of reviews there (they come"
             f" from {HOME})"
         )
-    return found
+    return files
 
 
 def load(config: ReviewsConfig, size: int = VOCABULARY, words: Sequence[str] | None = None) -> ReviewData:
