@@ -220,12 +220,12 @@ def test_the_cache_drops_what_was_least_used_but_nothing_that_is_to_be_kept(cach
     cache_limit(100)
     for name in "abcd":
         constants.put(_key(name), made(30 if name != "a" else 10))
-    kept = constants.get(_key("a"), keep=True)
+    kept = constants.get(_key("a"), pin=True)
     assert constants.get(_key("b")) is not None  # used after c
     constants.put(_key("e"), made(30))
     assert known("abcde") == "abde"
     assert not hasattr(constants, constants.name(_key("c")))
-    constants.put(_key("f"), made(1000), keep=True)  # which does not count
+    constants.put(_key("f"), made(1000), pin=True)  # which does not count
     assert known("abcdef") == "abdef"
     constants.put(_key("g"), made(1000))  # larger than the limit: it stays for the next call
     assert known("abcdefg") == "afg"
@@ -241,12 +241,12 @@ def test_what_a_cuda_graph_captures_is_kept(monkeypatch: pytest.MonkeyPatch, cac
     system = plmu.DelayNetwork(4, 6.25).discretize()
     assert system._cache is not None
     system.derive(matrices.power, 2, **gpu)
-    assert not system._cache._kept
+    assert not system._cache._pinned
     system._cached_name(matrices.power, 3, **gpu)
     capturing = True
     captured = system.derive(matrices.power, 2, **gpu)
     capturing = False
-    assert [key[1] for key in system._cache._kept] == [(3,), (2,)]
+    assert [key[1] for key in system._cache._pinned] == [(3,), (2,)]
     cache_limit(1)
     for exponent in range(4, 9):
         system.derive(matrices.power, exponent, dtype=torch.float32, device=torch.device("cpu"))

@@ -179,7 +179,7 @@ def test_what_is_prepared_goes_with_its_route() -> None:
     cache = layer.memory.systems()[0]._cache
     assert cache is not None
     (route,) = cache._routes.values()
-    kept = [weakref.ref(one) for one in route.what.constants.prepared.values()]
+    kept = [weakref.ref(one) for one in route.constants.prepared.values()]
     assert kept
     del route
     cache._routes.clear()

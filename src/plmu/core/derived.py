@@ -11,7 +11,6 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -28,7 +27,7 @@ MOST_ROUTES = 256  # of `plmu.ops.routes`
 _lock = threading.RLock()
 _uses = itertools.count()
 _limit = 1 << 30
-_held = 0  # bytes that count
+_held = 0  # bytes of constants that are not pinned
 _of_systems: WeakValueDictionary[bytes, Constants] = WeakValueDictionary()
 
 
@@ -51,13 +50,13 @@ def set_cache_limit(size: int) -> int:
     """
     global _limit
     try:
-        wanted = -1 if isinstance(size, bool) else operator.index(size)
+        limit = -1 if isinstance(size, bool) else operator.index(size)
     except TypeError:
-        wanted = -1
-    if wanted < 0:
+        limit = -1
+    if limit < 0:
         raise ValueError(f"size must be an integer of at least 0, a number of bytes; got {size!r}")
     with _lock:
-        before, _limit = _limit, wanted
+        before, _limit = _limit, limit
         _drop_oldest()
     return before
 
@@ -72,25 +71,18 @@ def constants_of(A: Tensor, B: Tensor) -> Constants:
         return _of_systems.setdefault(key.digest(), Constants())
 
 
-@dataclass
-class _Route:
-    what: Any
-    uses: tuple[Tensor, ...]
-    used: int  # when last
-
-
 class Constants:
     """Derived tensors of one system.
 
-    Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it. What is to be
-    kept, since a compiled or captured graph needs it, stays and does not count.
+    Each is an attribute too, under its `name`: that is how a graph of torch.compile finds and guards it. A constant
+    that a compiled or captured graph needs is pinned: it stays, and does not count towards the limit.
     """
 
     def __init__(self) -> None:
         self._entries: dict[Key, Tensor] = {}
-        self._used: dict[Key, int] = {}  # when each entry was last used
-        self._kept: dict[Key, Tensor] = {}
-        self._routes: dict[Any, _Route] = {}
+        self._last_use: dict[Key, int] = {}
+        self._pinned: dict[Key, Tensor] = {}
+        self._routes: dict[Any, Any] = {}
         self.numbers: dict[tuple[str, tuple[int, ...]], tuple[float, ...]] = {}
 
     def __del__(self) -> None:
@@ -102,20 +94,20 @@ class Constants:
         build, sizes, dtype, device = key
         return "_".join(map(str, (build, *sizes, dtype, device))).replace(".", "_").replace(":", "_")
 
-    def get(self, key: Key, keep: bool = False) -> Tensor | None:
+    def get(self, key: Key, pin: bool = False) -> Tensor | None:
         with _lock:
-            return self._find(key, keep)
+            return self._find(key, pin)
 
-    def put(self, key: Key, value: Tensor, keep: bool = False) -> Tensor:
+    def put(self, key: Key, value: Tensor, pin: bool = False) -> Tensor:
         """The tensor under that key: this one, or another thread's that was there first."""
         with _lock:
-            if (there := self._find(key, keep)) is not None:
-                return there
+            if (earlier := self._find(key, pin)) is not None:
+                return earlier
             setattr(self, self.name(key), value)
-            if keep:
-                self._kept[key] = value
+            if pin:
+                self._pinned[key] = value
             else:
-                self._entries[key], self._used[key] = value, next(_uses)
+                self._entries[key], self._last_use[key] = value, next(_uses)
                 _count(value.nbytes)
                 _drop_oldest(but=value)
             return value
@@ -127,40 +119,39 @@ class Constants:
             self.numbers[key] = values
 
     def route(self, key: Any) -> Any:
-        """What `keep_route` kept under that key, or None."""
-        found = self._routes.get(key)
-        if found is None:
-            return None
-        found.used = next(_uses)
-        return found.what
+        """The `plmu.ops.routes.Route` under that key, or None."""
+        route = self._routes.get(key)
+        if route is not None:
+            route.last_use = next(_uses)
+        return route
 
-    def keep_route(self, key: Any, what: Any, uses: tuple[Tensor, ...]) -> None:
-        """Keep something that holds constants, until one of this system's is dropped."""
+    def keep_route(self, key: Any, route: Any) -> None:
+        """Keep a route, which holds constants, until one of this system's is dropped."""
         with _lock:
             while len(self._routes) >= MOST_ROUTES:
                 del self._routes[next(iter(self._routes))]
-            self._routes[key] = _Route(what, uses, next(_uses))
+            route.last_use, self._routes[key] = next(_uses), route
 
     def drop(self, key: Key) -> None:
         self._routes.clear()
         delattr(self, self.name(key))
-        del self._used[key]
+        del self._last_use[key]
         _count(-self._entries.pop(key).nbytes)
 
     def entries(self) -> Iterator[tuple[int, Key, Tensor]]:
-        """When each was last used, its key, and the tensor; without those that are kept."""
+        """The last use, key and tensor of each constant that is not pinned."""
         for key, value in self._entries.items():
-            by_routes = (one.used for one in self._routes.values() if any(value is used for used in one.uses))
-            yield max(self._used[key], *by_routes, 0), key, value
+            routes = (route for route in self._routes.values() if any(value is used for used in route.uses))
+            yield max(self._last_use[key], *(route.last_use for route in routes), 0), key, value
 
-    def _find(self, key: Key, keep: bool) -> Tensor | None:
+    def _find(self, key: Key, pin: bool) -> Tensor | None:
         if key in self._entries:
-            self._used[key] = next(_uses)
-            if keep:
-                self._kept[key] = self._entries.pop(key)
-                del self._used[key]
-                _count(-self._kept[key].nbytes)
-        return self._kept.get(key, self._entries.get(key))
+            self._last_use[key] = next(_uses)
+            if pin:
+                self._pinned[key] = self._entries.pop(key)
+                del self._last_use[key]
+                _count(-self._pinned[key].nbytes)
+        return self._pinned.get(key, self._entries.get(key))
 
 
 def _count(change: int) -> None:
@@ -170,15 +161,19 @@ def _count(change: int) -> None:
 
 
 def _drop_oldest(but: Tensor | None = None) -> None:
-    """Hold the limit, but keep one tensor, which is about to be used."""
+    """Drop the least recently used constants until the rest is within the limit, but not a tensor about to be used."""
     if _held <= _limit:
         return
-    found = [(used, one, key, value) for one in list(_of_systems.values()) for used, key, value in one.entries()]
-    for _, one, key, value in sorted(found, key=lambda entry: entry[0]):
+    entries = [
+        (last_use, constants, key, value)
+        for constants in list(_of_systems.values())
+        for last_use, key, value in constants.entries()
+    ]
+    for _, constants, key, value in sorted(entries, key=lambda entry: entry[0]):
         if _held <= _limit:
             return
         if value is not but:
-            one.drop(key)
+            constants.drop(key)
 
 
 # Below this a derived value is zero: products with it cannot change a result of its precision.
@@ -186,13 +181,13 @@ FLUSHED = {torch.float64: 1e-290, torch.float32: 1e-30, torch.bfloat16: 1e-30}
 
 
 class Derived:
-    """One linear system or several, of which constants are derived."""
+    """One linear system or several, from which constants are derived."""
 
     constant: bool  # whether its values are known and stay
     _cache: Constants | None  # None where the values are not known, or trained
 
     def _built(self, build: Callable[..., Tensor], *sizes: int) -> Tensor:
-        """What `build` makes of it, in float64."""
+        """`build(self, *sizes)`, in float64."""
         return build(self, *sizes)
 
     def derive(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -201,8 +196,8 @@ class Derived:
         Args:
             build: makes the tensor; called as `build(system, *sizes)`. Its name is part of the cache's key.
             sizes: further arguments of `build`, integers.
-            dtype: the precision of the result. What would be subnormal in it becomes zero.
-            device: where the result is.
+            dtype: the precision of the result. Values that would be subnormal in it become zero.
+            device: the device of the result.
         """
         sizes = tuple(map(operator.index, sizes))  # torch.compile makes a graph for these sizes
         if self._cache is None:
@@ -214,7 +209,7 @@ class Derived:
         return among_fakes(self._cached(build, *sizes, dtype=dtype, device=device))
 
     def numbers(self, build: Callable[..., Tensor], *sizes: int) -> tuple[float, ...]:
-        """The elements of a small tensor of constants as Python numbers, to decide by; constants to torch.compile.
+        """The elements of a small derived tensor as Python numbers, for decisions; they are constants to torch.compile.
 
         Args:
             build: makes the tensor; called as `build(system, *sizes)`.
@@ -223,50 +218,50 @@ class Derived:
         assert self._cache is not None
         sizes = tuple(map(operator.index, sizes))
         key = (build.__name__, sizes)
-        known = self._cache.numbers.get(key)
-        if known is None:
-            known = tuple(without_modes(lambda: self._built(build, *sizes).double().cpu()).tolist())
-            self._cache.put_numbers(key, known)
-        return known
+        values = self._cache.numbers.get(key)
+        if values is None:
+            values = tuple(without_modes(lambda: self._built(build, *sizes).double().cpu()).tolist())
+            self._cache.put_numbers(key, values)
+        return values
 
     def vanishes(self, exponent: int, dtype: torch.dtype) -> bool:
         """Whether Ā^exponent has faded to zero.
 
         Args:
-            exponent: how many steps.
-            dtype: the precision in which `derive` would give it.
+            exponent: number of steps.
+            dtype: the precision in which `derive` would return it.
         """
         if not self.constant:
             return False
         return self.numbers(_largest_of_power, operator.index(exponent))[0] < FLUSHED.get(dtype, 0.0)
 
     def _cached_name(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> str:
-        """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph. It stays: the
-        graph would be compiled again without it, and may be captured as a CUDA graph later."""
-        self._cached(build, *sizes, dtype=dtype, device=device, keep=True)
+        """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph. It is pinned:
+        without it the graph would be compiled again, and it may be captured as a CUDA graph later."""
+        self._cached(build, *sizes, dtype=dtype, device=device, pin=True)
         return Constants.name((build.__name__, sizes, dtype, device))
 
     # What torch.compiler.assume_constant_result does, without importing the compiler, which takes longer than torch.
     _cached_name._dynamo_marked_constant = numbers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _cached(
-        self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device, keep: bool = False
+        self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device, pin: bool = False
     ) -> Tensor:
         assert self._cache is not None
-        keep = keep or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+        pin = pin or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
         key = (build.__name__, sizes, dtype, device)
-        found = self._cache.get(key, keep)
-        if found is None:
-            made = without_modes(lambda: _cast(self._built(build, *sizes), dtype, device))
-            found = self._cache.put(key, made, keep)
-        return found
+        constant = self._cache.get(key, pin)
+        if constant is None:
+            built = without_modes(lambda: _cast(self._built(build, *sizes), dtype, device))
+            constant = self._cache.put(key, built, pin)
+        return constant
 
 
 def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if value.is_complex() and not dtype.is_complex:
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
     elif dtype in FLUSHED:
-        # What a growing system makes too large stays finite, so that it gives zero for a zero input.
+        # Values of a growing system that overflow stay finite, so that they make zero of a zero input.
         largest = torch.finfo(dtype).max
         value = value.clamp(-largest, largest)
         # Taps and powers that have decayed to nothing would become subnormal numbers, which a CPU multiplies many times

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # only to name them: a DelayNetwork describes itself by this module
+if TYPE_CHECKING:  # for types alone: systems.py imports this module
     from plmu.core.systems import DelayNetwork, LinearSystem
 
 DELAYS = 33  # points of the window at which a decoded sine is compared with the true one
@@ -28,7 +28,7 @@ class Description:
     cycles_per_window: float  # the fastest sine held to the tolerance, over the window
     bandwidth: float  # the same as a frequency
     nyquist: float
-    error_at: dict[float, float]  # relative reconstruction error for so many cycles per window
+    error_at: dict[float, float]  # relative reconstruction error by cycles per window
     leakage: float  # the share of the impulse response, by magnitude, that lies beyond the window
     state_numbers: int
     state_bytes: int  # float32
@@ -68,9 +68,9 @@ def describe(dn: DelayNetwork, *, dt: float, channels: int, tolerance: float) ->
         theta = dn.theta.item()
         nyquist = 0.5 / dt
         bandwidth = _bandwidth(dn, system, dt, tolerance, nyquist)
-        wanted = [c for c in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0) if c / theta <= nyquist]
-        shown = [c for c in wanted if c <= 2 * bandwidth * theta][-4:] or wanted[:1] or [nyquist * theta]
-        errors = {c: reconstruction_error(dn, system, c / theta, dt) for c in shown}
+        candidates = [c for c in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0) if c / theta <= nyquist]
+        cycles = [c for c in candidates if c <= 2 * bandwidth * theta][-4:] or candidates[:1] or [nyquist * theta]
+        errors = {c: reconstruction_error(dn, system, c / theta, dt) for c in cycles}
         numbers = dn.order * channels
         return Description(
             order=dn.order,
@@ -130,7 +130,7 @@ def _bandwidth(dn: DelayNetwork, system: LinearSystem, dt: float, tolerance: flo
 
 
 def _leakage(system: LinearSystem, window: float) -> float:
-    """The share of the impulse response, by magnitude, that lies beyond the window of so many samples."""
+    """The share of the impulse response, by magnitude, beyond a window of that many samples."""
     stride = max(1, math.ceil(window / 2048))
     taps: Tensor = system.B.reshape(system.order, -1)
     advance = system.power(stride)

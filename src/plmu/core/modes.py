@@ -1,4 +1,5 @@
-"""What torch does with a call besides running it, hooks included, and what can be known of values meanwhile."""
+"""What torch does with a call besides running it (autocast, compiling, tracing, transforms, hooks), and whether values
+can be read meanwhile."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def transformed() -> bool:
 
 
 def watched() -> bool:
-    """Whether the single operations of a call are looked at: also by torch.compile, tracing and dispatch modes."""
+    """Whether something sees the single operations of a call: transforms, torch.compile, tracing or dispatch modes."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return True
     if torch.autograd.forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() > 0:
@@ -54,7 +55,7 @@ def watched() -> bool:
 
 
 def is_batched(gradient: Tensor) -> bool:
-    """Whether a gradient is many, as `torch.autograd.grad(is_grads_batched=True)` passes them."""
+    """Whether a gradient is a batch of them, as `torch.autograd.grad(is_grads_batched=True)` passes it."""
     return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
@@ -68,7 +69,7 @@ def values_unknown(value: Tensor) -> bool:
 
 
 def among_fakes(value: Tensor) -> Tensor:
-    """A tensor with values as a fake one, under a FakeTensorMode that takes no others."""
+    """A tensor as a fake one, under a FakeTensorMode that takes no others; else the tensor itself."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None or mode.allow_non_fake_inputs or hasattr(value, "fake_mode"):
         return value

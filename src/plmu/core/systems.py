@@ -30,7 +30,7 @@ class DelayNetwork:
     (torch.Size([12, 12]), torch.Size([12]))
 
     Args:
-        order: how many Legendre coefficients the state has.
+        order: number of Legendre coefficients in the state.
         theta: the window θ, in the time unit that `dt` has later. A tensor of one element that requires a gradient is
             kept, and everything derived from it carries its gradient.
 
@@ -41,7 +41,7 @@ class DelayNetwork:
     def __init__(self, order: int, theta: float | Tensor) -> None:
         self.order = _at_least_1(order, "order")
         checked = _checked_theta(theta)
-        # As in LinearSystem: what is trained is cast at each use, so that it follows the optimizer.
+        # As in LinearSystem: a trained θ is cast at each use, so that it follows the optimizer.
         self._theta = theta if isinstance(theta, Tensor) and theta.requires_grad else checked.clone()
 
     @property
@@ -137,7 +137,7 @@ class DelayNetwork:
             discrete_B = torch.linalg.solve(identity - half, B * dt)
         else:
             discrete_A, discrete_B = identity + A * dt, B * dt
-        # Zero-order hold of a stable A is stable; and it is what a layer with a trained θ calls at every step.
+        # Zero-order hold of a stable A is stable, and a layer with a trained θ calls it at every training step.
         if method != "zoh" and not values_unknown(discrete_A) and not is_stable(discrete_A.detach()):
             raise ValueError(
                 f"method={method!r} is unstable for order {self.order}, theta {self.theta.item():g} and dt {dt:g}:"
@@ -150,7 +150,7 @@ class DelayNetwork:
 
         Args:
             dt: the time between samples, in the unit of θ.
-            channels: how many channels have a memory each; for the size of the state and the cost.
+            channels: number of channels with a memory each; for the size of the state and the cost.
             tolerance: the relative error up to which a sine counts as held.
 
         Returns:
@@ -181,8 +181,8 @@ class LinearSystem(Derived):
     """
 
     def __init__(self, A: Tensor | Sequence[Sequence[float]], B: Tensor | Sequence[Any]) -> None:
-        # What is trained is kept as it was given and cast at each use: a copy would not follow the optimizer.
-        self._A, self._B = _own(A, "A"), _own(B, "B")
+        # A trained tensor is kept as it is and cast at each use: a copy would not follow the optimizer.
+        self._A, self._B = _copied(A, "A"), _copied(B, "B")
         A, B = self.A, self.B
         if A.dim() != 2 or A.shape[0] != A.shape[1] or A.shape[0] < 1:
             raise ValueError(f"A must be a square matrix (order, order), got shape {tuple(A.shape)}")
@@ -203,7 +203,7 @@ class LinearSystem(Derived):
         self.trained: bool = self._A.requires_grad or self._B.requires_grad
         self._cache: Constants | None = None if unknown or self.trained else constants_of(A, B)
         self.constant: bool = self._cache is not None  # whether its values are known and stay
-        # Made here, not when it is needed: that may be while torch.export or a transform is at work.
+        # Made here, since torch.export or a transform may be at work when it is needed.
         self._direct = self._driven_directly() if self.constant and (self.inputs or 0) > self.order else None
 
     @property
@@ -222,7 +222,7 @@ class LinearSystem(Derived):
         Built by doubling, H ← [H, Ā^k H]: exact to 1e-13 and O(order² · length).
 
         Args:
-            length: how many steps.
+            length: number of steps.
 
         Returns:
             (order, length) in float64, or (order, length, inputs) for a system with several inputs.
@@ -232,8 +232,8 @@ class LinearSystem(Derived):
         power = self.A
         while response.shape[1] < length:
             size = response.shape[1]
-            more = (power @ response.reshape(self.order, -1)).reshape(self.order, size, -1)
-            response = torch.cat([response, more], dim=1)
+            later = (power @ response.reshape(self.order, -1)).reshape(self.order, size, -1)
+            response = torch.cat([response, later], dim=1)
             if response.shape[1] < length:
                 power = power @ power
         response = response[:, :length]
@@ -243,7 +243,7 @@ class LinearSystem(Derived):
         """Ā¹ … Ā^count.
 
         Args:
-            count: how many powers.
+            count: number of powers.
 
         Returns:
             (count, order, order) in float64.
@@ -286,9 +286,8 @@ class LinearSystem(Derived):
         return f"LinearSystem(order={self.order}{inputs})"
 
 
-def _own(value: Any, name: str) -> Tensor:
-    """A copy in float64, since the caller could still write into what was given; but the tensor itself where it is
-    trained."""
+def _copied(value: Any, name: str) -> Tensor:
+    """A copy in float64, since the caller may still write into the original; a trained tensor itself."""
     tensor = _as_float64(value, name)
     return value if isinstance(value, Tensor) and value.requires_grad else tensor.clone()
 

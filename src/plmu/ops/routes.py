@@ -31,6 +31,7 @@ class Route(ABC):
     """What runs further calls with arguments of the same shapes."""
 
     uses: tuple[Tensor, ...]  #: the constants of the system that it holds
+    last_use = 0  #: counted by the cache
 
     @abstractmethod
     def output(
@@ -101,7 +102,7 @@ def keep(key: Key, algorithm: Algorithm, problem: Problem, weight: Tensor) -> Ro
     cache = (problem.groups or problem.system)._cache
     route = None if cache is None else algorithm.route(problem, weight)
     if cache is not None and route is not None:
-        cache.keep_route(key, route, route.uses)
+        cache.keep_route(key, route)
     return route
 
 
