@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import plmu
+from plmu.folded.states import leaves
 from plmu.nn import LSTM
 
 WIDTH, WORDS = 8, 11
@@ -47,7 +48,7 @@ def test_steps_agree_with_the_whole_sequence(kind):
     for t in range(5):
         out, state = model.step(target[:, t], state, context)
         torch.testing.assert_close(out, whole[:, t])
-        sizes.add(sum(leaf.numel() for leaf in plmu.runtime.state_tree.leaves(state)))
+        sizes.add(sum(leaf.numel() for leaf in leaves(state)))
     assert len(sizes) == 1, "the state of a hypothesis does not grow"
 
 
