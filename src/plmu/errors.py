@@ -33,6 +33,19 @@ class CheckpointError(OSError):
     """A checkpoint could not be written."""
 
 
+# The extra of plmu that a package is in, by the name of its module; all others are in `train`.
+EXTRAS = {
+    **dict.fromkeys(("onnx", "onnxruntime"), "export"),
+    **dict.fromkeys(("polars", "pandas", "sklearn"), "data"),
+    **dict.fromkeys(("starlette", "uvicorn", "uvloop", "websockets"), "serve"),
+}
+
+
+def how_to_install(module: str) -> str:
+    """The command that installs what a missing module is in: plmu is installed from a clone."""
+    return f"pip install '.[{EXTRAS.get(module, 'train')}]' in a clone of plmu"
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'train'?` if one of the known words is near, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)

@@ -54,7 +54,7 @@ for words in {commands!r}:
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )
     extra = "serve" if missing == "starlette" else "train"
-    line = f"plmu: {missing} is missing, which the program needs: pip install 'plmu[{extra}]'"
+    line = f"plmu: {missing} is missing, which the program needs: pip install '.[{extra}]' in a clone of plmu"
     assert done.stderr.splitlines() == [line] * len(commands)
     assert done.returncode == 0
 

@@ -308,5 +308,7 @@ def test_without_onnx_the_way_out_is_named(run_folder: Path, tmp_path: Path, mon
     monkeypatch.delitem(sys.modules, "plmu.exports.onnx_model", raising=False)
     monkeypatch.delattr("plmu.exports.onnx_model", raising=False)
     words = ["export", str(run_folder), "--out", str(tmp_path / "out")]
-    assert "onnx is missing, which the program needs: pip install 'plmu[export]'" in refused(words, capsys)
+    assert "onnx is missing, which the program needs: pip install '.[export]' in a clone of plmu" in refused(
+        words, capsys
+    )
     assert not (tmp_path / "out").exists()

@@ -87,38 +87,30 @@ def translate(words: list[str]) -> None:
             return
 
 
-READING = (
-    "bad",
-    "absent",
-    "missing",
-    "longest_gap",
-    "irregular",
-    "duplicates",
-    "day_first",
-    "header",
-)  # of a file to predict
+# Options for reading a file to predict.
+READING = ("bad", "absent", "missing", "longest_gap", "irregular", "duplicates", "day_first", "header")
 
 
 def predict_parser() -> Parser:
     parser = Parser(
         prog="plmu predict",
-        description="Print what a model says of the series in a file of your own, as CSV: the steps after the last row"
-        " of each series with their times and intervals, or the class of each series with its probabilities."
-        " What was found in the file goes to standard error.",
+        description="Print what a model predicts for the series in a file of your own, as CSV: the steps after the last"
+        " row of each series with their times and intervals, or the class of each series with its probabilities."
+        " Notes about the file go to standard error.",
     )
     parser.add_argument("run", type=Path, help="folder of a finished run of forecast or classify")
     parser.add_argument(
-        "--data.file",
-        dest="file",
+        "file",
         type=Path,
-        required=True,
+        nargs="?",
         help="CSV, Parquet or NumPy file, or a folder of them, with the columns of the run's file",
     )
+    parser.add_argument("--data.file", dest="data_file", type=Path, help="the same file, as an option")
     parser.add_argument(
         "--data.future",
         dest="future",
         type=Path,
-        help="file with the covariates after the last row (rows at the end of --data.file without values)",
+        help="file with the covariates after the last row (rows at the end of the file without values)",
     )
     for name, choices, text in (
         ("bad", ("raise", "missing"), "text in a column of numbers: raise, or take it as missing"),
@@ -140,27 +132,31 @@ def predict_parser() -> Parser:
         type=int,
         help="steps; at longer gaps a series is split (as in training)",
     )
-    for name, text in (
-        ("day-first", "whether 2/1/2024 is the second of January (as in training)"),
-        ("header", "whether the first line of a CSV file names the columns (found)"),
+    for name, yes, no in (
+        ("day-first", "2/1/2024 is the second of January (as in training)", "2/1/2024 is the first of February"),
+        ("header", "the first line of a CSV file names the columns (detected)", "the file has no header"),
     ):
-        place = name.replace("-", "_")
-        parser.add_argument(f"--data.{name}", dest=place, action="store_true", default=None, help=text)
-        parser.add_argument(f"--data.no-{name}", dest=place, action="store_false", default=None, help="or not")
+        field = name.replace("-", "_")
+        parser.add_argument(f"--data.{name}", dest=field, action="store_true", default=None, help=yes)
+        parser.add_argument(f"--data.no-{name}", dest=field, action="store_false", default=None, help=no)
     parser.add_argument("--out", type=Path, help="CSV file to write (standard output)")
-    parser.add_argument("--quiet", action="store_true", help="do not say what was found")
+    parser.add_argument("--quiet", action="store_true", help="leave out the notes about the file")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
     return parser
 
 
 def predict(words: list[str]) -> None:
-    given = predict_parser().parse_args(words)
-    with _threads(given.threads):
+    options = predict_parser().parse_args(words)
+    if (options.file is None) == (options.data_file is None):
+        problem = "a file is missing" if options.file is None else "the file is given twice"
+        raise ValueError(f"{problem}: plmu predict RUN my.csv")
+    with _threads(options.threads):
         from plmu.cli.catalogue import lookup
         from plmu.runs.predict import predict as run_model
 
-        reading = {name: getattr(given, name) for name in READING if getattr(given, name) is not None}
-        run_model(given.run, given.file, lookup, given.out, given.quiet, given.future, reading)
+        reading = {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
+        file = options.file or options.data_file
+        run_model(options.run, file, lookup, options.out, options.quiet, options.future, reading)
 
 
 def stream_parser() -> Parser:

@@ -18,7 +18,7 @@ from plmu.cli import model_commands
 from plmu.cli.arguments import OneOf, Parser
 from plmu.cli.demo import demo_parser
 from plmu.cli.demo import main as demo
-from plmu.errors import suggestion
+from plmu.errors import how_to_install, suggestion
 
 USAGE = """usage: plmu COMMAND …
 
@@ -79,10 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         missing = (error.name or "plmu").split(".")[0]
         if missing == "plmu":
             raise
-        _fail(
-            f"{missing} is missing, which the program needs: pip install 'plmu[{_extra(missing)}]'",
-            shows_traceback,
-        )
+        _fail(f"{missing} is missing, which the program needs: {how_to_install(missing)}", shows_traceback)
     except KeyboardInterrupt as error:
         _fail(str(error) or "stopped", shows_traceback, status=130)
     except OSError as error:
@@ -95,15 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if said is None:
             raise
         _fail(said, shows_traceback)
-
-
-def _extra(module: str) -> str:
-    """The extra of plmu that a module is in."""
-    if module in ("onnx", "onnxruntime"):
-        return "export"
-    if module in ("polars", "pandas", "sklearn"):
-        return "data"
-    return "serve" if module in ("starlette", "uvicorn", "websockets") else "train"
 
 
 def _said(error: Exception) -> str | None:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from plmu.errors import DataError
+from plmu.errors import DataError, how_to_install
 
 ABANDONED = 3600.0  # seconds after which a temporary file that nobody writes to is left over from a killed process
 
@@ -123,7 +123,7 @@ def _download(source: str, name: str, remote: Remote) -> Path:
     try:
         import pooch
     except ImportError:
-        raise DataError("downloading needs pooch: pip install 'plmu[train]', or set PLMU_DATA to a folder") from None
+        raise DataError(f"downloading needs pooch: {how_to_install('pooch')}, or set PLMU_DATA to a folder") from None
     folder = cache_folder() / source
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import plmu
+from plmu.errors import how_to_install
 from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_warning
 from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
@@ -217,7 +218,7 @@ def _onnx(
         from plmu.exports.onnx_model import step_model, whole_model
     except ModuleNotFoundError as error:
         missing = (error.name or "onnx").split(".")[0]
-        raise ModuleNotFoundError(f"{missing} is missing: pip install 'plmu[export]'", name=missing) from None
+        raise ModuleNotFoundError(f"{missing} is missing: {how_to_install('onnx')}", name=missing) from None
     step = step_model(program, metadata, int8)
     output = _Output({f"{name}_step.onnx": step})
     if whole:

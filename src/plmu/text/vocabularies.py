@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plmu.data.reading import content
-from plmu.errors import DataError, RunError
+from plmu.errors import DataError, RunError, how_to_install
 
 PADDING, UNKNOWN, BEGIN, END, FIRST = 0, 1, 2, 3, 4
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # of numbers 0 to 3
@@ -153,7 +153,7 @@ def _tokenizers() -> Any:
         import tokenizers
     except ImportError:
         raise DataError(
-            "byte-pair encoding needs tokenizers: pip install 'plmu[train]', or bring the cache of a machine that has"
-            " it (PLMU_CACHE)"
+            f"byte-pair encoding needs tokenizers: {how_to_install('tokenizers')}, or bring the cache of a machine that"
+            " has it (PLMU_CACHE)"
         ) from None
     return tokenizers
