@@ -1,7 +1,7 @@
 """The options of an experiment: dataclasses whose docstrings are the help, parsed by tyro.
 
-A field's docstring may have the words `Default: chosen from the data.`, which are shown as the default where the value
-is None or empty.
+A field's docstring may have the words `Default: chosen from the data.` or `(default: chosen from the data)`, which are
+shown as the default where the value is None or empty.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from plmu.runs.experiment import Config, Experiment
 
 METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", bool: "{True,False}"}
-DEFAULT = re.compile(r"\s*Default: (.+?)\.(?=\s|$)")
+DEFAULT = re.compile(r"\s*(?:Default: (?P<sentence>.+?)\.(?=\s|$)|\(default: (?P<brackets>[^)]*)\))")
 
 
 def parse(experiment: Experiment, model: str, words: Sequence[str]) -> tuple[Config[Any], Options]:
@@ -83,13 +83,14 @@ def _fields(info: StructTypeInfo, experiment: Experiment, model: str) -> StructC
             kind: Any = Annotated[type(value), tyro.conf.arg(name="")] if flat else type(value)
             fields.append(StructFieldSpec(name=name, type=kind, default=value))
         else:
-            text, hint = shown(texts.get(name, ""), value)
+            text = texts.get(name, "")
+            if name == "root" and experiment.own_data:
+                text = "Not used: the data is --data.file."
+            text, hint = shown(text, value)
             argument = tyro.conf.arg(metavar=_metavar(hints[name]), help_behavior_hint=hint)
             if name == "start":
                 text = f"Folder of a finished run of {' or '.join(experiment.starts)} to start from."
                 argument = tyro.conf.arg(name="from", metavar="PATH", help_behavior_hint=hint)
-            if name == "root" and experiment.own_data:
-                text = "Not used: the data is --data.file."
             fields.append(StructFieldSpec(name, Annotated[hints[name], argument], value, text))
     return StructConstructorSpec(instantiate=functools.partial(type(default), **values), fields=tuple(fields))
 
@@ -99,7 +100,7 @@ def shown(text: str, value: Any) -> tuple[str, str]:
     words = DEFAULT.search(text)
     text = DEFAULT.sub("", text)
     if value is None or value == ():
-        default = words[1] if words else "none"
+        default = words["sentence"] or words["brackets"] if words else "none"
     elif isinstance(value, bool):
         default = "on" if value else "off"
     else:
@@ -114,7 +115,7 @@ def _metavar(hint: Any) -> str | None:
         return f"[{METAVARS[inner[0]]} ...]"
     if kind in (typing.Union, types.UnionType):
         values = [option for option in inner if option is not type(None)]
-        return METAVARS.get(values[0]) if len(values) == 1 else None
+        return _metavar(values[0]) or METAVARS.get(values[0]) if len(values) == 1 else None
     return None
 
 
