@@ -40,32 +40,32 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each, the middle one of which counts")
-    asked = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=3, help="number of runs of each; the median counts (3)")
+    options = parser.parse_args()
     rows = []
     for arguments in (PSMNIST, MACKEY_GLASS):
-        found = []
-        with tempfile.TemporaryDirectory() as folder:  # what a first start leaves in caches, a later one finds
+        runs = []
+        with tempfile.TemporaryDirectory() as folder:  # fills the caches for the measured runs
             answer([arguments[0], "--training.epochs", "1"], Path(folder))
-        for _ in range(asked.rounds):
+        for _ in range(options.rounds):
             with tempfile.TemporaryDirectory() as folder:
-                found.append(answer(arguments, Path(folder)))
-        seconds = sorted(one for one, _ in found)
+                runs.append(answer(arguments, Path(folder)))
+        seconds = sorted(seconds for seconds, _ in runs)
         row = {
             "command": "plmu train " + " ".join(arguments),
             "seconds": seconds[len(seconds) // 2],
             "all seconds": seconds,
-            "valid": found[0][1]["seeds"][0]["valid"],
-            "test": found[0][1]["seeds"][0]["test"],
+            "valid": runs[0][1]["seeds"][0]["valid"],
+            "test": runs[0][1]["seeds"][0]["test"],
         }
         if arguments is PSMNIST and row["valid"]["accuracy"] < GOAL:
             raise SystemExit(f"validation accuracy {row['valid']['accuracy']:.4f} is below {GOAL}")
         rows.append(row)
         print(f"{row['command']:<40} {row['seconds']:6.1f} s   valid {row['valid']}   test {row['test']}")
-    if asked.json:
+    if options.json:
         machine = provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         command = "python -m benchmarks.answers --json results/answers.json"
-        asked.json.write_text(json.dumps({"command": command, "machine": machine, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"command": command, "machine": machine, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

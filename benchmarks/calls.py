@@ -51,7 +51,7 @@ def layers(shape: Shape) -> dict[str, plmu.ParallelLMU]:
     memory: dict[str, Any] = {"order": shape.order, "theta": shape.theta, "memory_size": shape.channels}
     sizes = (shape.channels, shape.out)
     options: list[dict[str, Any]] = [{"encoder": False, "input_to_output": False}, {"encoder": False}, {}]
-    return {name: plmu.ParallelLMU(*sizes, **memory, **given) for name, given in zip(FORMS, options, strict=True)}
+    return {name: plmu.ParallelLMU(*sizes, **memory, **form) for name, form in zip(FORMS, options, strict=True)}
 
 
 def ways(layer: plmu.ParallelLMU, x: Tensor, compiled: bool = False) -> tuple[Call, Call]:
@@ -78,25 +78,25 @@ def gemms(layer: plmu.ParallelLMU, shape: Shape) -> list[tuple[Tensor, Tensor]]:
         left = torch.randn(steps, inner, device="cuda").bfloat16().requires_grad_()
         return left, torch.randn(out, inner, device="cuda").bfloat16().requires_grad_()
 
-    found = [operands(shape.order * shape.channels, shape.out)]
+    pairs = [operands(shape.order * shape.channels, shape.out)]
     if layer.encoder is not None:
-        found.append(operands(shape.channels, shape.channels))
+        pairs.append(operands(shape.channels, shape.channels))
     if layer.input_weight is not None:
-        found.append(operands(shape.channels, shape.out))
-    return found
+        pairs.append(operands(shape.channels, shape.out))
+    return pairs
 
 
 def host(call: Call, rounds: int) -> float:
-    """Milliseconds until a call returns, in the least of all rounds: other processes only add to it."""
-    found = []
+    """Milliseconds until a call returns: the minimum over the rounds, since other processes only add to it."""
+    seconds = []
     for _ in range(rounds):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(20):
             call()
-        found.append((time.perf_counter() - start) / 20)
+        seconds.append((time.perf_counter() - start) / 20)
     torch.cuda.synchronize()
-    return 1e3 * min(found)
+    return 1e3 * min(seconds)
 
 
 def milliseconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float], Any]:
@@ -130,13 +130,15 @@ def whole(shape: Shape, name: str, rounds: int, profiled: bool, under_compile: b
         def product(pairs: list = products) -> list[Tensor]:
             return [left @ right.mT for left, right in pairs]
 
-        leaves = [one for pair in products for one in pair]
-        given = [random_like(one) for one in product()]
+        leaves = [operand for pair in products for operand in pair]
+        gradients = [random_like(out) for out in product()]
         calls = {
             "forward": graphed(forward),
             "both": graphed(both),
             "GEMMs forward": graphed(lambda: product()),
-            "GEMMs both": graphed(lambda leaves=leaves, given=given: torch.autograd.grad(product(), leaves, given)),
+            "GEMMs both": graphed(
+                lambda leaves=leaves, gradients=gradients: torch.autograd.grad(product(), leaves, gradients)
+            ),
         }
     if under_compile:
         forward, both = compiled(layer, x)
@@ -207,15 +209,15 @@ def warm(number: int, under_compile: bool) -> None:
 
 
 def cases() -> list[str]:
-    """What is measured, in the order of `warm`."""
-    found = [f"{shape}, {form}" for shape in GPU_SHAPES for form in FORMS]
-    found += [f"{shape}, windows {thetas}" for shape, thetas in WINDOWS]
-    return found + [f"{shape}, eager" for shape in SMALL]
+    """The names of the cases, in the order of `warm`."""
+    labels = [f"{shape}, {form}" for shape in GPU_SHAPES for form in FORMS]
+    labels += [f"{shape}, windows {thetas}" for shape, thetas in WINDOWS]
+    return labels + [f"{shape}, eager" for shape in SMALL]
 
 
 def warmed(under_compile: bool) -> tuple[list[Row], dict[str, str]]:
-    """The first calls at all shapes, with compilation: all cases are compiled at the same time, in processes. And what
-    fails or does not end there."""
+    """The first calls at all shapes, with compilation, and the failures by case. All cases are compiled at the same
+    time, in processes."""
     command = [sys.executable, "-m", "benchmarks.calls", *(["--compiled"] if under_compile else []), "--warm"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = {label: subprocess.Popen([*command, str(i)], **pipes) for i, label in enumerate(cases())}
@@ -235,54 +237,54 @@ def warmed(under_compile: bool) -> tuple[list[Row], dict[str, str]]:
 
 
 def measure(rounds: int, profiled: bool, under_compile: bool, keep: Callable[[Row], None]) -> Row:
-    """All rows. What fails or is wrong has none, and is named under "failed". `keep` is given what there is after every
-    row."""
+    """All rows. A case that fails or is wrong is named under "failed" instead. `keep` is called with the tables so far
+    after every row."""
     first, wrong = warmed(under_compile)
     failed = [f"{label}: {reason}" for label, reason in wrong.items()]
-    found: Row = {"whole layers": [], "windows": [], "small, eager": [], "first calls": first, "failed": failed}
+    tables: Row = {"whole layers": [], "windows": [], "small, eager": [], "first calls": first, "failed": failed}
 
     def tried(table: str, calls: list[Callable[[], Row]], labels: list[str]) -> None:
         for label, call in zip(labels, calls, strict=True):
             if label in wrong:
                 continue
             try:
-                found[table].append(call())
+                tables[table].append(call())
             except Exception as error:
                 failed.append(f"{label}: {type(error).__name__}: {error}")
-            keep(found)
+            keep(tables)
 
     labels, many = cases(), len(GPU_SHAPES) * len(FORMS)
     with torch.cuda.stream(torch.cuda.Stream()):
         how = (rounds, profiled, under_compile)
         wholes = [partial(whole, shape, form, *how) for shape in GPU_SHAPES for form in FORMS]
-        several = [partial(windows, *given, rounds) for given in WINDOWS]
+        several = [partial(windows, *case, rounds) for case in WINDOWS]
         small = [partial(algorithms.choice, shape, torch.bfloat16, "cuda", rounds) for shape in SMALL]
         tried("windows", several, labels[many : many + len(WINDOWS)])
         tried("whole layers", wholes, labels[:many])
         tried("small, eager", small, labels[many + len(WINDOWS) :])
-    return found
+    return tables
 
 
-def beside(found: Row, before: Row) -> list[Row]:
-    """The times before over those now."""
+def beside(results: Row, before: Row) -> list[Row]:
+    """The earlier times relative to the present ones."""
     rows: list[Row] = []
-    if found["failed"] or before["failed"]:
+    if results["failed"] or before["failed"]:
         return rows
-    for now, then in zip(found["whole layers"], before["whole layers"], strict=True):
+    for now, then in zip(results["whole layers"], before["whole layers"], strict=True):
         kinds = ("host, ms", "eager, ms", "graph, ms")
         ratios = {kind: {way: then[kind][way] / now[kind][way] for way in ("forward", "both")} for kind in kinds}
         rows.append({"shape": now["shape"], "layer": now["layer"], "times faster than before": ratios})
-    for now, then in zip(found["windows"], before["windows"], strict=True):
+    for now, then in zip(results["windows"], before["windows"], strict=True):
         ratios = {kind: {"both": then[kind]["several"] / now[kind]["several"]} for kind in ("eager, ms", "graph, ms")}
         rows.append({"shape": now["shape"], "windows": now["windows"], "times faster than before": ratios})
     return rows
 
 
-def show(found: Row) -> None:
+def show(results: Row) -> None:
     def pair(values: Row) -> str:
         return " / ".join(f"{values[way]:.3f}" for way in ("forward", "both"))
 
-    for row in found["whole layers"]:
+    for row in results["whole layers"]:
         over = pair(row["over the GEMMs"])
         print(f"{row['shape']}, {row['layer']}: host {pair(row['host, ms'])}, eager {pair(row['eager, ms'])}, graph"
               f" {pair(row['graph, ms'])}, over the GEMMs {over},"
@@ -290,22 +292,22 @@ def show(found: Row) -> None:
         if "compiled, over the GEMMs" in row:
             over = pair(row["compiled, over the GEMMs"])
             print(f"  compiled: host {pair(row['compiled, host, ms'])}, graph over the GEMMs {over}")
-    for row in found["windows"]:
+    for row in results["windows"]:
         print(f"{row['shape']}, windows {row['windows']}: over one window {row['several over one']}, host"
               f" {pair(row['host, ms, several'])}; {row['plan']}")  # fmt: skip
-    for row in found["small, eager"]:
+    for row in results["small, eager"]:
         times = {name: round(value, 3) for name, value in row["milliseconds"].items()}
         print(
             f"{row['shape']}, eager, both: {times}; auto takes {row['chosen']}, {row['auto over best']:.2f} of the best"
         )
-    print("first calls, s:", {row["shape"]: round(row["seconds"], 1) for row in found["first calls"]})
-    for row in found["whole layers"]:
+    print("first calls, s:", {row["shape"]: round(row["seconds"], 1) for row in results["first calls"]})
+    for row in results["whole layers"]:
         if "kernels, us" in row:
             times = {name: round(value, 1) for name, value in row["kernels, us"].items()}
             print(f"kernels, us, {row['shape']}, {row['layer']}: {times}")
-    for failure in found["failed"]:
+    for failure in results["failed"]:
         print("FAILED", failure)
-    for row in found.get("beside before", []):
+    for row in results.get("beside before", []):
         print(f"before / now, {row['shape']}, {row.get('layer') or row['windows']}: {row['times faster than before']}")
 
 
@@ -317,37 +319,37 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="the time of each kernel of whole layers too")
     parser.add_argument("--compiled", action="store_true", help="whole layers under torch.compile too")
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this benchmark needs a GPU")
-    if given.warm is not None:
-        warm(given.warm, given.compiled)
+    if options.warm is not None:
+        warm(options.warm, options.compiled)
         return
     report: Row = {
         "benchmark": "calls",
-        "command": f"python -m benchmarks.calls --rounds {given.rounds}{' --compiled' if given.compiled else ''}",
+        "command": f"python -m benchmarks.calls --rounds {options.rounds}{' --compiled' if options.compiled else ''}",
         "machine": provenance(torch.device("cuda")),
     }
 
-    def keep(found: Row) -> None:
-        if given.json is not None:
-            write_json(given.json, {**report, "unfinished": True, **found})
+    def keep(tables: Row) -> None:
+        if options.json is not None:
+            write_json(options.json, {**report, "unfinished": True, **tables})
 
-    found = measure(given.rounds, given.profile, given.compiled, keep)
-    report |= found
-    if given.before is not None:
-        other = given.before / "before.json"
-        paths = [str(given.before.resolve()), os.environ.get("PYTHONPATH", "")]
-        command = [sys.executable, "-m", "benchmarks.calls", "--rounds", str(given.rounds), "--json", str(other)]
+    results = measure(options.rounds, options.profile, options.compiled, keep)
+    report |= results
+    if options.before is not None:
+        other = options.before / "before.json"
+        paths = [str(options.before.resolve()), os.environ.get("PYTHONPATH", "")]
+        command = [sys.executable, "-m", "benchmarks.calls", "--rounds", str(options.rounds), "--json", str(other)]
         torch.cuda.empty_cache()
         done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False)
         if done.returncode == 0:
             report["before"] = json.loads(other.read_text())
-            report["beside before"] = beside(found, report["before"])
+            report["beside before"] = beside(results, report["before"])
     show(report)
-    if given.json is not None:
-        write_json(given.json, report)
-    sys.exit(1 if found["failed"] else 0)
+    if options.json is not None:
+        write_json(options.json, report)
+    sys.exit(1 if results["failed"] else 0)
 
 
 if __name__ == "__main__":

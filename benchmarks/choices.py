@@ -51,16 +51,16 @@ def random_shapes(count: int, seed: int = 0) -> list[tuple[str, Shape]]:
     def between(least: float, most: float) -> float:
         return math.exp(draw.uniform(math.log(least), math.log(most)))
 
-    found: list[tuple[str, Shape]] = []
-    while len(found) < count:
+    shapes: list[tuple[str, Shape]] = []
+    while len(shapes) < count:
         kind = draw.choice(("states", "project"))
         batch, steps = round(between(1, 64)), round(between(2, 8192))
         channels = 1 if draw.random() < 0.5 else round(between(1, 256))
         order = round(between(1, 512))
         shape = Shape(batch, steps, channels, round(between(1, 512)), order, round(between(max(4, order), 2048)))
         if batch * steps * order * channels <= LARGEST:
-            found.append((kind, shape))
-    return found
+            shapes.append((kind, shape))
+    return shapes
 
 
 def compare_choices(count: int, rounds: int, seed: int = 0) -> dict[str, Any]:
@@ -68,15 +68,15 @@ def compare_choices(count: int, rounds: int, seed: int = 0) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     committed = [choice for choice in CPU_CHOICES if choice[0] != "final_state"]  # which has one algorithm
-    found = {}
+    results = {}
     try:
         for title, shapes in (("committed", committed), ("random", random_shapes(count, seed))):
             choices = [measure(kind, shape, rounds) for kind, shape in shapes]
             show_choices(choices)
-            found[title] = {**summary(choices), "rows": [asdict(choice) for choice in choices]}
+            results[title] = {**summary(choices), "rows": [asdict(choice) for choice in choices]}
     finally:
         torch.set_num_threads(threads)
-    return found
+    return results
 
 
 def measure(kind: str, shape: Shape, rounds: int) -> Choice:
@@ -119,7 +119,7 @@ def least_times(candidates: dict[str, Call], rounds: int, least: float = 0.01) -
 
 def summary(choices: list[Choice]) -> dict[str, float]:
     """How near `auto` is to the best algorithm by name."""
-    ratios = [one.ratio for one in choices]
+    ratios = [choice.ratio for choice in choices]
     within = sum(ratio <= BAR for ratio in ratios) / len(ratios)
     return {"shapes": len(ratios), "median": median(ratios), "worst": max(ratios), "within 15 %": within}
 
@@ -127,9 +127,9 @@ def summary(choices: list[Choice]) -> dict[str, float]:
 def show_choices(choices: list[Choice]) -> None:
     """The figures, and the shapes at which `auto` is furthest from the best algorithm."""
     table = Table("function", "shape", "auto takes", "ms of each", "over the best by name")
-    for one in sorted(choices, key=lambda one: -one.ratio)[:10]:
-        times = ", ".join(f"{name} {value:.3g}" for name, value in one.milliseconds.items())
-        table.add_row(one.kind, one.shape, one.chosen, times, f"{one.ratio:.3g}")
+    for choice in sorted(choices, key=lambda choice: -choice.ratio)[:10]:
+        times = ", ".join(f"{name} {value:.3g}" for name, value in choice.milliseconds.items())
+        table.add_row(choice.kind, choice.shape, choice.chosen, times, f"{choice.ratio:.3g}")
     console = Console(width=170)
     console.print(table)
     console.print(summary(choices))

@@ -79,121 +79,124 @@ def read(name: str) -> list[np.ndarray]:
 def errors(forecaster: plmu.Forecaster, rows: list[np.ndarray], first: list[int], end: list[int]) -> float:
     """The mean squared error of forecasts of rows from `first` to `end`, in units of each series' standard deviation
     before."""
-    found = []
-    for one, begin, stop in zip(rows, first, end, strict=True):
-        size = choosing.standard_deviation(one[:begin, :1])[0]
+    squared_errors = []
+    for values, begin, stop in zip(rows, first, end, strict=True):
+        size = choosing.standard_deviation(values[:begin, :1])[0]
         back = forecaster.model.lookback + getattr(forecaster.model, "lags", 1)
         origins = range(begin, stop - forecaster.horizon + 1)
         for origin in origins[:: max(1, math.ceil(len(origins) / ORIGINS))]:
             start, until = max(0, origin - back), origin + forecaster.horizon
-            future = one[origin:until, 1:] if len(forecaster.covariates) else None
-            past = one[start:origin] if len(forecaster.covariates) else one[start:origin, :1]
+            future = values[origin:until, 1:] if len(forecaster.covariates) else None
+            past = values[start:origin] if len(forecaster.covariates) else values[start:origin, :1]
             ahead = forecaster.predict(past, start=start, future=future)
-            found.append(float((((ahead - one[origin:until, :1]) / size) ** 2).mean()))
-    return float(np.mean(found)) if found else math.nan
+            squared_errors.append(float((((ahead - values[origin:until, :1]) / size) ** 2).mean()))
+    return float(np.mean(squared_errors)) if squared_errors else math.nan
 
 
 def folds(name: str) -> list[dict[str, Any]]:
     """Validation and test errors with covariates, for each choice of lags to try, and without; of each fold."""
     rows = read(name)
     horizon, count = SETS[name][4], rows[0].shape[1] - 1
-    found = []
+    result = []
     for share, until in pairwise(ENDS):
-        first, end = ([round(part * len(one)) for one in rows] for part in (share, until))
-        past = [one[:stop] for one, stop in zip(rows, first, strict=True)]
+        first, end = ([round(part * len(values)) for values in rows] for part in (share, until))
+        past = [values[:stop] for values, stop in zip(rows, first, strict=True)]
         try:
-            plain = plmu.Forecaster(horizon).fit([one[:, :1] for one in past])
-            kept = sum(rows_to_choose_by(plain.validation, horizon, len(one)) for one in past)
+            plain = plmu.Forecaster(horizon).fit([values[:, :1] for values in past])
+            validation_rows = sum(rows_to_choose_by(plain.validation, horizon, len(values)) for values in past)
             fold: dict[str, Any] = {
                 "rows": sum(first),
                 "longest": max(first) - rows_to_choose_by(plain.validation, horizon, max(first)),
-                "horizons": max(1.0, kept / horizon),
+                "horizons": max(1.0, validation_rows / horizon),
                 "without": {"valid": plain.validation_["mse"], "test": errors(plain, rows, first, end)},
             }
-            if not kept or math.isnan(fold["without"]["test"]):
+            if not validation_rows or math.isnan(fold["without"]["test"]):
                 continue
             for tried in TRIED_LAGS:
                 effects.LAGS = tried
-                known = plmu.Forecaster(horizon, covariates=list(range(1, 1 + count))).fit(past)
+                forecaster = plmu.Forecaster(horizon, covariates=list(range(1, 1 + count))).fit(past)
                 fold[f"lags up to {tried[-1]}"] = {
-                    "lags": known.validation_["lags"],
-                    "valid": known.validation_["mse with covariates"],
-                    "test": errors(known, rows, first, end),
+                    "lags": forecaster.validation_["lags"],
+                    "valid": forecaster.validation_["mse with covariates"],
+                    "test": errors(forecaster, rows, first, end),
                 }
         except ValueError:  # too few rows
             continue
-        found.append({"last": until == 1.0, **fold})
-    return found
+        result.append({"last": until == 1.0, **fold})
+    return result
 
 
 def chosen(fold: dict[str, Any], gain: float, repeats: int) -> dict[str, Any]:
     """The fit that these thresholds choose, without covariates or with so many lags."""
-    longest = max(one[-1] for one in TRIED_LAGS if one[-1] == 1 or one[-1] * repeats <= fold["longest"])
+    longest = max(lags[-1] for lags in TRIED_LAGS if lags[-1] == 1 or lags[-1] * repeats <= fold["longest"])
     with_them = fold[f"lags up to {longest}"]
     used = with_them["valid"] < fold["without"]["valid"] * (1 - gain / fold["horizons"])
-    found: dict[str, Any] = {**(with_them if used else fold["without"]), "used": used}
-    return found
+    fit: dict[str, Any] = {**(with_them if used else fold["without"]), "used": used}
+    return fit
 
 
-def gains(some: dict[str, list[dict[str, Any]]], gain: float, repeats: int) -> dict[str, float]:
+def gains(sets: dict[str, list[dict[str, Any]]], gain: float, repeats: int) -> dict[str, float]:
     """Of each set, the mean logarithm of the test error of what is chosen, by that without covariates."""
     return {
-        name: float(np.mean([math.log(chosen(one, gain, repeats)["test"] / one["without"]["test"]) for one in folds]))
-        for name, folds in some.items()
+        name: float(
+            np.mean([math.log(chosen(fold, gain, repeats)["test"] / fold["without"]["test"]) for fold in folds])
+        )
+        for name, folds in sets.items()
         if folds
     }
 
 
-def compared(some: dict[str, list[dict[str, Any]]], gain: float, repeats: int) -> list[dict[str, Any]]:
+def compared(sets: dict[str, list[dict[str, Any]]], gain: float, repeats: int) -> list[dict[str, Any]]:
     """Test errors by those without covariates, geometric means over sets, for each pair of thresholds; and how much
     larger their logarithm is than with the thresholds that are used, with its standard error."""
-    found = []
-    usual = gains(some, gain, repeats)
+    result = []
+    usual = gains(sets, gain, repeats)
     for always, g in ((True, -math.inf), *((False, g) for g in GAINS)):
         for r in REPEATS:
-            own = gains(some, g, r)
-            more = np.array([own[name] - usual[name] for name in usual])
-            found.append({
+            ratios = gains(sets, g, r)
+            differences = np.array([ratios[name] - usual[name] for name in usual])
+            result.append({
                 "gain": "always used" if always else g,
                 "repeats": r,
-                "ratio": math.exp(float(np.mean(list(own.values())))),
-                "log more": float(more.mean()),
-                "error": float(more.std(ddof=1) / math.sqrt(len(more))),
+                "ratio": math.exp(float(np.mean(list(ratios.values())))),
+                "log more": float(differences.mean()),
+                "error": float(differences.std(ddof=1) / math.sqrt(len(differences))),
             })  # fmt: skip
-    return found
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="folder for covariates.json")
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     gain, repeats = choosing.GAIN, effects.REPEATS
     choosing.GAIN, effects.REPEATS = -math.inf, 0  # fits with covariates use them
-    every = {name: folds(name) for name in asked.sets}
+    sets = {name: folds(name) for name in options.sets}
     trials, last = (
-        {name: [one for one in some if one["last"] == final] for name, some in every.items()} for final in (False, True)
+        {name: [fold for fold in folds_of_set if fold["last"] == final] for name, folds_of_set in sets.items()}
+        for final in (False, True)
     )
     table = {"to choose by": compared(trials, gain, repeats), "last": compared(last, gain, repeats)}
     for kind, rows in table.items():
         print(f"{kind}: test error by that without covariates")
         for row in rows:
-            more = f"{row['log more']:+.4f} ± {row['error']:.4f}"
-            print(f"  gain {row['gain']!s:<12}repeats {row['repeats']:<4}{row['ratio']:.4f}   {more}")
+            difference = f"{row['log more']:+.4f} ± {row['error']:.4f}"
+            print(f"  gain {row['gain']!s:<12}repeats {row['repeats']:<4}{row['ratio']:.4f}   {difference}")
     print("last rows: mse with covariates, without, chosen")
-    for name, some in last.items():
-        for one in some:
-            figures = (chosen(one, g, repeats)["test"] for g in (-math.inf, math.inf, gain))
+    for name, folds_of_set in last.items():
+        for fold in folds_of_set:
+            figures = (chosen(fold, g, repeats)["test"] for g in (-math.inf, math.inf, gain))
             print(f"  {name:<30}{'  '.join(f'{figure:<8.3g}' for figure in figures)}")
-    if asked.json:
+    if options.json:
         result = {
             "command": "python -m benchmarks.covariates --json results",
             "machine": provenance(torch.device("cpu")),
             "thresholds": {"gain": gain, "repeats": repeats},
-            "sets": every,
+            "sets": sets,
             "thresholds compared": table,
         }
-        (asked.json / "covariates.json").write_text(json.dumps(result, indent=1) + "\n")
+        (options.json / "covariates.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def models() -> dict[str, plmu.Sequential]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if compiler() is None:
         parser.error("there is no C compiler")
     torch.manual_seed(0)
@@ -55,10 +55,10 @@ def main() -> None:
     for name, model in models().items():
         rows.append({"model": name, **measured(model)})
         print(rows[-1], flush=True)
-    if given.json:
+    if options.json:
         command = " ".join(["python -m benchmarks.deployment", *sys.argv[1:]])
         about = {"kind": "deployment", "command": command, "onnxruntime": onnxruntime.__version__, "c": FLAGS}
-        write_json(given.json, {**about, "rows": rows, **provenance(torch.device("cpu"))})
+        write_json(options.json, {**about, "rows": rows, **provenance(torch.device("cpu"))})
 
 
 def measured(model: Any) -> dict[str, Any]:
@@ -81,9 +81,9 @@ def measured(model: Any) -> dict[str, Any]:
     }
     for _ in range(ROUNDS):
         for name, call in calls.items():
-            taken = call()
-            assert taken is not None, name
-            times[name] = min(taken, times.get(name, taken))
+            seconds = call()
+            assert seconds is not None, name
+            times[name] = min(seconds, times.get(name, seconds))
     return {
         "multiply_adds": program.multiply_adds,
         "weight_bytes": program.weight_bytes(False),
@@ -175,9 +175,9 @@ int model_step(model_state *s, const float *x, float *y)
     return 0;
 }}
 """
-    taken = c_time({"model.h": header, "model.c": source}, "model", program)
-    assert taken is not None
-    return taken
+    seconds = c_time({"model.h": header, "model.c": source}, "model", program)
+    assert seconds is not None
+    return seconds
 
 
 if __name__ == "__main__":

@@ -40,13 +40,13 @@ def errors(problem: Problem) -> list[float]:
         raise RuntimeError(f"{problem.shape}: answers do not repeat bit for bit")
     exact = results(problem, "chunked", torch.float64)
     plain = results(problem, "chunked", torch.float32)
-    found = [
-        float((one.double() - right).norm() / (other.double() - right).norm())
-        for one, other, right in zip(ours, plain, exact, strict=True)
+    ratios = [
+        float((value.double() - right).norm() / (plain_value.double() - right).norm())
+        for value, plain_value, right in zip(ours, plain, exact, strict=True)
     ]
-    if not max(found) <= RIGHT:
-        raise RuntimeError(f"{problem.shape}: the error is {max(found):.2f} times that of plain float32")
-    return found
+    if not max(ratios) <= RIGHT:
+        raise RuntimeError(f"{problem.shape}: the error is {max(ratios):.2f} times that of plain float32")
+    return ratios
 
 
 def measured(shape: Shape, rounds: int) -> Row:
@@ -78,18 +78,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this benchmark needs a GPU")
     torch.backends.cuda.matmul.allow_tf32 = False
     rows = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for shape in GPU_SHAPES:
-            rows.append(measured(shape, given.rounds))
+            rows.append(measured(shape, options.rounds))
             print(rows[-1], flush=True)
     report = {"command": "python -m benchmarks.float32", "machine": provenance(torch.device("cuda")), "rows": rows}
-    if given.json is not None:
-        given.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

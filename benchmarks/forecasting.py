@@ -51,8 +51,8 @@ def read(folder: Path, name: str) -> tuple[np.ndarray, tuple[int, int, int]]:
     """The values (time, channels), and the rows at which training, validation and test end."""
     with lzma.open(folder / f"{FILES[name]}.csv.xz", "rt", newline="") as file:
         rows = list(csv.reader(file))
-    kept = [i for i, column in enumerate(rows[0]) if column != "date"]
-    values = np.array([[float(row[i]) for i in kept] for row in rows[1:]])
+    columns = [i for i, column in enumerate(rows[0]) if column != "date"]
+    values = np.array([[float(row[i]) for i in columns] for row in rows[1:]])
     if name in MONTHS:
         month = 30 * MONTHS[name]
         return values, (12 * month, 16 * month, 20 * month)
@@ -68,14 +68,14 @@ def one(values: np.ndarray, ends: tuple[int, int, int], horizon: int, lookback: 
     forecaster = plmu.Forecaster(horizon, lookback=lookback, validation=valid - train).fit(values[:valid])
     fitted, used = time.perf_counter(), time.process_time() - used
     first = valid - forecaster.model.lookback
-    found = forecaster.evaluate(values[first:test], start=first)
-    if found["windows"] != test - valid - horizon + 1:
-        raise SystemExit(f"{found['windows']} test windows, not {test - valid - horizon + 1}")
+    scores = forecaster.evaluate(values[first:test], start=first)
+    if scores["windows"] != test - valid - horizon + 1:
+        raise SystemExit(f"{scores['windows']} test windows, not {test - valid - horizon + 1}")
     chosen = {key: value for key, value in forecaster.validation_.items() if key not in ("mse", "tried")}
     return {
         "horizon": horizon,
         "valid mse": forecaster.validation_["mse"],
-        **{key: found[key] for key in ("mse", "mae", "last value mse", "last value mae", "windows")},
+        **{key: scores[key] for key in ("mse", "mae", "last value mse", "last value mae", "windows")},
         "chosen": {key: "inf" if value == float("inf") else value for key, value in chosen.items()},
         "fit seconds": fitted - begin,
         "fit processor seconds": used,
@@ -88,9 +88,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="folder for forecast-<set>.json")
     parser.add_argument("--sets", nargs="+", default=list(FILES), choices=list(FILES))
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("PLMU_DATA", ".")))
-    asked = parser.parse_args()
-    for name in asked.sets:
-        values, ends = read(asked.data / "ltsf", name)
+    options = parser.parse_args()
+    for name in options.sets:
+        values, ends = read(options.data / "ltsf", name)
         result: dict[str, Any] = {
             "command": f"python -m benchmarks.forecasting --sets {name} --json results",
             "machine": provenance(torch.device("cpu")),
@@ -115,8 +115,8 @@ def main() -> None:
             peers = ", ".join(f"{peer} {figure:.3f}" for peer, figure in published.items())
             spent = f"fit {seconds:.1f} s ({used:.1f} s of the processor)"
             print(f"{name:<9}{kind:<5}{figures}   mean {means['mse']:.4f}   {spent}   {peers}", flush=True)
-        if asked.json:
-            path = asked.json / f"forecast-{name.lower()}.json"
+        if options.json:
+            path = options.json / f"forecast-{name.lower()}.json"
             path.write_text(json.dumps(result, indent=1) + "\n")
 
 

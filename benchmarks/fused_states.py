@@ -50,16 +50,16 @@ def row(shape: tuple[int, int, int, int, float], dtype: torch.dtype, rounds: int
 
     for name in names:
         check(name, u.detach()[:2], system)
-    found: dict[str, Any] = {"shape": f"b{batch} n{time} c{channels} d{order} θ{theta:g}", "precision": str(dtype)}
+    result: dict[str, Any] = {"shape": f"b{batch} n{time} c{channels} d{order} θ{theta:g}", "precision": str(dtype)}
     sizes: dict[str, Any] = {"batch": batch, "time": time, "channels": channels, "dtype": dtype, "device": "cuda"}
     for way, context in (("eager", nullcontext), ("graph", plmu.for_graphs)):
         with context():
-            found[f"{way}, auto takes"] = plmu.plan("states", system=system, **sizes).algorithm
+            result[f"{way}, auto takes"] = plmu.plan("states", system=system, **sizes).algorithm
             calls = {name: training(call(name), u) for name in names}
-            calls = {name: graphed(one) for name, one in calls.items()} if way == "graph" else calls
+            calls = {name: graphed(call_of) for name, call_of in calls.items()} if way == "graph" else calls
             times = timed(calls, device="cuda", rounds=rounds)
-            found[f"{way}, ms"] = {name: 1e3 * seconds for name, seconds in times.medians().items()}
-    return found
+            result[f"{way}, ms"] = {name: 1e3 * seconds for name, seconds in times.medians().items()}
+    return result
 
 
 def check(name: str, u: torch.Tensor, system: plmu.LinearSystem) -> None:
@@ -79,21 +79,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="file to write")
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for dtype in TOLERANCE:
             for shape in SHAPES:
-                rows.append(row(shape, dtype, given.rounds))
+                rows.append(row(shape, dtype, options.rounds))
                 torch.cuda.empty_cache()
-    command = f"python -m benchmarks.fused_states --json {given.json} --rounds {given.rounds}"
+    command = f"python -m benchmarks.fused_states --json {options.json} --rounds {options.rounds}"
     report = {
         "benchmark": "fused-states",
         "command": command,
         "machine": provenance(torch.device("cuda")),
         "rows": rows,
     }
-    given.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

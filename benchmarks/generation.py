@@ -41,20 +41,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=100_000, help="characters of each model (100,000)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
-    if given.length < 3 * PIECE:
-        parser.error(f"--length must be at least {3 * PIECE}, got {given.length}")
+    options = parser.parse_args()
+    if options.length < 3 * PIECE:
+        parser.error(f"--length must be at least {3 * PIECE}, got {options.length}")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = []
     for name, model in models().items():
         check(name, model)
-        rows.append({"model": name, "parameters": sum(one.numel() for one in model.parameters())})
-        rows[-1] |= rates(model, given.length)
+        rows.append({"model": name, "parameters": sum(parameter.numel() for parameter in model.parameters())})
+        rows[-1] |= rates(model, options.length)
         print(rows[-1], flush=True)
-    if given.json:
+    if options.json:
         command = " ".join(["python -m benchmarks.generation", *sys.argv[1:]])
-        write_json(given.json, {"command": command, "machine": provenance(torch.device("cpu")), "rows": rows})
+        write_json(options.json, {"command": command, "machine": provenance(torch.device("cpu")), "rows": rows})
 
 
 def check(name: str, model: plmu.Sequential) -> None:
@@ -72,13 +72,13 @@ def rates(model: plmu.Sequential, length: int) -> dict[str, float]:
     for _ in itertools.islice(tokens, PIECE):  # a CPU takes a while to be at its speed
         pass
     tokens = plmu.generate(model, [0], seed=0)
-    found = []
+    speeds = []
     for _ in range(length // PIECE):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in itertools.islice(tokens, PIECE):
             pass
-        found.append(PIECE / (time.perf_counter() - begun))
-    return {"first": round(found[0]), "last": round(found[-1]), "median": round(statistics.median(found))}
+        speeds.append(PIECE / (time.perf_counter() - start))
+    return {"first": round(speeds[0]), "last": round(speeds[-1]), "median": round(statistics.median(speeds))}
 
 
 if __name__ == "__main__":

@@ -39,12 +39,12 @@ def check(problem: Problem) -> None:
     """A bad value in the middle of the first sequence spoils what comes after it, and nothing else."""
     with torch.no_grad(), plmu.isolate_nonfinite():
         middle = problem.shape.time // 2
-        kept = problem.u[0, middle, 0].clone()
+        original = problem.u[0, middle, 0].clone()
         problem.u[0, middle, 0] = 0.0
         clean = problem.project("auto")()
         problem.u[0, middle, 0] = torch.nan
         spoilt = problem.project("auto")()
-        problem.u[0, middle, 0] = kept
+        problem.u[0, middle, 0] = original
     assert spoilt[0, middle:].isnan().all()
     assert torch.equal(spoilt[0, :middle], clean[0, :middle])
     assert torch.equal(spoilt[1:], clean[1:])
@@ -54,16 +54,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="file to write")
     parser.add_argument("--rounds", type=int, default=7)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     with torch.cuda.stream(torch.cuda.Stream()), plmu.for_graphs():
         for dtype in (torch.bfloat16, torch.float32):
             for shape in GPU_SHAPES:
-                rows.append(cost(shape, dtype, given.rounds))
+                rows.append(cost(shape, dtype, options.rounds))
                 print(json.dumps(rows[-1]), flush=True)
-    command = f"python -m benchmarks.isolation --json results/{given.json.name} --rounds {given.rounds}"
+    command = f"python -m benchmarks.isolation --json results/{options.json.name} --rounds {options.rounds}"
     report = {"benchmark": "isolation", "command": command, "machine": provenance(torch.device("cuda")), "rows": rows}
-    given.json.write_text(json.dumps(report, indent=2) + "\n")
+    options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

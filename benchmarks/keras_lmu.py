@@ -45,22 +45,22 @@ Results = tuple[Tensor, list[Tensor]]  # the output, and the gradients of the we
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=21, help="how often each candidate is timed (21)")
+    parser.add_argument("--rounds", type=int, default=21, help="number of times that each candidate is timed (21)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
+    options = parser.parse_args()
     one_thread()
     rows = []
     for shape, sequences in CASES:
-        rows.append(row(shape, sequences, given.rounds))
+        rows.append(row(shape, sequences, options.rounds))
         print(rows[-1], flush=True)
-    if given.json:
+    if options.json:
         report = {
             "command": " ".join(["python -m benchmarks.keras_lmu", *sys.argv[1:]]),
             "machine": provenance(torch.device("cpu")),
             "versions": {name: version(name) for name in ("keras-lmu", "keras", "tensorflow")},
             "rows": rows,
         }
-        write_json(given.json, report)
+        write_json(options.json, report)
 
 
 def one_thread() -> None:
@@ -153,9 +153,9 @@ def keras_step(
         return_sequences=layer.returns_sequences,
         dtype=dtype,
     )
-    given = tf.constant(x.numpy()), tf.constant(gradient.numpy())
+    arguments = tf.constant(x.numpy()), tf.constant(gradient.numpy())
     model = memory if form == "hidden cell" else lambda x: dense(memory(x))
-    model(given[0])  # makes the weights
+    model(arguments[0])  # builds the weights
     variables = [memory.layer.kernel, memory.layer.bias, dense.kernel, dense.bias]
     for variable, value in zip(variables, keras_layout(*leaves(layer)), strict=True):
         variable.assign(value.detach().numpy())
@@ -167,7 +167,7 @@ def keras_step(
         return output, tape.gradient(output, variables, output_gradients=gradient)
 
     run = tf.function(step, jit_compile=form == "XLA") if graph else step
-    return lambda: run(*given)
+    return lambda: run(*arguments)
 
 
 def _tensor(value: Any) -> Tensor:

@@ -38,16 +38,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="sequences of a batch (as each experiment has them)")
     parser.add_argument("--only", help="one model, such as text8-modern (all)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     for experiment, model in MODELS:
-        if given.only in (None, f"{experiment}-{model}"):
-            rows.append(measured(experiment, model, given.device, given.batch))
+        if options.only in (None, f"{experiment}-{model}"):
+            rows.append(measured(experiment, model, options.device, options.batch))
             print(rows[-1], flush=True)
-    if given.json:
+    if options.json:
         command = " ".join(["python -m benchmarks.language", *sys.argv[1:]])
-        machine = provenance(torch.device(given.device))
-        write_json(given.json, {"command": command, "machine": machine, "rows": rows})
+        machine = provenance(torch.device(options.device))
+        write_json(options.json, {"command": command, "machine": machine, "rows": rows})
 
 
 def measured(experiment: str, model: str, device: str, batch: int | None) -> dict[str, Any]:
@@ -65,11 +65,11 @@ def measured(experiment: str, model: str, device: str, batch: int | None) -> dic
         dict.fromkeys(("train", "valid", "test"), numbers), symbols, config.model.length, {}, "bpc"
     )
     network = language.build(config.model, size)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with processes(device) as group:
         trainer = Trainer(task, network, training, group, 0)
         network.train()
-        setup = time.perf_counter() - begun
+        setup = time.perf_counter() - start
         seconds = medians({"step": trainer.one_step}, device=group.device.type, rounds=9)["step"]
         parameters = sum(p.numel() for p in network.parameters())
         flops = 6 * tokens * sum(p.numel() for p in _multiplied(network))
@@ -90,8 +90,8 @@ def measured(experiment: str, model: str, device: str, batch: int | None) -> dic
 
 def _multiplied(network: nn.Module) -> list[nn.Parameter]:
     """Matrices that each token is multiplied by: all but embeddings that are not also the output's."""
-    tables = {id(one.weight) for one in network.modules() if isinstance(one, nn.Embedding)}
-    outputs = {id(one.weight) for one in network.modules() if isinstance(one, nn.Linear)}
+    tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    outputs = {id(module.weight) for module in network.modules() if isinstance(module, nn.Linear)}
     return [p for p in network.parameters() if p.dim() > 1 and (id(p) not in tables or id(p) in outputs)]
 
 

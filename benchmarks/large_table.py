@@ -35,27 +35,27 @@ def main() -> None:
     parser.add_argument("--stage", choices=("batch", "train"), help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help="where the file is, or is made (a temporary folder)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
-    if given.stage:
-        print(json.dumps({"batch": first_batch, "train": train}[given.stage](given.file)))
+    options = parser.parse_args()
+    if options.stage:
+        print(json.dumps({"batch": first_batch, "train": train}[options.stage](options.file)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        file = given.file or Path(folder) / "minutes.csv"
+        file = options.file or Path(folder) / "minutes.csv"
         if not file.is_file():
-            write_table(file, given.rows)
-        found: dict[str, Any] = {"rows": given.rows, "bytes": file.stat().st_size}
+            write_table(file, options.rows)
+        result: dict[str, Any] = {"rows": options.rows, "bytes": file.stat().st_size}
         for stage in ("batch", "train"):
             words = [sys.executable, "-m", "benchmarks.large_table", "--stage", stage, "--file", str(file)]
-            begun = time.perf_counter()
+            start = time.perf_counter()
             done = subprocess.run(words, capture_output=True, text=True, check=True)
             row = json.loads(done.stdout.splitlines()[-1])
-            row |= {"seconds, from the start of Python": round(time.perf_counter() - begun, 1)}
+            row |= {"seconds, from the start of Python": round(time.perf_counter() - start, 1)}
             row |= {"load average of the machine": round(os.getloadavg()[0], 1)}
-            found[{"batch": "first batch", "train": "whole run"}[stage]] = row
+            result[{"batch": "first batch", "train": "whole run"}[stage]] = row
             print(stage, row, flush=True)
-    if given.json:
-        command = f"python -m benchmarks.large_table --rows {given.rows} --json results/{given.json.name}"
-        write_json(given.json, {"command": command, "machine": provenance(torch.device("cpu")), **found})
+    if options.json:
+        command = f"python -m benchmarks.large_table --rows {options.rows} --json results/{options.json.name}"
+        write_json(options.json, {"command": command, "machine": provenance(torch.device("cpu")), **result})
 
 
 def write_table(file: Path, rows: int) -> None:
@@ -74,7 +74,7 @@ def write_table(file: Path, rows: int) -> None:
 
 def first_batch(file: Path) -> dict[str, float]:
     """Seconds from the start of the program to the first windows."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     from plmu.timeseries.forecast_experiment import Forecast, prepare
 
     config: Any = Forecast().defaults("closed")
@@ -84,22 +84,22 @@ def first_batch(file: Path) -> dict[str, float]:
     batch = next(iter(task.split.windows.blocks(task.train[0], settings.lookback, settings.horizon)))
     if not bool(batch.windows.isfinite().all()):
         raise RuntimeError("the first batch is not finite")
-    return {"seconds": round(time.perf_counter() - begun, 1), **used()}
+    return {"seconds": round(time.perf_counter() - start, 1), **used()}
 
 
 def train(file: Path) -> dict[str, float]:
     """Seconds of `plmu train forecast`."""
     from plmu.cli.program import main as program
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         program(["train", "forecast", "--data.file", str(file), "--runs", folder, "--quiet"])
         (summary,) = Path(folder).glob("*.json")
         content = json.loads(summary.read_text(encoding="utf-8"))
-        (run,) = (one for one in Path(folder).iterdir() if one.is_dir())
-        own = json.loads((run / "forecast.json").read_text(encoding="utf-8"))["mae in own units"]["model"]
-    seconds = time.perf_counter() - begun
-    for name, value in own.items():  # the mean absolute value of the noise is √(2/π) of its deviation
+        (run,) = (path for path in Path(folder).iterdir() if path.is_dir())
+        errors = json.loads((run / "forecast.json").read_text(encoding="utf-8"))["mae in own units"]["model"]
+    seconds = time.perf_counter() - start
+    for name, value in errors.items():  # the mean absolute value of the noise is √(2/π) of its deviation
         least = NOISE * float(np.sqrt(2 / np.pi))
         if not 0.97 * least < value < 1.15 * least:
             raise RuntimeError(f"the mean absolute error of {name} is {value}, and that of the noise {least}")

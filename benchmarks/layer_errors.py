@@ -19,31 +19,31 @@ def inputs(shape: Shape) -> Tensor:
     return torch.randn(shape.batch, shape.time, shape.channels, device="cuda").bfloat16().requires_grad_()
 
 
-def check(given: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
+def check(layer: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
     """The largest relative errors with ReLU and with a smooth activation, which is not part of a launch."""
-    found = [errors(given, shape, activation) for activation in ("relu", "silu")]
-    return {name: max(one[name] for one in found) for name in found[0]}
+    by_activation = [errors(layer, shape, activation) for activation in ("relu", "silu")]
+    return {name: max(relative[name] for relative in by_activation) for name in by_activation[0]}
 
 
-def errors(given: plmu.ParallelLMU, shape: Shape, activation: str) -> dict[str, float]:
+def errors(original: plmu.ParallelLMU, shape: Shape, activation: str) -> dict[str, float]:
     """Relative errors of two sequences against float64 chunks, on other numbers than what is timed.
 
     The exact ReLU is zero where ours is: near zero, which side of it a sum falls on is a matter of rounding.
     """
-    options = {**given.config, "output_activation": activation}
+    options = {**original.config, "output_activation": activation}
     del options["algorithm"]
     layer = made(plmu.ParallelLMU(**options))
-    layer.load_state_dict(given.state_dict())
+    layer.load_state_dict(original.state_dict())
     x = inputs(shape).detach()[:2]
     gradients = [torch.randn(2, shape.time, shape.out, device="cuda").bfloat16()]
     gradients.append(torch.randn(2, shape.order, shape.channels, device="cuda"))
 
-    def results(one: plmu.ParallelLMU, x: Tensor) -> list[Tensor]:
+    def results(module: plmu.ParallelLMU, x: Tensor) -> list[Tensor]:
         x = x.clone().requires_grad_()
-        answer = one(x)
-        leaves = (x, *one.parameters())
-        given = [gradient.to(value) for gradient, value in zip(gradients, answer, strict=True)]
-        return [value.detach() for value in (*answer, *torch.autograd.grad(answer, leaves, given))]
+        answer = module(x)
+        leaves = (x, *module.parameters())
+        grad_outputs = [gradient.to(value) for gradient, value in zip(gradients, answer, strict=True)]
+        return [value.detach() for value in (*answer, *torch.autograd.grad(answer, leaves, grad_outputs))]
 
     ours, again, third = (results(layer, x) for _ in range(3))  # the second call takes another way than the first
     if not all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(ours, again, third, strict=True)):
@@ -58,10 +58,10 @@ def errors(given: plmu.ParallelLMU, shape: Shape, activation: str) -> dict[str, 
         double.f2 = lambda total: torch.where(ours[0] > 0, total, 0.0)
     exact = results(double, x.double())
     names = ["output", "final state", "gradient of x", *(f"gradient of {name}" for name, _ in layer.named_parameters())]
-    found = {}
+    relative = {}
     for name, value, right in zip(names, ours, exact, strict=True):
-        found[name] = float((value.double() - right).norm() / right.norm())
+        relative[name] = float((value.double() - right).norm() / right.norm())
         bound = BOUNDS[torch.bfloat16 if name != "final state" or layer.encoder is not None else torch.float32]
-        if not found[name] <= bound:
-            raise RuntimeError(f"{shape}: {name} is wrong by {found[name]:.1e}, above {bound:.1e}")
-    return found
+        if not relative[name] <= bound:
+            raise RuntimeError(f"{shape}: {name} is wrong by {relative[name]:.1e}, above {bound:.1e}")
+    return relative

@@ -13,9 +13,9 @@ def kernel_times(call: Callable[[], Any], calls: int = 10) -> dict[str, float]:
     """Microseconds that each kernel takes in a call, the longest first."""
     call()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(calls):
             call()
         torch.cuda.synchronize()
-    times = {one.key[:60]: one.self_device_time_total / calls for one in found.key_averages()}
+    times = {event.key[:60]: event.self_device_time_total / calls for event in profiler.key_averages()}
     return dict(sorted(times.items(), key=lambda item: -item[1]))

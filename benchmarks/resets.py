@@ -45,15 +45,15 @@ def resets_of(shape: Shape) -> dict[str, Tensor]:
     """Where states are reset: at random; nowhere; often; and where chunks and pairs of chunks begin and end."""
     generator = torch.Generator().manual_seed(1)
     size = (shape.batch, shape.time)
-    found = {name: torch.rand(*size, generator=generator) < 1 / every for name, every in EVERY.items()}
-    found["none, but given"] = torch.zeros(size, dtype=torch.bool)
-    found["every 5 steps"] = torch.rand(*size, generator=generator) < 1 / 5
+    resets = {name: torch.rand(*size, generator=generator) < 1 / interval for name, interval in EVERY.items()}
+    resets["none, but given"] = torch.zeros(size, dtype=torch.bool)
+    resets["every 5 steps"] = torch.rand(*size, generator=generator) < 1 / 5
     edges = torch.zeros(size, dtype=torch.bool)
     for sequence in range(shape.batch):
         for step in ((0, 63, 128), (64, 65, 127), (1, 62), (48, 112), (shape.time - 1,))[sequence % 5]:
             edges[sequence, step : step + 1] = True
-    found["where chunks meet"] = edges
-    return {name: one.cuda() for name, one in found.items()}
+    resets["where chunks meet"] = edges
+    return {name: steps.cuda() for name, steps in resets.items()}
 
 
 def check(shape: Shape, thetas: tuple[float, ...], started: bool, resets: dict[str, Tensor]) -> dict[str, Row]:
@@ -69,14 +69,14 @@ def check(shape: Shape, thetas: tuple[float, ...], started: bool, resets: dict[s
     double = plmu.ParallelLMU(*sizes, **options, algorithm="chunked").cuda().double()
     double.load_state_dict(layer.state_dict())
 
-    def results(one: plmu.ParallelLMU, where: Tensor) -> list[Tensor]:
-        like = next(one.parameters())
+    def results(module: plmu.ParallelLMU, where: Tensor) -> list[Tensor]:
+        like = next(module.parameters())
         leaves = [u.to(like).requires_grad_()]
         leaves += [state.to(torch.promote_types(like.dtype, torch.float32)).requires_grad_() for state in first]
-        answer = one(*leaves, resets=where)
-        given = [gradient.to(value) for gradient, value in zip(gradients, answer, strict=True)]
-        found = torch.autograd.grad(answer, (*leaves, *one.parameters()), given)
-        return [value.detach() for value in (*answer, *found)]
+        answer = module(*leaves, resets=where)
+        grad_outputs = [gradient.to(value) for gradient, value in zip(gradients, answer, strict=True)]
+        gradients_of_leaves = torch.autograd.grad(answer, (*leaves, *module.parameters()), grad_outputs)
+        return [value.detach() for value in (*answer, *gradients_of_leaves)]
 
     names = ["output", "final state", "gradient of u", *(["gradient of the state"] if started else [])]
     names.append("gradient of W")
@@ -98,12 +98,12 @@ def check(shape: Shape, thetas: tuple[float, ...], started: bool, resets: dict[s
 
 
 def problems(shape: Shape, resets: dict[str, Tensor]) -> dict[str, Problem]:
-    """The same problem without resets and with some."""
-    found = {}
+    """The same problem without resets and with each kind of them."""
+    by_kind = {}
     for kind in ("without", *EVERY, "none, but given"):
-        found[kind] = Problem(shape, torch.bfloat16, "cuda")
-        found[kind].resets = resets.get(kind)
-    return found
+        by_kind[kind] = Problem(shape, torch.bfloat16, "cuda")
+        by_kind[kind].resets = resets.get(kind)
+    return by_kind
 
 
 def forward_of(problem: Problem) -> Call:
@@ -117,31 +117,33 @@ def forward_of(problem: Problem) -> Call:
 
 
 def measured(shape: Shape, errors: dict[str, Row], rounds: int) -> Row:
-    given = problems(shape, resets_of(shape))
+    by_kind = problems(shape, resets_of(shape))
     row: Row = {"shape": str(shape), "error": errors}
     with plmu.for_graphs():
-        chosen = given["every 128 steps"].plan()
+        chosen = by_kind["every 128 steps"].plan()
         row["plan"] = [chosen.algorithm, chosen.kernel]
         calls = {}
-        for kind, problem in given.items():
+        for kind, problem in by_kind.items():
             calls[f"{kind}, forward"] = graphed(forward_of(problem))
             calls[f"{kind}, both"] = graphed(training(problem.project("auto"), problem.u, problem.weight))
     times = timed(calls, device="cuda", rounds=rounds)
     row["graph, ms"] = {name: 1e3 * seconds for name, seconds in times.medians().items()}
     row["over without"] = {
         kind: {way: times.ratio(f"{kind}, {way}", f"without, {way}") for way in ("forward", "both")}
-        for kind in given
+        for kind in by_kind
         if kind != "without"
     }
     eager = {
         f"{kind}, {way}": call
         for kind in ("without", "every 128 steps")
         for way, call in (
-            ("forward", forward_of(given[kind])),
-            ("both", training(given[kind].project("auto"), given[kind].u, given[kind].weight)),
+            ("forward", forward_of(by_kind[kind])),
+            ("both", training(by_kind[kind].project("auto"), by_kind[kind].u, by_kind[kind].weight)),
         )
     }
-    row["eager, ms"] = {name: 1e3 * each for name, each in timed(eager, device="cuda", rounds=rounds).medians().items()}
+    row["eager, ms"] = {
+        name: 1e3 * seconds for name, seconds in timed(eager, device="cuda", rounds=rounds).medians().items()
+    }
     row["host, ms"] = {name: 1e3 * host_seconds(call, rounds=rounds) for name, call in eager.items()}
     row["peak memory, MB"] = {name: peak_memory(call) / 1e6 for name, call in eager.items() if "both" in name}
     torch.cuda.empty_cache()
@@ -151,9 +153,9 @@ def measured(shape: Shape, errors: dict[str, Row], rounds: int) -> Row:
 def profiled(shape: Shape) -> Row:
     """Microseconds of each kernel in a training step, without resets and with them; where there is a profiler."""
     row: Row = {}
-    given = problems(shape, resets_of(shape))
+    by_kind = problems(shape, resets_of(shape))
     for kind in ("without", "every 128 steps"):
-        row[kind] = kernel_times(training(given[kind].project("auto"), given[kind].u, given[kind].weight))
+        row[kind] = kernel_times(training(by_kind[kind].project("auto"), by_kind[kind].u, by_kind[kind].weight))
     return row
 
 
@@ -180,7 +182,7 @@ def checks() -> tuple[list[dict[str, Row] | None], list[str]]:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     shapes, until = all_checked(), time.monotonic() + PATIENCE
     processes = [subprocess.Popen([*command, str(number)], **pipes) for number in range(len(shapes))]
-    found: list[dict[str, Row] | None] = []
+    errors: list[dict[str, Row] | None] = []
     failed = []
     for (shape, thetas, _), process in zip(shapes, processes, strict=True):
         try:
@@ -189,29 +191,31 @@ def checks() -> tuple[list[dict[str, Row] | None], list[str]]:
             process.kill()
             said, why = process.communicate()
             why += f"\nnot done after {PATIENCE} s"
-        found.append(json.loads(said.splitlines()[-1]) if process.returncode == 0 else None)
-        if found[-1] is None:
+        errors.append(json.loads(said.splitlines()[-1]) if process.returncode == 0 else None)
+        if errors[-1] is None:
             failed.append(f"{shape}, windows {thetas}: {why.strip()[-600:]}")
-    return found, failed
+    return errors, failed
 
 
-def show(found: Row) -> None:
+def show(results: Row) -> None:
     def pair(values: Row) -> str:
         return " / ".join(f"{values[way]:.3f}" for way in ("forward", "both"))
 
-    for row in found["kernels"]:
+    for row in results["kernels"]:
         for kind, times in row["microseconds"].items():
-            print(row["shape"], kind, {name: round(each, 1) for name, each in list(times.items())[:12]})
-    for row in found["rows"]:
+            print(row["shape"], kind, {name: round(time, 1) for name, time in list(times.items())[:12]})
+    for row in results["rows"]:
         print(f"{row['shape']}: {row['plan']}, graph {row['graph, ms']}")
         print(f"    eager {row['eager, ms']}, host {row['host, ms']}, {row['peak memory, MB']} MB")
-        worst = {name: max(one[name] for one in row["error"].values()) for name in row["error"]["every 128 steps"]}
-        print("    largest errors:", {name: f"{one:.1e}" for name, one in worst.items()})
-    for row in found["rows"]:
+        worst = {
+            name: max(errors[name] for errors in row["error"].values()) for name in row["error"]["every 128 steps"]
+        }
+        print("    largest errors:", {name: f"{error:.1e}" for name, error in worst.items()})
+    for row in results["rows"]:
         print(f"{row['shape']}: over without, forward / both:", {k: pair(v) for k, v in row["over without"].items()})
-    shapes = ", ".join(f"{row['shape']}, windows {row['windows']}" for row in found["checked"])
-    print(f"also right: {shapes}; checks took {found['checks, s']:.0f} s")
-    for failure in found["failed"]:
+    shapes = ", ".join(f"{row['shape']}, windows {row['windows']}" for row in results["checked"])
+    print(f"also right: {shapes}; checks took {results['checks, s']:.0f} s")
+    for failure in results["failed"]:
         print("FAILED", failure)
 
 
@@ -221,41 +225,45 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--profile", action="store_true", help="the time of each kernel too")
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this benchmark needs a GPU")
-    if given.warm is not None:
-        warm(given.warm)
+    if options.warm is not None:
+        warm(options.warm)
         return
     start = time.monotonic()
     errors, failed = checks()
-    found: Row = {"checks, s": time.monotonic() - start, "rows": [], "checked": [], "kernels": [], "failed": failed}
-    for (shape, thetas, started), one in zip(CHECKED, errors[len(GPU_SHAPES) :], strict=True):
-        if one is not None:
-            found["checked"].append({"shape": str(shape), "windows": thetas, "state": started, "error": one})
-    right = [(shape, one) for shape, one in zip(GPU_SHAPES, errors, strict=False) if one is not None]
+    results: Row = {"checks, s": time.monotonic() - start, "rows": [], "checked": [], "kernels": [], "failed": failed}
+    for (shape, thetas, started), error_rows in zip(CHECKED, errors[len(GPU_SHAPES) :], strict=True):
+        if error_rows is not None:
+            results["checked"].append({"shape": str(shape), "windows": thetas, "state": started, "error": error_rows})
+    right = [
+        (shape, error_rows) for shape, error_rows in zip(GPU_SHAPES, errors, strict=False) if error_rows is not None
+    ]
 
     def attempt(part: str, shape: Shape, make: Call) -> None:
         try:
-            found[part].append(make())
+            results[part].append(make())
         except Exception as error:
             failed.append(f"{part}, {shape}: {type(error).__name__}: {error}")
 
     with torch.cuda.stream(torch.cuda.Stream()):
-        for shape, one in right:
-            attempt("rows", shape, lambda shape=shape, one=one: measured(shape, one, given.rounds))
-        for shape, _ in right if given.profile else ():
-            attempt("kernels", shape, lambda one=shape: {"shape": str(one), "microseconds": profiled(one)})
+        for shape, error_rows in right:
+            attempt(
+                "rows", shape, lambda shape=shape, error_rows=error_rows: measured(shape, error_rows, options.rounds)
+            )
+        for shape, _ in right if options.profile else ():
+            attempt("kernels", shape, lambda shape=shape: {"shape": str(shape), "microseconds": profiled(shape)})
     report: Row = {
         "benchmark": "resets",
-        "command": f"python -m benchmarks.resets --rounds {given.rounds}",
+        "command": f"python -m benchmarks.resets --rounds {options.rounds}",
         "machine": provenance(torch.device("cuda")),
-        **found,
+        **results,
     }
     show(report)
-    if given.json is not None:
-        given.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    sys.exit(1 if found["failed"] else 0)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    sys.exit(1 if results["failed"] else 0)
 
 
 if __name__ == "__main__":

@@ -175,12 +175,12 @@ async def load(run: Path, sessions: int, per_message: int, seconds: float, state
         await send_evenly(clients, warm)
         for client in clients:
             client.latencies.clear()
-        begun, own = program.cpu(), time.process_time()
+        start, client_time = program.cpu(), time.process_time()
         await send_evenly(clients, seconds)
-        used, own = program.cpu() - begun, time.process_time() - own
+        server_time, client_time = program.cpu() - start, time.process_time() - client_time
         for client in clients:
             client.read()
-        found = sorted(value for client in clients for value in client.latencies)
+        latencies = sorted(value for client in clients for value in client.latencies)
         lost = sum(client.count - client.steps for client in clients)
         faults = [fault for client in clients for fault in client.faults]
         return {
@@ -189,15 +189,15 @@ async def load(run: Path, sessions: int, per_message: int, seconds: float, state
             "samples_per_second": sessions * RATE,
             "seconds": seconds,
             "journal": states is not None,
-            "messages": len(found),
+            "messages": len(latencies),
             "lost_samples": lost,
             "wrong_answers": len(faults),
-            "p50_ms": 1000 * found[len(found) // 2],
-            "p99_ms": 1000 * found[int(len(found) * 0.99)],
-            "max_ms": 1000 * found[-1],
-            "server_cpu": used / seconds,
-            "client_cpu": own / seconds,
-            "server_us_per_message": 1e6 * used / len(found),
+            "p50_ms": 1000 * latencies[len(latencies) // 2],
+            "p99_ms": 1000 * latencies[int(len(latencies) * 0.99)],
+            "max_ms": 1000 * latencies[-1],
+            "server_cpu": server_time / seconds,
+            "client_cpu": client_time / seconds,
+            "server_us_per_message": 1e6 * server_time / len(latencies),
         }
 
 
@@ -337,37 +337,37 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=10_000, help="malformed ones (10000)")
     parser.add_argument("--kills", type=int, default=5, help="how often the server is killed (5)")
     parser.add_argument("--out", type=Path, default=Path("results/serving.json"), help="file; its other parts stay")
-    given = parser.parse_args()
+    options = parser.parse_args()
     import uvloop  # a loop that costs the client less
 
     torch.set_num_threads(1)
-    result: dict[str, Any] = read_json(given.out) if given.out.is_file() else {}
+    result: dict[str, Any] = read_json(options.out) if options.out.is_file() else {}
     with tempfile.TemporaryDirectory() as folder:
         run = save_model(Path(folder) / "run")
-        for part in given.parts:
-            found: dict[str, Any] = {"command": f"python -m benchmarks.serving --parts {part}"}
+        for part in options.parts:
+            part_result: dict[str, Any] = {"command": f"python -m benchmarks.serving --parts {part}"}
             if part == "malformed":
-                found |= asyncio.run(hostile(run, given.messages, 20))
+                part_result |= asyncio.run(hostile(run, options.messages, 20))
             elif part == "killed":
-                found |= asyncio.run(killed(run, Path(folder) / "states", 200, given.kills, 6.0))
+                part_result |= asyncio.run(killed(run, Path(folder) / "states", 200, options.kills, 6.0))
             else:
                 sessions, per_message = LOADS[part]
                 states = Path(folder) / f"states-{sessions}"
-                found |= uvloop.run(load(run, sessions, per_message, given.seconds, states))
-            print(json.dumps({"part": part, **found}), flush=True)
-            result[part] = {**found, **provenance(torch.device("cpu"))}
-    write_json(given.out, result)
-    wrong = [part for part in given.parts if not holds(result[part])]
+                part_result |= uvloop.run(load(run, sessions, per_message, options.seconds, states))
+            print(json.dumps({"part": part, **part_result}), flush=True)
+            result[part] = {**part_result, **provenance(torch.device("cpu"))}
+    write_json(options.out, result)
+    wrong = [part for part in options.parts if not holds(result[part])]
     if wrong:
         sys.exit(f"does not hold: {', '.join(wrong)}")
 
 
-def holds(found: dict[str, Any]) -> bool:
+def holds(result: dict[str, Any]) -> bool:
     """Whether a part is as it should be."""
     faults = ("lost_samples", "wrong_answers", "healthy_lost", "healthy_wrong", "outputs_with_other_bits")
-    if any(found.get(name) for name in faults) or found.get("p99_ms", 0.0) >= SLOWEST:
+    if any(result.get(name) for name in faults) or result.get("p99_ms", 0.0) >= SLOWEST:
         return False
-    return "answered_with_an_error" not in found or found["answered_with_an_error"] == found["messages"]
+    return "answered_with_an_error" not in result or result["answered_with_an_error"] == result["messages"]
 
 
 if __name__ == "__main__":

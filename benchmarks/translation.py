@@ -40,24 +40,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000, help="steps on one sentence (10,000)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    translator = Translator(given.run)
-    every = [text for _, text in lines(given.sentences) if text.strip()]
-    chosen = every[:: max(1, len(every) // given.count)][: given.count]
-    found: dict[str, Any] = {"largest difference of logits": check(translator, chosen[0])}
-    found |= {f"sentences a second, batch {size}": speed(translator, chosen, size) for size in BATCHES}
-    found |= steps(translator, chosen[0], given.steps)
-    row = {"run": given.run.name, "threads": given.threads, "sentences": len(chosen), "beam": translator.config.beam}
-    row |= {"parameters": sum(one.numel() for one in translator.model.parameters()), **found}
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    translator = Translator(options.run)
+    sentences = [text for _, text in lines(options.sentences) if text.strip()]
+    sample = sentences[:: max(1, len(sentences) // options.count)][: options.count]
+    figures: dict[str, Any] = {"largest difference of logits": check(translator, sample[0])}
+    figures |= {f"sentences a second, batch {size}": speed(translator, sample, size) for size in BATCHES}
+    figures |= steps(translator, sample[0], options.steps)
+    row = {
+        "run": options.run.name,
+        "threads": options.threads,
+        "sentences": len(sample),
+        "beam": translator.config.beam,
+    }
+    row |= {"parameters": sum(parameter.numel() for parameter in translator.model.parameters()), **figures}
     print(row)
-    if given.json:
-        command = f"python -m benchmarks.translation {given.run.name} {given.sentences.name}"
-        write_json(given.json, {"command": command, "machine": provenance(torch.device("cpu")), "rows": [row]})
+    if options.json:
+        command = f"python -m benchmarks.translation {options.run.name} {options.sentences.name}"
+        write_json(options.json, {"command": command, "machine": provenance(torch.device("cpu")), "rows": [row]})
 
 
 def source_of(translator: Translator, sentence: str, rows: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    numbers = [number for word in translator.source.encode([one] for one in sentence.split()) for number in word]
+    numbers = [number for word in translator.source.encode([word] for word in sentence.split()) for number in word]
     return torch.tensor([numbers] * rows), torch.full((rows,), len(numbers))
 
 

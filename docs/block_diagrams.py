@@ -127,9 +127,9 @@ class _Panel:
             self.line((x, fork), (side, fork))
             self.arrow((side, fork), (side, end))
 
-    def join(self, one: tuple[float, float], other: tuple[float, float], x: float, y: float) -> None:
+    def join(self, left: tuple[float, float], right: tuple[float, float], x: float, y: float) -> None:
         """From two boxes to a product above."""
-        for (side, start), edge in ((one, x - 0.16), (other, x + 0.16)):
+        for (side, start), edge in ((left, x - 0.16), (right, x + 0.16)):
             self.line((side, start), (side, y))
             self.arrow((side, y), (edge, y))
         self.sign(x, y, "×")

@@ -31,8 +31,8 @@ def main() -> None:
     delay_orders(IMAGES / "delay-orders.png")
     block_diagrams.draw(IMAGES / "blocks.png")
     for kind in ("layers", "training-time", "complexity"):
-        found = json.loads((RESULTS / f"bench-{kind}-cuda.json").read_text(encoding="utf-8"))
-        show.figure(kind, found, IMAGES / f"bench-{kind}.png")
+        results = json.loads((RESULTS / f"bench-{kind}-cuda.json").read_text(encoding="utf-8"))
+        show.figure(kind, results, IMAGES / f"bench-{kind}.png")
         print(f"wrote {IMAGES / f'bench-{kind}.png'}")
     report.plot(report.load(RESULTS), IMAGES / "results.png")
     print(f"wrote {IMAGES / 'results.png'}")
@@ -45,7 +45,7 @@ def signal(time: Tensor) -> Tensor:
 
 
 def idea(path: Path) -> None:
-    """The memory in three panels: a window of the input, the state that holds it, and what is read back from it."""
+    """The memory in three panels: a window of the input, the state, and the window read back from the state."""
     from matplotlib import pyplot
 
     order, now = 12, 3.4
