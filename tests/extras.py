@@ -92,9 +92,12 @@ assert done.returncode == 0, done.stderr
 """,
     "train": """
 import subprocess
-options = ["--training.epochs", "1", "--device", "cpu"]
-done = subprocess.run([*PLMU, "train", "mackey-glass", *options], capture_output=True, text=True)
+options = ["--training.epochs", "1", "--model.length", "100", "--device", "cpu"]
+done = subprocess.run([*PLMU, "train", "addition", *options], capture_output=True, text=True)
 assert done.returncode == 0, done.stderr
+done = subprocess.run([*PLMU, "report"], capture_output=True, text=True)
+assert done.returncode == 0, done.stderr
+assert "addition" in done.stdout, done.stdout
 """,
 }
 
