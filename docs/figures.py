@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import block_diagrams
@@ -55,35 +56,35 @@ def idea(path: Path) -> None:
     m, _ = plmu.states(u[None, :, None], dn.discretize(DT))
     state = m[0, round(now / DT), :, 0]
     ago = torch.linspace(0, THETA, 200, dtype=torch.float64)
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(11, 2.9), width_ratios=(1.5, 1, 1.15))
-    left.plot(time, u, color="0.65", linewidth=1.8)
+    figure, (signal_axes, state_axes, window_axes) = pyplot.subplots(1, 3, figsize=(7.6, 3), width_ratios=(1.2, 1, 1.1))
+    signal_axes.plot(time, u, color="0.65", linewidth=1.8)
     inside = (time > now - THETA) & (time <= now)
-    left.plot(time[inside], u[inside], color="tab:blue", linewidth=2.4)
-    left.axvspan(now - THETA, now, color="tab:blue", alpha=0.12, linewidth=0)
-    left.set_xticks((now - THETA, now), ("t − θ", "t"))
-    left.set_title("input u: the last θ time units", fontsize=11)
-    left.set_xlim(1.2, 4.6)
-    middle.bar(range(order), state, color="tab:orange", width=0.7)
-    middle.axhline(0, color="0.4", linewidth=0.8)
-    middle.set_xticks((0, order - 1), ("1", f"d = {order}"))
-    middle.set_title(r"state $m_t$: d numbers", fontsize=11)
-    right.plot(-ago, signal(now - ago), color="0.7", linewidth=5, solid_capstyle="butt", label="u")
-    right.plot(-ago, dn.decoder(ago) @ state, color="tab:blue", linewidth=1.6, label=r"read from $m_t$")
-    right.set_xticks((-THETA, 0), ("t − θ", "t"))
-    right.set_title(r"the window, read back from $m_t$", fontsize=11)
-    right.legend(frameon=False, fontsize=9, loc="upper left")
-    right.set_ylim(-2.2, 3.4)
-    for panel in (left, middle, right):
+    signal_axes.plot(time[inside], u[inside], color="tab:blue", linewidth=2.4)
+    signal_axes.axvspan(now - THETA, now, color="tab:blue", alpha=0.12, linewidth=0)
+    signal_axes.set_xticks((now - THETA, now), ("t − θ", "t"))
+    signal_axes.set_title("input u:\nthe last θ time units")
+    signal_axes.set_xlim(1.7, 4.2)
+    state_axes.bar(range(order), state, color="tab:orange", width=0.7)
+    state_axes.axhline(0, color="0.4", linewidth=0.8)
+    state_axes.set_xticks((0, order - 1), ("1", f"d = {order}"))
+    state_axes.set_title("state $m_t$:\nd numbers")
+    window_axes.plot(-ago, signal(now - ago), color="0.7", linewidth=5, solid_capstyle="butt", label="u")
+    window_axes.plot(-ago, dn.decoder(ago) @ state, color="tab:blue", linewidth=1.6, label="from $m_t$")
+    window_axes.set_xticks((-THETA, 0), ("t − θ", "t"))
+    window_axes.set_title("the window,\nread back from $m_t$")
+    window_axes.legend(frameon=False, fontsize=11, loc="upper left", handlelength=1.2, borderaxespad=0)
+    window_axes.set_ylim(-2.2, 3.8)
+    panels = (signal_axes, state_axes, window_axes)
+    for panel in panels:
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.set_yticks(())
-        panel.tick_params(labelsize=11)
-    figure.subplots_adjust(left=0.01, right=0.99, top=0.88, bottom=0.13, wspace=0.52)
-    formulas = (r"$m_t = \bar A\, m_{t-1} + \bar B\, u_t$", r"$C^{\top} m_t$")
-    for before, after, formula in zip((left, middle), (middle, right), formulas, strict=True):
+        panel.tick_params(labelsize=13)
+        panel.title.set_fontsize(13)
+    figure.subplots_adjust(left=0.02, right=0.97, top=0.79, bottom=0.12, wspace=0.42)
+    for before, after in pairwise(panels):
         center = (before.get_position().x1 + after.get_position().x0) / 2
-        figure.text(center, 0.62, formula, ha="center", fontsize=11)
-        arrow = {"arrowstyle": "-|>", "color": "0.3", "linewidth": 1.6}
-        after.annotate("", (center + 0.035, 0.56), (center - 0.035, 0.56), xycoords="figure fraction", arrowprops=arrow)
+        arrow = {"arrowstyle": "-|>", "color": "0.3", "linewidth": 1.8}
+        after.annotate("", (center + 0.035, 0.46), (center - 0.035, 0.46), xycoords="figure fraction", arrowprops=arrow)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     pyplot.close(figure)
     print(f"wrote {path}")
