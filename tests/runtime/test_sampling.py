@@ -42,18 +42,18 @@ def memoryless(logits: list[float], dtype: torch.dtype = torch.float32) -> Seque
 @pytest.mark.parametrize("name", [*(name for name in BLOCKS if "gated" not in name and name != "selective"), "deep"])
 def test_greedy_tokens_and_logits_are_those_of_the_parallel_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = (deep() if name == "deep" else language_model(build(name))).double().eval()
-    seen: list[Tensor] = []
+    observed: list[Tensor] = []
     whole_sample = sampling._Sampler.sample
 
     def sample(self: Any, logits: Tensor) -> int:
-        seen.append(logits.clone())
+        observed.append(logits.clone())
         return whole_sample(self, logits)
 
     monkeypatch.setattr(sampling._Sampler, "sample", sample)
     tokens = list(plmu.generate(model, PROMPT, 40, temperature=0))
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT + tokens[:-1]]))[0][0, len(PROMPT) - 1 :]
-    assert_same(torch.stack(seen), logits)
+    assert_same(torch.stack(observed), logits)
     assert tokens == logits.argmax(1).tolist()
     assert len(set(tokens)) > 1 or name != "deep"
 
@@ -75,11 +75,11 @@ def test_what_becomes_of_the_model_and_dropout_do_not_show() -> None:
     model = language_model(MemoryBlock(WIDTH, 2, WINDOWS, dropout=0.5)).eval()
     expected = list(plmu.generate(model, PROMPT, 30, seed=0))
     tokens = plmu.generate(model.train(), PROMPT, 30, seed=0)
-    begun = [next(tokens) for _ in range(5)]
+    beginning = [next(tokens) for _ in range(5)]
     with torch.no_grad():
         for value in model.parameters():
             value.zero_()
-    assert begun + list(tokens) == expected
+    assert beginning + list(tokens) == expected
     assert model.training
 
 
@@ -120,8 +120,8 @@ DRAWS = 8_000
 
 def wanted(temperature: float, allowed: set[int]) -> Tensor:
     logits = torch.tensor(LOGITS, dtype=torch.float64) / temperature
-    kept = torch.tensor([number in allowed for number in range(len(LOGITS))])
-    return torch.softmax(torch.where(kept, logits, -math.inf), 0)
+    included = torch.tensor([number in allowed for number in range(len(LOGITS))])
+    return torch.softmax(torch.where(included, logits, -math.inf), 0)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_seeds() -> None:
     assert tokens(0) == tokens(0)
     assert tokens(0) != tokens(1)
     torch.manual_seed(5)
-    one, other = tokens(None), tokens(None)
-    assert one != other
+    first, second = tokens(None), tokens(None)
+    assert first != second
     torch.manual_seed(5)
-    assert [tokens(None), tokens(None)] == [one, other]
+    assert [tokens(None), tokens(None)] == [first, second]
 
 
 def test_prompts_may_be_any_numbers() -> None:
@@ -233,9 +233,9 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_arguments_are_named_at_once(what: str) -> None:
-    given, kind, words = WRONG[what]
+    arguments, kind, words = WRONG[what]
     with pytest.raises(kind, match=words):
-        plmu.generate(**({"model": deep(), "prompt": PROMPT} | given))  # without taking a token
+        plmu.generate(**({"model": deep(), "prompt": PROMPT} | arguments))  # without taking a token
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

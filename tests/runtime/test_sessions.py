@@ -64,13 +64,13 @@ def test_the_bits_of_a_row_do_not_depend_on_the_others(name: str, width: int) ->
                 crowd.add(other)
             elif chance.random() < 0.2:
                 chance.choice([crowd.reset, crowd.drop])(other)
-        some = [3, *(one for one in crowd.rows if one != 3 and chance.random() < 0.5)]
-        chance.shuffle(some)
-        given = torch.stack([x[t] if one == 3 else samples(name, 1, chance.randrange(99))[0] for one in some])
-        if given.is_floating_point():
-            given[[place for place, one in enumerate(some) if one == 0]] = 1e38
-        out, accepted = crowd.step(some, given)
-        place = some.index(3)
+        rows = [3, *(one for one in crowd.rows if one != 3 and chance.random() < 0.5)]
+        chance.shuffle(rows)
+        batch = torch.stack([x[t] if one == 3 else samples(name, 1, chance.randrange(99))[0] for one in rows])
+        if batch.is_floating_point():
+            batch[[place for place, one in enumerate(rows) if one == 0]] = 1e38
+        out, accepted = crowd.step(rows, batch)
+        place = rows.index(3)
         assert accepted[place]
         assert torch.equal(out[place], expected[t])
 
@@ -82,12 +82,12 @@ def test_several_samples_at_once_give_the_bits_of_single_steps(name: str, width:
     frozen = FrozenModel(ALL[name]())
     single, several = Sessions(frozen, width), Sessions(frozen, width)
     rows = list(range(width + 2))
-    for one in (single, several):
+    for sessions in (single, several):
         for row in rows:
-            one.add(row)
-        kept = one.tensors(rows)
-        small = {key: torch.full_like(value, 1e-35) for key, value in kept.items() if value.is_floating_point()}
-        one.fill(rows, kept | small | {"steps": torch.arange(250, 250 + len(rows))})
+            sessions.add(row)
+        states = sessions.tensors(rows)
+        small = {key: torch.full_like(value, 1e-35) for key, value in states.items() if value.is_floating_point()}
+        sessions.fill(rows, states | small | {"steps": torch.arange(250, 250 + len(rows))})
     x = torch.stack([samples(name, 9, seed) for seed in rows])
     x[::2] = 0  # silence
     out, taken = several.run(rows, x)
@@ -119,8 +119,8 @@ def test_a_bad_sample_among_several_stops_its_own_session(policy: str) -> None:
 
 def test_weights_are_shared() -> None:
     frozen = FrozenModel(stack())
-    one, other, sessions = Stream(frozen), Stream(frozen), Sessions(frozen)
-    assert one._step == other._step == sessions.frozen.folded.step
+    first, second, sessions = Stream(frozen), Stream(frozen), Sessions(frozen)
+    assert first._step == second._step == sessions.frozen.folded.step
     assert FrozenModel.of(frozen) is frozen
 
 
@@ -148,19 +148,19 @@ def test_a_saved_session_continues_as_a_session_and_as_a_stream(name: str, tmp_p
     frozen, x = FrozenModel(ALL[name]()), samples(name, TIME)
     sessions = Sessions(frozen, WIDTH)
     row = sessions.add(2)
-    for one in x[:7]:
-        sessions.push({row: one})
+    for sample in x[:7]:
+        sessions.push({row: sample})
     sessions.save(row, tmp_path / "state")
-    rest = torch.stack([sessions.push({row: one})[row] for one in x[7:]])
+    rest = torch.stack([sessions.push({row: sample})[row] for sample in x[7:]])
     other = Sessions(frozen, WIDTH)
     other.add()
     again = other.restore(tmp_path / "state")
     assert (again, other.steps(again)) == (row, 7)
-    assert torch.equal(torch.stack([other.push({again: one})[again] for one in x[7:]]), rest)
+    assert torch.equal(torch.stack([other.push({again: sample})[again] for sample in x[7:]]), rest)
     assert_same(pushed(Stream.restore(frozen, tmp_path / "state"), x[7:]), rest)
     moved = other.restore(tmp_path / "state")  # its row is taken: it gets the same place in another batch
     assert moved == row + WIDTH
-    assert torch.equal(torch.stack([other.push({moved: one})[moved] for one in x[7:]]), rest)
+    assert torch.equal(torch.stack([other.push({moved: sample})[moved] for sample in x[7:]]), rest)
 
 
 def test_a_file_cannot_ask_for_many_rows(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_stream_continues_as_a_session(tmp_path: Path) -> None:
     stream.save(tmp_path / "state")
     sessions = Sessions(model, WIDTH)
     row = sessions.restore(tmp_path / "state")
-    assert_same(torch.stack([sessions.push({row: one})[row] for one in x[5:]]), pushed(stream, x[5:]))
+    assert_same(torch.stack([sessions.push({row: sample})[row] for sample in x[5:]]), pushed(stream, x[5:]))
     stream = Stream(model)
     stream.push(torch.randn(2, 3))
     stream.save(tmp_path / "batch")
@@ -200,14 +200,14 @@ def test_what_many_sessions_remember_can_be_moved() -> None:
     other = Sessions(frozen, WIDTH)
     for row in rows:
         other.add(row)
-    kept = sessions.tensors(rows)
-    other.fill(rows, kept)
-    given = dict.fromkeys(rows, x[5])
-    expected, found = sessions.push(given), other.push(given)
-    assert all(torch.equal(expected[row], found[row]) for row in rows)
+    states = sessions.tensors(rows)
+    other.fill(rows, states)
+    batch = dict.fromkeys(rows, x[5])
+    expected, actual = sessions.push(batch), other.push(batch)
+    assert all(torch.equal(expected[row], actual[row]) for row in rows)
     assert sessions.tensors([])["steps"].shape == (0,)
     with pytest.raises(ValueError, match="tensors do not fit"):
-        other.fill(rows[:3], kept)
+        other.fill(rows[:3], states)
 
 
 @pytest.mark.parametrize("policy", ["hold", "zero"])
@@ -215,12 +215,12 @@ def test_missing_samples(policy: str) -> None:
     model, x = stack(), torch.randn(TIME, 3)
     absent = torch.rand(TIME, 3) < 0.3
     absent[7] = True
-    given = torch.where(absent, torch.nan, x)
+    with_gaps = torch.where(absent, torch.nan, x)
     sessions = Sessions(model, 1, missing=policy)
     row = sessions.add()
-    out = [sessions.push({row: None if bool(absent[t].all()) else given[t]})[row] for t in range(TIME)]
+    out = [sessions.push({row: None if bool(absent[t].all()) else with_gaps[t]})[row] for t in range(TIME)]
     stream = Stream(model, missing=policy)
-    assert torch.equal(torch.stack(out), pushed(stream, given))
+    assert torch.equal(torch.stack(out), pushed(stream, with_gaps))
 
 
 def test_a_bad_sample_changes_no_session() -> None:
@@ -239,8 +239,8 @@ def test_a_bad_sample_changes_no_session() -> None:
             sessions.push({a: x, b: bad})
         after = sessions.tensors([a, b])
         assert all(torch.equal(before[key], after[key]) for key in before)
-    given = torch.tensor([x, [3e38] * 3])
-    out, accepted = sessions.step([a, b], given)
+    batch = torch.tensor([x, [3e38] * 3])
+    out, accepted = sessions.step([a, b], batch)
     assert accepted.tolist() == [True, False]
     assert (sessions.steps(a), sessions.steps(b)) == (2, 1)
     assert torch.equal(out[0], _second(x))
@@ -267,19 +267,22 @@ def test_silence_leaves_no_subnormal_numbers() -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda one: one.push({4: [0.0] * 3}), "there is no session in row 4"),
-        (lambda one: one.step([0, 0], torch.zeros(2, 3)), "each once"),
-        (lambda one: one.step([0], torch.zeros(1, 2)), r"x must be torch.float32 of shape \(1, 3\)"),
-        (lambda one: one.run([0], torch.zeros(1, 2, 2)), r"x must be torch.float32 of shape \(1, 2, 3\)"),
-        (lambda one: one.run([0], torch.zeros(1, 0, 3)), r"at least one time step for each row, got \(1, 0, 3\)"),
-        (lambda one: one.run([0], torch.zeros(3)), r"at least one time step for each row, got \(3,\)"),
-        (lambda one: one.add(0), "row 0 cannot be added: it is taken"),
-        (lambda one: one.add(-1), "row -1 cannot be added"),
-        (lambda one: one.reset(7), "there is no session in row 7"),
-        (lambda one: Sessions(stack(), 0), "width must be"),
-        (lambda one: Sessions(stack(), missing="guess"), "missing must be one of raise, hold, zero"),
-        (lambda one: Sessions(stack(), features=2), "features must be 3"),
-        (lambda one: Sessions(plmu.Sequential(nn.ReLU())), "features must be given"),
+        (lambda sessions: sessions.push({4: [0.0] * 3}), "there is no session in row 4"),
+        (lambda sessions: sessions.step([0, 0], torch.zeros(2, 3)), "each once"),
+        (lambda sessions: sessions.step([0], torch.zeros(1, 2)), r"x must be torch.float32 of shape \(1, 3\)"),
+        (lambda sessions: sessions.run([0], torch.zeros(1, 2, 2)), r"x must be torch.float32 of shape \(1, 2, 3\)"),
+        (
+            lambda sessions: sessions.run([0], torch.zeros(1, 0, 3)),
+            r"at least one time step for each row, got \(1, 0, 3\)",
+        ),
+        (lambda sessions: sessions.run([0], torch.zeros(3)), r"at least one time step for each row, got \(3,\)"),
+        (lambda sessions: sessions.add(0), "row 0 cannot be added: it is taken"),
+        (lambda sessions: sessions.add(-1), "row -1 cannot be added"),
+        (lambda sessions: sessions.reset(7), "there is no session in row 7"),
+        (lambda sessions: Sessions(stack(), 0), "width must be"),
+        (lambda sessions: Sessions(stack(), missing="guess"), "missing must be one of raise, hold, zero"),
+        (lambda sessions: Sessions(stack(), features=2), "features must be 3"),
+        (lambda sessions: Sessions(plmu.Sequential(nn.ReLU())), "features must be given"),
     ],
 )
 def test_wrong_use_is_said(act, message: str) -> None:

@@ -128,8 +128,8 @@ def test_training_after_streaming(name: str) -> None:
 def test_streams_of_one_model_are_independent() -> None:
     model = stack()
     x = torch.randn(2, TIME, 3)
-    one, other = Stream(model), Stream(model)
-    outputs = [(one.push(a), other.push(b)) for a, b in zip(*x, strict=True)]
+    first, second = Stream(model), Stream(model)
+    outputs = [(first.push(a), second.push(b)) for a, b in zip(*x, strict=True)]
     assert torch.equal(torch.stack([a for a, _ in outputs]), pushed(Stream(model), x[0]))
     assert torch.equal(torch.stack([b for _, b in outputs]), pushed(Stream(model), x[1]))
 
@@ -137,10 +137,10 @@ def test_streams_of_one_model_are_independent() -> None:
 def test_an_output_is_not_changed_by_later_samples() -> None:
     for name in MODELS:
         stream = Stream(MODELS[name]())
-        kept = [stream.push(sample) for sample in torch.randn(5, 3)]
-        copies = [one.clone() for one in kept]
+        outputs = [stream.push(sample) for sample in torch.randn(5, 3)]
+        copies = [output.clone() for output in outputs]
         pushed(stream, torch.randn(5, 3))
-        assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(outputs, copies, strict=True))
 
 
 def test_the_callers_sample_may_be_reused() -> None:
@@ -195,8 +195,8 @@ def test_each_number_of_a_batch_may_be_missing_alone(policy: str) -> None:
     filled = x.clone()
     for t in range(1, TIME):
         filled[t] = torch.where(absent[t], filled[t - 1] if policy == "hold" else torch.zeros(2, 3), x[t])
-    given = torch.where(absent, torch.nan, x)
-    assert torch.equal(pushed(Stream(model, missing=policy), given), pushed(Stream(model), filled))
+    with_gaps = torch.where(absent, torch.nan, x)
+    assert torch.equal(pushed(Stream(model, missing=policy), with_gaps), pushed(Stream(model), filled))
 
 
 def test_missing_tokens() -> None:
@@ -210,11 +210,11 @@ def test_by_default_a_missing_sample_raises_and_changes_nothing(absent: object) 
     model = stack()
     x = torch.randn(TIME, 3)
     stream = Stream(model)
-    begun = pushed(stream, x[:7])
+    beginning = pushed(stream, x[:7])
     with pytest.raises(ValueError, match="missing='hold' or missing='zero'"):
         stream.push(absent)
     assert stream.steps == 7
-    assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), pushed(Stream(model), x))
+    assert torch.equal(torch.cat([beginning, pushed(stream, x[7:])]), pushed(Stream(model), x))
 
 
 @pytest.mark.parametrize("policy", ["hold", "zero"])
@@ -222,9 +222,9 @@ def test_the_first_sample_missing(policy: str) -> None:
     """Before the first value there is none to hold: it counts as zero, as what came before the stream does."""
     nan = float("nan")
     x = torch.randn(TIME, 2, 3)
-    given, filled = x.clone(), x.clone()
-    given[:2, 0, 1], filled[:2, 0, 1] = nan, 0.0
-    assert torch.equal(pushed(Stream(stack(), missing=policy), given), pushed(Stream(stack()), filled))
+    with_gaps, filled = x.clone(), x.clone()
+    with_gaps[:2, 0, 1], filled[:2, 0, 1] = nan, 0.0
+    assert torch.equal(pushed(Stream(stack(), missing=policy), with_gaps), pushed(Stream(stack()), filled))
     assert torch.equal(Stream(stack(), missing=policy).push([nan] * 3), Stream(stack()).push([0.0] * 3))
     with pytest.raises(ValueError, match=r"first sample is None.*push NaN"):
         Stream(stack(), missing=policy).push(None)
@@ -236,10 +236,10 @@ def test_infinity_raises_whatever_the_policy(policy: str, bad: list[float]) -> N
     model = stack()
     x = torch.randn(TIME, 3)
     stream = Stream(model, missing=policy)
-    begun = pushed(stream, x[:7])
+    beginning = pushed(stream, x[:7])
     with pytest.raises(ValueError, match="infinity"):
         stream.push(bad)
-    assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), pushed(Stream(model), x))
+    assert torch.equal(torch.cat([beginning, pushed(stream, x[7:])]), pushed(Stream(model), x))
 
 
 # ---------------------------------------------------------------- errors
@@ -254,22 +254,22 @@ def test_a_wrong_shape_raises_and_changes_nothing(batch: int | None) -> None:
     for wrong in (torch.zeros(4), torch.zeros(2, 4), torch.zeros(2, 5, 3), torch.zeros(()), torch.zeros(0)):
         with pytest.raises(ValueError, match="shape"):
             stream.push(wrong)  # as the first sample
-    begun = pushed(stream, x[:7])
+    beginning = pushed(stream, x[:7])
     for wrong in (torch.zeros(4), torch.zeros(5, 3), torch.zeros(2, 4), torch.zeros(1, 1, 3), torch.zeros(())):
         with pytest.raises(ValueError, match="shape"):
             stream.push(wrong)
     assert stream.steps == 7
-    assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), pushed(Stream(model), x))
+    assert torch.equal(torch.cat([beginning, pushed(stream, x[7:])]), pushed(Stream(model), x))
 
 
 @pytest.mark.parametrize("wrong", ["1.0", object(), [[1.0], [1.0, 2.0]], [1.0, None, 2.0]], ids=range(4))
 def test_what_is_no_sample_raises_and_changes_nothing(wrong: object) -> None:
     x = torch.randn(TIME, 3)
     stream = Stream(stack(), missing="zero")
-    begun = pushed(stream, x[:7])
+    beginning = pushed(stream, x[:7])
     with pytest.raises((TypeError, ValueError), match="sample"):
         stream.push(wrong)
-    assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), pushed(Stream(stack()), x))
+    assert torch.equal(torch.cat([beginning, pushed(stream, x[7:])]), pushed(Stream(stack()), x))
 
 
 def test_bad_arguments_are_named() -> None:

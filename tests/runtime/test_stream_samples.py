@@ -47,12 +47,12 @@ def test_a_sample_that_would_spoil_the_state_raises_and_changes_nothing(name: st
     with pytest.raises(ValueError, match="infinite or NaN"):
         stream.push(bad)  # as the first sample
     assert stream.steps == 0
-    begun = pushed(stream, x[:7])
+    beginning = pushed(stream, x[:7])
     where = "" if batch is None else " in rows 1, 2 of the batch"
     with pytest.raises(ValueError, match=rf"state infinite or NaN{where}: it was rejected.*reset\(\)"):
         stream.push(bad)
     assert stream.steps == 7
-    assert torch.equal(torch.cat([begun, pushed(stream, x[7:])]), expected)
+    assert torch.equal(torch.cat([beginning, pushed(stream, x[7:])]), expected)
     assert expected.isfinite().all()
 
 
@@ -121,10 +121,10 @@ def test_the_first_sample_gives_a_model_without_weights_its_precision(first: tor
     x = torch.randn(TIME, 3).half()  # which every precision holds
     stream, others = Stream(layer), (torch.float64, torch.float32, torch.float16, first)
     mixed = [stream.push(x[0].to(first))]
-    mixed += [stream.push(one.to(others[t % 4])) for t, one in enumerate(x[1:9])]
+    mixed += [stream.push(sample.to(others[t % 4])) for t, sample in enumerate(x[1:9])]
     stream.save(tmp_path / "state")
     restored = Stream.restore(layer, tmp_path / "state")
-    mixed += [restored.push(one.to(others[t % 4])) for t, one in enumerate(x[9:])]
+    mixed += [restored.push(sample.to(others[t % 4])) for t, sample in enumerate(x[9:])]
     assert torch.equal(torch.stack(mixed), pushed(Stream(layer), x.to(first)))
 
 
@@ -186,11 +186,11 @@ def test_tokens_out_of_range_raise_and_change_nothing() -> None:
     model = Sequential(nn.Embedding(9, 3), ParallelLMU(3, 4, **SMALL))
     stream = Stream(model)
     expected = pushed(Stream(model), [[0, 8], [3, 4]])
-    begun = stream.push([0, 8])
+    beginning = stream.push([0, 8])
     for wrong, named in (([0, 9], 9), ([-1, 3], -1), ([1 << 40, 0], 1 << 40)):
         with pytest.raises(ValueError, match=f"token numbers must be between 0 and 8, got {named}"):
             stream.push(wrong)
-    assert torch.equal(torch.stack([begun, stream.push([3, 4])]), expected)
+    assert torch.equal(torch.stack([beginning, stream.push([3, 4])]), expected)
     shifted = Stream(Sequential(Shifted(), ParallelLMU(3, 4, **SMALL)))
     shifted.push(-1)
     with pytest.raises(ValueError, match="token number is out of range"):

@@ -25,12 +25,12 @@ from plmu.text.symbols import Characters, Symbols
 LOCAL = "http://127.0.0.1"
 
 
-def saved(folder: Path, features: int = 1, out: int = 1, **known: Any) -> Path:
+def saved(folder: Path, features: int = 1, out: int = 1, **meaning: Any) -> Path:
     torch.manual_seed(0)
     folder.mkdir(exist_ok=True)
     model = plmu.Sequential(plmu.ParallelLMU(features, 4, order=3, theta=5.0), nn.Linear(4, out))
     plmu.save(model, folder / "model.plmu")
-    outputs.write(folder, outputs.Outputs(**known))
+    outputs.write(folder, outputs.Outputs(**meaning))
     return folder
 
 
@@ -66,7 +66,7 @@ def ask(connection: Any, message: Any) -> dict[str, Any]:
 def reference(run: Path, rows: list[list[float]], width: int) -> list[list[float]]:
     sessions = plmu.Sessions(plmu.load(run / "model.plmu"), width)
     row = sessions.add()
-    return [sessions.push({row: one})[row].tolist() for one in rows]
+    return [sessions.push({row: sample})[row].tolist() for sample in rows]
 
 
 def test_sessions_over_websockets(tmp_path: Path) -> None:
@@ -74,20 +74,20 @@ def test_sessions_over_websockets(tmp_path: Path) -> None:
     with serving(run) as client:
         width = client.server.batcher.sessions.width  # type: ignore[attr-defined]
         wanted = reference(run, [[0.5], [-1.0], [2.0]], width)
-        with socket(client) as one, socket(client) as other:
-            hello = one.receive_json()
+        with socket(client) as connection, socket(client) as other:
+            hello = connection.receive_json()
             assert hello["step"] == 0
             assert len(hello["session"]) > 20
             assert other.receive_json()["session"] != hello["session"]
-            assert ask(one, {"sample": 0.5, "id": "a"}) == {"id": "a", "step": 1, "output": wanted[0]}
+            assert ask(connection, {"sample": 0.5, "id": "a"}) == {"id": "a", "step": 1, "output": wanted[0]}
             assert ask(other, {"sample": [0.5]}) == {"step": 1, "output": pytest.approx(wanted[0])}
-            assert ask(one, {"samples": [-1, [2.0]]}) == {"step": 3, "outputs": wanted[1:]}
+            assert ask(connection, {"samples": [-1, [2.0]]}) == {"step": 3, "outputs": wanted[1:]}
             assert ask(other, {"samples": [-1.0]})["outputs"][0] == pytest.approx(wanted[1])
-            assert ask(one, {"reset": True}) == {"step": 0}
-            assert ask(one, {"sample": 0.5})["output"] == wanted[0]
-            assert ask(one, {"close": True})["closed"]
+            assert ask(connection, {"reset": True}) == {"step": 0}
+            assert ask(connection, {"sample": 0.5})["output"] == wanted[0]
+            assert ask(connection, {"close": True})["closed"]
             with pytest.raises(WebSocketDisconnect):
-                one.receive_json()
+                connection.receive_json()
 
 
 def test_a_named_session_goes_on_in_another_connection(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_a_named_session_goes_on_in_another_connection(tmp_path: Path) -> None:
             output = ask(first, {"sample": 0.5})["output"]
             with socket(client, "?session=my.one") as second:
                 assert second.receive_json() == {"session": "my.one", "step": 1, "last": [output]}
-                with pytest.raises(WebSocketDisconnect) as left:
+                with pytest.raises(WebSocketDisconnect) as closed:
                     first.receive_json()
-                assert left.value.code == 4409
+                assert closed.value.code == 4409
                 assert ask(second, {"sample": 0.5})["step"] == 2
         assert client.get("/sessions/my.one").json()["step"] == 2
         assert client.delete("/sessions/my.one").json() == {"session": "my.one", "closed": True}
@@ -142,11 +142,11 @@ def test_http(tmp_path: Path) -> None:
 
 def test_the_memory_of_the_page(tmp_path: Path) -> None:
     with serving(saved(tmp_path / "run")) as client:
-        found = client.get("/memory?order=6&theta=20").json()
+        memory = client.get("/memory?order=6&theta=20").json()
         network = plmu.DelayNetwork(order=6, theta=20.0)
         system = network.discretize(dt=1.0)
-        torch.testing.assert_close(torch.tensor(found["A"], dtype=torch.float64), system.A)
-        torch.testing.assert_close(torch.tensor(found["C"], dtype=torch.float64), network.decoder(found["delays"]))
+        torch.testing.assert_close(torch.tensor(memory["A"], dtype=torch.float64), system.A)
+        torch.testing.assert_close(torch.tensor(memory["C"], dtype=torch.float64), network.decoder(memory["delays"]))
         for query in (
             "",
             "?order=6",
@@ -213,12 +213,12 @@ def test_a_sample_that_overflows_is_not_taken(tmp_path: Path) -> None:
     with torch.no_grad():
         layer.encoder.weight.fill_(1e10)
     plmu.save(layer, folder / "model.plmu")
-    with serving(folder) as client, socket(client) as one:
-        one.receive_json()
-        answer = ask(one, {"samples": [0.5, 3e38, 0.5]})
+    with serving(folder) as client, socket(client) as connection:
+        connection.receive_json()
+        answer = ask(connection, {"samples": [0.5, 3e38, 0.5]})
         assert answer["error"] == "sample 1 would make the state infinite: it was not taken"
         assert (answer["step"], len(answer["outputs"]), answer["status"]) == (1, 1, 422)
-        assert ask(one, {"sample": 0.5})["step"] == 2
+        assert ask(connection, {"sample": 0.5})["step"] == 2
 
 
 def test_missing_samples_are_filled_if_asked(tmp_path: Path) -> None:
@@ -231,29 +231,29 @@ def test_missing_samples_are_filled_if_asked(tmp_path: Path) -> None:
 
 
 def test_language_models_name_the_likeliest_tokens(tmp_path: Path) -> None:
-    with serving(saved_language(tmp_path / "run", Characters(tuple(" abc")))) as client, socket(client) as one:
-        one.receive_json()
-        answer = ask(one, {"text": "ab"})
+    with serving(saved_language(tmp_path / "run", Characters(tuple(" abc")))) as client, socket(client) as connection:
+        connection.receive_json()
+        answer = ask(connection, {"text": "ab"})
         assert answer["step"] == 3  # with the space that a text begins with
         assert "outputs" not in answer
         assert sorted(each["text"] for each in answer["next"]) == [" ", "a", "b", "c"]
-        assert ask(one, {"text": "c"})["step"] == 4
-        assert len(ask(one, {"sample": 2, "outputs": True})["output"]) == 4
-        assert "character 1, 'x'" in ask(one, {"text": "x"})["error"]
-        assert "below 4" in ask(one, {"sample": 4})["error"]
-        assert "below 4" in ask(one, {"sample": 0.5})["error"]
+        assert ask(connection, {"text": "c"})["step"] == 4
+        assert len(ask(connection, {"sample": 2, "outputs": True})["output"]) == 4
+        assert "character 1, 'x'" in ask(connection, {"text": "x"})["error"]
+        assert "below 4" in ask(connection, {"sample": 4})["error"]
+        assert "below 4" in ask(connection, {"sample": 0.5})["error"]
 
 
 def test_limits(tmp_path: Path) -> None:
     run = saved(tmp_path / "run")
-    with serving(run, limits={"sessions": 1, "rate": 5.0, "samples": 3}) as client, socket(client) as one:
-        one.receive_json()
+    with serving(run, limits={"sessions": 1, "rate": 5.0, "samples": 3}) as client, socket(client) as connection:
+        connection.receive_json()
         with pytest.raises(WebSocketDenialResponse) as denied, socket(client):
             pass
         assert denied.value.status_code == 503
         assert client.post("/step", json={"sample": 1}).status_code == 503
-        assert "1 to 3 samples" in ask(one, {"samples": [1] * 4})["error"]
-        answers = [ask(one, {"samples": [1, 2, 3]}) for _ in range(3)]
+        assert "1 to 3 samples" in ask(connection, {"samples": [1] * 4})["error"]
+        answers = [ask(connection, {"samples": [1, 2, 3]}) for _ in range(3)]
         assert "more than 5 samples a second" in answers[-1]["error"]
         assert answers[-1]["status"] == 429
         assert answers[-1]["step"] == answers[0]["step"]
@@ -263,23 +263,26 @@ def test_limits(tmp_path: Path) -> None:
 
 
 def test_idle_sessions_end(tmp_path: Path) -> None:
-    with serving(saved(tmp_path / "run"), limits={"idle": 0.2}) as client, socket(client, "?session=idler") as one:
-        one.receive_json()
-        with pytest.raises(WebSocketDisconnect) as left:
-            one.receive_json()
-        assert left.value.code == 4408
+    with (
+        serving(saved(tmp_path / "run"), limits={"idle": 0.2}) as client,
+        socket(client, "?session=idler") as connection,
+    ):
+        connection.receive_json()
+        with pytest.raises(WebSocketDisconnect) as closed:
+            connection.receive_json()
+        assert closed.value.code == 4408
         assert client.get("/sessions/idler").status_code == 404
         assert "plmu_expired_total 1\n" in client.get("/metrics").text
 
 
 def test_a_long_message_does_not_hold_up_others(tmp_path: Path) -> None:
-    with serving(saved(tmp_path / "run")) as client, socket(client) as one, socket(client) as other:
-        one.receive_json()
+    with serving(saved(tmp_path / "run")) as client, socket(client) as connection, socket(client) as other:
+        connection.receive_json()
         other.receive_json()
-        one.send_text(json.dumps({"samples": [0.5] * 1000}))
+        connection.send_text(json.dumps({"samples": [0.5] * 1000}))
         answer = ask(other, {"sample": 0.5})
         assert answer["step"] == 1
-        whole = one.receive_json()
+        whole = connection.receive_json()
         assert (whole["step"], len(whole["outputs"])) == (1000, 1000)
         assert whole["outputs"][0] == pytest.approx(answer["output"])
         assert client.server.metrics.ticks > 4  # type: ignore[attr-defined]
@@ -297,8 +300,8 @@ def test_tokens_and_other_sites(tmp_path: Path) -> None:
         with pytest.raises(WebSocketDenialResponse) as denied, socket(client):
             pass
         assert denied.value.status_code == 401
-        with socket(client, "?token=a-long-secret") as one:
-            assert one.receive_json()["step"] == 0
+        with socket(client, "?token=a-long-secret") as connection:
+            assert connection.receive_json()["step"] == 0
     with serving(run) as client:
         assert client.get("/model", headers={"Origin": "http://evil.example"}).status_code == 403
         assert client.get("/model", headers={"Host": "evil.example"}).status_code == 403

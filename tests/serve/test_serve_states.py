@@ -41,19 +41,19 @@ def do(server: Batcher, *requests: tuple[int, str] | tuple[int, str, list[float]
 
 def some_work(server: Batcher, rounds: int = 6) -> list[list[list[float]]]:
     """Sessions come, step, are reset and go; all outputs."""
-    found = []
+    outputs = []
     names = ["a", "b", "c", "d", "e", "f"]
     do(server, *((OPEN, name) for name in names))
     for number in range(rounds):
         steps = [(SAMPLES, name, [0.1 * number, 0.3]) for name in names[number % 3 :]]
-        found += [one.outputs for one in do(server, *steps)]
+        outputs += [request.outputs for request in do(server, *steps)]
         if number == 2:
             do(server, (CLOSE, "b"), (OPEN, "g"), (SAMPLES, "g", [1.0]), (RESET, "c"))
             do(server, (OPEN, "b"))
         if number == 3:
             assert server.journal is not None
             server._snapshot()()
-    return found
+    return outputs
 
 
 def test_what_a_killed_server_leaves_is_all_that_it_had(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_what_a_killed_server_leaves_is_all_that_it_had(tmp_path: Path) -> None:
             do(first, (SAMPLES, "a", [0.7, 0.9]))
         shutil.copytree(tmp_path / "states", tmp_path / "left")
         second = batcher(run, tmp_path / "left")
-        assert {one.name: (one.row, one.steps, one.last) for one in first.by_name.values()} == {
-            one.name: (one.row, one.steps, one.last) for one in second.by_name.values()
+        assert {session.name: (session.row, session.steps, session.last) for session in first.by_name.values()} == {
+            session.name: (session.row, session.steps, session.last) for session in second.by_name.values()
         }
-        rows = sorted(one.row for one in first.by_name.values())
+        rows = sorted(session.row for session in first.by_name.values())
         before, after = first.sessions.tensors(rows), second.sessions.tensors(rows)
         assert all(torch.equal(before[name], after[name]) for name in before)
         step = (SAMPLES, "a", [0.5, -0.5])
@@ -144,8 +144,8 @@ def test_a_server_that_stops_keeps_its_sessions(tmp_path: Path) -> None:
         answer = client.post("/step", json={"session": "mine", "samples": [0.1, 0.2]}).json()
     with serving(run, states=states, width=2 * WIDTH) as client:  # the width stays
         assert client.server.batcher.sessions.width == WIDTH  # type: ignore[attr-defined]
-        with socket(client, "?session=mine") as one:
-            assert one.receive_json() == {"session": "mine", "step": 2, "last": answer["outputs"]}
+        with socket(client, "?session=mine") as connection:
+            assert connection.receive_json() == {"session": "mine", "step": 2, "last": answer["outputs"]}
     assert len(list(states.glob("*-*"))) == 2  # one snapshot, one journal
 
 
@@ -164,18 +164,18 @@ def test_large_answers_and_no_sessions_are_kept(tmp_path: Path) -> None:
 def test_a_process_killed_under_load(tmp_path: Path) -> None:
     """The short form of what `python -m benchmarks.serving` measures; see there."""
     run = script.save_model(tmp_path / "run")
-    found: dict[str, Any] = asyncio.run(script.killed(run, tmp_path / "states", sessions=12, kills=1, seconds=0.6))
-    assert found["outputs_compared"] > 100
+    counts: dict[str, Any] = asyncio.run(script.killed(run, tmp_path / "states", sessions=12, kills=1, seconds=0.6))
+    assert counts["outputs_compared"] > 100
     for name in ("outputs_with_other_bits", "wrong_answers", "lost_samples"):
-        assert found[name] == 0, json.dumps(found)
+        assert counts[name] == 0, json.dumps(counts)
 
 
 def test_a_process_under_malformed_messages(tmp_path: Path) -> None:
     run = script.save_model(tmp_path / "run")
-    found = asyncio.run(script.hostile(run, messages=300, healthy=4))
-    assert found["answered_with_an_error"] == 300
-    assert found["healthy_samples"] > 0
-    assert (found["healthy_lost"], found["healthy_wrong"], found["closed_connections"]) == (0, 0, 0)
+    counts = asyncio.run(script.hostile(run, messages=300, healthy=4))
+    assert counts["answered_with_an_error"] == 300
+    assert counts["healthy_samples"] > 0
+    assert (counts["healthy_lost"], counts["healthy_wrong"], counts["closed_connections"]) == (0, 0, 0)
 
 
 def test_models_in_double_precision_and_of_tokens_are_kept(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Calls of the fused algorithm that repeat, with the constants of an earlier one: nothing is checked or planned."""
+"""Repeated calls of the fused algorithm, with the constants of an earlier call: nothing is checked or planned."""
 
 from __future__ import annotations
 
