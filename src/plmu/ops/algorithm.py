@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Algorithm", "Case", "Epilogue", "Option", "Plan", "Problem", "final_of", "last_of", "projected"]
 
 # The products of `project` behind a stored m, forward and backward: o, the gradient of m and that of the weight.
-PROJECT_FLOPS = 6  # for each number of m and each output
+PROJECT_FLOPS = 6  # for each element of m and each output
 PROJECT_LAUNCHES = 8
 
 
@@ -77,16 +77,17 @@ class Algorithm(ABC):
         """A sentence that says what it does, and where it pays."""
 
     def kernel(self, case: Case) -> tuple[str, str | None]:
-        """What computes the products, and why not something faster, if there is."""
+        """What computes the products, and the reason why no faster kernel does, or None."""
         return "library", None
 
     def stored(self, case: Case, option: Option) -> tuple[str, ...]:
-        """What is kept for the backward pass, beside constants."""
+        """What is stored for the backward pass, beside constants."""
         inputs = () if case.constant else ("u",)
         return (*inputs, "m", "weight") if case.kind == "project" else inputs
 
     def estimate(self, case: Case, *, flops: float, moved: float, launches: int) -> float:
-        """Seconds for `flops` and `moved` numbers of float32, with the product of `project` behind them."""
+        """Seconds for `flops`, `moved` elements of float32 and `launches`, and for the product of `project` after
+        them."""
         if case.kind == "project":
             flops += PROJECT_FLOPS * case.states * case.out
             moved += case.states + 2 * case.batch * case.time * case.out
@@ -95,7 +96,7 @@ class Algorithm(ABC):
 
 
 def projected(problem: Problem, m: Tensor, weight: Tensor) -> Tensor:
-    """W_m m for an m that is there."""
+    """W_m m for a stored m."""
     m = problem.keep_valid(m)  # a system that grows may have overflowed in the padding
     return m.flatten(2) @ weight.to(m.dtype).flatten(1).mT
 

@@ -1,4 +1,5 @@
-"""The blocks of `plmu.ops.chunked`: what [T | P] is multiplied by, and the products with a tile of m at a time."""
+"""The blocks of `plmu.ops.chunked`: what [T | P] is multiplied by, the products with a tile of m at a time, and states
+carried from chunk to chunk."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from plmu.core.systems import LinearSystem
 from plmu.ops.matrices import apply, block_matrix, block_toeplitz, may_grow, power, reversed_response
 
 # Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state
-# before the block reaches (blocks, chunk), or without the first which steps there are at all. Other states are zero.
+# before the block reaches (blocks, chunk); where the first is None, which steps are valid. Other states are zero.
 Reach = tuple[Tensor | None, Tensor] | None
 
 
@@ -98,32 +99,32 @@ def expand(matrix: Tensor, x: Tensor, reach: Reach) -> Tensor:
     """All states of the blocks x (blocks, columns, channels): (blocks, chunk · order, channels)."""
     if reach is None:
         return apply(matrix, x)
-    same, kept = reach
+    same, valid = reach
     if same is None:
-        return _rows(apply(matrix, x), kept)
+        return _rows(apply(matrix, x), valid)
     toeplitz, powers = _parts(matrix, same)
     m = _cut(toeplitz, same) @ x[:, : toeplitz.shape[1]]
-    return m + _rows(apply(powers, x[:, toeplitz.shape[1] :]), kept)
+    return m + _rows(apply(powers, x[:, toeplitz.shape[1] :]), valid)
 
 
 def contract(matrix: Tensor, of_m: Tensor, reach: Reach) -> Tensor:
     """The transpose of `expand`: the gradient of x from that of the states."""
-    same, kept = reach or (None, None)
-    if kept is None or same is None:
-        return apply(matrix.mT, of_m if kept is None else _rows(of_m, kept))
+    same, valid = reach or (None, None)
+    if valid is None or same is None:
+        return apply(matrix.mT, of_m if valid is None else _rows(of_m, valid))
     toeplitz, powers = _parts(matrix, same)
     of_inputs = _cut(toeplitz, same).mT @ of_m
-    return torch.cat([of_inputs, apply(powers.mT, _rows(of_m, kept))], dim=1)
+    return torch.cat([of_inputs, apply(powers.mT, _rows(of_m, valid))], dim=1)
 
 
 def _matrix_gradient(of_m: Tensor, x: Tensor, matrix: Tensor, reach: Reach) -> Tensor:
     """The gradient of [T | P], for a trained system."""
-    same, kept = reach or (None, None)
-    if kept is None or same is None:
-        return torch.einsum("npx,nrx->pr", of_m if kept is None else _rows(of_m, kept), x)
+    same, valid = reach or (None, None)
+    if valid is None or same is None:
+        return torch.einsum("npx,nrx->pr", of_m if valid is None else _rows(of_m, valid), x)
     columns = _parts(matrix, same)[0].shape[1]
     per_block = _cut(of_m @ x[:, :columns].mT, same)
-    of_powers = torch.einsum("npx,nrx->pr", _rows(of_m, kept), x[:, columns:])
+    of_powers = torch.einsum("npx,nrx->pr", _rows(of_m, valid), x[:, columns:])
     return torch.cat([per_block.sum(0), of_powers], dim=1)
 
 
@@ -142,11 +143,11 @@ def _cut(matrix: Tensor, same: Tensor) -> Tensor:
     return torch.where(same[:, :, None, :, None], by_step, 0.0).reshape(blocks, *matrix.shape[-2:])
 
 
-def _rows(m: Tensor, kept: Tensor) -> Tensor:
-    """The states of the steps that are `kept`, zero elsewhere. Selected: what has overflowed times zero is NaN."""
-    chunk = kept.shape[1]
+def _rows(m: Tensor, valid: Tensor) -> Tensor:
+    """The states of `valid` steps, zero elsewhere. Selected, since overflow times zero would be NaN."""
+    chunk = valid.shape[1]
     by_step: Tensor = m.unflatten(1, (chunk, m.shape[1] // chunk))
-    return torch.where(kept[:, :, None, None], by_step, 0.0).flatten(1, 2)
+    return torch.where(valid[:, :, None, None], by_step, 0.0).flatten(1, 2)
 
 
 class BlockProject(torch.autograd.Function):
@@ -156,27 +157,27 @@ class BlockProject(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, matrix: Tensor, same: Tensor | None, kept: Tensor | None, weight: Tensor, tile: int
+        x: Tensor, matrix: Tensor, same: Tensor | None, valid: Tensor | None, weight: Tensor, tile: int
     ) -> Tensor:
         parts = []
-        for rows in _tiles(x.shape[0], tile):  # no name holds a tile of m: it is let go before the next is made
-            reach = _reach(same, kept, rows)
+        for rows in _tiles(x.shape[0], tile):  # no name holds a tile of m: it is freed before the next is made
+            reach = _reach(same, valid, rows)
             parts.append(_by_step(expand(matrix, x[rows], reach), weight) @ weight.mT)  # (blocks · chunk, out)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, matrix, same, kept, weight, ctx.tile = inputs
-        ctx.save_for_backward(x, matrix, same, kept, weight)
+        x, matrix, same, valid, weight, ctx.tile = inputs
+        ctx.save_for_backward(x, matrix, same, valid, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, matrix, same, kept, weight = ctx.saved_tensors
+        x, matrix, same, valid, weight = ctx.saved_tensors
         need_x, need_matrix, _, _, need_weight, _ = ctx.needs_input_grad
         steps = matrix.shape[0] * x.shape[2] // weight.shape[1]
         of_x, of_matrix, of_weight = [], None, None
         for rows in _tiles(x.shape[0], ctx.tile):
-            reach = _reach(same, kept, rows)
+            reach = _reach(same, valid, rows)
             by_step = gradient[rows.start * steps : rows.stop * steps]
             if need_weight:
                 of_weight = _plus(of_weight, by_step.mT @ _by_step(expand(matrix, x[rows], reach), weight))
@@ -195,8 +196,8 @@ def _tiles(blocks: int, tile: int) -> list[slice]:
     return [slice(start, min(start + tile, blocks)) for start in range(0, max(blocks, 1), tile)]
 
 
-def _reach(same: Tensor | None, kept: Tensor | None, rows: slice) -> Reach:
-    return None if kept is None else (None if same is None else same[rows], kept[rows])
+def _reach(same: Tensor | None, valid: Tensor | None, rows: slice) -> Reach:
+    return None if valid is None else (None if same is None else same[rows], valid[rows])
 
 
 def _by_step(m: Tensor, weight: Tensor) -> Tensor:
@@ -204,10 +205,10 @@ def _by_step(m: Tensor, weight: Tensor) -> Tensor:
     return m.reshape(m.shape[0] * m.shape[1] * m.shape[2] // weight.shape[1], weight.shape[1])
 
 
-def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+def _plus(total: Tensor | None, term: Tensor) -> Tensor:
     """The sum over tiles, in float32 or wider."""
-    more = more if more.dtype == torch.float64 else more.float()
-    return more if total is None else total + more
+    term = term if term.dtype == torch.float64 else term.float()
+    return term if total is None else total + term
 
 
 def _narrow(total: Tensor | None, like: Tensor) -> Tensor | None:
@@ -217,9 +218,9 @@ def _narrow(total: Tensor | None, like: Tensor) -> Tensor | None:
 def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: int) -> Tensor:
     """s_k = Ā^stride s_{k-1} + v_k for all k: (batch, count, order, channels), in log₂(count) rounds.
 
-    `links` (batch, count − 1), where given, says whether s_{k-1} flows into s_k at all. Each round doubles how far
-    back every s_k has looked; each power of Ā is used once on any path, so rounding does not build up. It ends
-    where Ā has died out.
+    `links` (batch, count − 1) says whether s_{k-1} flows into s_k at all; None if all do. Each round doubles how far
+    back every s_k reaches. Each power of Ā is used once on any path, so rounding does not build up. It ends where the
+    power of Ā is zero.
     """
     advances, shift = [], 1
     while shift < values.shape[1] and not system.vanishes(stride * shift, values.dtype):
@@ -233,7 +234,8 @@ def _carried(
 ) -> Tensor:
     """`carry` with the powers of Ā for 1, 2, 4, … chunks; `backwards`, of their transposes in backward time.
 
-    `differentiable`: in operations that torch takes gradients of, of the powers too. So wherever it looks at them.
+    `differentiable`: by operations whose gradients torch takes, for gradients of the powers too, as always where torch
+    sees single operations.
     """
     if advances and not (differentiable or watched()):
         carried: Tensor = _Carry.apply(values, links, backwards, *advances)
@@ -253,14 +255,14 @@ def _carried(
 
 
 class _Carry(torch.autograd.Function):
-    """`_carried` in half as many calls of the library, and a third in the gradient, which is the same in the other
-    direction of time."""
+    """`_carried` in half as many library calls, and a third as many for the gradient, which is the same in backward
+    time."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, links: Tensor | None, backwards: bool, *advances: Tensor) -> Tensor:
         ctx.backwards = backwards
         ctx.save_for_backward(links, *advances)
-        # A copy to add to in place, in an order in which neighbouring chunks are one piece of memory.
+        # A copy to add to in place, with neighbouring chunks contiguous in memory.
         by_chunk = values.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         links = None if links is None else links.mT
         for k, advance in enumerate(advances):

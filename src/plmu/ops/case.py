@@ -1,4 +1,4 @@
-"""What is asked, how it may be run, and the answer: `Case`, `Option` and `Plan`."""
+"""`Case`: what is to be run. `Option`: one way to run it. `Plan`: the choice, explained."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from plmu.ops.rates import Rates, rates_of
 
 @dataclass(frozen=True)
 class Case:
-    """All that a choice may depend on: sizes, precision, device, and what is known of the system, but no values."""
+    """All that a choice may depend on: sizes, precision, device and properties of the system, but no values."""
 
     kind: str  #: "states", "project" or "final_state"
-    batch: int  #: sequences
-    time: int  #: steps
-    order: int  #: numbers of a channel's state
-    inputs: int  #: that drive one system together
-    channels: int  #: that each drive a copy of their own
-    out: int  #: 0 but for `project`
+    batch: int  #: number of sequences
+    time: int  #: number of steps
+    order: int  #: size of a channel's state
+    inputs: int  #: inputs that drive one system together
+    channels: int  #: channels, each with a copy of the system
+    out: int  #: outputs of `project`, else 0
     dtype: torch.dtype  #: of m and o
     device: str  #: such as "cuda"
     lengths: bool  #: whether sequences differ in length
     resets: bool  #: whether the state is reset inside sequences
     several_inputs: bool  #: whether B̄ has the shape (order, inputs)
-    bounded: bool  #: whether the powers of Ā are known to die out
-    constant: bool  #: whether Ā and B̄ are known and stay
+    bounded: bool  #: whether the system is stable: the powers of Ā go to zero
+    constant: bool  #: whether the values of Ā and B̄ can be read and stay
     trained: bool  #: whether Ā or B̄ has a gradient
-    reach: int  #: steps after which an input has faded; 0 where that is not known, or operations are traced
+    reach: int  #: steps after which an input has faded; 0 if unknown, or if operations are traced
     transformed: bool  #: whether torch.func or forward-mode gradients are at work
     graph: bool  #: whether the call is planned for a CUDA graph
-    groups: int = 1  #: equal groups of channels, each with a system of its own
+    groups: int = 1  #: number of equal groups of channels, each with its own system
 
     @property
     def target(self) -> torch.device:
@@ -48,12 +48,12 @@ class Case:
 
     @property
     def states(self) -> int:
-        """How many numbers m has."""
+        """The number of elements of m."""
         return self.batch * self.time * self.order * self.channels
 
     @property
     def moved(self) -> int:
-        """How many numbers u and o have."""
+        """The number of elements of u and o."""
         return self.batch * self.time * (self.inputs * self.channels + self.out)
 
 
@@ -79,8 +79,8 @@ class Plan:
         fold: whether the weight is multiplied into the chunk's matrix first.
         tile: chunks of m that exist at a time in `project`.
         reason: what the algorithm does, and why it was taken.
-        kernel: what computes the products: "library" (torch's), "Triton" or "Hopper" (kernels of our own).
-        stored: what is kept for the backward pass, beside constants.
+        kernel: what computes the products: "library" (torch), "Triton" or "Hopper" (plmu's own kernels).
+        stored: what is stored for the backward pass, beside constants.
         costs: estimated seconds, forward and backward, of all candidates.
         passed_over: why each other algorithm, or a faster kernel, was no candidate.
     """

@@ -163,8 +163,8 @@ def check_state(
         raise ValueError(f"{name} must be on {device}, as the input is; got {state.device}")
 
 
-class _Known:
-    """What is known of lengths that were checked, kept with them so that the layers of a stack do not repeat it."""
+class _Checked:
+    """Stored with lengths that were checked, with what is derived from them, so that a stack does it once."""
 
     def __init__(self, batch: int, time: int) -> None:
         self.sizes = (batch, time)
@@ -173,25 +173,27 @@ class _Known:
 
 
 def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.device) -> Tensor | None:
-    """The lengths as int64 on the device. A stack checks them once: what this returns is taken as it is by the layers
-    inside. On a GPU a check waits for the device."""
+    """The lengths as int64 on the device. A stack checks them once: the layers inside recognise what this returns. On a
+    GPU a check waits for the device."""
     if lengths is None:
         return None
-    known = _known(lengths)
-    if known is not None and known.sizes == (batch, time) and isinstance(lengths, Tensor) and lengths.device == device:
+    earlier = _earlier(lengths)
+    same = earlier is not None and earlier.sizes == (batch, time)
+    if same and isinstance(lengths, Tensor) and lengths.device == device:
         return lengths
     values = _checked_lengths(lengths, batch, time, device)
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return values  # a compiler sees for itself what is computed twice
-    values = values.view_as(values)  # a tensor of our own: nothing is written on the caller's
-    values._plmu_known = _Known(batch, time)  # type: ignore[attr-defined]
+    values = values.view_as(values)  # another tensor object: nothing is written on the caller's
+    values._plmu_checked = _Checked(batch, time)  # type: ignore[attr-defined]
     return values
 
 
-def _known(lengths: object) -> _Known | None:
+def _earlier(lengths: object) -> _Checked | None:
+    """What an earlier check stored with them."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return None
-    return getattr(lengths, "_plmu_known", None)
+    return getattr(lengths, "_plmu_checked", None)
 
 
 def _checked_lengths(lengths: Tensor | Sequence[int], batch: int, time: int, device: torch.device) -> Tensor:
@@ -206,11 +208,11 @@ def _checked_lengths(lengths: Tensor | Sequence[int], batch: int, time: int, dev
     if tuple(values.shape) != (batch,):
         raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(values.shape)}")
     values = values.to(torch.int64)
-    known = _visible(values)
-    if known is None:
+    visible = _visible(values)
+    if visible is None:
         return _held_within(values.to(device), time)
-    if known.numel():
-        low, high = int(known.min()), int(known.max())
+    if visible.numel():
+        low, high = int(visible.min()), int(visible.max())
         if low < 0 or high > time:
             bad = low if low < 0 else high
             raise ValueError(f"lengths must lie between 0 and the {time} time steps, got {bad}")
@@ -241,30 +243,30 @@ def keep_valid(values: Tensor, lengths: Tensor | None) -> Tensor:
 
 def _valid(lengths: Tensor, time: int) -> Tensor:
     """Which steps are no padding, (batch, time)."""
-    known = _known(lengths)
-    if known is not None and known.valid is not None and known.valid.shape[1] == time:
-        return known.valid
+    earlier = _earlier(lengths)
+    if earlier is not None and earlier.valid is not None and earlier.valid.shape[1] == time:
+        return earlier.valid
     valid = torch.arange(time, device=lengths.device) < lengths[:, None]
-    if known is not None:
-        known.valid = valid
+    if earlier is not None:
+        earlier.valid = valid
     return valid
 
 
 def reversed_steps(lengths: Tensor, time: int) -> Tensor:
-    """For each step the one that stands there when every sequence is turned around within its length: (batch, time)."""
-    known = _known(lengths)
-    if known is not None and known.reversed is not None and known.reversed.shape[1] == time:
-        return known.reversed
+    """For each step the step that takes its place when every sequence is reversed within its length: (batch, time)."""
+    earlier = _earlier(lengths)
+    if earlier is not None and earlier.reversed is not None and earlier.reversed.shape[1] == time:
+        return earlier.reversed
     steps, ends = torch.arange(time, device=lengths.device), lengths[:, None]
     index = torch.where(steps < ends, ends - 1 - steps, steps)
-    if known is not None:
-        known.reversed = index
+    if earlier is not None:
+        earlier.reversed = index
     return index
 
 
 def _visible(values: Tensor) -> Tensor | None:
-    """What can be read of a tensor: under torch.func, the values of all that it maps over. None while compiling or
-    capturing a CUDA graph, and for a tensor without values."""
+    """The tensor whose values can be read: under torch.func, that of the whole batch. None while compiling or capturing
+    a CUDA graph, and for a tensor without values."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return None
     values = torch.func.debug_unwrap(values, recurse=True)
@@ -274,8 +276,8 @@ def _visible(values: Tensor) -> Tensor | None:
 
 
 def _held_within(lengths: Tensor, time: int) -> Tensor:
-    """Lengths that cannot be read now. A compiled or captured call raises for a bad one when it runs. Where that check
-    is lost, as in a trace, a bad one counts as the nearest good one."""
+    """Lengths that cannot be read now. A compiled or captured call raises for a bad length when it runs. Where that
+    check is lost, as in a trace, a bad length is clamped."""
     if torch.compiler.is_compiling() or lengths.is_cuda:
         good = ((lengths >= 0) & (lengths <= time)).all()
         torch._assert_async(good, "lengths must lie between 0 and the number of time steps")

@@ -4,9 +4,9 @@ Time is cut into chunks of c steps. All states of a chunk are one product with a
 
     m_chunk = [T | P] · [u_chunk ; m_before]        T the block Toeplitz of H, P the powers Ā¹ … Ā^c,
 
-and the states at chunk ends form a linear system again, with Ā^c, solved for all chunks at once in log₂ rounds
-(`carry` in `blocks.py`). `project` multiplies each tile of m into the weight while it is at hand and recomputes it in the backward
-pass (`blocks.py`), so m is never stored whole.
+and the states at chunk ends form a linear system again, with Ā^c, solved for all chunks at once in log₂ rounds.
+`project` multiplies each tile of m into the weight while it is at hand and recomputes it in the backward pass, so m is
+never stored whole. Both are in `blocks.py`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Chunked(Algorithm):
     SMALL_FOLDED = 1 << 20  # elements that the weight times the block matrix may always have
     LEAST_TILE = 1 << 21  # elements of m at a time in `project`; more where u and o are large
     LEAST_TILE_ON_GPU = 1 << 24
-    TILE_SHARE = 4  # of u and o that a tile of m may have: one in so many
+    TILE_SHARE = 4  # a tile of m may have a quarter of the elements of u and o
 
     # What the estimate is made of, fitted to measured times; forward and backward together.
-    FLOPS = 6  # for each number of m and each term of its sum in `project`, where m is made twice
+    FLOPS = 6  # for each element of m and each term of its sum in `project`, where m is made twice
     STATES_FLOPS = 4  # the same in `states`
     CARRY_FLOPS = 4  # for each carried state and each term of its sum
-    SHORT_PRODUCT = 24  # terms: a product over so many runs at half the rate
+    SHORT_PRODUCT = 24  # terms of a product that runs at half the rate
     CARRY_TRAFFIC = 4  # passes over the carried states in each round
     CARRY_TRAFFIC_ON_GPU = 12
     INPUT_TRAFFIC = 3  # passes over the blocks' inputs
@@ -134,8 +134,8 @@ class Chunked(Algorithm):
         return max(1, max(least, case.moved // self.TILE_SHARE) // (chunk * case.order * width))
 
     def _rounds(self, case: Case, chunk: int, chunks: int) -> int:
-        """In how many rounds states are carried: all, or until the memory has faded, where that is known. A few more
-        follow until the powers of Ā are zero, but counting these too gave worse choices."""
+        """The number of rounds in which states are carried: all, or those until the memory has faded, if that is known.
+        Some rounds follow until the powers of Ā are zero, but counting these too gave worse choices."""
         far = min(chunks - 1, -(-case.reach // chunk)) if case.reach else chunks - 1
         return far.bit_length()
 
@@ -224,7 +224,7 @@ def project(
             folded = finite(folded)
         o = blocks.x.flatten(1) @ folded.mT  # (N, chunk · out)
     else:
-        # Called plainly, torch finds forward-mode gradients, at the price of all of m.
+        # As an ordinary function it has forward-mode gradients, at the price of all of m.
         of_tiles: Any = BlockProject.forward if forward_mode() else BlockProject.apply
         o = of_tiles(blocks.x, blocks.matrix, *(blocks.reach or (None, None)), weight.flatten(1), tile)
     o = o.reshape(batch, blocks.count * chunk, out)[:, :time]

@@ -128,7 +128,7 @@ def project(
         channels), float32 or wider.
     """
     result = output(u, system, weight, state, lengths, algorithm, resets, None, check=True)
-    assert result is not None  # as it is for groups of channels alone
+    assert result is not None  # None is for groups of channels
     return result
 
 
@@ -205,8 +205,8 @@ def plan(
         batch: number of sequences in u.
         time: number of steps.
         channels: number of channels of u.
-        system: the `LinearSystem`; of a fixed one the plan looks at whether it grows and how long its memory lasts,
-            of a trained one at shapes alone.
+        system: the `LinearSystem`. For a fixed one the plan depends on whether it grows and how long its memory
+            lasts; for a trained one on shapes alone.
         out: the first size of the weight, for "project".
         dtype: of u; under autocast, autocast's is planned for.
         device: where u is. A GPU need not be there, but without one its kernels for Hopper are not planned.
@@ -247,7 +247,7 @@ def plan(
     sizes = (batch, time, inputs, channels // inputs, out)
     dtype = _planned_dtype(dtype, target)
     chosen = _chosen(kind, system, algorithm, sizes, dtype, target, bool(lengths), bool(resets))
-    assert chosen is not None  # as it is for groups of channels alone
+    assert chosen is not None  # None is for groups of channels
     return chosen
 
 
@@ -264,8 +264,8 @@ def plan_groups(
     lengths: bool,
     resets: bool,
 ) -> Plan | None:
-    """How `project` runs for all groups of channels in one launch, if it does: None where one call for each group is
-    faster, or the only way."""
+    """How `project` runs for all groups of channels in one launch; None where one call for each group is faster, or the
+    only way."""
     sizes = (batch, time, 1, channels, out)
     return _chosen("project", systems, algorithm, sizes, _planned_dtype(dtype, device), device, lengths, resets)
 
@@ -276,9 +276,9 @@ def _plan(kind: str, problem: Problem, algorithm: str, out: int = 0) -> Plan | N
     batch, time, inputs, channels = problem.u.shape
     if is_open(batch, time):
         return None
-    given = (problem.lengths is not None, problem.resets is not None)
+    options = (problem.lengths is not None, problem.resets is not None)
     sizes = (batch, time, inputs, channels, out)
-    return _chosen(kind, problem.groups or problem.system, algorithm, sizes, problem.dtype, problem.u.device, *given)
+    return _chosen(kind, problem.groups or problem.system, algorithm, sizes, problem.dtype, problem.u.device, *options)
 
 
 def _chosen(
@@ -305,9 +305,10 @@ def _chosen(
     graph = device.type == "cuda" and in_graphs()
     bounded = not any(map(may_grow, systems))
     fades = bounded and len(systems) == 1 and device.type == "cpu" and not watched()
-    known = (first.inputs is not None, bounded, first.constant, first.trained, lasts(first, dtype) if fades else 0)
-    sizes_and_place = (batch, time, first.order, inputs, channels, out, dtype, str(device))
-    facts = (*sizes_and_place, lengths, resets, *known, transformed(), graph, len(systems))
+    reach = lasts(first, dtype) if fades else 0
+    properties = (first.inputs is not None, bounded, first.constant, first.trained, reach)
+    shape = (batch, time, first.order, inputs, channels, out)
+    facts = (*shape, dtype, str(device), lengths, resets, *properties, transformed(), graph, len(systems))
     if torch.compiler.is_compiling():
         chosen = choice(algorithm, kind, *facts)
         return None if chosen is None else Plan(kind, *chosen)

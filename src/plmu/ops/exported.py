@@ -59,19 +59,19 @@ def decayed(state: Tensor, system: LinearSystem, time: int, lengths: Tensor | No
 
 
 def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: int) -> Tensor:
-    """s_k = Ā^stride s_{k-1} + v_k for all k, as `plmu.ops.chunked.carry`; here `links` is (batch, count)."""
+    """s_k = Ā^stride s_{k-1} + v_k for all k, as `plmu.ops.blocks.carry`; here `links` is (batch, count)."""
     count = values.shape[1]
     for shift, advance in _advances(system, stride, count, values):
         earlier = torch.arange(count, device=values.device) - shift
         present, earlier = earlier >= 0, earlier.clamp(min=0)
-        more = apply(advance, values.index_select(1, earlier))
+        passed = apply(advance, values.index_select(1, earlier))
         if links is None:
-            more = torch.where(present[:, None, None], more, 0.0)
+            passed = torch.where(present[:, None, None], passed, 0.0)
         else:
             reached = links & present
-            more = torch.where(reached[:, :, None, None], more, 0.0)
+            passed = torch.where(reached[:, :, None, None], passed, 0.0)
             links = reached & links.index_select(1, earlier)
-        values = values + more
+        values = values + passed
     return values
 
 
@@ -80,14 +80,14 @@ def _with_resets(u: Tensor, system: LinearSystem, state: Tensor | None, resets: 
     values = apply(system.derive(input_matrix, dtype=u.dtype, device=u.device), u)  # (batch, time, order, channels)
     if state is not None:
         advanced = apply(system.derive(power, 1, dtype=u.dtype, device=u.device), state)
-        kept = torch.where(resets[:, :1, None], 0.0, advanced)
-        values = values + pad(kept[:, None], (0, 0, 0, 0, 0, u.shape[1] - 1))
+        advanced = torch.where(resets[:, :1, None], 0.0, advanced)
+        values = values + pad(advanced[:, None], (0, 0, 0, 0, 0, u.shape[1] - 1))
     return carry(values, ~resets, system, 1)
 
 
 def _chunk(system: LinearSystem, inputs: int) -> int:
-    """Steps a chunk: the most whose matrix is small. A sequence has two chunks or more, since torch would ask whether
-    there is only one."""
+    """Steps of a chunk: the largest with a small matrix. A sequence has at least two chunks, since torch would
+    specialise on a single one."""
     order = system.order
     small = [chunk for chunk in CHUNKS if chunk * order * (chunk * inputs + order) <= LARGEST_MATRIX]
     return small[0] if small else CHUNKS[-1]
@@ -109,10 +109,10 @@ def _advances(system: LinearSystem, stride: int, count: int, like: Tensor) -> It
             advance = system.derive(power, stride * shift, dtype=like.dtype, device=like.device)
         else:
             power_now = system.power(stride) if power_now is None else power_now @ power_now
-            advance = system.derive(_given(power_now), dtype=like.dtype, device=like.device)
+            advance = system.derive(_constant(power_now), dtype=like.dtype, device=like.device)
         yield shift, torch.where(steps > shift, advance, 0.0)
         shift *= 2
 
 
-def _given(value: Tensor) -> Callable[[LinearSystem], Tensor]:
+def _constant(value: Tensor) -> Callable[[LinearSystem], Tensor]:
     return lambda system: value

@@ -32,8 +32,8 @@ def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> Tensor:
 
 
 def span(system: LinearSystem, time: int, dtype: torch.dtype) -> int:
-    """How many of the first `time` values of the impulse response count: what is left out is at most a sixteenth of the
-    rounding step, which a transform adds to every state anyway."""
+    """The number of lags of the impulse response that matter, of `time`. The others sum to at most a sixteenth of the
+    rounding step, and a transform adds such errors to every state anyway."""
     if not system.constant:
         return time
     return int(system.numbers(spans, time)[int(dtype == torch.float64)])
@@ -42,10 +42,10 @@ def span(system: LinearSystem, time: int, dtype: torch.dtype) -> int:
 def spans(system: LinearSystem, time: int) -> Tensor:
     """The same for float32 and float64: (2,)."""
     size = response(system, time).abs().sum(2)  # (order, time)
-    left = size.flip(1).cumsum(1).flip(1)  # from each lag on
-    share = left / left[:, :1]
+    remaining = size.flip(1).cumsum(1).flip(1)  # from each lag on
+    share = remaining / remaining[:, :1]
     small = [torch.finfo(dtype).eps / 16 for dtype in (torch.float32, torch.float64)]
-    return torch.stack([(~(share <= one)).sum(1).max() for one in small]).double()
+    return torch.stack([(~(share <= bound)).sum(1).max() for bound in small]).double()
 
 
 def _decay(system: LinearSystem, state: Tensor, time: int) -> Tensor:
@@ -174,20 +174,20 @@ class FFT(Algorithm):
     def _blocks(self, case: Case) -> list[int]:
         """Sizes that cut time into equal parts, no longer than the memory lasts: errors spread over two blocks."""
         most = [min(most, case.time) for most in self.BLOCKS if most <= max(case.reach, self.BLOCKS[0])]
-        return sorted({fast_block(-(-case.time // -(-case.time // one))) for one in most})
+        return sorted({fast_block(-(-case.time // -(-case.time // steps))) for steps in most})
 
     def _option(self, case: Case, block: int) -> Option:
         blocks = -(-case.time // block)
         pieces = min(-(-case.reach // block), blocks)
         products = pieces - pieces * (pieces - 1) / (2 * blocks)  # the first blocks have fewer windows before them
         driven = case.batch * blocks * block * case.channels  # copies of the system, at each step
-        made, given = driven * case.order, driven * case.inputs
+        states, inputs = driven * case.order, driven * case.inputs
         tile = max(1, self.TILE // (block * case.order * case.channels))
         tiles = -(-case.batch // max(1, tile // blocks)) * -(-blocks // tile)
         project = case.kind == "project"
-        transformed = (3 if project else 2) * 2 * (made + given) * math.log2(2 * block)
-        multiplied = (self.PROJECT_PRODUCT_FLOPS if project else self.PRODUCT_FLOPS) * made * products * case.inputs
-        moved = (self.PROJECT_BLOCK_TRAFFIC if project else self.BLOCK_TRAFFIC) * made + self.INPUT_TRAFFIC * given
+        transformed = (3 if project else 2) * 2 * (states + inputs) * math.log2(2 * block)
+        multiplied = (self.PROJECT_PRODUCT_FLOPS if project else self.PRODUCT_FLOPS) * states * products * case.inputs
+        moved = (self.PROJECT_BLOCK_TRAFFIC if project else self.BLOCK_TRAFFIC) * states + self.INPUT_TRAFFIC * inputs
         once, each = self.TILE_LAUNCHES
         seconds = self.estimate(
             case,

@@ -27,18 +27,18 @@ def final_state(
     u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None
 ) -> Tensor:
     """The state (batch, order, channels) after each sequence's own last step. Inputs past a length must be zero."""
-    time, decay = u.shape[1], lengths  # over how many steps the first state decays
+    time, decay = u.shape[1], lengths  # the number of steps over which the first state decays
     if resets is not None:
         segment = resets.cumsum(dim=1)  # (batch, time)
         end = segment[:, -1:] if lengths is None else segment.gather(1, (lengths - 1).clamp(min=0)[:, None])
         u = torch.where((segment == end)[:, :, None, None], u, 0.0)
         if state is not None:
-            kept = end == 0 if lengths is None else (end == 0) | (lengths == 0)[:, None]
-            state = torch.where(kept[:, :, None], state, 0.0)
+            remains = end == 0 if lengths is None else (end == 0) | (lengths == 0)[:, None]
+            state = torch.where(remains[:, :, None], state, 0.0)
             if lengths is not None:  # powers that overflow would make the gradient of zero NaN
-                decay = torch.where(kept[:, 0], lengths, 0)
+                decay = torch.where(remains[:, 0], lengths, 0)
     if lengths is not None:
-        u = turned(u, lengths)
+        u = aligned_right(u, lengths)
     last = exported.driven(u, system) if is_open(time) else _driven(u, system)
     if state is None:
         return last
@@ -46,15 +46,16 @@ def final_state(
     return last + decayed(state, system, time, decay)
 
 
-def turned(u: Tensor, lengths: Tensor) -> Tensor:
-    """u with each sequence turned to the right, so that all end at the last step; the zeros past its end come first."""
+def aligned_right(u: Tensor, lengths: Tensor) -> Tensor:
+    """u with each sequence aligned to the right, so that all end at the last step; the zeros of the padding come
+    first."""
     time = u.shape[1]
     steps = (torch.arange(time, device=u.device) + lengths[:, None]) % time
     return u.gather(1, steps[:, :, None, None].expand_as(u))
 
 
 def block_length(time: int, order: int, inputs: int) -> int:
-    """How many steps one product takes: all, unless the impulse response over all steps would be too large."""
+    """The number of steps of one product: all, unless the impulse response over all steps would be too large."""
     block = time
     while block > 1 and block * order * inputs > LARGEST_PRODUCT:
         block = (block + 1) // 2
@@ -92,7 +93,7 @@ def _decayed(state: Tensor, system: LinearSystem, time: int, lengths: Tensor | N
 
 
 def plan(case: Case) -> Plan:
-    """The one way to it, explained, with its estimated time."""
+    """The plan of a final state, with its estimated time: there is one algorithm."""
     block = block_length(case.time, case.order, case.inputs)
     if block == case.time:
         why = f"Equation 25: one product with the impulse response, {case.order} × {case.time * case.inputs}."

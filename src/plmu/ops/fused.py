@@ -1,11 +1,11 @@
-"""`project` and `states` by our own kernels on a GPU: chunks as in `plmu.ops.chunked`.
+"""`project` and `states` by fused kernels on a GPU: chunks as in `plmu.ops.chunked`.
 
-Forward: one kernel writes W_m m once, and no tile of m ever reaches memory. What a chunk knows of its past is the state
-before it, for all chunks in one launch or two; or, where the impulse response fades within a chunk, the last inputs
-before it, and no state is passed at all. Backward: the gradient of u is the same projection with time running
-backwards, of the gradient of o by the transposed weight. That of the weight is one more kernel, whose sum over time is
-cut into fixed shares and added up in a fixed order, so that results repeat bit for bit. Between the two passes u and
-the weight are kept and, by the kernels for Hopper in half precision, states before chunks.
+Forward: one kernel writes W_m m once, and no tile of m ever reaches memory. The past enters a chunk as the state before
+it, for all chunks in one launch or two; or, where the impulse response fades within a chunk, as the last inputs before
+it, and no state is passed at all. Backward: the gradient of u is the same projection in backward time, of the gradient
+of o by the transposed weight. That of the weight is another kernel, whose sum over time is cut into fixed shares and
+added up in a fixed order, so that results repeat bit for bit. For the backward pass u and the weight are stored and, by
+the kernels for Hopper in half precision, states before chunks.
 
 The kernels are in `plmu.ops.gpu`, written twice: in Triton for every GPU and precision, and the two heavy ones for the
 TMA unit and the tensor cores of Hopper GPUs. That package is imported by the first call, or plan, for a GPU.
@@ -33,13 +33,13 @@ AVAILABLE = importlib.util.find_spec("triton") is not None
 
 
 class Fused(Algorithm):
-    """Kernels of our own, for systems that are not trained."""
+    """Fused kernels, for systems that are not trained."""
 
     name = "fused"
     takes_groups = makes_output = True
 
     # What the estimate is made of; forward and backward together.
-    FLOPS = 6  # for each number of m and each output: the projection, and its two gradients
+    FLOPS = 6  # for each element of m and each output: the projection, and its two gradients
     TILE = 64  # channels; outputs are tiled by 64, 128 or 256
     PAST = 32  # rows of a chunk's past that are multiplied beside its steps
     RESETS_SLOWER = 1.22  # times, in half precision
@@ -122,10 +122,10 @@ class Fused(Algorithm):
         return reason
 
     def auto_limit(self, case: Case) -> str | None:
-        """The kernels are worth it where the two heavy ones run in their form for Hopper. For all states they win on
-        such GPUs as CUDA graphs, where their many launches cost little."""
+        """The kernels pay where the two heavy ones run in their form for Hopper. For all states they pay there in CUDA
+        graphs, where their many launches cost little."""
         if not case.batch:
-            return "has no sequences to run for"
+            return "is not considered for an empty batch"
         if case.kind == "states" and (case.resets or not case.graph):
             return "is considered for states in CUDA graphs alone (plmu.for_graphs), without resets"
         if case.kind == "states" and case.channels < self.TILE:
@@ -135,10 +135,10 @@ class Fused(Algorithm):
         return self._why_not_hopper(case)
 
     def options(self, case: Case) -> list[Option]:
-        """Tiles are made whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. Passing states on is counted
-        whether or not the response fades within a chunk: that is a matter of the system's values. Of groups of channels
-        the products are those of one, but tiles have channels of one group, and so has m for the gradient of u. Where
-        that is filtered after the product, this counts too much."""
+        """Tiles are counted whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. Carried states are counted
+        even if the response fades within a chunk, since a case does not have the system's values. With groups, a tile
+        has channels of one group alone, and so has m for the gradient of u; where that gradient is filtered after the
+        product, this counts too much."""
         from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, tiles
 
         _, passed = grouping(case.batch, case.time, case.channels, case.groups)  # one after another
@@ -182,13 +182,13 @@ class Fused(Algorithm):
         return ("u", "weight", *((self.BETWEEN,) if self._keeps(case) else ()))
 
     def _keeps(self, case: Case) -> bool:
-        """Whether states that are carried are kept for the backward pass, and so carried once less."""
+        """Whether carried states are stored for the backward pass, which then does not carry them again."""
         from plmu.ops.gpu.output import keeps_states
 
         return case.half and keeps_states(case.order, case.time) and self._why_not_hopper(case) is None
 
     def _why_not_in_parts(self, case: Case) -> str | None:
-        """Why float32 is left to others: it pays where tensor cores multiply its parts as fast as on Hopper GPUs."""
+        """Why "auto" leaves float32 to other algorithms: parts in half precision pay on Hopper GPUs alone."""
         from plmu.ops.gpu import launch
         from plmu.ops.gpu.float32 import split
 

@@ -1,4 +1,4 @@
-"""Equal groups of channels with a system each, as one problem: `project` in one launch of `fused` for all of them."""
+"""Equal groups of channels with a system each, as one problem: an algorithm may run them together."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 from plmu.core.derived import Derived, constants_of
 from plmu.core.systems import LinearSystem
 from plmu.ops.check import Problem
-from plmu.ops.final import final_of, turned
+from plmu.ops.final import aligned_right, final_of
 
 
 class SystemGroups(Derived):
     """Several constant systems of one order. Each has an equal share of the channels, in their order.
 
-    A constant that is derived from it has those of all systems, one after the other, along a first axis.
+    A constant derived from it stacks those of all systems along a first axis.
     """
 
     def __init__(self, systems: Sequence[LinearSystem]) -> None:
         self.systems = tuple(systems)
         self.order, self.inputs = self.systems[0].order, None
-        A, B = (torch.stack([getattr(one, name) for one in self.systems]) for name in ("A", "B"))
+        A, B = (torch.stack([getattr(system, name) for system in self.systems]) for name in ("A", "B"))
         self._cache = constants_of(A, B)
 
     def _built(self, build: Callable[..., Tensor], *sizes: int) -> Tensor:
-        return torch.stack([build(one, *sizes) for one in self.systems])
+        return torch.stack([build(system, *sizes) for system in self.systems])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SystemGroups:
         return self
@@ -40,7 +40,7 @@ class SystemGroups(Derived):
 def together(systems: Sequence[LinearSystem]) -> SystemGroups | None:
     """Systems as groups, if they can be: several constant ones of one order, with one input for each channel."""
     first = systems[0]
-    alike = all(one.constant and one.inputs is None and one.order == first.order for one in systems)
+    alike = all(system.constant and system.inputs is None and system.order == first.order for system in systems)
     return SystemGroups(systems) if len(systems) > 1 and alike else None
 
 
@@ -55,7 +55,7 @@ def final_of_groups(problem: Problem) -> Tensor:
         return final_of(problem)
     systems = problem.groups.systems
     if problem.lengths is not None and problem.state is None and problem.resets is None:
-        problem = replace(problem, u=turned(problem.u, problem.lengths), lengths=None)  # once for all
+        problem = replace(problem, u=aligned_right(problem.u, problem.lengths), lengths=None)  # once for all
     inputs = problem.u.chunk(len(systems), dim=3)
     states: Sequence[Tensor | None] = [None] * len(systems)
     if problem.state is not None:

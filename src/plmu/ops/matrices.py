@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plmu.core.systems import LinearSystem, is_stable
 
-LONGEST = 24  # powers of two that are looked at for how long a memory lasts
+LONGEST = 24  # powers of two, up to which the length of a memory is measured
 FEW_CHANNELS = 16  # up to here one product over all sequences and channels beats one for each sequence
 
 
@@ -105,23 +105,23 @@ def unit_state(system: LinearSystem, length: int) -> Tensor:
 
 
 def may_grow(system: LinearSystem) -> bool:
-    """Whether the powers of Ā may grow: they do not die out, or its values are not known."""
-    return not (system.constant and system.numbers(_dies_out)[0] == 1)
+    """Whether the powers of Ā may grow: the system is not stable, or its values cannot be read."""
+    return not (system.constant and system.numbers(_stable)[0] == 1)
 
 
-def _dies_out(system: LinearSystem) -> Tensor:
-    """1 if the powers of Ā die out, else 0: (1,)."""
+def _stable(system: LinearSystem) -> Tensor:
+    """1 if the system is stable, else 0: (1,)."""
     return torch.tensor([float(is_stable(system.A))], dtype=torch.float64)
 
 
 def lasts(system: LinearSystem, dtype: torch.dtype) -> int:
-    """After about how many steps an input has faded to less than a rounding step, of a system whose powers die out."""
+    """The number of steps, roughly, after which an input to a stable system has faded to less than a rounding step."""
     return int(system.numbers(_fading)[int(dtype == torch.float64)])
 
 
 def _fading(system: LinearSystem) -> Tensor:
     """The same for float32 and float64, to a quarter of the next power of two: (2,)."""
-    found = []
+    steps_by_dtype = []
     for dtype in (torch.float32, torch.float64):
         small = torch.finfo(dtype).eps / 16
         squares = [system.A]  # Ā^1, Ā^2, Ā^4, …
@@ -132,12 +132,12 @@ def _fading(system: LinearSystem) -> Tensor:
             later = lasting @ squares[k]
             if later.abs().max() > small:
                 steps, lasting = steps + (1 << k), later
-        found.append(steps + (1 << max(len(squares) - 3, 0)))
-    return torch.tensor(found, dtype=torch.float64)
+        steps_by_dtype.append(steps + (1 << max(len(squares) - 3, 0)))
+    return torch.tensor(steps_by_dtype, dtype=torch.float64)
 
 
 def finite(matrix: Tensor) -> Tensor:
-    """A matrix without what overflowed in it, so that it makes zero of zero."""
+    """A matrix with finite numbers in place of overflow, so that its product with zero is zero."""
     largest = torch.finfo(matrix.dtype).max
     return torch.nan_to_num(matrix, 0.0, largest, -largest)
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from plmu.core.modes import transformed
 from plmu.ops.check import Problem, finite_by_sum
 
-_entered = 0  # how many times, by all threads: autograd's own must do as the forward pass did
-_isolating = False  # torch.compile makes a graph for each value that it reads: this has two
+_entered = 0  # nested entries of all threads: those of autograd must do as the forward pass did
+_isolating = False  # torch.compile makes a graph for each value that it reads, so this has only two
 _isolating_lock = threading.Lock()
 
 
@@ -61,7 +61,7 @@ class Spoilt:
     steps: Tensor  # (batch, time, channels)
     end: Tensor  # (batch, channels)
     started: Tensor | None  # which sequences have any steps (batch,), None for all
-    state: Tensor | None  # the initial state as it was given
+    state: Tensor | None  # the caller's initial state
 
     def mark_states(self, m: Tensor) -> Tensor:
         """m (batch, time, order, channels) with NaN in it."""
@@ -72,7 +72,7 @@ class Spoilt:
         return o.masked_fill(self.steps.any(2)[:, :, None], math.nan)
 
     def mark_final(self, last: Tensor) -> Tensor:
-        """The final state (batch, order, channels); of a sequence without steps the initial one as it is."""
+        """The final state (batch, order, channels); for a sequence without steps the caller's initial state."""
         last = last.masked_fill(self.end[:, None], math.nan)
         if self.started is None or self.state is None:
             return last

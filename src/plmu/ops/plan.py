@@ -1,6 +1,6 @@
 """Which algorithm runs for which shape, and why: deterministic, from shapes, precision and device alone.
 
-`ALGORITHMS` is the one table. Each algorithm says in its own file when it cannot run, when "auto" leaves it out and how
+`ALGORITHMS` is the table. Each algorithm says in its own file when it cannot run, when "auto" leaves it out and how
 long it takes (`plmu.ops.algorithm`); here the cheapest is taken. `plmu.plan`, the layers' `plan` and every call of
 `states` and `project` (`plmu.ops.dispatch`) ask `known_plan`.
 """
@@ -18,6 +18,8 @@ from typing import Any
 from plmu.ops import final
 from plmu.ops.algorithm import Algorithm, Case, Option, Plan
 
+Candidate = tuple[Algorithm, Option]
+
 ALGORITHMS: dict[str, Algorithm] = {}  # filled below
 
 
@@ -28,8 +30,8 @@ def register(algorithm: Algorithm) -> None:
         algorithm: an instance of a subclass of `plmu.ops.Algorithm`.
 
     Raises:
-        TypeError: it is no `Algorithm`.
-        ValueError: its name is no word, or taken.
+        TypeError: it is not an `Algorithm`.
+        ValueError: its name is not a word, or taken.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"algorithm must be an instance of plmu.ops.Algorithm, got {algorithm!r}")
@@ -49,7 +51,7 @@ def named(algorithm: str) -> Algorithm:
     return ALGORITHMS[algorithm]
 
 
-_in_graphs = 0  # how many times entered, by all threads: what autograd's recomputes must be planned as it was
+_in_graphs = 0  # nested entries of all threads: what autograd's threads recompute must be planned as before
 _in_graphs_lock = threading.Lock()
 
 
@@ -104,85 +106,87 @@ def known_plan(algorithm: str, *facts: Any) -> Plan | None:
         return _together(case, algorithm)
     if algorithm == "auto":
         return _cheapest(case)
-    one = named(algorithm)
-    reason = one.limit(case)
+    asked = named(algorithm)
+    reason = asked.limit(case)
     if reason is not None:
         raise ValueError(f"algorithm={algorithm!r} {reason}: use {next(iter(ALGORITHMS))} or auto")
-    options = one.options(case)
-    return _explained(case, one, min(options, key=_seconds), options, "Asked for by name.", {})
+    candidates = [(asked, option) for option in asked.options(case)]
+    return _explained(case, candidates, _seconds_of(candidates), "Asked for by name.", {})
 
 
 def _together(case: Case, algorithm: str) -> Plan | None:
     """The plan for all groups of channels in one call; None where one call for each group is faster, or the only
     way."""
-    auto = algorithm == "auto"
-    able = [one for one in ALGORITHMS.values() if one.takes_groups and (auto or one.name == algorithm)]
-    able = [one for one in able if one.limit(case) is None and not (auto and one.auto_limit(case) is not None)]
-    if not able:
+    auto, candidates = algorithm == "auto", []
+    for name, candidate in ALGORITHMS.items():
+        able = candidate.takes_groups and (auto or name == algorithm) and candidate.limit(case) is None
+        if able and not (auto and candidate.auto_limit(case) is not None):
+            candidates += [(candidate, option) for option in candidate.options(case)]
+    if not candidates:
         return None
-    one = min(able, key=lambda one: min(option.seconds for option in one.options(case)))
-    options, why = one.options(case), f"All {case.groups} groups of channels in one launch."
-    option = min(options, key=_seconds)
+    costs = _seconds_of(candidates)
     if auto:
         alone = _cheapest(replace(case, channels=case.channels // case.groups, groups=1))
         separately = case.groups * min(alone.costs.values())
-        if option.seconds > separately:
+        if min(costs.values()) > separately:
             return None
-        options = [*options, Option("one call for each group", separately)]
-    return _explained(case, one, option, options, why, {})
+        costs["one call for each group"] = separately
+    return _explained(case, candidates, costs, f"All {case.groups} groups of channels in one launch.", {})
 
 
 def _cheapest(case: Case) -> Plan:
-    candidates: list[tuple[Algorithm, Option]] = []
+    candidates: list[Candidate] = []
     passed_over: dict[str, str] = {}
-    for name, one in ALGORITHMS.items():
-        reason = one.limit(case) or one.auto_limit(case)
+    for name, candidate in ALGORITHMS.items():
+        reason = candidate.limit(case) or candidate.auto_limit(case)
         if reason is not None:
             passed_over[name] = reason
         else:
-            candidates += [(one, option) for option in one.options(case)]
-    one, option = min(candidates, key=lambda candidate: candidate[1].seconds)
-    options = [option for _, option in candidates]
-    why = f"Cheapest of {len(options)} candidates by estimate." if len(options) > 1 else "The only candidate."
-    return _explained(case, one, option, options, why, passed_over)
+            candidates += [(candidate, option) for option in candidate.options(case)]
+    count = len(candidates)
+    why = f"Cheapest of {count} candidates by estimate." if count > 1 else "The only candidate."
+    return _explained(case, candidates, _seconds_of(candidates), why, passed_over)
+
+
+def _seconds_of(candidates: list[Candidate]) -> dict[str, float]:
+    return {option.label: option.seconds for _, option in candidates}
 
 
 def _explained(
-    case: Case, one: Algorithm, option: Option, compared: Sequence[Option], why: str, passed_over: dict[str, str]
+    case: Case, candidates: list[Candidate], costs: dict[str, float], why: str, passed_over: dict[str, str]
 ) -> Plan:
-    kernel, slower = one.kernel(case)
+    """The plan that runs the cheapest candidate."""
+    algorithm, option = min(candidates, key=lambda candidate: candidate[1].seconds)
+    kernel, slower = algorithm.kernel(case)
     if slower is not None:
         passed_over = {**passed_over, "a faster kernel": slower}
     return Plan(
         case.kind,
-        one.name,
+        algorithm.name,
         option.chunk,
         option.fold,
         option.tile,
-        f"{one.explain(option)} {why}",
+        f"{algorithm.explain(option)} {why}",
         kernel,
-        one.stored(case, option),
-        {each.label: each.seconds for each in compared},
+        algorithm.stored(case, option),
+        costs,
         passed_over,
     )
 
 
-def _seconds(option: Option) -> float:
-    return option.seconds
-
-
 def joined(plans: Sequence[Plan]) -> Plan:
-    """The plan of a call that is made once for each group of channels: theirs, or where they differ all of them."""
+    """The plan of a layer that makes one call for each group of channels: that of each call, or all where they
+    differ."""
     first = plans[0]
     if len(plans) == 1:
         return first
     reason = f"{first.reason} Once for each of {len(plans)} groups of channels."
-    if all(one == first for one in plans):
+    if all(plan == first for plan in plans):
         return replace(first, reason=reason)
-    names = " + ".join(dict.fromkeys(one.algorithm for one in plans))
-    kernels = " + ".join(dict.fromkeys(one.kernel for one in plans))
-    reason = " ".join(f"Group {i}: {one.algorithm}. {one.reason}" for i, one in enumerate(plans))
-    stored = tuple(dict.fromkeys(name for one in plans for name in one.stored))
+    names = " + ".join(dict.fromkeys(plan.algorithm for plan in plans))
+    kernels = " + ".join(dict.fromkeys(plan.kernel for plan in plans))
+    reason = " ".join(f"Group {i}: {plan.algorithm}. {plan.reason}" for i, plan in enumerate(plans))
+    stored = tuple(dict.fromkeys(name for plan in plans for name in plan.stored))
     return replace(first, algorithm=names, kernel=kernels, reason=reason, stored=stored)
 
 

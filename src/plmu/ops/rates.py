@@ -1,4 +1,4 @@
-"""Rates of devices, and the time that so much work takes: what every cost estimate is made of.
+"""Rates of devices and the time that work takes on them, for all cost estimates.
 
 The time of an algorithm is estimated as arithmetic / rate + traffic / bandwidth, and launches · latency, forward and
 backward together: their sum on a CPU, the larger of the two on a GPU, which works while the next launch is prepared.
@@ -21,17 +21,17 @@ class Rates:
     flops: float  # a second
     half_flops: float
     bandwidth: float  # bytes a second
-    latency: float  # seconds a small operation takes however little it does
-    own_latency: float  # the same for a kernel of our own, on a GPU
-    gpu: bool  # where chunked products run in half precision, and what is carried between chunks costs more
-    overlaps: bool  # whether operations are prepared while earlier ones still run
+    latency: float  # seconds that the smallest operation takes
+    own_latency: float  # the same for plmu's own kernels, on a GPU
+    gpu: bool  # a GPU runs chunked products in half precision, and pays more for states carried between chunks
+    overlaps: bool  # whether operations are prepared while earlier operations run
     stored: int  # elements of m up to which `project` may store it: 4 MiB in float32 on a CPU, 64 MiB on a GPU
 
     def seconds(
         self, *, flops: float, moved: float, launches: int, half: bool = False, in_float32: float = 0, own: bool = False
     ) -> float:
-        """The time of `flops`, in half precision if `half`, and `in_float32` more of them; of `moved` bytes; and of
-        `launches`, of kernels of our own if `own`."""
+        """The time of `flops` (in half precision if `half`), `in_float32` further operations, `moved` bytes and
+        `launches` (of plmu's own kernels if `own`)."""
         work = flops / (self.half_flops if half else self.flops) + in_float32 / self.flops + moved / self.bandwidth
         waiting = launches * (self.own_latency if own else self.latency)
         return max(work, waiting) if self.overlaps else work + waiting
@@ -45,7 +45,7 @@ GRAPH_LATENCY = 2e-6  # of a kernel in a CUDA graph
 
 
 def rates_of(device: str, graph: bool = False) -> Rates:
-    """The rates of a kind of device such as "cuda"; of one without numbers of its own, those of a CPU."""
+    """The rates of a kind of device such as "cuda"; those of a CPU for a kind without measured rates."""
     rates = DEVICES.get(device, DEVICES["cpu"])
     if graph:
         return replace(rates, latency=GRAPH_LATENCY, own_latency=GRAPH_LATENCY, overlaps=False)

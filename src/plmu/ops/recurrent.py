@@ -44,12 +44,12 @@ def states(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor
 
 
 class Recurrent(Algorithm):
-    """Every step in turn. Of few steps "auto" takes it too."""
+    """Every step in turn; "auto" considers it for few steps."""
 
     name = "recurrent"
 
-    MOST_STEPS = 16  # that "auto" considers it for
-    LAUNCHES = 5  # a step
+    MOST_STEPS = 16  # for "auto"
+    LAUNCHES = 5  # for each step
     TRAFFIC = 4  # passes over m
     FLOPS = 4  # a multiplication and an addition, forward and backward
 
