@@ -92,5 +92,6 @@ def test_a_file_must_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "give your data as --data.file" in refused(["train", "forecast"], capsys)
+    assert "forecast needs a file of your own" in (fault := refused(["train", "forecast"], capsys))
+    assert "plmu train forecast my.csv" in fault
     assert "no.csv is not there" in refused(["train", "forecast", "--data.file", "no.csv"], capsys)

@@ -121,8 +121,8 @@ class Choice:
         weight = (effect.weight.double() * unit[:, None, None] / size[:, None]).float()
 
         def model(plain: LookbackForecast) -> LookbackForecast:
-            known: dict[str, Any] = {"lags": effect.lags, "lag_order": effect.lag_order, "relative": data.relative}
-            layer = CovariateForecast(**plain.config, covariates=len(size), **known, dtype=torch.float32)
+            options: dict[str, Any] = {"lags": effect.lags, "lag_order": effect.lag_order, "relative": data.relative}
+            layer = CovariateForecast(**plain.config, covariates=len(size), **options, dtype=torch.float32)
             layer.load_state_dict({**plain.state_dict(), "effect_weight": weight})
             return layer.eval()
 

@@ -1,4 +1,4 @@
-"""Which columns of a table are times, values and names of series, where the user does not say."""
+"""Detecting which columns of a table are times, values and names of series."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIME_NAMES = frozenset(
 )
 _HEAD = 1000  # values
 _FEW = 0.02  # share of rows that may still have the same time and name
-_ROWS, _TRIED = 10, 8  # rows of a series that is named by several columns, and columns that may be among them
+_ROWS, _TRIED = 10, 8  # fewest rows of a series that several columns name, and largest number of such columns
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Columns:
 
 
 def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
-    """The columns that are named, or else found in the first table."""
+    """The columns that the configuration names, or else those detected in the first table."""
     table, notes = tables[0], []
     dated = [name for name in table.names if looks_like_date(name)]
     if 2 * len(dated) > len(table.names) and not config.values:
@@ -51,22 +51,22 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
             f"{table.path} has a column for each time ({', '.join(map(repr, dated[:2]))} …): write a row for each time,"
             " and a column for each series"
         )
-    given, covariates = _listed(config.values, table), _listed(config.covariates, table)
+    values, covariates = _listed(config.values, table), _listed(config.covariates, table)
     ids = _listed(() if config.id is None else (config.id,), table)
-    for name in (config.time, *ids, *given, *covariates):
+    for name in (config.time, *ids, *values, *covariates):
         if name is not None:
             table.kind(name)  # raises unless there is such a column
-    if len(set(given)) < len(given):
-        raise DataError(f"--data.values names a column twice: {', '.join(given)}")
+    if len(set(values)) < len(values):
+        raise DataError(f"--data.values names a column twice: {', '.join(values)}")
     if len(set(covariates)) < len(covariates):
         raise DataError(f"--data.covariates names a column twice: {', '.join(covariates)}")
-    for option, others in (("values", given), ("time", (config.time,)), ("id", ids)):
+    for option, others in (("values", values), ("time", (config.time,)), ("id", ids)):
         for name in covariates:
             if name in others:
                 raise DataError(
                     f"--data.covariates and --data.{option} both name the column {name!r}: it is one of them"
                 )
-    chosen = {*given, *covariates}
+    chosen = {*values, *covariates}
     parts = table.join_times() if config.time is None else ()
     if chosen & set(parts):
         parts = ()
@@ -78,10 +78,9 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
         if ids:
             of = f"column{'s' * (len(ids) > 1)} {', '.join(map(repr, ids))}"
             notes.append(f"series: named by {of}, since times repeat (--data.id changes it)")
-    several = (ids[0] if len(ids) == 1 else table.join_names(ids)) if ids else None
-    values = given
+    series = (ids[0] if len(ids) == 1 else table.join_names(ids)) if ids else None
     if not values:
-        free = [name for name in table.names if name not in (time, several, *ids, *covariates, *parts)]
+        free = [name for name in table.names if name not in (time, series, *ids, *covariates, *parts)]
         numbers = [name for name in free if table.kind(name) == "number"]
         text = [name for name in free if name not in numbers]
         arrays = {name: table.numbers(name, config.bad) for name in numbers}
@@ -91,7 +90,7 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
             counted = counted if time is None and len(counted) + len(empty) < len(numbers) else []
         constant = [name for name in numbers if name not in empty and _same(arrays[name])]
         if len(constant) + len(empty) + len(counted) >= len(numbers):
-            constant = []  # nothing else is left to forecast
+            constant = []  # there is nothing else to forecast
         for names, why in ((text, "no numbers"), (empty, "empty"), (constant, "constant"), (counted, "counts rows")):
             if names:
                 notes.append(f"left out, {why}: {_few(names)}")
@@ -103,7 +102,7 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
         notes.append(f"covariates, known ahead: {_few(covariates)}")
     if time is None:
         notes.append("time: no column found; rows are taken as equally far apart")
-    return Columns(time, values, several, tuple(notes), covariates)
+    return Columns(time, values, series, tuple(notes), covariates)
 
 
 def _listed(names: tuple[str, ...], table: Table) -> tuple[str, ...]:
@@ -125,8 +124,8 @@ def _time(table: Table, config: SeriesConfig, chosen: set[str]) -> str | None:
         return (named or dates)[0]
     for name in free:
         if table.kind(name) == "number" and name.strip().lower() in TIME_NAMES and len(free) + len(chosen) > 1:
-            found = table.numbers(name, config.bad)
-            if not np.isnan(found).any() and len(np.unique(found)) > 1:
+            numbers = table.numbers(name, config.bad)
+            if not np.isnan(numbers).any() and len(np.unique(numbers)) > 1:
                 return name
     return None
 
@@ -138,15 +137,15 @@ def _counts(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
 
 def _same(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
     """Whether all that are not missing are equal."""
-    for some in (values[:_HEAD], values):  # most columns vary at once
-        least, most = np.fmin.reduce(some), np.fmax.reduce(some)
+    for part in (values[:_HEAD], values):  # most columns vary within their first values
+        least, most = np.fmin.reduce(part), np.fmax.reduce(part)
         if least != most and not np.isnan(least):
             return False
     return True
 
 
 def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesConfig) -> tuple[str, ...]:
-    """The columns that tell apart rows of the same time, if there are many such rows: one, or else two or three."""
+    """The column, or the two or three columns together, that tell apart rows of the same time, if there are many."""
     if time is None:
         return ()
     times = table.times(time, config.day_first, config.bad)
@@ -170,16 +169,16 @@ def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesC
 
 
 def _candidates(table: Table, free: list[str], rows: int) -> Iterator[tuple[str, ...]]:
-    """Columns that may name series: first of text, then of few whole numbers, then several together, then all, since a
-    column of numbers is rather a measurement."""
+    """Columns that may name series, likeliest first: a column of text; up to three columns of text or of few integers
+    together; any other column, as numbers are rather measurements."""
     text = [name for name in free if table.kind(name) == "text"]
     yield from ((name,) for name in text)
-    whole = [name for name in free if name not in text and _whole(table.numbers(name, "missing"))]
-    few = [name for name in (*text, *whole) if 1 < len(table.codes(name)[1]) <= rows / _ROWS][:_TRIED]
+    integers = [name for name in free if name not in text and _integers(table.numbers(name, "missing"))]
+    few = [name for name in (*text, *integers) if 1 < len(table.codes(name)[1]) <= rows / _ROWS][:_TRIED]
     for count in (1, 2, 3):
         yield from combinations(few, count)
     yield from ((name,) for name in free)
 
 
-def _whole(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+def _integers(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
     return bool((values == np.floor(values))[~np.isnan(values)].all())

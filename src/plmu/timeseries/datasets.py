@@ -1,4 +1,4 @@
-"""Series of one's own as plain torch datasets, for training loops of one's own."""
+"""Series as torch datasets, for training loops."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ class LabelledSeries(Dataset[tuple[Tensor, int]]):
     def __init__(self, series: Sequence[Any], labels: Sequence[Any]) -> None:
         if len(series) != len(labels):
             raise ValueError(f"labels must be one for each of the {len(series)} series, got {len(labels)}")
-        self.series = [_series(one, f"series[{place}]") for place, one in enumerate(series)]
-        widths = sorted({one.shape[1] for one in self.series})
+        self.series = [_series(array, f"series[{place}]") for place, array in enumerate(series)]
+        widths = sorted({tensor.shape[1] for tensor in self.series})
         if len(widths) > 1:
             raise ValueError(f"series must have equally many channels, got {widths}")
-        given = np.asarray(labels)
-        if given.ndim != 1 or any(one is None or one != one for one in given.tolist()):
+        array = np.asarray(labels)
+        names = array.tolist()
+        if array.ndim != 1 or any(label is None or label != label for label in names):
             raise ValueError("labels must be a number or a name for each series, without NaN or None")
         try:
-            self.classes: list[Any] = sorted(set(given.tolist()), key=by_number)
+            self.classes: list[Any] = sorted(set(names), key=by_number)
         except TypeError:
             raise ValueError("labels must be of one kind: all numbers, or all names") from None
-        self.numbers: list[int] = [self.classes.index(one) for one in given.tolist()]
+        self.numbers: list[int] = [self.classes.index(label) for label in names]
 
     @classmethod
     def from_file(cls, path: str | Path, **options: Any) -> LabelledSeries:
@@ -71,8 +72,8 @@ class LabelledSeries(Dataset[tuple[Tensor, int]]):
     @staticmethod
     def collate(batch: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, Tensor]:
         """A batch for a model of plmu: series padded with zeros (batch, time, channels), their lengths, and labels."""
-        lengths = torch.tensor([len(one) for one, _ in batch])
-        padded = torch.nn.utils.rnn.pad_sequence([one for one, _ in batch], batch_first=True)
+        lengths = torch.tensor([len(series) for series, _ in batch])
+        padded = torch.nn.utils.rnn.pad_sequence([series for series, _ in batch], batch_first=True)
         return padded, lengths, torch.tensor([label for _, label in batch])
 
 

@@ -2,7 +2,7 @@
 look-back window, fitted in closed form in seconds.
 
 Models: `closed` is fitted by ridge regression. `gradient` starts from it and is trained further. `lstm` is the
-baseline. Settings that you do not give are found on the validation rows, which come before the test rows.
+baseline. Settings that you do not give are chosen on the validation rows, which come before the test rows.
 
 Scores: errors over every window of the test rows, in units of each column's standard deviation in the training rows,
 beside the baselines last value, seasonal last value and a linear map of the same window; and how often the measured
@@ -192,8 +192,8 @@ class ForecastTask(Task):
             self.tested = scores, intervals
             shares = zip(scores.levels, scores.coverage, strict=True)
             results |= {f"in_{100 * level:g}_%_interval": share for level, share in shares}
-            rest = {name: one for name, one in scores.errors.items() if name != "model"}
-            results |= {f"{name}_mse".replace(" ", "_"): errors.mse for name, errors in rest.items()}
+            others = {name: sums for name, sums in scores.errors.items() if name != "model"}
+            results |= {f"{name}_mse".replace(" ", "_"): sums.mse for name, sums in others.items()}
         return results
 
     def mean_squared_error(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -37,7 +37,7 @@ from plmu.timeseries.ridge import ScaledSeries
 from plmu.timeseries.scores import Method, Scores, baselines, last_value, model_method, score
 from plmu.timeseries.season import CALENDARS
 from plmu.timeseries.series import Piece, SeriesData, read_series
-from plmu.timeseries.split import SCORED, Open, Settings, Split
+from plmu.timeseries.split import SCORED, Fixed, Settings, Split
 from plmu.timeseries.windows import BLOCK, Windows
 
 FOLDS = 4  # fits to fewer rows, for intervals where there are few validation rows
@@ -177,7 +177,9 @@ class Forecaster(Estimator):
             if starts is not None or validation_rows is not None or names is not None:
                 raise ValueError("starts, validation_rows and names are for arrays and frames, and X is a file")
             split = self.split(X)
-            for note in split.data.notes:
+            self.feature_names_in_ = np.array(X.columns.read, dtype=object)
+            self.notes_ = [*X.notes, self.settings_summary(split)]
+            for note in self.notes_:
                 _log.info(note)
         else:
             split = self._split_tables(as_list(X, "X", self._columns), starts, validation_rows, names)
@@ -197,7 +199,7 @@ class Forecaster(Estimator):
         if self.validation >= 1:
             cuts = [(max(0, b - int(self.validation)), b) for _, b in cuts]
         rows = [b - a if b - a >= self.horizon else 0 for a, b in cuts]
-        return Split.of(data, cuts, rows, self.horizon, self._open(), self.lags, training)
+        return Split.of(data, cuts, rows, self.horizon, self._fixed(), self.lags, training)
 
     def _split_tables(
         self,
@@ -224,15 +226,12 @@ class Forecaster(Estimator):
         if tables[0].form.columns is not None:
             self.feature_names_in_ = np.array(tables[0].form.columns, dtype=object)
         calendar = calendar_of(tables[0]) or "none"
-        split = Split.of(data, cuts, rows, self.horizon, self._open(), self.lags)
+        split = Split.of(data, cuts, rows, self.horizon, self._fixed(), self.lags)
         return replace(split, tables=tables, calendar=calendar)
 
     def fit_split(self, split: Split) -> Self:
         """The second half of `fit`: fit to the rows before the test rows."""
         settings = split.settings
-        if split.data.config is not None:
-            self.feature_names_in_ = np.array(split.data.columns.read, dtype=object)
-            self.notes_ = [*split.data.notes, self.settings_summary(split)]
         parts = [
             (piece.until(end), rows)
             for piece, (_, end), rows in zip(split.data.pieces, split.cuts, split.validation_rows, strict=True)
@@ -267,10 +266,11 @@ class Forecaster(Estimator):
         calendar = split.calendar if self.calendar is None else self.calendar
         choice = Choice(settings, self.individual, self.alpha, self.refit, self.lags, calendar, unit)
         if settings.covariates:
-            known = [piece.covariates[: len(piece)] for piece in pieces if piece.covariates is not None]
-            trained = np.concatenate([rows[: len(rows) - n] for rows, n in zip(known, validation_rows, strict=True)])
+            covariates = [piece.covariates[: len(piece)] for piece in pieces if piece.covariates is not None]
+            pairs = zip(covariates, validation_rows, strict=True)
+            trained = np.concatenate([rows[: len(rows) - count] for rows, count in pairs])
             middle, size = trained.mean(axis=0), standard_deviation(trained)
-            scaled = [torch.tensor(((rows - middle) / size).T, dtype=torch.float32) for rows in known]
+            scaled = [torch.tensor(((rows - middle) / size).T, dtype=torch.float32) for rows in covariates]
             chosen = choice.with_covariates(data, scaled, torch.tensor(size))
         else:
             chosen = choice.of(data)
@@ -314,18 +314,18 @@ class Forecaster(Estimator):
         """
         self._check_fitted()
         levels = _levels(level)
-        given = self._input(X, start, future)
+        inputs = self._input(X, start, future)
         if self._settings.covariates:
-            for place, piece in enumerate(given.pieces):
-                name = f"X[{place}]" if given.forms is not None and len(given.pieces) > 1 else "X"
+            for place, piece in enumerate(inputs.pieces):
+                name = f"X[{place}]" if inputs.forms is not None and len(inputs.pieces) > 1 else "X"
                 check_ahead(piece, self._settings.horizon, self._covariate_names, name)
-        ahead = self._ahead(given)
+        ahead = self._ahead(inputs)
         intervals = None if levels is None else self._intervals(levels)
-        if given.forms is None:
-            return file_frame(self._settings, given.pieces, ahead, intervals)
+        if inputs.forms is None:
+            return file_frame(self._settings, inputs.pieces, ahead, intervals)
         shown = [
             formed(self._settings, piece, form, ahead, place, intervals)
-            for place, (piece, form) in enumerate(zip(given.pieces, given.forms, strict=True))
+            for place, (piece, form) in enumerate(zip(inputs.pieces, inputs.forms, strict=True))
         ]
         several = self._several if X is None else is_list_of_series(X)
         return shown if several else shown[0]
@@ -423,12 +423,12 @@ class Forecaster(Estimator):
         lags = layer.lags - 1 if isinstance(layer, CovariateForecast) else 0
         first = max(0, len(piece) - layer.lookback - lags)
         stream = Stream(at_phase(layer, piece.start + first))
-        known = known_covariates(piece)
+        covariates = known_covariates(piece)
         for row in range(first, len(piece)):
             sample = piece.values[row]
-            if known is not None:  # the state does not depend on covariates ahead, which may be missing
-                ahead = np.minimum(np.arange(row, row + layer.horizon + 1), len(known) - 1)
-                sample = np.concatenate([sample, known[ahead].ravel()])
+            if covariates is not None:  # the state does not depend on covariates ahead, which may be missing
+                ahead = np.minimum(np.arange(row, row + layer.horizon + 1), len(covariates) - 1)
+                sample = np.concatenate([sample, covariates[ahead].ravel()])
             stream.push(torch.tensor(sample, dtype=layer.weight.dtype))
         return stream
 
@@ -462,8 +462,8 @@ class Forecaster(Estimator):
         """Of the covariates, as they were given."""
         return self._columns or self._settings.covariates
 
-    def _open(self) -> Open:
-        return Open(self.lookback, self.order, self.theta, self.season)
+    def _fixed(self) -> Fixed:
+        return Fixed(self.lookback, self.order, self.theta, self.season)
 
     @property
     def levels_(self) -> tuple[float, ...]:
@@ -489,10 +489,10 @@ class Forecaster(Estimator):
         if X is None:
             windows, origins = split.windows, split.scored("test")
         else:
-            given = self._input(X, start, None)
-            pieces = given.pieces
-            if not given.placed:
-                pieces = [replace(piece, start=found_start(self.model, piece)) for piece in given.pieces]
+            inputs = self._input(X, start, None)
+            pieces = inputs.pieces
+            if not inputs.placed:
+                pieces = [replace(piece, start=found_start(self.model, piece)) for piece in inputs.pieces]
             windows = Windows.of(pieces)
             rows = [(0, len(piece)) for piece in pieces]
             origins = windows.origins(rows, split.settings.lookback, split.horizon)
@@ -609,9 +609,9 @@ class Forecaster(Estimator):
         pairs = enumerate(zip(tables, future, strict=True))
         return [with_future(table, plan, self._columns, f"future[{i}]") for i, (table, plan) in pairs]
 
-    def _ahead(self, given: Input) -> Ahead:
+    def _ahead(self, inputs: Input) -> Ahead:
         unit = self._stored if self._split is None else Intervals.of(self._split, ())
-        return forecast(self.model, unit, given.pieces, given.placed)
+        return forecast(self.model, unit, inputs.pieces, inputs.placed)
 
     def _check_channels(self, table: Table) -> None:
         features = table.values.shape[1] + len(self._columns)

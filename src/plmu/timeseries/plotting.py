@@ -14,9 +14,9 @@ def pyplot() -> Any:
 
     warnings.filterwarnings("ignore", "Glyph .* missing from")  # names may be in any script; they are drawn as boxes
     matplotlib.use("Agg")
-    from matplotlib import pyplot as found
+    from matplotlib import pyplot as drawing
 
-    return found
+    return drawing
 
 
 def shortened(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The rows of series as they are in files, before they are put on a clock."""
+"""The rows of series as files have them, before they are put on a clock."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def raw_series(
     table: Table, columns: Columns, config: SeriesConfig, several: bool, zone: int | None
 ) -> list[RawSeries]:
     """The series of one file. Times that have a time zone are given in `zone`, in minutes east of Greenwich."""
-    known = {name: table.numbers(name, config.bad, name in columns.covariates) for name in columns.read}
-    values = np.stack(list(known.values()), axis=1)
+    numbers = {name: table.numbers(name, config.bad, name in columns.covariates) for name in columns.read}
+    values = np.stack(list(numbers.values()), axis=1)
     if config.absent:
         marked = np.isin(values, config.absent)
         values[marked] = np.nan
         table.notes.append(
             f"{int(marked.sum()):,} values taken as missing: {', '.join(f'{x:g}' for x in config.absent)}"
         )
-    for name, column in zip(known, values.T, strict=True):
+    for name, column in zip(numbers, values.T, strict=True):
         table.notes += _marks(name, column)
     if np.fmax.reduce(values, axis=None) > _LARGEST or np.fmin.reduce(values, axis=None) < -_LARGEST:
         large = np.flatnonzero((np.abs(values) > _LARGEST).any(axis=1))
@@ -60,16 +60,15 @@ def raw_series(
     codes, labels = table.codes(columns.id)
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(1, len(labels) + 1))
-    found = []
-    for label, rows in zip(labels, np.split(order, ends[:-1]), strict=True):
-        own = f"{name}/{label}" if name else label
-        found.append(_sorted(table, own, None if times is None else times[rows], values[rows]))
-    return found
+    return [
+        _sorted(table, f"{name}/{label}" if name else label, None if times is None else times[rows], values[rows])
+        for label, rows in zip(labels, np.split(order, ends[:-1]), strict=True)
+    ]
 
 
 def _marks(name: str, values: Numbers) -> list[str]:
-    """What to say of numbers that may stand for missing values: they repeat, and are far from all others."""
-    found = []
+    """Notes on numbers that may stand for missing values: they repeat, and are far from all others."""
+    notes = []
     for mark in _MARKS:
         same = values == mark
         if np.count_nonzero(same) < 2:
@@ -77,11 +76,11 @@ def _marks(name: str, values: Numbers) -> list[str]:
         others = values[~same & ~np.isnan(values)]
         low, high = (others.min(), others.max()) if len(others) else (mark, mark)
         if max(low - mark, mark - high) > high - low > 0:
-            found.append(
+            notes.append(
                 f"column {name!r}: {mark:g} comes {int(same.sum()):,} times and is far from all others: if it stands"
                 f" for a missing value, give --data.absent {mark:g}"
             )
-    return found
+    return notes
 
 
 def _sorted(table: Table, name: str, times: NDArray[Any] | None, values: Numbers) -> RawSeries:
@@ -100,36 +99,38 @@ def _sorted(table: Table, name: str, times: NDArray[Any] | None, values: Numbers
 
 
 def rows_of(values: Numbers) -> int:
-    """How many rows there are up to the last one with a value."""
-    known = np.asarray(~np.isnan(values).all(axis=1))
-    return len(known) - int(known[::-1].argmax()) if known.any() else 0
+    """The number of rows up to the last one with a value."""
+    measured = np.asarray(~np.isnan(values).all(axis=1))
+    return len(measured) - int(measured[::-1].argmax()) if measured.any() else 0
 
 
 def read_future(path: Path, columns: Columns, config: SeriesConfig, zone: int | None) -> dict[str, RawSeries]:
-    """Covariates ahead, by series; "" is for all of them where the file does not name series."""
+    """Covariates ahead, by series; those of "" are for all series, where the file does not name them."""
     tables = read_tables(path, config.header)
     for table in tables:
         table.join_again(columns.time, columns.id)
     alone = len(tables) == 1 and columns.id not in tables[0].names
     plain = replace(columns, values=(), id=None if alone else columns.id)
-    rows = [one for table in tables for one in raw_series(table, plain, config, len(tables) > 1, zone)]
-    return {one.name: one for one in rows}
+    plans = [plan for table in tables for plan in raw_series(table, plain, config, len(tables) > 1, zone)]
+    return {plan.name: plan for plan in plans}
 
 
-def with_future(one: RawSeries, future: dict[str, RawSeries]) -> RawSeries:
+def with_future(series: RawSeries, future: dict[str, RawSeries]) -> RawSeries:
     """A series with the rows of another file after its last value."""
-    ahead = future.get(one.name, future.get(""))
+    ahead = future.get(series.name, future.get(""))
     if ahead is None:
-        return one
-    channels = one.values.shape[1] - ahead.values.shape[1]
-    last = rows_of(one.values[:, :channels])
+        return series
+    channels = series.values.shape[1] - ahead.values.shape[1]
+    last = rows_of(series.values[:, :channels])
     if not last:
-        return one
+        return series
     times, values = None, ahead.values
-    if one.times is not None and ahead.times is not None:
-        if one.times.dtype != ahead.times.dtype:
+    if series.times is not None and ahead.times is not None:
+        if series.times.dtype != ahead.times.dtype:
             raise DataError("the times of --data.future are not written as those of --data.file")
-        later = ahead.times > one.times[last - 1]
-        times, values = np.concatenate([one.times[:last], ahead.times[later]]), values[later]
+        later = ahead.times > series.times[last - 1]
+        times, values = np.concatenate([series.times[:last], ahead.times[later]]), values[later]
     empty = np.full((len(values), channels), np.nan)
-    return RawSeries(one.name, times, np.concatenate([one.values[:last], np.concatenate([empty, values], axis=1)]))
+    return RawSeries(
+        series.name, times, np.concatenate([series.values[:last], np.concatenate([empty, values], axis=1)])
+    )

@@ -1,4 +1,4 @@
-"""Repeated patterns: how long they are, what they look like, and where in them a series is."""
+"""Seasons: their period, their profile, and the phase at which a series begins."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_LONGEST = 1024  # steps of a season that is looked for
-_ROWS = 2**15  # rows of a series that are looked at
-_CANDIDATES = 8  # lengths that are compared, of the changes over each of these steps
+_LONGEST = 1024  # longest period that is considered, in steps
+_ROWS = 2**15  # rows of a series that are considered
+_CANDIDATES = 8  # periods that are compared, from the changes over each of these numbers of steps
 _STEPS = (1, 8)
 _CLEAR = 0.05  # share of the changes that a season must explain
-_REPEATS = 4  # that a series must have
+_REPEATS = 4  # periods that a series must have
 CALENDARS = {"day": (7, 365.2425), "weekday": (5, 260.8875), "week": (1, 52.1775)}  # rows of a week and of a year
-_HARMONICS = 3  # of the course over a year
-_YEARS = 2  # of rows that it takes
-_DRIFT = 2e-3  # of a year: by which the rows of a pattern may differ from whole years
+_HARMONICS = 3  # of the profile of a year
+_YEARS = 2  # years of rows that it takes
+_DRIFT = 2e-3  # largest difference of the rows of a pattern from a number of years, as a share
 
 
 def period(series: Sequence[Tensor]) -> int:
-    """How many steps the season of series (channels, time) has that explains most of their changes; 0 for none.
+    """The seasonal period, in steps, that explains most of the changes of series (channels, time); 0 for none.
 
     Candidates are peaks of the autocorrelation. The pattern of each is measured on the first half of the longest
     series and compared on the second.
     """
-    longest = max(series, key=lambda one: one.shape[1])[:, -_ROWS:].double()
+    longest = max(series, key=lambda rows: rows.shape[1])[:, -_ROWS:].double()
     half = longest.shape[1] // 2
-    found, best = 0, 1.0 - _CLEAR
+    period, best = 0, 1.0 - _CLEAR
     peaks = {steps for apart in _STEPS for steps in _peaks(longest, apart)}
     for steps in sorted({steps // part for steps in peaks for part in (1, 2, 3) if steps >= 2 * part}):
         shape = pattern([longest[:, :half]], steps).double()
         phase = torch.arange(half, longest.shape[1]) % steps
-        left = _unexplained(longest[:, half:], shape[phase].mT)
-        if left < best:
-            found, best = steps, left
-    return found
+        share = _unexplained(longest[:, half:], shape[phase].mT)
+        if share < best:
+            period, best = steps, share
+    return period
 
 
 def _peaks(values: Tensor, apart: int) -> list[int]:
-    """The lags of the highest peaks of the autocorrelation of changes over so many steps."""
+    """The lags of the highest peaks of the autocorrelation of changes over `apart` steps."""
     time = values.shape[1] - apart
     reach = min(_LONGEST, time // _REPEATS)
     if reach < 3:
@@ -55,61 +55,61 @@ def _peaks(values: Tensor, apart: int) -> list[int]:
     inner = mean[2:-1]
     peaks = torch.where((inner >= mean[1:-2]) & (inner > mean[3:]), inner, 0.0)
     highest = peaks.topk(min(_CANDIDATES, len(peaks))).indices
-    return [2 + int(one) for one in highest if peaks[one] > 0]
+    return [2 + int(lag) for lag in highest if peaks[lag] > 0]
 
 
 def _unexplained(values: Tensor, pattern: Tensor) -> float:
-    """The share of the changes of series (channels, time), over 1, 4, 16 … steps, that is left without the pattern."""
+    """The share of the changes of series (channels, time), over 1, 4, 16 … steps, that the pattern does not explain."""
     shares = []
     for power in range(0, 10, 2):
         apart = 2**power
         if apart < values.shape[1]:
-            changes, expected = (one[:, apart:] - one[:, :-apart] for one in (values, pattern))
+            changes, expected = (rows[:, apart:] - rows[:, :-apart] for rows in (values, pattern))
             total = changes.square().sum(1)
-            left = (changes - expected).square().sum(1)
-            shares.append(torch.where(total > 0, left / total, 1.0))
+            rest = (changes - expected).square().sum(1)
+            shares.append(torch.where(total > 0, rest / total, 1.0))
     return float(torch.stack(shares).mean(0).clamp(max=1).mean()) if shares else 1.0  # a channel may have no season
 
 
 def pattern(series: Sequence[Tensor], steps: int, starts: Sequence[int] | None = None) -> Tensor:
-    """The mean course (steps, channels) of series (channels, time) over a season, around zero; `starts` are the
-    numbers of their first steps."""
+    """The seasonal profile (steps, channels) of series (channels, time), around zero; `starts` are the numbers of their
+    first steps."""
     channels = series[0].shape[0]
     total = torch.zeros(steps, channels, dtype=torch.float64)
     count = torch.zeros(steps, 1, dtype=torch.float64)
-    for one, start in zip(series, starts or [0] * len(series), strict=True):
-        phase = (torch.arange(one.shape[1]) + start) % steps
-        level = one.double().mean(1, keepdim=True) if len(series) > 1 else 0.0  # each series has its own
-        total.index_add_(0, phase, (one.double() - level).mT)
-        count.index_add_(0, phase, torch.ones(one.shape[1], 1, dtype=torch.float64))
+    for rows, start in zip(series, starts or [0] * len(series), strict=True):
+        phase = (torch.arange(rows.shape[1]) + start) % steps
+        level = rows.double().mean(1, keepdim=True) if len(series) > 1 else 0.0  # each series has its own
+        total.index_add_(0, phase, (rows.double() - level).mT)
+        count.index_add_(0, phase, torch.ones(rows.shape[1], 1, dtype=torch.float64))
     mean = total / count.clamp(min=1)
-    seen = count[:, 0] > 0
-    return torch.where(seen[:, None], mean - mean[seen].mean(0), 0.0).float()
+    covered = count[:, 0] > 0
+    return torch.where(covered[:, None], mean - mean[covered].mean(0), 0.0).float()
 
 
 def has_years(rows: int, calendar: str) -> bool:
-    """Whether so many rows tell a course over the year."""
+    """Whether a series of this number of rows shows a profile of the year."""
     return calendar in CALENDARS and rows >= _YEARS * CALENDARS[calendar][1]
 
 
 def calendar_patterns(series: Sequence[Tensor], calendar: str, starts: Sequence[int]) -> list[Tensor]:
-    """The course (steps, channels) of series (channels, time) over the week, plus a smooth one over the year; nothing
-    where no series has two years. The steps are whole weeks that are close to whole years.
+    """The profile (steps, channels) of the week in series (channels, time), plus a smooth one of the year; none where
+    no series has two years. The steps are a number of weeks that is close to a number of years.
 
     Args:
-        series: of which level and trend do not count.
+        series: their levels and trends are taken out.
         calendar: what a row is: "day", "weekday" or "week".
         starts: the numbers of their first steps.
     """
-    if not has_years(max(one.shape[1] for one in series), calendar):
+    if not has_years(max(rows.shape[1] for rows in series), calendar):
         return []
     week, year = CALENDARS[calendar]
     weekly = pattern(series, week, starts).double()
     gram = torch.zeros(2 * _HARMONICS, 2 * _HARMONICS, dtype=torch.float64)
     cross = torch.zeros(2 * _HARMONICS, series[0].shape[0], dtype=torch.float64)
-    for one, start in zip(series, starts, strict=True):
-        rows = torch.arange(one.shape[1])
-        rest = one.double().mT - weekly[(rows + start) % week]
+    for values, start in zip(series, starts, strict=True):
+        rows = torch.arange(values.shape[1])
+        rest = values.double().mT - weekly[(rows + start) % week]
         trend = torch.stack([torch.ones(len(rows)), rows / len(rows)], dim=1).double()
         both = torch.cat([_waves(rows + start, year), rest], dim=1)
         both = both - trend @ torch.linalg.lstsq(trend, both).solution
@@ -118,7 +118,7 @@ def calendar_patterns(series: Sequence[Tensor], calendar: str, starts: Sequence[
         cross += waves.mT @ rest
     weights = torch.linalg.solve(gram, cross)
     lengths = [(round(years * year / week) * week, years * year) for years in range(1, 7)]
-    steps, exact = next(one for one in lengths if abs(one[0] - one[1]) <= _DRIFT * one[1])
+    steps, exact = next((weeks, years) for weeks, years in lengths if abs(weeks - years) <= _DRIFT * years)
     rows = torch.arange(steps)
     return [(weekly[rows % week] + _waves(rows * exact / steps, year) @ weights).float()]
 
@@ -140,8 +140,8 @@ def aligned(values: Tensor, shape: Tensor) -> int:
     return int((_correlation(sums, shape) - energy / 2).argmax())
 
 
-def _correlation(seen: Tensor, shape: Tensor) -> Tensor:
-    """What was seen at each phase, counted from the beginning, times the pattern from every phase: (steps,)."""
-    spectra = torch.fft.rfft(seen.double(), dim=0).conj() * torch.fft.rfft(shape.double(), dim=0)
-    found: Tensor = torch.fft.irfft(spectra.sum(1), seen.shape[0])
-    return found
+def _correlation(sums: Tensor, shape: Tensor) -> Tensor:
+    """Sums at each phase, counted from the beginning, times the pattern from every phase: (steps,)."""
+    spectra = torch.fft.rfft(sums.double(), dim=0).conj() * torch.fft.rfft(shape.double(), dim=0)
+    correlation: Tensor = torch.fft.irfft(spectra.sum(1), sums.shape[0])
+    return correlation

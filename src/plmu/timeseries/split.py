@@ -80,7 +80,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Open:
+class Fixed:
     """Settings that are given; None where they are to be found."""
 
     lookback: int | None = None
@@ -109,7 +109,7 @@ class Split:
         cuts: list[tuple[int, int]],
         validation_rows: list[int],
         horizon: int,
-        given: Open,
+        fixed: Fixed,
         lags: int | None = None,
         training: float = 1.0,
     ) -> Split:
@@ -124,19 +124,19 @@ class Split:
         if data.config is not None and room < 4:
             raise DataError(_too_few(data, horizon, room, training))
         scale = _scale(data, past)
-        season = given.season
+        season = fixed.season
         if season is None:
             scaled = [(rows - rows.mean(axis=0)) / scale for rows in past if len(rows)]
             season = period([torch.tensor(rows.T, dtype=torch.float32) for rows in scaled])
-        if given.lookback is not None and given.lookback > room:
-            raise ValueError(f"lookback must be at most {room} for so many training rows, got {given.lookback}")
-        lookback = given.lookback or max(1, min(max(LOOKBACK, 2 * season), room // 2))
+        if fixed.lookback is not None and fixed.lookback > room:
+            raise ValueError(f"lookback must be at most {room} for this number of training rows, got {fixed.lookback}")
+        lookback = fixed.lookback or max(1, min(max(LOOKBACK, 2 * season), room // 2))
         season = season if season < room else 0
-        if given.lookback is None:  # windows must fit into the validation rows and the test rows, too
+        if fixed.lookback is None:  # windows must fit into the validation rows and the test rows, too
             for spans in (cuts, [(end, len(piece)) for (_, end), piece in zip(cuts, data.pieces, strict=True)]):
                 fitting = [max(first, (end - horizon) // 2) for first, end in spans if end - first >= horizon]
                 lookback = max(1, min([lookback, *([max(fitting)] if fitting else [])]))
-        order = given.order or min(ORDER, max(lookback // 2, min(lookback, 8)))
+        order = fixed.order or min(ORDER, max(lookback // 2, min(lookback, 8)))
         columns = data.columns
         settings = Settings(
             columns.time,
@@ -146,7 +146,7 @@ class Split:
             horizon,
             lookback,
             order,
-            float(given.theta or lookback),
+            float(fixed.theta or lookback),
             season,
             columns.covariates,
         )
