@@ -47,7 +47,7 @@ class ClosedModel(Checked):
     order: int = 9
     """Legendre coefficients of each memory."""
     windows: tuple[float, ...] | None = None
-    """θ of the memories in steps (default: 9, 18, 36 … up to the length of the longest series)."""
+    """θ of the memories in steps. Default: 9, 18, 36 … up to the length of the longest series."""
     projections: int = 32
     """Random projections of each memory's state."""
     thresholds: int = 6

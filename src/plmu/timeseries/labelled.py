@@ -22,23 +22,23 @@ class LabelledConfig(DataConfig):
     file: Path | None = None
     """CSV, Parquet, NumPy (.npz with X and y), .ts or .arff file, or a folder with a sub-folder for each class."""
     test_file: Path | None = None
-    """File or folder to test on (default: some series of each class of --data.file)."""
+    """File or folder to test on. Default: some series of each class of --data.file."""
     labels: Path | None = None
     """Table with a label for each series (columns of ids and labels), where the data has none."""
     label: str | None = None
-    """Column of labels (default: detected by its name)."""
+    """Column of labels. Default: detected by its name."""
     id: str | None = None
-    """Column that names the series of a row, where a series has many rows (default: detected by its name)."""
+    """Column that names the series of a row, where a series has many rows. Default: detected by its name."""
     time: str | None = None
-    """Column of times, which put the rows of a series in order (default: detected by its name)."""
+    """Column of times, which put the rows of a series in order. Default: detected by its name."""
     values: tuple[str, ...] = ()
-    """Columns of measurements (default: all other columns of numbers)."""
+    """Columns of measurements. Default: all other columns of numbers."""
     missing: Literal["linear", "hold", "raise"] = "linear"
     """How gaps inside a series are filled: linearly, with the last value, or not at all (raise)."""
     bad: Literal["raise", "missing"] = "raise"
     """What text in a column of numbers is: an error, or a missing value."""
     header: bool | None = None
-    """Whether the first line of a CSV file names the columns (default: detected)."""
+    """Whether the first line of a CSV file names the columns. Default: detected."""
     test: float = 0.25
     """Fraction of the series of each class to test on, without --data.test-file."""
 
