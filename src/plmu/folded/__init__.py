@@ -1,4 +1,4 @@
-"""Folded models: what is left of a trained model when its constants are multiplied out, as named arrays.
+"""Folded models: a trained model as named, read-only arrays, with its constants multiplied out.
 
 `plmu.fold(model)` makes one, `plmu.Stream` runs on it, and export can start from it. Each kind is a frozen dataclass:
 its tensors are arrays, its other fields plain options, and fields that are folded themselves nest. To add a kind,

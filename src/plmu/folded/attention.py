@@ -42,8 +42,8 @@ class WindowAttention(Folded):
         visible = torch.cat([present > 0, present.new_ones(len(present), 1, dtype=torch.bool)], dim=1)
         mixed = self._mixed(query, key, value, visible[:, None])
         wide, after = wide_dtype(x.dtype), visible[:, 1:]
-        kept = (torch.where(after[:, :, None], rows[:, 1:], 0.0).to(wide) for rows in (key, value))
-        return linear(mixed, self.output_weight, self.output_bias)[:, 0], (*kept, after.to(wide))
+        rows_after = (torch.where(after[:, :, None], rows[:, 1:], 0.0).to(wide) for rows in (key, value))
+        return linear(mixed, self.output_weight, self.output_bias)[:, 0], (*rows_after, after.to(wide))
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
         """What a query (batch, 1, width) sees of keys and values (batch, window, width), where visible (batch, 1,

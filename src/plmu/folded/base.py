@@ -22,10 +22,10 @@ class Place(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Folded:
-    """A model that takes steps and cannot be trained: arrays and plain options.
+    """A model that takes steps and cannot be trained: arrays, and options that are numbers and names.
 
-    Arrays are made in float64 on the CPU. `plmu.fold` casts them once, to `dtype` and `device`, when all that can be
-    multiplied out has been; where these are None the arrays stay as they are. From then on they are read-only: torch
+    Arrays are made in float64 on the CPU. `plmu.fold` casts them once, to `dtype` and `device`, once all constants are
+    multiplied out; where these are None the arrays stay as they are. From then on they are read-only: torch
     refuses to change them in place outside of `torch.inference_mode()`.
     """
 
@@ -68,7 +68,7 @@ class Folded:
         """The state that None stands for, as the model's own `initial_state` gives it.
 
         Args:
-            batch: how many sequences.
+            batch: number of sequences.
             dtype: the precision of the input; states are float32 or wider.
             device: where the state is.
 
@@ -83,28 +83,28 @@ class Folded:
 
     def arrays(self) -> dict[str, Tensor]:
         """All arrays by name, such as "0.matrix" for the `matrix` of the first part."""
-        found: dict[str, Tensor] = {}
+        arrays: dict[str, Tensor] = {}
         for name, value in self._fields().items():
             if isinstance(value, Tensor):
-                found[name] = value
+                arrays[name] = value
             for prefix, part in _parts(name, value):
-                found |= {f"{prefix}.{key}": array for key, array in part.arrays().items()}
-        return found
+                arrays |= {f"{prefix}.{key}": array for key, array in part.arrays().items()}
+        return arrays
 
     def finished(self) -> Self:
-        """The same with read-only arrays of its own, in their final precision; what `plmu.fold` ends with."""
-        done: dict[str, Any] = {}
+        """The same model with read-only copies of its arrays in their final precision; the last step of `plmu.fold`."""
+        final: dict[str, Any] = {}
         for name, value in self._fields().items():
             if isinstance(value, Tensor):
-                done[name] = read_only(value, self.dtype or value.dtype, self.device or value.device)
+                final[name] = read_only(value, self.dtype or value.dtype, self.device or value.device)
             elif isinstance(value, Folded):
-                done[name] = value.finished()
+                final[name] = value.finished()
             elif isinstance(value, tuple):
-                done[name] = tuple(one.finished() if isinstance(one, Folded) else one for one in value)
-        return replace(self, **done)
+                final[name] = tuple(part.finished() if isinstance(part, Folded) else part for part in value)
+        return replace(self, **final)
 
     def _fields(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -152,11 +152,11 @@ def foldable(model: nn.Module) -> Any:
 
 
 def _parts(name: str, value: Any) -> list[tuple[str, Folded]]:
-    """What is folded in a field, with the prefix of its arrays."""
+    """The folded parts in a field, each with the prefix of its arrays."""
     if isinstance(value, Folded):
         return [(name, value)]
     if isinstance(value, tuple):
-        return [(str(i), one) for i, one in enumerate(value) if isinstance(one, Folded)]
+        return [(str(i), part) for i, part in enumerate(value) if isinstance(part, Folded)]
     return []
 
 
@@ -192,11 +192,11 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def copies(module: nn.Module) -> dict[str, Tensor]:
-    """What a state_dict has in tensors; copies, since the module's own may be changed."""
+    """Copies of the tensors in a state_dict: the module's own may change."""
     with torch.inference_mode():
         return {name: value.clone() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), without the call where there is nothing to do: a step is made of few microseconds."""
+    """x.to(dtype), without the call where the dtype is right: a step takes few microseconds."""
     return x if x.dtype == dtype else x.to(dtype)

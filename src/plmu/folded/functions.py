@@ -52,12 +52,12 @@ MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
 
 def activation_name(function: object) -> str | None:
     """The name of a function in ACTIVATIONS, if it is there."""
-    return next((name for name, known in ACTIVATIONS.items() if known is function), None)
+    return next((name for name, activation in ACTIVATIONS.items() if activation is function), None)
 
 
 @dataclass(frozen=True, eq=False)
 class Identity(Stateless):
-    """The input as it is: what dropout is after training."""
+    """The input unchanged, as dropout is after training."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
@@ -72,10 +72,10 @@ class Affine(Stateless):
 
     def finished(self) -> Self:
         """With the longer axis of the weight next to each other in memory: a CPU then reads it fastest."""
-        done = super().finished()
-        out, inputs = done.weight.shape
+        final = super().finished()
+        out, inputs = final.weight.shape
         with torch.inference_mode():
-            return replace(done, weight=done.weight.mT.contiguous().mT) if out > inputs else done
+            return replace(final, weight=final.weight.mT.contiguous().mT) if out > inputs else final
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_transposed", self.weight.mT)
@@ -152,8 +152,8 @@ class Function(Stateless):
     weight: Tensor | None = None  # of prelu
 
     def __post_init__(self) -> None:
-        given = self.function
-        object.__setattr__(self, "_call", _by_name(given) if isinstance(given, str) else given)
+        function = self.function
+        object.__setattr__(self, "_call", _by_name(function) if isinstance(function, str) else function)
         object.__setattr__(self, "_plain", not self.options and self.weight is None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def _by_name(name: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Applied(Stateless):
-    """A module that acts on each step alone and says nothing of itself: a copy of it, in evaluation mode."""
+    """A module that acts on each step alone and has no `fold()`: a copy of it, in evaluation mode."""
 
     module: nn.Module
 
@@ -182,7 +182,7 @@ class Applied(Stateless):
         return cls(copied(module))
 
     def takes_tokens(self) -> bool:
-        return True  # not known
+        return True  # unknown
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(x)

@@ -1,4 +1,4 @@
-"""Neighbours that are linear where they meet, multiplied out."""
+"""Neighbouring parts that are linear where they meet, multiplied together."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from plmu.folded.stacks import Chain, Product, Sum
 
 
 def chain(parts: Iterable[tuple[Folded, int]], states: int | None) -> Chain:
-    """The parts, each with the place of its state, in a row: neighbours multiplied out and identities left out."""
-    kept: list[tuple[Folded, int]] = []
+    """The parts, each with the place of its state, in a row; neighbours are merged, identities dropped."""
+    merged: list[tuple[Folded, int]] = []
     for part, place in parts:
         if isinstance(part, Identity):
             continue
-        last = kept[-1] if kept else None
+        last = merged[-1] if merged else None
         both = None if last is None else joined(last[0], part)
         if last is None or both is None:
-            kept.append((part, place))
+            merged.append((part, place))
         else:
-            # The state is that of the one that has one.
-            kept[-1] = (both, last[1] if isinstance(last[0], LinearMemory) else place)
-    return Chain(tuple(part for part, _ in kept), tuple(place for _, place in kept), states)
+            # The place of the part that has a state.
+            merged[-1] = (both, last[1] if isinstance(last[0], LinearMemory) else place)
+    return Chain(tuple(part for part, _ in merged), tuple(place for _, place in merged), states)
 
 
 def product(gate: Folded, inner: Folded) -> Folded:
     """gate(x) · inner(x): as one matrix product where both are one, the gate's with an activation or without."""
-    first, *rest = _stateless(gate)
-    value, *more = _stateless(inner)
-    function = rest[0] if rest else None
+    first, *after_gate = _stateless(gate)
+    value, *after_value = _stateless(inner)
+    function = after_gate[0] if after_gate else None
     if (
         isinstance(first, Affine)
         and isinstance(value, Affine)
         and (first.dtype, first.device, first.weight.shape) == (value.dtype, value.device, value.weight.shape)
         and (function is None or isinstance(function, Stateless))
-        and not (rest[1:] or more)
+        and not (after_gate[1:] or after_value)
     ):
         return Gate(stacked(value, first), function, dtype=value.dtype, device=value.device)
     return Product(gate, inner)
@@ -56,15 +56,15 @@ def residual(inner: Folded) -> Sum:
 
 
 def stacked(*parts: Affine) -> Affine:
-    """Products of one input as one product, below each other."""
-    biases = [one.weight.new_zeros(one.weight.shape[0]) if one.bias is None else one.bias for one in parts]
-    bias = None if all(one.bias is None for one in parts) else torch.cat(biases)
-    return replace(parts[0], weight=torch.cat([one.weight for one in parts]), bias=bias)
+    """Several products of one input as one product, their outputs one after another."""
+    biases = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
+    bias = None if all(part.bias is None for part in parts) else torch.cat(biases)
+    return replace(parts[0], weight=torch.cat([part.weight for part in parts]), bias=bias)
 
 
 def joined(first: Folded, second: Folded) -> Folded | None:
-    """The second after the first as one; None where that is not linear, takes more numbers than the two, or would be
-    rounded to half precision, which the weights themselves are not."""
+    """Both parts as one; None where they are not linear where they meet, where merging needs more parameters, or in
+    half precision, which would round the product."""
     if first.dtype in (torch.float16, torch.bfloat16):
         return None
     if isinstance(first, Scale) and isinstance(second, Product):
@@ -77,22 +77,22 @@ def joined(first: Folded, second: Folded) -> Folded | None:
     if isinstance(first, Affine) and isinstance(second, Scale):
         return replace(first, weight=_rows(second, first.weight), bias=_behind(second, first.bias))
     if isinstance(first, Affine | Scale) and isinstance(second, Affine):
-        return _affine(first, second) if _pays(second.weight, _weight(first)) else None
+        return _affine(first, second) if _saves_parameters(second.weight, _weight(first)) else None
     if isinstance(first, Scale) and isinstance(second, Gate):
         return replace(second, both=_affine(first, second.both))
     if isinstance(first, Scale) and isinstance(second, ParallelMemory):
         return _scaled_memory(first, second)
     if isinstance(first, Affine | Scale) and isinstance(second, LinearMemory):
-        inputs = second.matrix[:, second.kept :]
-        return _before_memory(first, second, inputs) if _pays(inputs, _weight(first)) else None
+        inputs = second.matrix[:, second.state_columns :]
+        return _before_memory(first, second, inputs) if _saves_parameters(inputs, _weight(first)) else None
     if type(first) is LinearMemory and first.activation is None and isinstance(second, Affine | Scale):
         outputs = first.matrix[first.order :]
-        return _after_memory(first, second, outputs) if _pays(_weight(second), outputs) else None
+        return _after_memory(first, second, outputs) if _saves_parameters(_weight(second), outputs) else None
     return None
 
 
 def _after_scale(first: Scale, second: Folded) -> Folded | None:
-    """The second, perhaps a stack without a state, with the scale before it multiplied in; None where it cannot be."""
+    """The second part, or stateless stack, with the scale before it multiplied in; None where that is not possible."""
     if not isinstance(second, Chain):
         return joined(first, second)
     both = joined(first, second.parts[0]) if second.states is None and second.parts else None
@@ -122,7 +122,7 @@ def _affine(first: Affine | Scale, second: Affine) -> Affine:
 
 def _before_memory(first: Affine | Scale, second: LinearMemory, inputs: Tensor) -> LinearMemory:
     product, constant = _before(inputs, first)
-    matrix = torch.cat([second.matrix[:, : second.kept], product], dim=1)
+    matrix = torch.cat([second.matrix[:, : second.state_columns], product], dim=1)
     return replace(second, matrix=matrix, constant=second.constant if constant is None else second.constant + constant)
 
 
@@ -137,9 +137,9 @@ def _weight(part: Affine | Scale) -> Tensor | None:
     return part.weight if isinstance(part, Affine) else None
 
 
-def _pays(second: Tensor | None, first: Tensor | None) -> bool:
-    """Whether the product of two matrices has no more numbers than the two, as that of thin ones has. None is a
-    diagonal one."""
+def _saves_parameters(second: Tensor | None, first: Tensor | None) -> bool:
+    """Whether merging two matrices saves parameters: their product has no more elements than both. None stands for a
+    diagonal matrix."""
     return second is None or first is None or second.shape[0] * first.shape[1] <= second.numel() + first.numel()
 
 
@@ -155,7 +155,7 @@ def _rows(second: Affine | Scale, matrix: Tensor) -> Tensor:
 
 
 def _behind(second: Affine | Scale, constant: Tensor | None) -> Tensor | None:
-    """What becomes of a constant, where there is one."""
+    """The constant after the second part."""
     if constant is None:
         return second.offset if isinstance(second, Scale) else second.bias
     if isinstance(second, Scale):
@@ -163,5 +163,5 @@ def _behind(second: Affine | Scale, constant: Tensor | None) -> Tensor | None:
     return _sum(second.weight @ constant, second.bias)
 
 
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return other if one is None else one if other is None else one + other
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return second if first is None else first if second is None else first + second

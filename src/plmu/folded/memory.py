@@ -13,7 +13,7 @@ from plmu.folded.base import Folded, Stateless, as_dtype, read_only, wide_dtype
 from plmu.folded.functions import Affine
 from plmu.ops.matrices import apply, infinity_as_nan
 
-_SMALL = 2**15  # products of single numbers, up to which torch is faster one by one than as matrices
+_SMALL = 2**15  # multiplications, up to which torch is faster elementwise than as a matrix product
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +35,12 @@ class LinearMemory(Folded):
 
     @property
     def memory_size(self) -> int:
-        """How many numbers m has."""
+        """Number of elements of m."""
         return self.order
 
     @property
-    def kept(self) -> int:
-        """How many columns of M, the first, belong to the state."""
+    def state_columns(self) -> int:
+        """Number of columns of M, at its left, that multiply the state."""
         return self.order
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -69,7 +69,7 @@ class CoupledMemory(LinearMemory):
         return self.order * self.channels
 
     @property
-    def kept(self) -> int:
+    def state_columns(self) -> int:
         return self.matrix.shape[0]
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -140,25 +140,24 @@ class Delay(Folded):
         return m + apply(matrix, both) if near_identity else apply(matrix, both)
 
     def scaled(self, scale: Tensor) -> Delay:
-        """The same of an input that comes without this factor (channels,)."""
+        """The same memory for an input that is still to be multiplied by `scale` (channels,)."""
         return replace(self, scale=scale if self.scale is None else scale * self.scale)
 
     def _cast(self, m: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The matrix; the same for each channel, with zeros for a second u, which make NaN of infinity: (order,
-        order + 2, channels); and for each channel 1 where m is added to the product, else 0; None where it is nowhere.
-        """
+        """The matrix; that of each channel, (order, order + 2, channels), with zeros for a second u, which turn infinity
+        into NaN; and 1 for each channel where m is added to the product, else 0, or None if all are 0."""
         casts: dict[Any, tuple[Tensor, Tensor, Tensor | None]] = self._casts  # type: ignore[attr-defined]
         key = (m.dtype, m.device)
-        found = casts.get(key)
-        if found is None:
+        arrays = casts.get(key)
+        if arrays is None:
             width = self.channels // len(self.near_identity)
             spread = pad(self.matrix, (0, 1)).permute(1, 2, 0).repeat_interleave(width, 2)
             if self.scale is not None:
                 spread[:, -2] *= self.scale
             added = torch.tensor(self.near_identity).repeat_interleave(width)
-            arrays = [read_only(one, *key) for one in (self.matrix, spread, added)]
-            found = casts[key] = arrays[0], arrays[1], arrays[2] if any(self.near_identity) else None
-        return found
+            cast_arrays = [read_only(array, *key) for array in (self.matrix, spread, added)]
+            arrays = casts[key] = cast_arrays[0], cast_arrays[1], cast_arrays[2] if any(self.near_identity) else None
+        return arrays
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return torch.zeros(batch, self.matrix.shape[1], self.channels, dtype=wide_dtype(dtype), device=device)
@@ -166,7 +165,7 @@ class Delay(Folded):
 
 @dataclass(frozen=True, eq=False)
 class ParallelMemory(Folded):
-    """Equations 18 to 20 as they are: encoder, f1, gate, memory, readout, f2."""
+    """Equations 18 to 20 one after another: encoder, f1, gate, memory, readout, f2."""
 
     encoder: Affine | None
     gate: Affine | None

@@ -1,4 +1,4 @@
-"""Folded models made of others, and the one that holds a module as it is."""
+"""Folded models made of other ones, and the one that holds a copy of a module."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from plmu.folded.base import Folded, Stateless, copied, copies, wide_dtype
 class Chain(Folded):
     """Parts in a row.
 
-    The state is a tuple of `states`, each part's at its place, and None where nothing has one; it is that of the model,
-    though parts may have been multiplied together. Where `states` is None no part has a state, and there is none.
+    The state is a tuple of length `states` with each part's at its place, and None for modules without one. It has the
+    form of the model's own, though parts may be multiplied together. With `states` None no part has a state.
     """
 
     parts: tuple[Folded, ...]
@@ -24,7 +24,7 @@ class Chain(Folded):
     states: int | None
 
     def __post_init__(self) -> None:
-        # Functions of one step are called as such: a step is made of few microseconds.
+        # Stateless parts are called directly: a step takes few microseconds.
         calls = [part.__call__ if isinstance(part, Stateless) else None for part in self.parts]
         advances = [part.advance for part in self.parts]
         object.__setattr__(self, "_steps", tuple(zip(calls, advances, self.places, strict=True)))
@@ -115,7 +115,7 @@ class Product(Folded):
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum(Folded):
-    """Parts in a row, and the weighted sum of all their outputs. The state is a tuple of theirs."""
+    """Parts in a row, and the weighted sum of all their outputs. The state is the tuple of their states."""
 
     parts: tuple[Folded, ...]
     weights: Tensor  # (parts,)
@@ -127,8 +127,8 @@ class WeightedSum(Folded):
         states = (None,) * len(self.parts) if state is None else state
         after, total = [], None
         for part, before, share in zip(self.parts, states, self._shares, strict=True):  # type: ignore[attr-defined]
-            x, own = part.advance(x, before)
-            after.append(own)
+            x, next_state = part.advance(x, before)
+            after.append(next_state)
             total = share * x if total is None else torch.add(total, x, alpha=share)
         assert total is not None
         return total, tuple(after)
@@ -186,7 +186,7 @@ class Filled(Folded):
 
 @dataclass(frozen=True, eq=False)
 class Stepped(Folded):
-    """A steppable module that says nothing of itself: a copy of it, in evaluation mode."""
+    """A steppable module without a `fold()` of its own: a copy of it, in evaluation mode."""
 
     module: Any
 
@@ -199,7 +199,7 @@ class Stepped(Folded):
         return out
 
     def takes_tokens(self) -> bool:
-        return True  # not known
+        return True  # unknown
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         return self.module.initial_state(batch, dtype, device)

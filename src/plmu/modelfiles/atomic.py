@@ -45,7 +45,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = target.parent / f".{name}.{os.getpid()}.{threading.current_thread().ident}.tmp"
     try:
         temporary.touch()
-        mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)  # a new one's is by the umask
+        mode = stat.S_IMODE(
+            (target if target.exists() else temporary).stat().st_mode
+        )  # the umask sets that of a new file
         with _locked(temporary):
             yield temporary
             with open(temporary, "rb+") as written:
@@ -62,19 +64,19 @@ def _clear_abandoned(folder: Path, name: str) -> None:
         return
     pattern = re.compile(rf"\.{re.escape(name)}\.(\d+)\.(\d+)\.tmp")
     for entry in os.listdir(folder):
-        found = pattern.fullmatch(entry)
-        if found and not _runs(int(found[1]), int(found[2])) and not _is_locked(folder / entry):
+        match = pattern.fullmatch(entry)
+        if match and not _runs(int(match[1]), int(match[2])) and not _is_locked(folder / entry):
             (folder / entry).unlink(missing_ok=True)
 
 
 def _runs(process: int, thread: int) -> bool:
     if process == os.getpid():  # or an earlier process had the same number, as in a container
-        return thread in {one.ident for one in threading.enumerate()}
+        return thread in {running.ident for running in threading.enumerate()}
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # one of another user's
+    except (OSError, OverflowError):  # it belongs to another user
         return True
     return True
 

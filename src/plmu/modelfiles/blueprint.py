@@ -1,7 +1,7 @@
-"""A model as a description in JSON, and the model built from one: known classes with checked options, no code.
+"""A model as a JSON description, and the model built from it: known classes with checked options, no code.
 
-A description comes from a file that anyone may have written. What is built from it has its tensors on the `meta`
-device, where they take no memory; and what building costs is bounded: see `LIMIT`.
+A description may come from a hostile file. A model built from it has its tensors on the `meta` device, where they take
+no memory, and the cost of building it is bounded: see `LIMIT`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Description = dict[str, Any]
 # a second more for each megabyte of tensors. Without any tensors one memory of order 1,024 fits, or 500 of order 4.
 LIMIT = 24_000_000_000
 LIMIT_PER_BYTE = 10_000
-_MODULE, _LAYER, _SYSTEM = 3_000_000, 20_000_000, 25_000_000  # what small ones cost: torch's, plmu's, a θ
+_MODULE, _LAYER, _SYSTEM = 3_000_000, 20_000_000, 25_000_000  # costs of small ones: torch's, plmu's, a θ
 _MATRICES = 20  # of order², that discretising holds at a time; counted as products, so that a limit bounds memory too
 _DEEPEST = 64  # stacks within stacks
 
@@ -89,7 +89,7 @@ SYSTEMS = ".systems."  # tensors of systems given as matrices; no name in a stat
 
 
 def describe(model: nn.Module) -> tuple[Description, dict[str, Tensor]]:
-    """What `build` needs to make the model again, and the matrices of its systems by name."""
+    """The description from which `build` makes the model again, and the matrices of its systems by name."""
     tensors: dict[str, Tensor] = {}
     return _describe(model, tensors, "model"), tensors
 
@@ -174,7 +174,7 @@ def _build(description: Description, system: Callable[[str], LinearSystem]) -> n
 
 
 def _cost(description: Description, where: str, depth: int) -> float:
-    """About how many multiplications it takes to build a description; raises where it has unknown parts."""
+    """The approximate number of multiplications to build a description; raises where it has unknown parts."""
     name = description["class"]
     if depth > _DEEPEST:
         raise FileFormatError(f"stacks are nested more than {_DEEPEST} deep")

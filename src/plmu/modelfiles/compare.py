@@ -20,42 +20,44 @@ from plmu.nn.savable import Savable, savable_base
 
 def difference(model: nn.Module, rebuilt: nn.Module) -> str | None:
     """In words, the first thing in which a rebuilt model is not the one that was described; weights apart."""
-    mine, theirs = (dict(one.named_modules(remove_duplicate=False)) for one in (model, rebuilt))
-    for name in {**theirs, **mine}:
-        one, other = mine.get(name), theirs.get(name)
+    modules, rebuilt_modules = (dict(module.named_modules(remove_duplicate=False)) for module in (model, rebuilt))
+    for name in {**rebuilt_modules, **modules}:
+        module, rebuilt_module = modules.get(name), rebuilt_modules.get(name)
         where = f"model.{name}" if name else "model"
-        if one is None or other is None or type(one) is not type(other):
-            found, made = ("nothing" if each is None else f"a {type(each).__name__}" for each in (one, other))
-            return f"{where} is {found} where load would build {made}"
-        for key, value in vars(other).items():
+        if module is None or rebuilt_module is None or type(module) is not type(rebuilt_module):
+            before, after = (
+                "nothing" if each is None else f"a {type(each).__name__}" for each in (module, rebuilt_module)
+            )
+            return f"{where} is {before} where load would build {after}"
+        for key, value in vars(rebuilt_module).items():
             if key.startswith("_") or key in ("training", "inplace", "config"):
                 continue
-            if key not in vars(one) or not _equal(vars(one)[key], value):
-                return f"{where}.{key} was changed to {vars(one).get(key)!r}, where load would give {value!r}"
-        if isinstance(one, Memory) and isinstance(other, Memory) and one.trainable == "none":
-            if one.thetas() != other.thetas():
-                return f"{where} has theta {one.thetas()}, where load would build {other.thetas()}"
-            if not _same_systems(one, other):
+            if key not in vars(module) or not _equal(vars(module)[key], value):
+                return f"{where}.{key} was changed to {vars(module).get(key)!r}, where load would give {value!r}"
+        if isinstance(module, Memory) and isinstance(rebuilt_module, Memory) and module.trainable == "none":
+            if module.thetas() != rebuilt_module.thetas():
+                return f"{where} has theta {module.thetas()}, where load would build {rebuilt_module.thetas()}"
+            if not _same_systems(module, rebuilt_module):
                 return f"{where} has a system with other matrices than load would build"
     return None
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
+def _equal(value: Any, rebuilt: Any) -> bool:
+    return type(value) is type(rebuilt) and bool(value == rebuilt)
 
 
-def _same_systems(one: Memory, other: Memory) -> bool:
+def _same_systems(memory: Memory, rebuilt: Memory) -> bool:
     # Matrices made from one θ on two machines may differ by rounding.
-    same = torch.allclose if one.thetas() else torch.equal
-    pairs = zip(one.systems(), other.systems(), strict=True)
+    same = torch.allclose if memory.thetas() else torch.equal
+    pairs = zip(memory.systems(), rebuilt.systems(), strict=True)
     return all(same(a.cpu(), b.cpu()) for x, y in pairs for a, b in ((x.A, y.A), (x.B, y.B)))
 
 
-# Options that change neither what a step computes nor its state, or that the shapes of weights tell.
-_UNSEEN = {"algorithm", "return_sequences", "init", "sparse", "scale_grad_by_freq", "padding_idx", "memory_size"}
-_UNSEEN |= {"p", "memory_noise", "memory_dropout", "token_dropout"}  # of training alone
-# Attributes of plmu's layers that are younger than fingerprints: of a subclass, their options tell.
-_LATER = {"standardize"}
+# Options that do not change a step or its state, or that follow from the shapes of weights.
+_IGNORED = {"algorithm", "return_sequences", "init", "sparse", "scale_grad_by_freq", "padding_idx", "memory_size"}
+_IGNORED |= {"p", "memory_noise", "memory_dropout", "token_dropout"}  # of training alone
+# Attributes of plmu's layers that were added after fingerprints; in a subclass their options stand for them.
+_ADDED_LATER = {"standardize"}
 # Layers whose fingerprints also have options with their default value; those registered later have not.
 _WITH_DEFAULTS = {"CausalAttention", "CausalConvolution", "Highway", "LMUBlock", "MemoryBlock", "SelectiveLMU"}
 _WITH_DEFAULTS |= {"Standardize"}
@@ -84,11 +86,11 @@ def fingerprint(model: nn.Module) -> str:
             names = TORCH.get(kind, tuple(module.config) if _has_defaults(module) else ())
             options = {key: getattr(module, key) for key in names if key != "dropout"}  # of training alone
         if kind not in TORCH and not kind.__module__.startswith("plmu."):
-            later = _LATER if module in layers else ()
+            later = _ADDED_LATER if module in layers else ()
             options |= {key: value for key, value in vars(module).items() if _is_option(key) and key not in later}
-        kept = {key: _hashable(value) for key, value in options.items() if key not in _UNSEEN}
-        kept = {key: value for key, value in kept.items() if value is not ...}
-        digest.update(json.dumps([name, kind.__name__, kept], sort_keys=True, default=str).encode())
+        described = {key: _hashable(value) for key, value in options.items() if key not in _IGNORED}
+        described = {key: value for key, value in described.items() if value is not ...}
+        digest.update(json.dumps([name, kind.__name__, described], sort_keys=True, default=str).encode())
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, Tensor):
             digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape), _hashed(tensor)]).encode())
@@ -96,7 +98,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _layer(module: nn.Module) -> Savable | None:
-    """The registered class of a layer, or that it is derived from, whose options count unless they are the default."""
+    """The registered class of a layer, or of its bases, if its options count only where they are not the default."""
     layer = savable_base(module)
     return None if layer is None or layer.kind.__name__ in _WITH_DEFAULTS else layer
 
@@ -116,12 +118,12 @@ def _holder(layer: nn.Module) -> Any:
 
 
 def _memory(layer: nn.Module) -> Memory | None:
-    """None of a layer that keeps a window, or counts."""
+    """The memory of a layer; None of one that keeps a window, or counts."""
     return getattr(_holder(layer), "memory", None)
 
 
 def _layer_options(layer: nn.Module, registered: Savable) -> dict[str, Any]:
-    """The options of a layer as they are now, which may not be those it was made with, unless they are the default."""
+    """The options of a layer as they are now, changed ones included, without those at their default."""
     holder, memory = _holder(layer), _memory(layer)
     options: dict[str, Any] = {**layer.config, **({} if memory is None else _memory_options(memory))}  # type: ignore[dict-item]
     for option, attribute in _FUNCTIONS.items():
@@ -134,7 +136,7 @@ def _layer_options(layer: nn.Module, registered: Savable) -> dict[str, Any]:
 
 
 def _memory_options(memory: Memory) -> dict[str, Any]:
-    """What a memory computes; the weights tell it where it is trained."""
+    """The options of a memory; where it is trained, its weights stand for them."""
     if memory.trainable != "none":
         return {"trainable": memory.trainable, "theta": None, "system": None}
     thetas = memory.thetas()
@@ -149,9 +151,9 @@ def _hashable(value: Any) -> Any:
     if value is None or isinstance(value, Number | str):
         return value
     if isinstance(value, list | tuple):
-        return [made for one in value if (made := _hashable(one)) is not ...]
+        return [plain for part in value if (plain := _hashable(part)) is not ...]
     if isinstance(value, dict):
-        return {str(key): made for key, one in value.items() if (made := _hashable(one)) is not ...}
+        return {str(key): plain for key, part in value.items() if (plain := _hashable(part)) is not ...}
     if isinstance(value, LinearSystem):
         return [_hashed(value.A), _hashed(value.B)]
     if isinstance(value, Tensor) and not value.is_meta and not value.is_nested:

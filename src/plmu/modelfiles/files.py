@@ -1,8 +1,8 @@
 """Models and stream states as files: safetensors with a versioned JSON description in the metadata.
 
 Writing goes to a temporary file that then takes the name, so a full disk or a killed process leaves the old file.
-Reading builds known classes with named activations only: it never executes code from a file. Nothing that a file
-declares is allocated before the names, shapes and types of its tensors were checked.
+Reading builds known classes with named activations only: it never executes code from a file. Nothing is allocated for a
+file before the names, shapes and types of its tensors are checked.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ def load_into(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     with reading(path, ("model", "weights", None)) as file:
-        found = file.own_shapes()
-        filled = model if set(found) == set(model.state_dict()) else unwrapped(model)
-        _check_fit(filled, found, path)
+        shapes = file.own_shapes()
+        filled = model if set(shapes) == set(model.state_dict()) else unwrapped(model)
+        _check_fit(filled, shapes, path)
         filled.load_state_dict(file.own_tensors("cpu"))
     return model
 
@@ -157,7 +157,7 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], description:
 
 @dataclass
 class Contents:
-    """What an open file says that it holds; tensors are read on request."""
+    """The description of an open file; tensors are read on request."""
 
     path: str | os.PathLike[str]
     description: Description
@@ -166,13 +166,13 @@ class Contents:
 
     @property
     def size(self) -> int:
-        """Of all tensors, in bytes."""
+        """Size of all tensors in bytes."""
         with open(self.path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")
         return os.path.getsize(self.path) - 8 - header
 
     def tensors(self, names: list[str], device: torch.device | str) -> dict[str, Tensor]:
-        """Copies: what safetensors gives is a view of the file, which a write to it would change or crash."""
+        """Copies, since safetensors gives views of the file, which another write may change."""
         try:
             return {name: self.opened.get_tensor(name).to(device=device, copy=True) for name in names}
         except SafetensorError as error:
@@ -188,19 +188,21 @@ class Contents:
         if self.description["kind"] is None:
             return {}
         tied = self.description.get("tied")
-        if not isinstance(tied, dict) or not all(isinstance(one, str) and one in self.shapes for one in tied.values()):
+        if not isinstance(tied, dict) or not all(
+            isinstance(first, str) and first in self.shapes for first in tied.values()
+        ):
             raise FileFormatError(f"{self.path} has a broken description of its tied tensors: {_short(tied)}")
         return tied
 
     def own_shapes(self) -> Shapes:
-        """The model's own, tied ones under all their names."""
+        """Those of the model, with tied tensors under all their names."""
         return {name: self.shapes[first] for name, first in self._places().items()}
 
     def own_tensors(self, device: torch.device | str) -> dict[str, Tensor]:
-        """The model's own, tied ones under all their names."""
+        """Those of the model, with tied tensors under all their names."""
         places = self._places()
-        found = self.tensors(sorted(set(places.values())), device)
-        return {name: found[first] for name, first in places.items()}
+        tensors = self.tensors(sorted(set(places.values())), device)
+        return {name: tensors[first] for name, first in places.items()}
 
     def _places(self) -> dict[str, str]:
         return {**{name: name for name in self.shapes if not name.startswith(SYSTEMS)}, **self.tied()}
@@ -217,7 +219,7 @@ def reading(path: str | os.PathLike[str], kinds: tuple[str | None, ...]) -> Iter
         raise FileFormatError(f"{path} is truncated or not a safetensors file: {error}") from error
     with opened as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        shapes = {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+        shapes = {name: (tuple(tensor.get_shape()), tensor.get_dtype()) for name, tensor in slices.items()}
         yield Contents(path, _description(path, file.metadata() or {}, kinds), shapes, file)
 
 
@@ -236,14 +238,14 @@ def _description(path: str | os.PathLike[str], metadata: dict[str, str], kinds: 
             f"{path} has format version {_short(version)}, this plmu reads version {FORMAT}: upgrade plmu"
         )
     if kind not in kinds:
-        expected = " or ".join(str(one) for one in kinds if one)
+        expected = " or ".join(str(name) for name in kinds if name)
         raise FileFormatError(f"{path} holds a {_short(kind)}, not a {expected}")
     return description
 
 
-def _short(given: object) -> str:
-    """What a file gave, at a length that an error can show."""
-    text = str(given)
+def _short(value: object) -> str:
+    """A value from a file, short enough for an error message."""
+    text = str(value)
     return text if len(text) <= 300 else text[:300] + "…"
 
 
@@ -267,14 +269,14 @@ def _checked_device(device: torch.device | str) -> torch.device:
 
 def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A module's tensors by name, each once, and for tied ones the name under which they are kept."""
-    kept: dict[str, Tensor] = {}
+    unique: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first_name: dict[int, str] = {}
     try:
-        found = model.state_dict(keep_vars=True)
+        state = model.state_dict(keep_vars=True)
     except RecursionError:
         raise ValueError("model cannot be saved: it is nested too deep, or holds itself") from None
-    for name, value in found.items():
+    for name, value in state.items():
         problem = _problem(value)
         if problem is not None:
             raise ValueError(f"{name} cannot be saved: it {problem}")
@@ -282,8 +284,8 @@ def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]
             tied[name] = first_name[id(value)]
         else:
             first_name[id(value)] = name
-            kept[name] = value
-    return kept, tied
+            unique[name] = value
+    return unique, tied
 
 
 def _problem(value: object) -> str | None:
@@ -304,11 +306,11 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     separate: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, value in tensors.items():
-        own = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        if own.untyped_storage().data_ptr() in places:
-            own = own.clone()
-        places.add(own.untyped_storage().data_ptr())
-        separate[name] = own
+        copied = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if copied.untyped_storage().data_ptr() in places:
+            copied = copied.clone()
+        places.add(copied.untyped_storage().data_ptr())
+        separate[name] = copied
     return separate
 
 
@@ -316,15 +318,15 @@ def _shape(value: Tensor) -> tuple[tuple[int, ...], str]:
     return tuple(value.shape), _NAMES.get(value.dtype, str(value.dtype))
 
 
-def _check_fit(model: nn.Module, found: Shapes, path: str | os.PathLike[str]) -> None:
+def _check_fit(model: nn.Module, shapes: Shapes, path: str | os.PathLike[str]) -> None:
     """Raise unless names and shapes are the model's, and floating point meets floating point."""
     expected = model.state_dict()
-    problems = [f"missing {name}" for name in expected if name not in found]
-    problems += [f"unexpected {name}" for name in found if name not in expected]
+    problems = [f"missing {name}" for name in expected if name not in shapes]
+    problems += [f"unexpected {name}" for name in shapes if name not in expected]
     for name, value in expected.items():
-        if name not in found:
+        if name not in shapes:
             continue
-        shape, dtype = found[name]
+        shape, dtype = shapes[name]
         fits = dtype in _PRECISIONS  # a model that `load` builds takes the file's precision, any other keeps its own
         if not value.is_meta:
             fits = value.is_floating_point() == (fits or dtype.startswith("F"))

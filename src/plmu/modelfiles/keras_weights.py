@@ -32,9 +32,9 @@ def load_keras(
     >>> plmu.load_keras(layer, "model.weights.h5", "lmu")  # doctest: +SKIP
 
     Args:
-        layer: the plmu layer; its activations, order and θ are what they were given as, and are not in the weights.
+        layer: the plmu layer; its activations, order and θ are not in the weights and stay as they are.
         weights: a `.weights.h5` file of Keras 3, which needs h5py to read; or arrays by the paths of Keras' variables,
-            `{one.path: one.numpy() for one in keras_layer.weights}`.
+            `{variable.path: variable.numpy() for variable in keras_layer.weights}`.
         name: the Keras layer in the file, such as "lmu". May be left out where the file has one layer of keras-lmu.
 
     Raises:
@@ -43,68 +43,68 @@ def load_keras(
     memory, hidden = _from_file(weights, name) if isinstance(weights, str | os.PathLike) else _from_paths(weights)
     cell = layer.cell if isinstance(layer, LMU) else layer
     if isinstance(cell, ParallelLMU):
-        wanted = _parallel(cell, memory, hidden)
+        pairs = _parallel(cell, memory, hidden)
     elif isinstance(cell, LMUCell):
-        wanted = _original(cell, memory, hidden)
+        pairs = _original(cell, memory, hidden)
     else:
         raise TypeError(f"layer must be a plmu.ParallelLMU, plmu.LMU or plmu.LMUCell, got {type(layer).__name__}")
-    left = [*memory, *(f"hidden {one}" for one in hidden)]
-    if left:
-        raise ValueError(f"{type(layer).__name__} has no place for keras-lmu's {', '.join(left)}: make it with them")
+    unused = [*memory, *(f"hidden {weight}" for weight in hidden)]
+    if unused:
+        raise ValueError(f"{type(layer).__name__} has no place for keras-lmu's {', '.join(unused)}: make it with them")
     with torch.no_grad():  # all fit: now they are copied
-        for parameter, value in wanted:
+        for parameter, value in pairs:
             parameter.copy_(value)
 
 
 Weights = dict[str, Tensor]
-Wanted = list[tuple[Tensor, Tensor]]
+Pairs = list[tuple[Tensor, Tensor]]  # parameters of a layer, with their values
 
 
-def _parallel(layer: ParallelLMU, memory: Weights, hidden: Weights) -> Wanted:
+def _parallel(layer: ParallelLMU, memory: Weights, hidden: Weights) -> Pairs:
     if layer.gate is not None:
         raise ValueError("keras-lmu has no gated form: the layer must have gated=False")
     channels, order = layer.memory_size, layer.memory.order
-    found: Wanted = []
+    pairs: Pairs = []
     if layer.encoder is not None:
-        found.append((layer.encoder.weight, _take(memory, "kernel", (layer.input_size, channels)).T))
+        pairs.append((layer.encoder.weight, _take(memory, "kernel", (layer.input_size, channels)).T))
         if layer.encoder.bias is not None:
-            found.append((layer.encoder.bias, _optional(memory, "bias", layer.encoder.bias)))
+            pairs.append((layer.encoder.bias, _optional(memory, "bias", layer.encoder.bias)))
     inputs = 0 if layer.input_weight is None else layer.input_size
     kernel = _take(hidden, "kernel", (channels * order + inputs, layer.hidden_size)).T
-    found.append((layer.memory_weight, _ordered(kernel[:, : channels * order], channels, order)))
+    pairs.append((layer.memory_weight, _ordered(kernel[:, : channels * order], channels, order)))
     if layer.input_weight is not None:
-        found.append((layer.input_weight, kernel[:, channels * order :]))
+        pairs.append((layer.input_weight, kernel[:, channels * order :]))
     if layer.bias is not None:
-        found.append((layer.bias, _optional(hidden, "bias", layer.bias)))
-    return found
+        pairs.append((layer.bias, _optional(hidden, "bias", layer.bias)))
+    return pairs
 
 
-def _original(cell: LMUCell, memory: Weights, hidden: Weights) -> Wanted:
+def _original(cell: LMUCell, memory: Weights, hidden: Weights) -> Pairs:
     channels, order, size = cell.memory.channels, cell.memory.order, cell.hidden_size
     back = 0 if cell.hidden_encoder is None else size
     kernel = _take(memory, "kernel", (cell.input_size + back, channels)).T
-    found: Wanted = [(cell.input_encoder, kernel[:, : cell.input_size])]
+    pairs: Pairs = [(cell.input_encoder, kernel[:, : cell.input_size])]
     if cell.hidden_encoder is not None:
-        found.append((cell.hidden_encoder, kernel[:, cell.input_size :]))
+        pairs.append((cell.hidden_encoder, kernel[:, cell.input_size :]))
     if cell.memory_encoder is not None:
         recurrent = _take(memory, "recurrent_kernel", (channels * order, channels)).T
-        found.append((cell.memory_encoder, _ordered(recurrent, channels, order).flatten(1)))
+        pairs.append((cell.memory_encoder, _ordered(recurrent, channels, order).flatten(1)))
     inputs = 0 if cell.input_weight is None else cell.input_size
     kernel = _take(hidden, "kernel", (channels * order + inputs, size)).T
-    found.append((cell.memory_weight, _ordered(kernel[:, : channels * order], channels, order).flatten(1)))
+    pairs.append((cell.memory_weight, _ordered(kernel[:, : channels * order], channels, order).flatten(1)))
     if cell.input_weight is not None:
-        found.append((cell.input_weight, kernel[:, channels * order :]))
+        pairs.append((cell.input_weight, kernel[:, channels * order :]))
     if cell.hidden_weight is not None:
-        found.append((cell.hidden_weight, _take(hidden, "recurrent_kernel", (size, size)).T))
+        pairs.append((cell.hidden_weight, _take(hidden, "recurrent_kernel", (size, size)).T))
     if cell.bias is not None:
-        found.append((cell.bias, _optional(hidden, "bias", cell.bias)))
+        pairs.append((cell.bias, _optional(hidden, "bias", cell.bias)))
     if "theta_inv" in memory:
         theta = 1 / float(_take(memory, "theta_inv", ()))
         if cell.memory.trainable == "theta":
-            found.append((cell.memory.log_theta, torch.full_like(cell.memory.log_theta, theta).log()))
-        elif any(abs(one - theta) > CLOSE * theta for one in cell.memory.thetas()):
+            pairs.append((cell.memory.log_theta, torch.full_like(cell.memory.log_theta, theta).log()))
+        elif any(abs(window - theta) > CLOSE * theta for window in cell.memory.thetas()):
             raise ValueError(f"the weights have a trained θ of {theta:.6g}: give it as theta, or trainable='theta'")
-    return found
+    return pairs
 
 
 def _ordered(weight: Tensor, channels: int, order: int) -> Tensor:
@@ -132,8 +132,10 @@ def _from_paths(weights: Mapping[str, Any]) -> tuple[Weights, Weights]:
     levels = sorted({path.count("/") for path in values})
     if not 1 <= len(levels) <= 2:
         raise ValueError(f"weights must be arrays by the paths of one Keras layer's variables, got {list(weights)}")
-    found = [{path.rpartition("/")[2]: v for path, v in values.items() if path.count("/") == one} for one in levels]
-    return found[0], found[1] if len(found) > 1 else {}
+    groups = [
+        {path.rpartition("/")[2]: v for path, v in values.items() if path.count("/") == level} for level in levels
+    ]
+    return groups[0], groups[1] if len(groups) > 1 else {}
 
 
 def _from_file(path: str | os.PathLike[str], name: str | None) -> tuple[Weights, Weights]:
