@@ -144,8 +144,8 @@ class Delay(Folded):
         return replace(self, scale=scale if self.scale is None else scale * self.scale)
 
     def _cast(self, m: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The matrix; that of each channel, (order, order + 2, channels), with zeros for a second u, which turn infinity
-        into NaN; and 1 for each channel where m is added to the product, else 0, or None if all are 0."""
+        """The matrix; that of each channel, (order, order + 2, channels), with zeros for a second u, which turn
+        infinity into NaN; and 1 for each channel where m is added to the product, else 0, or None if all are 0."""
         casts: dict[Any, tuple[Tensor, Tensor, Tensor | None]] = self._casts  # type: ignore[attr-defined]
         key = (m.dtype, m.device)
         arrays = casts.get(key)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from plmu.core.systems import LinearSystem
-from plmu.folded.functions import activation_name
 from plmu.modelfiles.blueprint import TORCH
 from plmu.nn.memory import Memory
 from plmu.nn.savable import Savable, savable_base
+from plmu.nn.steppable import activation_name
 
 
 def difference(model: nn.Module, rebuilt: nn.Module) -> str | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from plmu.folded import Folded, Stepped
 from plmu.folded.functions import ACTIVATIONS as ACTIVATIONS
-from plmu.folded.functions import activation_name
+from plmu.folded.functions import activation_name as activation_name
 from plmu.ops.check import Lengths, checked_lengths, reversed_steps
 from plmu.ops.check import check_features as check_features
 
