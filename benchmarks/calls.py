@@ -71,7 +71,7 @@ def ways(layer: plmu.ParallelLMU, x: Tensor, compiled: bool = False) -> tuple[Ca
 
 
 def gemms(layer: plmu.ParallelLMU, shape: Shape) -> list[tuple[Tensor, Tensor]]:
-    """The operands of its matrix products, with m in memory."""
+    """The operands of the layer's matrix products, with m in memory."""
     steps = shape.batch * shape.time
 
     def operands(inner: int, out: int) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ def milliseconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float],
 
 
 def compiled(layer: plmu.ParallelLMU, x: Tensor) -> tuple[Call, Call]:
-    """Its `ways` under torch.compile, after its output was compared with that of an eager call."""
+    """The `ways` of a layer under torch.compile, after a comparison of its output with an eager call's."""
     torch.compiler.reset()
     forward, both = ways(layer, x, compiled=True)
     right = ways(layer, x)[0]().float()
@@ -115,7 +115,7 @@ def compiled(layer: plmu.ParallelLMU, x: Tensor) -> tuple[Call, Call]:
 
 
 def whole(shape: Shape, name: str, rounds: int, profiled: bool, under_compile: bool) -> Row:
-    """A form of the layer at a shape."""
+    """The row of a form of the layer at a shape."""
     layer, x = made(layers(shape)[name]), inputs(shape)
     row: Row = {"shape": str(shape), "layer": name, "error": check(layer, shape)}
     forward, both = ways(layer, x)
@@ -152,7 +152,7 @@ def whole(shape: Shape, name: str, rounds: int, profiled: bool, under_compile: b
 
 
 def windows(shape: Shape, thetas: tuple[float, ...], rounds: int) -> Row:
-    """Four windows over one, in layers of equal sizes."""
+    """The row that compares several windows with one, in layers of equal sizes."""
     x = inputs(shape)
     memory: dict[str, Any] = {"order": shape.order, "encoder": False, "input_to_output": False}
     several = made(plmu.ParallelLMU(shape.channels, shape.out, theta=list(thetas), **memory))

@@ -1,7 +1,8 @@
-"""What `auto` takes at random shapes against the best of all algorithms: a part of `python -m benchmarks.cpu`.
+"""The choice of `auto` at random shapes, compared with the best of all algorithms: a part of `python -m
+benchmarks.cpu`.
 
-One thread, and its processor time rather than the time on the clock, so that other work on the machine counts little.
-Each figure is the least of several rounds in which all candidates take turns.
+Times are processor time of one thread, so that other work on the machine matters little. Each figure is the minimum of
+several rounds, in which all candidates take turns.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SLOW = 3.0  # times slower in its first calls than the fastest: not measured fur
 
 @dataclass
 class Choice:
-    """What `auto` took at one shape, and the best there was."""
+    """The choice of `auto` at one shape, and the times of all algorithms."""
 
     kind: str
     shape: str
@@ -45,7 +46,7 @@ class Choice:
 
 
 def random_shapes(count: int, seed: int = 0) -> list[tuple[str, Shape]]:
-    """Functions and shapes, uniform in the logarithm of each size; as many narrow as wide ones."""
+    """Functions and shapes, uniform in the logarithm of each size; half of them have one channel."""
     draw = random.Random(seed)
 
     def between(least: float, most: float) -> float:
@@ -64,7 +65,7 @@ def random_shapes(count: int, seed: int = 0) -> list[tuple[str, Shape]]:
 
 
 def compare_choices(count: int, rounds: int, seed: int = 0) -> dict[str, Any]:
-    """What `auto` takes at the committed shapes and at `count` random ones."""
+    """The choices of `auto` at the committed shapes and at `count` random ones."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     committed = [choice for choice in CPU_CHOICES if choice[0] != "final_state"]  # which has one algorithm
@@ -99,7 +100,8 @@ def measure(kind: str, shape: Shape, rounds: int) -> Choice:
 
 
 def least_times(candidates: dict[str, Call], rounds: int, least: float = 0.01) -> dict[str, float]:
-    """The least processor seconds of a call of each candidate; slow ones are left out after their first calls."""
+    """The minimum processor seconds of a call of each candidate. Slow candidates are dropped after their first
+    calls."""
     first = {}
     for name, call in candidates.items():
         call()

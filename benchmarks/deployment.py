@@ -1,4 +1,4 @@
-"""How long one step takes on one CPU core as a stream, in ONNX Runtime and in C: `python -m benchmarks.deployment`.
+"""The time of a step on one CPU core as a stream, in ONNX Runtime and in C: `python -m benchmarks.deployment`.
 
 The models are those of Mackey-Glass and psMNIST, untrained: the time of a step does not depend on the weights. Each is
 compared with its matrix–vector products alone (NumPy or torch, whichever is faster) and with plain loops in C: the same
@@ -31,11 +31,11 @@ from plmu.runs.provenance import provenance
 
 CHECKED = 1000  # steps
 TOLERANCE = 1e-5
-ROUNDS = 3  # each time is the shortest of so many
+ROUNDS = 3  # each time is the minimum of this many
 
 
 def models() -> dict[str, plmu.Sequential]:
-    """As `plmu train` builds them."""
+    """The models as `plmu train` builds them."""
     small = plmu.ParallelLMU(1, 140, order=40, theta=50.0, output_activation="gelu", standardize=True)
     large = plmu.ParallelLMU(1, 346, order=468, theta=784.0, standardize=True, return_sequences=False)
     return {
@@ -112,7 +112,7 @@ def onnx_error(model: Any, program: Program, data: bytes) -> float:
 
 
 def c_error(files: dict[str, str]) -> float:
-    """As the check program prints it, which fails if it is too large."""
+    """The error that the check program prints; it fails if the error is too large."""
     with tempfile.TemporaryDirectory() as place:
         for name, content in files.items():
             (Path(place) / name).write_text(content)
@@ -142,7 +142,7 @@ def products_time(program: Program) -> float:
 
 
 def loops_time(program: Program) -> float:
-    """Products row by row and activations number by number, as one would write them first."""
+    """Products row by row and activations number by number: plain loops."""
     arrays, body = [], []
     bodies = {"gelu": "0.5f * v[i] * (1.0f + erff(v[i] * 0.70710678f))", "relu": "v[i] > 0.0f ? v[i] : 0.0f"}
     for k, one in enumerate(program.operations):

@@ -34,7 +34,8 @@ def results(problem: Problem, algorithm: str, dtype: torch.dtype) -> list[Tensor
 
 
 def errors(problem: Problem) -> list[float]:
-    """Those of `auto` over those of `chunked`. Too large ones, or answers that do not repeat, end the benchmark."""
+    """The errors of `auto` relative to those of `chunked`. RuntimeError if one is too large or answers do not
+    repeat."""
     ours, again = results(problem, "auto", torch.float32), results(problem, "auto", torch.float32)
     if not all(map(torch.equal, ours, again)):
         raise RuntimeError(f"{problem.shape}: answers do not repeat bit for bit")

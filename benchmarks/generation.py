@@ -1,4 +1,4 @@
-"""How many characters a second a language model writes on one CPU thread, from the first to the last of many:
+"""Characters per second that a language model writes on one CPU thread, from the first to the last of many:
 `python -m benchmarks.generation`.
 
 The models are of the sizes that text8 is trained with, untrained: the time of a step does not depend on the weights.

@@ -113,7 +113,7 @@ def row(shape: Shape, sequences: bool, rounds: int) -> dict[str, Any]:
 
 
 def quartiles(seconds: list[float], ours: list[float]) -> list[float]:
-    """The first and the third, of the ratios within each round: how far a busy machine moves them."""
+    """First and third quartile of the ratios within each round, which a busy machine spreads."""
     ratios = torch.tensor(seconds, dtype=torch.float64) / torch.tensor(ours, dtype=torch.float64)
     return torch.quantile(ratios, torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
 
@@ -136,7 +136,7 @@ def keras_layout(encoder: Tensor, encoder_bias: Tensor, memory: Tensor, inputs: 
 def keras_step(
     form: str, shape: Shape, layer: plmu.ParallelLMU, x: Tensor, gradient: Tensor, *, graph: bool = True
 ) -> Callable[[], tuple[Any, list[Any]]]:
-    """A call that gives the output and the gradients of all weights, of keras-lmu with the weights of `layer`."""
+    """A call of keras-lmu, with the weights of `layer`, that returns the output and the gradients of all weights."""
     import keras
     import keras_lmu
     import tensorflow as tf

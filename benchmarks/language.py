@@ -1,6 +1,6 @@
-"""How many tokens a second language models train on: `python -m benchmarks.language --device cuda`.
+"""Tokens per second of training language models: `python -m benchmarks.language --device cuda`.
 
-Whole training steps of the experiments as they are configured, on random tokens that lie on the device: loss,
+Whole training steps with the configurations of the experiments, on random tokens on the device: loss,
 gradients, clipping and optimiser; on a GPU compiled and as a CUDA graph. `flops` are six for each token and each
 parameter that a token is multiplied by: the embedding table is not, the output layer is.
 """

@@ -1,9 +1,9 @@
 """Forecasts of a CSV file of 10 million rows: seconds to the first batch and to the end, and peak memory.
 `python -m benchmarks.large_table`.
 
-The file is generated: minutes, two columns, a daily course and noise. Each stage runs in a process of its own, whose
-memory is measured as the program's would be. The first batch is a block of windows with what follows them, as the fit
-takes it. The answer is checked: no model forecasts the noise, and the error must be close to its variance.
+The file is generated: minutes, two columns, a daily season and noise. Each stage runs in a process, whose peak memory
+is measured. The first batch is a block of windows and targets, as the fit takes it. The answer is checked: no model
+forecasts the noise, so the error must be close to its variance.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def write_table(file: Path, rows: int) -> None:
-    """In pieces, so that this takes little memory itself."""
+    """Write the file in pieces, which takes little memory."""
     rng = np.random.default_rng(0)
     with open(file, "w", encoding="utf-8") as out:
         out.write("time,load,temperature\n")
@@ -107,8 +107,7 @@ def train(file: Path) -> dict[str, float]:
 
 
 def used() -> dict[str, float]:
-    """Processor time and the largest memory of this process, from its start. Where other processes compete for the
-    processor, its time is the better figure."""
+    """Processor time and peak memory of this process. On a busy machine, processor time is the better figure."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     spent = usage.ru_utime + usage.ru_stime
     return {

@@ -1,4 +1,4 @@
-"""Whole layers on a GPU against float64: what is checked before a benchmark times them."""
+"""The check of whole layers on a GPU against float64, before a benchmark times them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def check(layer: plmu.ParallelLMU, shape: Shape) -> dict[str, float]:
 
 
 def errors(original: plmu.ParallelLMU, shape: Shape, activation: str) -> dict[str, float]:
-    """Relative errors of two sequences against float64 chunks, on other numbers than what is timed.
+    """Relative errors of two sequences against float64 chunks, on other numbers than those that are timed.
 
-    The exact ReLU is zero where ours is: near zero, which side of it a sum falls on is a matter of rounding.
+    The exact ReLU is zero where ours is: near zero, rounding decides the sign of a sum.
     """
     options = {**original.config, "output_activation": activation}
     del options["algorithm"]

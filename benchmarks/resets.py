@@ -3,7 +3,7 @@
 python -m benchmarks.resets --json results/bench-resets-cuda.json
 
 Answers are compared with float64 before anything is timed: outputs, final states and all gradients, which must also
-repeat bit for bit. That is done in a process for each shape at the same time, where kernels are compiled too. A shape
+repeat bit for bit. A process for each shape does this, all at the same time, and compiles the kernels. A shape
 that fails or is wrong has no row, and is named under "failed".
 """
 
@@ -151,7 +151,7 @@ def measured(shape: Shape, errors: dict[str, Row], rounds: int) -> Row:
 
 
 def profiled(shape: Shape) -> Row:
-    """Microseconds of each kernel in a training step, without resets and with them; where there is a profiler."""
+    """Microseconds of each kernel in a training step, without resets and with them."""
     row: Row = {}
     by_kind = problems(shape, resets_of(shape))
     for kind in ("without", "every 128 steps"):
@@ -164,7 +164,7 @@ def all_checked() -> list[tuple[Shape, tuple[float, ...], bool]]:
 
 
 def warm(number: int) -> None:
-    """Check one shape, print its errors, and compile what else is timed of it."""
+    """Check one shape, print its errors, and compile its other kernels."""
     shape, thetas, started = all_checked()[number]
     with torch.cuda.stream(torch.cuda.Stream()), plmu.for_graphs():
         resets = resets_of(shape)
@@ -177,7 +177,7 @@ def warm(number: int) -> None:
 
 
 def checks() -> tuple[list[dict[str, Row] | None], list[str]]:
-    """The errors of all shapes, None where a check failed; and how those failed."""
+    """The errors of all shapes, None where a check failed; and the messages of those that failed."""
     command = [sys.executable, "-m", "benchmarks.resets", "--warm"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     shapes, until = all_checked(), time.monotonic() + PATIENCE

@@ -1,7 +1,7 @@
 """`python -m benchmarks.serving`: a server under load, under malformed messages, and killed.
 
 This process is the client, the server is another one. The model is that of Mackey-Glass, untrained: its weights do not
-matter for time. Each part fails if what it asks for does not hold, and all figures go to results/serving.json.
+matter for time. Each part fails if its conditions do not hold. All figures go to results/serving.json.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def server(run: Path, *options: str) -> Iterator[Program]:
 
 
 class Client:
-    """A session that sends samples of its own, and checks that each message is answered in its order."""
+    """A session that sends samples and checks that the answers come in order."""
 
     def __init__(self, number: int, per_message: int) -> None:
         self.number, self.per_message = number, per_message
@@ -125,7 +125,7 @@ class Client:
         self.latencies.append(now - self.sent.pop(0))
 
     def read(self) -> None:
-        """Check the answers that have come."""
+        """Check the answers that have arrived."""
         for text in self.unread:
             answer = json.loads(text)
             outputs = answer.get("outputs") or [answer.get("output")]
@@ -149,7 +149,7 @@ def _message(first: int, count: int) -> bytes:
 
 
 async def send_evenly(clients: list[Client], seconds: float) -> None:
-    """Each client its messages at its own time, RATE samples a second, for so long; then wait for all answers."""
+    """Let each client send RATE samples a second, at staggered times, for `seconds`; then wait for all answers."""
     each = clients[0].per_message / RATE  # seconds between the messages of a client
     gap, start, place = each / len(clients), time.perf_counter(), 0
     while place * gap < seconds:
@@ -159,7 +159,7 @@ async def send_evenly(clients: list[Client], seconds: float) -> None:
             place += 1
         await asyncio.sleep(0.001)
     for _ in range(500):
-        if not any(one.sent for one in clients):
+        if not any(client.sent for client in clients):
             return
         await asyncio.sleep(0.01)
 
@@ -261,7 +261,7 @@ async def hostile(run: Path, messages: int, healthy: int) -> dict[str, Any]:
 
 
 async def killed(run: Path, states: Path, sessions: int, kills: int, seconds: float) -> dict[str, Any]:
-    """The server is killed under load and started again; all outputs are those of a server that never was."""
+    """Kill the server under load and start it again; all outputs must be those of a server that was never killed."""
     rng = random.Random(0)
     clients = [Client(number, 5) for number in range(sessions)]
     for client in clients:
@@ -363,7 +363,7 @@ def main() -> None:
 
 
 def holds(result: dict[str, Any]) -> bool:
-    """Whether a part is as it should be."""
+    """Whether a part's conditions hold."""
     faults = ("lost_samples", "wrong_answers", "healthy_lost", "healthy_wrong", "outputs_with_other_bits")
     if any(result.get(name) for name in faults) or result.get("p99_ms", 0.0) >= SLOWEST:
         return False

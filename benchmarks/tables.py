@@ -1,4 +1,4 @@
-"""What stands in the tables of the pages on speed: each function makes one table of a benchmark's results."""
+"""The tables of the pages on speed: each function makes one table from a benchmark's results."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _range(rows: Sequence[tuple[float, Results]]) -> tuple[str, str]:
 
 
 def whole_widths(results: Results) -> str:
-    """How wide each layer was made, a line for each comparison; and what ran it."""
+    """The width of each layer, a line for each comparison; and its implementation."""
     names = list(dict.fromkeys(row["layer"] for row in results["whole layers"]))
     lines = []
     for rows in comparisons(results):
@@ -193,7 +193,7 @@ def isolation(results: Results) -> str:
 
 
 def calls(results: Results) -> str:
-    """Whole layers as they are called; times are forward / both."""
+    """Calls of whole layers; times are forward / both."""
 
     def pair(values: Results, digits: int = 3) -> str:
         return " / ".join(number(values[way], digits) for way in ("forward", "both"))
@@ -225,7 +225,7 @@ def windows(results: Results) -> str:
 
 
 def resets(results: Results) -> str:
-    """A training step without resets, and how long it takes with them relative to that."""
+    """The time of a training step without resets, and with resets relative to it."""
     kinds = list(results["rows"][0]["over without"])
     lines = [
         [

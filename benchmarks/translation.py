@@ -1,4 +1,4 @@
-"""How fast a translation model is on a CPU: `python -m benchmarks.translation RUN SENTENCES`.
+"""The speed of a translation model on a CPU: `python -m benchmarks.translation RUN SENTENCES`.
 
 RUN is a folder of `plmu train iwslt`, SENTENCES a file with one sentence a line. Sentences per second are those of
 `plmu translate`, with the beam of the run, one by one and in batches. Then the decoder takes many steps on one
@@ -92,7 +92,7 @@ def speed(translator: Translator, sentences: list[str], batch: int) -> float:
 
 @torch.no_grad()
 def steps(translator: Translator, sentence: str, count: int) -> dict[str, float]:
-    """Of a batch of hypotheses of one sentence, each fed its own likeliest token, whether that ends it or not."""
+    """Times of decoder steps on a batch of hypotheses of one sentence, each fed its likeliest token, END included."""
     model = translator.model
     source, lengths = source_of(translator, sentence)
     context, state = model.encode(source, lengths), None

@@ -15,7 +15,7 @@ HANDSHAKE = (
 
 
 def frame(payload: bytes, opcode: int = 1) -> bytes:
-    """One whole message. Its mask is zero, which leaves the payload as it is."""
+    """The frame of a message. Its mask is zero, which does not change the payload."""
     size = len(payload)
     if size < 126:
         head = bytes([0x80 | opcode, 0x80 | size])
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self.buffer = buffer
 
     def _messages(self, buffer: bytes) -> bytes:
-        """Take whole messages off."""
+        """Remove complete messages from the buffer."""
         while len(buffer) >= 2:
             size, head = buffer[1] & 127, 2
             if size == 126:
