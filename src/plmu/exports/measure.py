@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+import plmu
 from plmu.exports.c_files import FLAGS
 from plmu.exports.program import Program
-from plmu.runtime.stream import Stream
 
 SECONDS = 0.2  # that a measurement takes
 SERIES = 0.002  # seconds of calls that are timed together: short, so that some run without interruption
@@ -52,7 +52,7 @@ def microseconds(step: Callable[[], Any]) -> float:
 
 
 def stream_time(model: nn.Module, program: Program) -> float:
-    stream: Any = Stream(model)  # type: ignore[arg-type]
+    stream: Any = plmu.Stream(model)  # type: ignore[arg-type]
     x = torch.zeros(program.x.size) if program.tokens is None else torch.tensor(0)
     with one_thread():
         return microseconds(lambda: stream.push(x))
