@@ -21,7 +21,6 @@ STILL: dict[str, int] = {
     "modelfiles": 7,
     "ops": 12,
     "runs": 13,
-    "timeseries": 10,
     "training": 46,
 }
 

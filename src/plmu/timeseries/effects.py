@@ -155,8 +155,10 @@ class _Errors:
         for windows, future, _ in blocks(reader, parts, data.stride(reader, parts, limit)):
             last = windows[..., -1:]
             errors = future[..., ahead] - last - (windows - last) @ taps  # (windows, channels and features, steps)
-            own, features = errors.split([channels, count], dim=1)
-            moved, sought = (rows.movedim(1, 2).flatten(0, 1) for rows in (features, own))  # (windows and steps, ...)
+            targets, features = errors.split([channels, count], dim=1)
+            moved, sought = (
+                rows.movedim(1, 2).flatten(0, 1) for rows in (features, targets)
+            )  # (windows and steps, ...)
             if relative:
                 size = spread(windows[:, :channels]).expand(-1, -1, len(ahead)).movedim(1, 2).flatten(0, 1)
                 for channel in range(channels):

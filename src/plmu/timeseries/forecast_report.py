@@ -32,12 +32,14 @@ def write(
         Lines to print: one row for each model and baseline, one column for each score.
     """
     settings = split.settings
-    own = {name: errors.by_channel(split.scale) for name, errors in scores.errors.items()}
+    in_units = {name: errors.by_channel(split.scale) for name, errors in scores.errors.items()}
     content = {
         "windows": scores.windows,
         "mse": {name: errors.mse for name, errors in scores.errors.items()},
         "mae": {name: errors.mae for name, errors in scores.errors.items()},
-        "mae in own units": {name: dict(zip(settings.values, values, strict=True)) for name, values in own.items()},
+        "mae in own units": {
+            name: dict(zip(settings.values, values, strict=True)) for name, values in in_units.items()
+        },
         "mse by step ahead": {name: errors.by_step() for name, errors in scores.errors.items()},
         "inside interval": dict(zip(map(str, scores.levels), scores.coverage, strict=True)),
         "backtest": folds,
@@ -49,7 +51,7 @@ def write(
     header = ["", "mse", "mae", *(f"mse of {steps} steps" for steps in shorter)]
     header += [f"mae of {shortened(name)}" for name in settings.values]
     rows = [
-        [name, *(f"{value:.4g}" for value in (errors.mse, errors.mae, *map(errors.until, shorter), *own[name]))]
+        [name, *(f"{value:.4g}" for value in (errors.mse, errors.mae, *map(errors.until, shorter), *in_units[name]))]
         for name, errors in scores.errors.items()
     ]
     lines += text_table(header, rows)

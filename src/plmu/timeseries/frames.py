@@ -174,8 +174,8 @@ def check_ahead(piece: Piece, horizon: int, covariates: Sequence[str | int], nam
     """Raise unless the covariates are known for `horizon` rows ahead."""
     assert piece.covariates is not None
     ahead = np.isfinite(piece.covariates[len(piece) :][:horizon])
-    for column, known in zip(covariates, ahead.T, strict=True):
-        count = len(known) if known.all() else int((~known).argmax())
+    for column, present in zip(covariates, ahead.T, strict=True):
+        count = len(present) if present.all() else int((~present).argmax())
         if count < horizon:
             raise ValueError(
                 f"covariate {column!r} must be known for {horizon} rows after the last row of {name}, got {count}: give"

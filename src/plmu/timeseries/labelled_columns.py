@@ -61,8 +61,8 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
         values = tuple(name for name in free if table.kind(name) == "number")
         text = [name for name in free if name not in values]
         if text:
-            more = f" … ({len(text)})" if len(text) > 5 else ""
-            table.notes.append(f"left out, no numbers: {', '.join(text[:5])}{more}")
+            total = f" … ({len(text)})" if len(text) > 5 else ""
+            table.notes.append(f"left out, no numbers: {', '.join(text[:5])}{total}")
     if not values:
         raise DataError(f"{table.path} has no columns of measurements: it has {', '.join(table.names[:8])}")
     if not long and len(values) < 3 and table.rows > 3:

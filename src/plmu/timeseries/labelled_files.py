@@ -105,12 +105,12 @@ class _Reader:
     def from_table(self, form: Format | None, classes: Collection[str]) -> None:
         """A table with a series in each row, or in many rows each."""
         table, config = read_table(self.path, self.config.header), self.config
-        found = form or find_format(table, config)
-        if found.layout not in ("rows", "wide"):
+        detected = form or find_format(table, config)
+        if detected.layout not in ("rows", "wide"):
             raise DataError(
-                f"{self.path} is a table; the model was trained on {found.layout}: give a file of that kind"
+                f"{self.path} is a table; the model was trained on {detected.layout}: give a file of that kind"
             )
-        self.format = found if form is None else like_format(table, form, config, classes)
+        self.format = detected if form is None else like_format(table, form, config, classes)
         self.notes = table.notes
         values = np.stack([table.numbers(name, config.bad) for name in self.format.values], axis=1)
         labels = None if self.format.label is None else table.text(self.format.label)

@@ -197,8 +197,8 @@ def solve(train: Sums, alpha: float, pull: float, shared: Tensor | None = None) 
         shared = torch.linalg.solve(train.gram.mean(0) + alpha * eye, train.cross.mean(0))
     if pull == float("inf"):
         return shared, shared[None]
-    own = torch.linalg.solve(train.gram + pull * eye, train.cross - train.gram @ shared)
-    return shared, shared + own
+    difference = torch.linalg.solve(train.gram + pull * eye, train.cross - train.gram @ shared)
+    return shared, shared + difference
 
 
 def best_ridge(

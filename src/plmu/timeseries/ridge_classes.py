@@ -82,8 +82,8 @@ def softened(scores: Tensor, labels: Tensor) -> Tensor:
     own is far higher. The mean square error also punishes scores above 1, which are no errors, and so chooses too large
     an alpha.
     """
-    own = torch.nn.functional.one_hot(labels, scores.shape[-1]).bool()
-    margin = scores[..., own] - scores.masked_fill(own, -torch.inf).amax(-1)
+    correct = torch.nn.functional.one_hot(labels, scores.shape[-1]).bool()
+    margin = scores[..., correct] - scores.masked_fill(correct, -torch.inf).amax(-1)
     return torch.sigmoid(-2 * margin).mean(-1)
 
 
@@ -95,8 +95,8 @@ def sharpness(scores: Tensor, labels: Tensor) -> float:
     certainty.
     """
     doubt = 1 / (len(scores) + 2)
-    own = scores.gather(1, labels[:, None])[:, 0]
-    expected = (1 - doubt) * own + doubt * (scores.sum(1) - own) / (scores.shape[1] - 1)
+    correct = scores.gather(1, labels[:, None])[:, 0]
+    expected = (1 - doubt) * correct + doubt * (scores.sum(1) - correct) / (scores.shape[1] - 1)
     low, high = _SHARPNESS
     while high > 1.001 * low:  # the likelihood's slope falls
         middle = math.sqrt(low * high)
@@ -138,14 +138,14 @@ def _residuals(x: Tensor, y: Tensor, alphas: Sequence[float], rows: Tensor) -> T
     w, vectors = torch.linalg.eigh(gram)
     significant = w > _floor(gram)
     w, vectors = w[significant], vectors[:, significant]
-    left = vectors if wide else x.double() @ (vectors / w.sqrt())
-    projected = left.mT @ y
-    outside = y[rows] - left[rows] @ projected
-    left, powers = left[rows], left[rows].square()
+    u = vectors if wide else x.double() @ (vectors / w.sqrt())
+    projected = u.mT @ y
+    outside = y[rows] - u[rows] @ projected
+    u, powers = u[rows], u[rows].square()
     out = []
     for alpha in alphas:
         shrunk = alpha / (w + alpha)
-        residual = outside + left @ (shrunk[:, None] * projected)
+        residual = outside + u @ (shrunk[:, None] * projected)
         out.append(residual / (1 - 1 / len(x) - powers @ (1 - shrunk)).clamp(min=1e-9)[:, None])  # the mean takes 1 / n
     return torch.stack(out)
 
