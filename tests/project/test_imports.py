@@ -1,6 +1,7 @@
 """Arrows point one way: which module imports which, read from the source without running it."""
 
 import ast
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -59,26 +60,61 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     TopologicalSorter({name: set(imports(name)) - {"plmu"} for name in MODULES}).prepare()  # raises for a cycle
 
 
-@pytest.mark.parametrize(
-    ("of", "never"),
-    [
-        ("plmu.data", "plmu.nn"),
-        ("plmu.training", "plmu.experiments"),
-        ("plmu.modelfiles.atomic", "plmu.nn"),
-        ("plmu.ops", "plmu.nn"),
-        ("plmu.core.systems", "plmu.ops"),
-    ],
-)
-def test_arrows_point_one_way(of: str, never: str) -> None:
+def allowed() -> dict[str, set[str]]:
+    """What each room may import: rooms and single modules, by the table of docs/architecture.md."""
+    page = (SOURCE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|$", page, re.MULTILINE)
+    table = {
+        room: set(re.findall(r"[\w/.]+", cell.replace("public names", "plmu, nn/__init__.py"))) for room, cell in rows
+    }
+    return {room: set(table) | {"plmu"} if names == {"all"} else names - {"nothing"} for room, names in table.items()}
+
+
+# Beside the rooms: the package, whose names bring in rooms at first use, its entry point, and an old name.
+ARROWS = {
+    **allowed(),
+    "plmu": {"core", "exports", "errors", "modelfiles", "nn", "ops", "runtime", "timeseries"},
+    "__main__": {"cli"},
+    "datasets": {"timeseries"},
+}
+# What a room must not bring in by any detour either.
+NEVER_REACHED = {
+    "serve": ("experiments", "timeseries", "training", "cli"),
+    "exports": ("training", "experiments", "timeseries", "runs"),
+    "training": ("experiments", "timeseries", "runs", "data"),
+    "ops": ("nn",),
+    "modelfiles.atomic": ("nn", "core"),
+}
+
+
+def room(name: str) -> str:
+    """The room that a module is in."""
+    return name.split(".")[1] if "." in name else name
+
+
+def test_every_room_has_its_arrows() -> None:
+    assert {room(name) for name in MODULES} == set(ARROWS)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_what_its_room_may(name: str) -> None:
+    rooms = {room(name), *ARROWS[room(name)]}
+    files = {module: MODULES[module].relative_to(SOURCE / "plmu").as_posix() for module in imports(name)}
+    wrong = {module for module, file in files.items() if room(module) not in rooms and file not in rooms}
+    assert not wrong, f"{name} imports {wrong}"
+
+
+@pytest.mark.parametrize("of", NEVER_REACHED)
+def test_a_room_brings_in_no_other_by_a_detour(of: str) -> None:
     for name in MODULES:
-        if name == of or name.startswith(f"{of}."):
-            wrong = {one for one in reached(name) if one == never or one.startswith(f"{never}.")}
+        if f"{name}.".startswith(f"plmu.{of}."):
+            wrong = {module for module in reached(name) if room(module) in NEVER_REACHED[of]}
             assert not wrong, f"{name} brings in {wrong}"
 
 
 def test_what_writes_results_and_checkpoints_needs_no_layers() -> None:
     for name in ("plmu.runs.results", "plmu.training.checkpoints"):
-        assert not {one for one in imports(name) if one.startswith(("plmu.nn", "plmu.modelfiles.files"))}
+        assert not {module for module in imports(name) if one.startswith(("plmu.nn", "plmu.modelfiles.files"))}
 
 
 def test_private_names_stay_in_their_module() -> None:
