@@ -156,10 +156,10 @@ def windows(shape: Shape, thetas: tuple[float, ...], rounds: int) -> Row:
     x = inputs(shape)
     memory: dict[str, Any] = {"order": shape.order, "encoder": False, "input_to_output": False}
     several = made(plmu.ParallelLMU(shape.channels, shape.out, theta=list(thetas), **memory))
-    one = made(plmu.ParallelLMU(shape.channels, shape.out, theta=shape.theta, **memory))
+    single = made(plmu.ParallelLMU(shape.channels, shape.out, theta=shape.theta, **memory))
     row: Row = {"shape": str(shape), "windows": list(thetas), "error": check(several, shape)}
-    check(one, shape)
-    calls = {"several": ways(several, x), "one": ways(one, x)}
+    check(single, shape)
+    calls = {"several": ways(several, x), "one": ways(single, x)}
     for name, (forward, both) in calls.items():
         row[f"host, ms, {name}"] = {"forward": host(forward, 3 * rounds), "both": host(both, 3 * rounds)}
     row["eager, ms"], eager = milliseconds({name: both for name, (_, both) in calls.items()}, rounds)
@@ -178,8 +178,8 @@ def windows(shape: Shape, thetas: tuple[float, ...], rounds: int) -> Row:
 
 
 def warm(number: int, under_compile: bool) -> None:
-    """Compile what one case runs: a form of a layer at a shape, several windows, or a small problem. And say how long
-    the first call of a layer's simplest form took."""
+    """Compile one case: a form of a layer at a shape, several windows, or a small problem. Print the time of the first
+    call of a layer's simplest form."""
     whole = len(GPU_SHAPES) * len(FORMS)
     with torch.cuda.stream(torch.cuda.Stream()), plmu.for_graphs():
         torch.zeros(1, device="cuda")
@@ -191,11 +191,11 @@ def warm(number: int, under_compile: bool) -> None:
         memory: dict[str, Any] = {"encoder": False, "input_to_output": False}
         if number < whole:
             shape = GPU_SHAPES[number // len(FORMS)]
-            one = layers(shape)[FORMS[number % len(FORMS)]]
+            layer = layers(shape)[FORMS[number % len(FORMS)]]
         else:
             shape, thetas = WINDOWS[number - whole]
-            one = plmu.ParallelLMU(shape.channels, shape.out, shape.order, list(thetas), **memory)
-        layer, x = made(one), inputs(shape)
+            layer = plmu.ParallelLMU(shape.channels, shape.out, shape.order, list(thetas), **memory)
+        layer, x = made(layer), inputs(shape)
         layer(x)[0].sum().backward()
         torch.cuda.synchronize()
         if number >= whole or number % len(FORMS) == 0:

@@ -204,17 +204,17 @@ def row(name: str, ours: str, baseline: str, time: float, baseline_time: float, 
 
 def show(rows: list[Row]) -> None:
     table = Table("case", "ours", "against", "ms", "ms against", "ratio", "bar", "error")
-    for one in rows:
-        met = "green" if one.met else "red"
+    for row in rows:
+        met = "green" if row.met else "red"
         table.add_row(
-            one.name,
-            one.ours,
-            one.baseline,
-            f"{one.milliseconds:.3g}",
-            f"{one.baseline_milliseconds:.3g}",
-            f"[{met}]{one.ratio:.3g}[/]",
-            one.bar,
-            f"{one.error:.0e}" if one.error <= ERROR else f"[red]{one.error:.0e} WRONG[/]",
+            row.name,
+            row.ours,
+            row.baseline,
+            f"{row.milliseconds:.3g}",
+            f"{row.baseline_milliseconds:.3g}",
+            f"[{met}]{row.ratio:.3g}[/]",
+            row.bar,
+            f"{row.error:.0e}" if row.error <= ERROR else f"[red]{row.error:.0e} WRONG[/]",
         )
     Console(width=170).print(table)
 

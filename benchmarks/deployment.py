@@ -100,7 +100,7 @@ def measured(model: Any) -> dict[str, Any]:
 def onnx_error(model: Any, program: Program, data: bytes) -> float:
     """The largest error of an output, relative to the largest output of the stream."""
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    states = [np.zeros((1, *(one.shape or ())), np.float32) for one in program.states]
+    states = [np.zeros((1, *(value.shape or ())), np.float32) for value in program.states]
     stream, error, largest = plmu.Stream(model), 0.0, 0.0
     for x in sequence(program, CHECKED):
         feeds = {f"state_{i}_in": state for i, state in enumerate(states)}
@@ -123,9 +123,9 @@ def c_error(files: dict[str, str]) -> float:
 def products_time(program: Program) -> float:
     """The matrix–vector products of a step and nothing else."""
     pairs = [
-        (one.weight.array.contiguous(), torch.randn(one.weight.array.shape[1]))
-        for one in program.operations
-        if isinstance(one, MatVec)
+        (operation.weight.array.contiguous(), torch.randn(operation.weight.array.shape[1]))
+        for operation in program.operations
+        if isinstance(operation, MatVec)
     ]
     arrays = [(weight.numpy(), x.numpy()) for weight, x in pairs]
 
@@ -145,18 +145,18 @@ def loops_time(program: Program) -> float:
     """Products row by row and activations number by number: plain loops."""
     arrays, body = [], []
     bodies = {"gelu": "0.5f * v[i] * (1.0f + erff(v[i] * 0.70710678f))", "relu": "v[i] > 0.0f ? v[i] : 0.0f"}
-    for k, one in enumerate(program.operations):
-        if isinstance(one, MatVec):
-            rows, columns = one.weight.array.shape
-            values = ",".join(f"{value:.7e}f" for value in one.weight.array.flatten().tolist())
+    for k, operation in enumerate(program.operations):
+        if isinstance(operation, MatVec):
+            rows, columns = operation.weight.array.shape
+            values = ",".join(f"{value:.7e}f" for value in operation.weight.array.flatten().tolist())
             arrays.append(f"static const float w{k}[{rows * columns}] = {{{values}}};")
             body.append(
                 f"for (i = 0; i < {rows}; i++) {{ float s = 0.0f; for (j = 0; j < {columns}; j++)"
                 f" s += w{k}[i * {columns} + j] * v[j]; u[i] = s; }} memcpy(v, u, sizeof u);"
             )
-        elif isinstance(one, Apply):
-            body.append(f"for (i = 0; i < {one.x.size}; i++) v[i] = {bodies[one.function]};")
-    size = max(max(one.weight.array.shape) for one in program.operations if isinstance(one, MatVec))
+        elif isinstance(operation, Apply):
+            body.append(f"for (i = 0; i < {operation.x.size}; i++) v[i] = {bodies[operation.function]};")
+    size = max(max(operation.weight.array.shape) for operation in program.operations if isinstance(operation, MatVec))
     header = "#define MODEL_INPUTS 1\n#define MODEL_OUTPUTS 1\ntypedef struct { float v[1]; } model_state;\n"
     header += "void model_init(model_state *s);\nint model_step(model_state *s, const float *x, float *y);\n"
     source = f"""#include "model.h"

@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 def results(problem: Problem, algorithm: str, dtype: torch.dtype) -> list[Tensor]:
     """o, and the gradients of u and of the weight."""
-    leaves = [one.detach().to(dtype).requires_grad_() for one in (problem.u, problem.weight)]
+    leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in (problem.u, problem.weight)]
     o = plmu.project(leaves[0], problem.system, leaves[1], algorithm=algorithm, resets=problem.resets)[0]
     return [o.detach(), *torch.autograd.grad(o, leaves, random_like(o.float()).to(dtype))]
 

@@ -61,7 +61,7 @@ def read(folder: Path, name: str) -> tuple[np.ndarray, tuple[int, int, int]]:
     return values, (int(0.7 * total), total - test, total)
 
 
-def one(values: np.ndarray, ends: tuple[int, int, int], horizon: int, lookback: int | None) -> dict[str, Any]:
+def measured(values: np.ndarray, ends: tuple[int, int, int], horizon: int, lookback: int | None) -> dict[str, Any]:
     """Fit and test one horizon."""
     train, valid, test = ends
     begin, used = time.perf_counter(), time.process_time()
@@ -97,7 +97,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
         }
         for kind, lookback in (("96", 96), ("free", None)):
-            rows = [one(values, ends, horizon, lookback) for horizon in HORIZONS]
+            rows = [measured(values, ends, horizon, lookback) for horizon in HORIZONS]
             means = {key: float(np.mean([row[key] for row in rows])) for key in ("valid mse", "mse", "mae")}
             last = float(np.mean([row["last value mse"] for row in rows]))
             seconds = sum(row["fit seconds"] for row in rows)

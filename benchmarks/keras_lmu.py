@@ -91,7 +91,7 @@ def row(shape: Shape, sequences: bool, rounds: int) -> dict[str, Any]:
     for form in FORMS[:2]:
         output, gradients = keras_step(form, shape, exact, x.double(), gradient.double(), graph=False)()
         pairs = zip([output, *gradients], [expected[0], *expected[1]], strict=True)
-        difference = max(difference, *(relative_error(_tensor(one), other) for one, other in pairs))
+        difference = max(difference, *(relative_error(_tensor(theirs), ours) for theirs, ours in pairs))
     if not difference <= AGREE:
         raise SystemExit(f"{shape}: plmu and keras-lmu differ by {difference:.1e} in float64")
     calls: dict[str, Call] = {OURS: lambda: torch.autograd.grad(layer(x)[0], leaves(layer), gradient)}

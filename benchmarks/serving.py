@@ -245,12 +245,12 @@ async def hostile(run: Path, messages: int, healthy: int) -> dict[str, Any]:
         await asyncio.wait_for(attacking, 60)
         for client in clients:
             client.read()
-        named = sum("error" in json.loads(one) for one in answers)
+        named = sum("error" in json.loads(answer) for answer in answers)
         half = len(memory) // 2
         return {
             "messages": messages,
             "answered_with_an_error": named,
-            "closed_connections": sum(one.closed.is_set() for one in connections),
+            "closed_connections": sum(connection.closed.is_set() for connection in connections),
             "healthy_sessions": healthy,
             "healthy_samples": sum(client.count for client in clients),
             "healthy_lost": sum(client.count - client.steps for client in clients),
