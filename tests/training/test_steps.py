@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import io
 import math
-import re
 import sys
 
 import pytest
@@ -12,8 +11,6 @@ import torch
 from worker import config, seeded_model, task
 
 from plmu.errors import Diverged, RunError
-from plmu.runs import results
-from plmu.runs.provenance import provenance
 from plmu.training.batches import Shape
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.config import TrainingConfig
@@ -272,23 +269,6 @@ def test_the_checkpoint_of_an_epoch_comes_before_its_line(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
     assert Checkpoints(tmp_path).newest()["epoch"] == 1
-
-
-def test_the_source_of_a_result_is_named(monkeypatch):
-    found = provenance(torch.device("cpu"))
-    assert found["torch"] == torch.__version__
-    assert "threads" in found["hardware"]
-    assert found["source"].split()[0] in ("commit", "source")
-    monkeypatch.setattr(results, "_git", lambda folder, *words: {"status": "", "rev-parse": "abc"}[words[0]])
-    assert results._source() == "commit abc"
-    monkeypatch.setattr(results, "_git", lambda folder, *words: {"status": " M a.py", "rev-parse": "abc"}[words[0]])
-    assert re.fullmatch("source sha256 [0-9a-f]{16}", results._source())
-    monkeypatch.setattr(results, "_git", _no_git)
-    assert re.fullmatch("source sha256 [0-9a-f]{16}", results._source())
-
-
-def _no_git(folder, *words):
-    raise OSError("no git")
 
 
 def test_a_gpu_is_that_of_the_process_unless_it_is_named(monkeypatch):

@@ -26,11 +26,11 @@ SHARE = 4  # training data may take this part of a device's free memory: 1 / SHA
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a batch is: examples of this process, and to which length each of its tensors is cut."""
+    """The size of a batch: examples of this process, and the length to which each tensor is cut."""
 
     rows: int
     cut: tuple[int | None, ...] = ()
-    share: float = 1.0  # what the mean loss of these rows counts in the mean over processes
+    share: float = 1.0  # weight of the mean loss of these rows in the mean over processes
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Source(ABC):
 
     @abstractmethod
     def order(self, generator: torch.Generator) -> list[Step]:
-        """The steps of an epoch, shuffled. Examples of an incomplete batch are left out, other ones each epoch."""
+        """The steps of an epoch, shuffled. An incomplete batch is left out; its examples differ from epoch to epoch."""
 
     @abstractmethod
     def take(self, keys: Tensor, shape: Shape) -> Batch:
         """The examples of these keys."""
 
     def any_keys(self, shape: Shape) -> Tensor:
-        """Keys of some examples that fit this shape, to allocate memory and capture graphs with."""
+        """Keys of any examples of this shape, for allocating memory and capturing graphs."""
         return torch.zeros(shape.rows, dtype=torch.int64)
 
     @abstractmethod
@@ -101,17 +101,17 @@ class Examples(Source):
 
 
 class Buckets(Examples):
-    """Examples of similar length together, so that a batch has at most so many tokens, padding included.
+    """Batches of examples of similar length, with at most `tokens` tokens each, padding included.
 
     The examples are sorted by length into a few buckets with about as many tokens each; a bucket's batches are cut to
-    the length of its longest example. A batch has at least one example for each process, even where those are more
-    tokens. The number of processes changes nothing else: they share a batch as evenly as can be.
+    the length of its longest example. A batch has at least one example for each process, even if that is more than
+    `tokens`. The number of processes changes nothing else: they share a batch as evenly as possible.
     """
 
     def __init__(self, tensors: Batch, lengths: Sequence[Tensor | None], tokens: int, processes: Processes) -> None:
         super().__init__(tensors, 0, processes.count)
-        known = [None if one is None else one.cpu().long() for one in lengths]
-        longest = torch.stack([one for one in known if one is not None]).amax(0).clamp(min=1)
+        on_host = [None if part is None else part.cpu().long() for part in lengths]
+        longest = torch.stack([part for part in on_host if part is not None]).amax(0).clamp(min=1)
         count = processes.count
         if len(longest) < count:
             raise ValueError(f"{count} processes need as many training examples, got {len(longest)}")
@@ -121,14 +121,14 @@ class Buckets(Examples):
         starts = [0]
         for end in (torch.searchsorted(mass, wanted) + 1).tolist():
             if end - starts[-1] >= count and (len(longest) - end >= count or end == len(longest)):
-                starts.append(end)  # else there are too few for a batch, here or after it
+                starts.append(end)  # else this bucket or the rest has too few examples for a batch
         self.buckets: list[tuple[Tensor, int, Shape]] = []  # members, batch over all processes, shape
         for start, end in pairwise(starts):
             members = ordered[start:end]
             width = int(longest[members[-1]])
             batch = max(count, min(tokens // width, len(members)))
             rows = len(range(batch)[processes.share(batch)])
-            cut = tuple(None if one is None else max(1, int(one[members].max())) for one in known)
+            cut = tuple(None if part is None else max(1, int(part[members].max())) for part in on_host)
             self.buckets.append((members, batch, Shape(rows, cut, rows * count / batch)))
 
     @property
@@ -140,14 +140,14 @@ class Buckets(Examples):
         return sum(len(members) // batch for members, batch, _ in self.buckets)
 
     def order(self, generator: torch.Generator) -> list[Step]:
-        found = []
+        steps = []
         for members, batch, shape in self.buckets:
             mixed = members[torch.randperm(len(members), generator=generator)]
-            found += [Step(keys, shape) for keys in mixed[: len(members) // batch * batch].split(batch)]
-        return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
+            steps += [Step(keys, shape) for keys in mixed[: len(members) // batch * batch].split(batch)]
+        return [steps[i] for i in torch.randperm(len(steps), generator=generator).tolist()]
 
     def any_keys(self, shape: Shape) -> Tensor:
-        return next(members[: shape.rows] for members, _, own in self.buckets if own == shape)
+        return next(members[: shape.rows] for members, _, other in self.buckets if other == shape)
 
     def take(self, keys: Tensor, shape: Shape) -> Batch:
         return tuple(
@@ -158,15 +158,15 @@ class Buckets(Examples):
 class Windows(Source):
     """A stream of tokens (time,) in windows: inputs and, one step on, targets, both (batch, length).
 
-    In each epoch the windows begin elsewhere and come in another order. With `carry` a batch continues where the one
-    before ended: each row reads a part of the stream of its own, from its beginning to its end. What is left over of
-    the stream is another part each epoch.
+    In each epoch the windows begin elsewhere and come in another order. With `carry` a batch continues where the batch
+    before it ended: each row reads its own part of the stream from beginning to end. The part of the stream that no row
+    reads differs from epoch to epoch.
     """
 
     def __init__(self, tokens: Tensor, length: int, batch: int, processes: int, carry: bool = False) -> None:
         super().__init__((tokens,))
         self.length, self.batch, self.processes, self.carry = length, batch, processes, carry
-        self.windows = (len(tokens) - 1) // length - 1  # but one, for the shift
+        self.windows = (len(tokens) - 1) // length - 1  # one is spare, for the shift
         if self.windows < batch:
             raise ValueError(
                 f"training.batch_size = {batch} windows of {length} tokens need {(batch + 1) * length + 1:,} training"
@@ -194,8 +194,8 @@ class Windows(Source):
         return [Step(keys, self.shapes[0]) for keys in (shift + self.length * windows).unbind()]
 
     def take(self, keys: Tensor, shape: Shape) -> Batch:
-        found = self.tensors[0][keys[:, None] + self.ahead].long()
-        return found[:, :-1], found[:, 1:]
+        tokens = self.tensors[0][keys[:, None] + self.ahead].long()
+        return tokens[:, :-1], tokens[:, 1:]
 
     def first(self, count: int) -> Batch:
         keys = self.length * torch.arange(min(count, self.windows), device=self.ahead.device)
@@ -243,7 +243,7 @@ def fits(tensors: Batch, device: torch.device) -> bool:
 
 
 class Prefetcher:
-    """Gathers batches of host data in a thread, each while the one before is in use. For a GPU, in pinned memory."""
+    """Gathers batches of host data in a thread, each while its predecessor is in use. For a GPU, in pinned memory."""
 
     def __init__(self, source: Source, device: torch.device) -> None:
         self.source, self.pin = source, device.type == "cuda"

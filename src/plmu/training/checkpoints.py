@@ -1,6 +1,6 @@
 """Checkpoints that survive a kill at any moment: written beside, renamed, two kept, each with its checksum.
 
-Reading one never executes code: it holds tensors, numbers, strings, lists and dictionaries; anything else is refused.
+Reading a checkpoint never executes code: anything but tensors, numbers, strings, lists and dictionaries is refused.
 """
 
 from __future__ import annotations
@@ -52,25 +52,32 @@ class Checkpoints:
         return self.folder / "best.ckpt"
 
     def save(self, step: int, content: dict[str, Any]) -> Path:
-        """Write one, and drop all but the newest two up to it. A full disk raises OSError and leaves the earlier."""
+        """Write a checkpoint, and remove all but the newest two up to it. A full disk leaves the earlier ones."""
         path = self.folder / f"step-{step:08d}.ckpt"
         self._write(path, content)
-        earlier = [one for number, one in self._numbered() if number <= step]
+        earlier = [path for number, path in self._numbered() if number <= step]
         for old in earlier[:-KEPT]:
             old.unlink(missing_ok=True)
         return path
 
     def newest(self, rename: bool = True) -> dict[str, Any] | None:
-        """The newest that is whole, on the CPU. A damaged one is passed over with a warning, and renamed to `….broken`
-        if asked. Raises RunError, and renames nothing, where the system cannot read one or there is too little memory.
+        """The newest checkpoint that is not damaged, on the CPU; None if there is none.
+
+        A damaged one is skipped with a warning.
+
+        Args:
+            rename: whether damaged ones are renamed to `….broken`.
+
+        Raises:
+            RunError: a file cannot be read, or there is too little memory. Nothing is renamed then.
         """
         paths = [path for _, path in self._numbered()]
         while paths:
             path = paths.pop()
             then = f"taking {paths[-1].name}" if paths else "there is no earlier one"
-            found = self._read(path, STATE, then, rename)
-            if found is not None:
-                return found
+            content = self._read(path, STATE, then, rename)
+            if content is not None:
+                return content
         return None
 
     def keep_best(self, best: dict[str, Any]) -> None:
@@ -82,13 +89,13 @@ class Checkpoints:
         self.best_path.unlink(missing_ok=True)
 
     def best(self) -> dict[str, Any] | None:
-        """The best model that is here: that of a run that diverged, else the newest checkpoint's. Renames nothing."""
+        """The best model: that of a run that diverged, else the newest checkpoint's. Renames nothing."""
         if self.best_path.is_file():
-            kept = self._read(self.best_path, BEST, "taking the newest checkpoint's", rename=False)
-            if kept is not None:
-                return kept
-        found = self.newest(rename=False)
-        return None if found is None or found["best"] is None else {**found["best"], "plmu": written_by(found)}
+            best = self._read(self.best_path, BEST, "taking the newest checkpoint's", rename=False)
+            if best is not None:
+                return best
+        newest = self.newest(rename=False)
+        return None if newest is None or newest["best"] is None else {**newest["best"], "plmu": written_by(newest)}
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         try:
@@ -131,7 +138,7 @@ def written_by(content: dict[str, Any]) -> str:
 
 
 def other_version(content: dict[str, Any]) -> str:
-    """What to add to an error about a checkpoint that does not fit, where another version wrote it."""
+    """The end of an error about a checkpoint that does not fit: whether another version wrote it."""
     version = written_by(content)
     if version == plmu.__version__:
         return ""
@@ -141,7 +148,7 @@ def other_version(content: dict[str, Any]) -> str:
 
 
 def _set_aside(path: Path) -> str:
-    """Rename a damaged checkpoint; what was done, in words."""
+    """Rename a damaged checkpoint. Returns what was done, in words."""
     aside = path.with_name(f"{path.name}.broken")
     try:
         path.replace(aside)
@@ -178,7 +185,7 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 def check(content: dict[str, Any], fields: Fields) -> None:
-    """See that all fields are there and of their types, and that models are tensors by name."""
+    """Raise ValueError unless all fields are there with the right types, and models are tensors by name."""
     for name, kinds in fields.items():
         if name not in content:
             raise ValueError(f"it has no {name!r}")

@@ -23,7 +23,7 @@ class TrainingConfig:
     accumulate: int = 1
     """Split each batch into this many parts and add up their gradients: less memory, the same result."""
     carry: bool = False
-    """For language models: train on consecutive sequences and carry the state from one to the next."""
+    """For language models: train on consecutive sequences and carry the state to the next."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0
@@ -59,7 +59,7 @@ class TrainingConfig:
     refit: bool = False
     """Train on the validation data too, and test the last epoch. Use only with fixed hyperparameters."""
     checkpoint_seconds: float = 30.0
-    """Seconds between checkpoints. Does not affect results."""
+    """Seconds between checkpoints; does not affect results."""
 
     def __post_init__(self) -> None:
         positive = {
@@ -105,7 +105,7 @@ class TrainingConfig:
         return torch.autocast(device.type, torch.bfloat16, enabled=narrow)
 
     def learning_rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of a step, counted from 0, of a run of so many: warm-up first, then the schedule."""
+        """The learning rate of step `step`, counted from 0, of `steps`: warm-up first, then the schedule."""
         warmup = self.warmup * steps
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
@@ -115,11 +115,11 @@ class TrainingConfig:
         return self.learning_rate * self.drop**passed
 
     def plateau_factor(self, scores: Sequence[float], higher_is_better: bool) -> float:
-        """What a plateau multiplies the learning rate by, after validations with these scores."""
+        """The factor of the plateau schedule after validations with these scores."""
         if self.schedule != "plateau":
             return 1.0
         best, without, drops = -math.inf, 0, 0
-        for score in (one if higher_is_better else -one for one in scores):
+        for score in (score if higher_is_better else -score for score in scores):
             if score > best:
                 best, without = score, 0
             else:

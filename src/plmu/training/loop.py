@@ -1,11 +1,11 @@
 """The training loop: deterministic, resumable at any step, on one device or several; knows no experiment.
 
 An epoch's order depends on the seed and the epoch alone, the random numbers of dropout and noise on the generator
-states in the checkpoint, so a run that was killed and resumed gives the same numbers as one that was not.
+states in the checkpoint, so a run that was killed and resumed ends with the same results as an uninterrupted run.
 
 Several processes share each batch and sum their gradients, which is the same training within rounding as long as
-nothing in the model is random. Dropout and noise draw from a generator of each process's own: with them, another number
-of processes gives other random numbers, and so another run, not a rounding of the same one.
+nothing in the model is random. Dropout and noise draw from a generator of each process: with them, another number
+of processes gives other random numbers, and so another run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAR = 10  # times the untrained model's loss: training that ends above it has di
 
 @dataclass
 class Outcome:
-    """What training gave: the scores of the best epoch by validation, on test once."""
+    """The result of training: the scores of the best epoch by validation, and its test scores."""
 
     best_epoch: int
     valid: dict[str, float]
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def _together(train: Batch, valid: Batch) -> Batch:
-    """Both as one split."""
+    """Training and validation data as one split."""
     shapes = [[tuple(part.shape[1:]) for part in split] for split in (train, valid)]
     if shapes[0] != shapes[1]:
         raise RunError(
@@ -61,7 +61,7 @@ def _together(train: Batch, valid: Batch) -> Batch:
 
 
 class Trainer:
-    """Trains `model` on `task`; `run()` goes on from the newest checkpoint if there is one."""
+    """Trains `model` on `task`; `run()` resumes from the newest checkpoint if there is one."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Trainer:
 
     @property
     def loss_sum(self) -> Tensor:
-        """Of the epoch so far."""
+        """The sum of the losses of the epoch so far."""
         return self.stepping.loss_sum
 
     def one_step(self) -> None:
-        """One training step on whatever examples were taken last: loss, gradients, optimizer. Benchmarks time it."""
+        """One training step on the batch that was loaded last. Benchmarks time it."""
         self.stepping.run()
 
     def run(self) -> Outcome:
@@ -154,7 +154,7 @@ class Trainer:
         return Outcome(self.best["epoch"], self.best["scores"], test, self.history, self.seconds, warning)
 
     def evaluate(self, data: Batch) -> dict[str, float]:
-        """The scores of the model as it is, over all processes."""
+        """The scores of the current model, over all processes."""
         self.model.eval()
         if self.task.score is not None:  # each process scores it all
             with torch.no_grad(), self.config.autocast(self.device):
@@ -180,7 +180,7 @@ class Trainer:
         return finish(total.cpu())
 
     def _sample_loss(self) -> float:
-        """The loss of the model as it is on the first training examples, without dropout and noise."""
+        """The loss of the current model on the first training examples, without dropout and noise."""
         self.model.eval()
         batch = tuple(t.to(self.device) for t in self.source.first(self.task.evaluation_batch))
         with torch.no_grad(), self.config.autocast(self.device):
@@ -191,9 +191,10 @@ class Trainer:
         return self.source.order(torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch))
 
     def _batches(self) -> Generator[tuple[Shape, Batch]]:
-        """Shape and content of what each step from here to the end of the epoch takes, this process's share: the keys
+        """Shape and content of this process's share of each batch, from the next step to the end of the epoch: the keys
         of examples that lie on the device, else the examples."""
-        share = [(one.keys[self.processes.share(len(one.keys))], one.shape) for one in self._order()[self.step :]]
+        steps = self._order()[self.step :]
+        share = [(step.keys[self.processes.share(len(step.keys))], step.shape) for step in steps]
         if self.prefetcher is not None:
             for (_, shape), batch in zip(share, self.prefetcher.batches(share), strict=True):
                 yield shape, batch
@@ -213,9 +214,9 @@ class Trainer:
     def _set_learning_rate(self) -> None:
         done = self.epoch * self.steps_per_epoch + self.step
         rate = self.config.learning_rate_at(done, self.total_steps) * self._plateau()
-        for group in (group for one in self.optimizers for group in one.param_groups):
-            begun = done >= group["begins"] * self.steps_per_epoch
-            value = rate * group["scale"] if begun else 0.0
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            learns = done >= group["begins"] * self.steps_per_epoch
+            value = rate * group["scale"] if learns else 0.0
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(value)
             else:
@@ -253,36 +254,36 @@ class Trainer:
             raise self._diverged("no validation score was a number")
 
     def _keep(self, scores: dict[str, float]) -> None:
-        """The model as it is now is the best so far."""
+        """Keep the current model as the best so far."""
         weights = {name: value.detach().clone() for name, value in self._averaged().items()}
         self.best = {"epoch": self.epoch, "scores": scores, "model": weights}
 
-    def _diverged(self, what: str) -> Diverged:
-        """The error to raise, after the best model was written: checkpoints come now and then, and no more will."""
-        kept = "there is no good model yet"
+    def _diverged(self, problem: str) -> Diverged:
+        """The error to raise. Writes the best model first, which the newest checkpoint may not have."""
+        outcome = "there is no good model yet"
         if self.best is not None:
-            kept = f"the best model so far is of epoch {self.best['epoch']}"
+            outcome = f"the best model so far is of epoch {self.best['epoch']}"
             if self.checkpoints is not None:
-                kept += f" and is in {self.checkpoints.best_path}; `plmu evaluate` scores it"
+                outcome += f" and is in {self.checkpoints.best_path}; `plmu evaluate` scores it"
                 try:
                     if self.processes.writes:
                         self.checkpoints.keep_best({**self.best, "plmu": plmu.__version__})
                 except CheckpointError as error:
-                    kept = f"the best model so far is of epoch {self.best['epoch']} and is lost: {error}"
+                    outcome = f"the best model so far is of epoch {self.best['epoch']} and is lost: {error}"
                 self.processes.wait()
-        return Diverged(f"{what}: {kept}. Try a lower training.learning_rate")
+        return Diverged(f"{problem}: {outcome}. Try a lower training.learning_rate")
 
     def _check_finite(self) -> None:
-        """Before a checkpoint, from which the run would otherwise diverge for ever."""
+        """Raise Diverged before a checkpoint is written from which the run could never recover."""
         values = [self.loss_sum, *self.model.state_dict().values(), *(self.average or [])]
         broken = torch.stack([~value.isfinite().all() for value in values]).sum()
         if int(self.processes.total(broken)):
             loss = float(self.loss_sum)
-            what = "the weights are not finite" if math.isfinite(loss) else f"the loss is {loss}"
-            raise self._diverged(f"{what} in epoch {self.epoch + (self.step > 0)}")
+            problem = "the weights are not finite" if math.isfinite(loss) else f"the loss is {loss}"
+            raise self._diverged(f"{problem} in epoch {self.epoch + (self.step > 0)}")
 
     def _averaged(self) -> dict[str, Tensor]:
-        """The model's state with the averaged weights where there are such."""
+        """The model's state, with averaged weights if weights are averaged."""
         state = self.model.state_dict()
         if self.average is not None:
             names = [name for name, _ in self.model.named_parameters()]
@@ -292,12 +293,12 @@ class Trainer:
     def _evaluate_average(self, data: Batch) -> dict[str, float]:
         if self.average is None:
             return self.evaluate(data)
-        own = [p.detach().clone() for p in self.model.parameters()]
+        current = [p.detach().clone() for p in self.model.parameters()]
         self._fill(self.average)
         try:
             return self.evaluate(data)
         finally:
-            self._fill(own)
+            self._fill(current)
 
     def _fill(self, values: list[Tensor]) -> None:
         with torch.no_grad():
@@ -305,7 +306,7 @@ class Trainer:
                 parameter.copy_(value)
 
     def _due(self, saved: float) -> bool:
-        """Whether it is time for a checkpoint. Several processes agree by asking at the end of an epoch alone."""
+        """Whether it is time for a checkpoint: with several processes, only at the end of an epoch."""
         if self.checkpoints is None:
             return False
         if self.processes.count == 1:
@@ -322,18 +323,18 @@ class Trainer:
         self.processes.wait()
 
     def _resume(self) -> None:
-        found = None if self.checkpoints is None else self.checkpoints.newest()
-        if found is None:
+        checkpoint = None if self.checkpoints is None else self.checkpoints.newest()
+        if checkpoint is None:
             return
         try:
-            restore(self, found)
+            restore(self, checkpoint)
         except torch.OutOfMemoryError as error:
             raise RunError(f"{self.device} has too little memory to resume: {str(error).splitlines()[0]}") from error
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             assert self.checkpoints is not None
             raise RunError(
                 f"the newest checkpoint in {self.checkpoints.folder} is not of this run"
-                f" ({' '.join(str(error).split())}): remove it, or choose another --name{other_version(found)}"
+                f" ({' '.join(str(error).split())}): remove it, or choose another --name{other_version(checkpoint)}"
             ) from error
         if self.progress is not None:
             self.progress.at(self.epoch + self.step / self.steps_per_epoch)

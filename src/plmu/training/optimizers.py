@@ -23,9 +23,9 @@ def optimizers(model: nn.Module, task: Task, config: TrainingConfig, graphed: bo
     """The optimisers of a run. In a captured graph learning rates are tensors, so that they can be changed."""
     device = next(model.parameters()).device
     groups = [Group(list(model.parameters()))] if task.groups is None else task.groups(model)
-    known = [id(p) for group in groups for p in group.parameters]
-    missing = {id(p) for p in model.parameters() if p.requires_grad} - set(known)
-    if missing or len(known) != len(set(known)):
+    grouped = [id(p) for group in groups for p in group.parameters]
+    missing = {id(p) for p in model.parameters() if p.requires_grad} - set(grouped)
+    if missing or len(grouped) != len(set(grouped)):
         raise RuntimeError("the groups of a task must hold each trained parameter once")
 
     def options(group: Group) -> dict[str, Any]:
@@ -54,9 +54,9 @@ def optimizers(model: nn.Module, task: Task, config: TrainingConfig, graphed: bo
     return made
 
 
-def parameters_of(found: list[torch.optim.Optimizer]) -> list[tuple[torch.optim.Optimizer, nn.Parameter]]:
+def parameters_of(optimizers: list[torch.optim.Optimizer]) -> list[tuple[torch.optim.Optimizer, nn.Parameter]]:
     """All parameters in the order in which a checkpoint numbers them."""
-    return [(one, p) for one in found for group in one.param_groups for p in group["params"]]
+    return [(optimizer, p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 class Muon(torch.optim.Optimizer):
@@ -108,8 +108,8 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            given = [p for p in group["params"] if p.grad is not None]
-            for alike in _batches(given, self.few_launches):
+            with_gradient = [p for p in group["params"] if p.grad is not None]
+            for alike in _batches(with_gradient, self.few_launches):
                 gradients = [p.grad.reshape(p.shape[0], -1) for p in alike]  # type: ignore[union-attr]
                 ahead = self._ahead(gradients, [self._moment(p) for p in alike], group["momentum"])
                 update = orthogonal(ahead, group["iterations"])
@@ -117,7 +117,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _rate(self, rate: Tensor | float, update: Tensor) -> Tensor | float:
-        """The learning rate as a tensor for what is compiled, which would be compiled again for each number."""
+        """The learning rate, as a tensor for compiled functions: these are compiled again for each new number."""
         if isinstance(rate, Tensor) or not self.few_launches:
             return rate
         return torch.full((), rate, dtype=torch.float32, device=update.device)
@@ -126,39 +126,42 @@ class Muon(torch.optim.Optimizer):
         state = self.state[p]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(p.reshape(p.shape[0], -1), memory_format=torch.contiguous_format)
-        found: Tensor = state["momentum"]
-        return found
+        momentum: Tensor = state["momentum"]
+        return momentum
 
 
 def _batches(params: list[Tensor], padded: bool) -> list[list[Tensor]]:
     """Parameters whose matrices go through the iterations together: those of one shape and precision; or, if `padded`,
     with equal shorter sides, as long as at most half of a batch is zeros."""
-    found: dict[Any, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[Any, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
     for p in params:
         rows, columns = p.shape[0], p[0].numel()
         alike = min(rows, columns) if padded else (rows, columns)
-        found[p.device, p.dtype, alike][max(rows, columns)].append(p)
+        groups[p.device, p.dtype, alike][max(rows, columns)].append(p)
     batches = []
-    for by_length in found.values():
+    for by_length in groups.values():
         longest, *shorter = (by_length[length] for length in sorted(by_length, reverse=True))
         batches.append(longest)
-        for more in shorter:
-            both = [*batches[-1], *more]
+        for candidates in shorter:
+            both = [*batches[-1], *candidates]
             if len(both) * both[0].numel() <= MOST_PADDED * sum(p.numel() for p in both):
                 batches[-1] = both
             else:
-                batches.append(more)
+                batches.append(candidates)
     return batches
 
 
 def _ahead(gradients: list[Tensor], moments: list[Tensor], momentum: float) -> Tensor:
-    """The momentum a step ahead, after that of all matrices has moved on: a batch of wide matrices, with zeros behind
-    the narrower ones."""
+    """Update the momentum of all matrices, and look a step ahead (Nesterov).
+
+    Returns:
+        A batch of wide matrices, padded with zeros to the longest.
+    """
     torch._foreach_lerp_(moments, gradients, 1 - momentum)
     ahead = [gradient.lerp(moment, momentum) for gradient, moment in zip(gradients, moments, strict=True)]
-    wide = [one.mT if one.shape[0] > one.shape[1] else one for one in ahead]
-    longest = max(one.shape[1] for one in wide)
-    batch = torch.stack([pad(one, (0, longest - one.shape[1])) for one in wide])
+    wide = [matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix for matrix in ahead]
+    longest = max(matrix.shape[1] for matrix in wide)
+    batch = torch.stack([pad(matrix, (0, longest - matrix.shape[1])) for matrix in wide])
     return batch.bfloat16() if batch.is_cuda else batch
 
 

@@ -19,7 +19,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of how many processes this is, and its device."""
+    """The rank of this process, the number of processes, and the device of this one."""
 
     rank: int
     count: int
@@ -31,7 +31,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, size: int) -> slice:
-        """This process's part of a batch: as large as any other's, or by one smaller."""
+        """This process's part of a batch. The parts differ by at most one example."""
         return slice(self.rank * size // self.count, (self.rank + 1) * size // self.count)
 
     def total(self, value: Tensor) -> Tensor:
@@ -49,23 +49,23 @@ class Processes:
 def processes(device: str = "auto") -> Iterator[Processes]:
     """Join the other processes if torchrun started several."""
     count, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    place = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
-    if place.type == "cpu":
+    target = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if target.type == "cpu":
         keep_freed_memory()
     if count == 1:
-        yield Processes(0, 1, place)
+        yield Processes(0, 1, target)
         return
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
+    if target.type == "cuda":
+        torch.cuda.set_device(target)
     shared, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
-    # torchrun keeps its store when it restarts workers. Without a name of its own an attempt may read where a worker
-    # of the one before was, and wait for it.
+    # torchrun keeps its store when it restarts workers. Without its own prefix an attempt may read what a worker of the
+    # attempt before wrote, and wait for it.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    own = dist.PrefixStore(f"attempt {attempt}", shared)  # type: ignore[attr-defined]
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", store=own, rank=rank, world_size=count)
+    store = dist.PrefixStore(f"attempt {attempt}", shared)  # type: ignore[attr-defined]
+    dist.init_process_group("nccl" if target.type == "cuda" else "gloo", store=store, rank=rank, world_size=count)
     try:
-        yield Processes(rank, count, place)
-    except Diverged:  # which every process finds, and the first one says
+        yield Processes(rank, count, target)
+    except Diverged:  # in every process; the first reports it
         if rank == 0:
             raise
         raise SystemExit(2) from None

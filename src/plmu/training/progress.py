@@ -51,7 +51,7 @@ class Progress:
                 self.bar.stop()
 
     def at(self, epoch: float, scores: dict[str, float] | None = None) -> None:
-        """Tell how far it is, and the newest scores at the end of an epoch."""
+        """Show the progress in epochs, and the newest scores at the end of an epoch."""
         with self._or_quiet():
             self._show(epoch, scores)
 
@@ -67,7 +67,7 @@ class Progress:
 
     @contextmanager
     def _or_quiet(self) -> Iterator[None]:
-        """Say no more where this fails: what reads the output has gone, or its disk is full."""
+        """Stop showing progress if it fails: the reader of the output has gone, or the disk is full."""
         try:
             yield
         except OSError:

@@ -19,23 +19,25 @@ KEPT = ({"step", "exp_avg", "exp_avg_sq"}, {"momentum"})  # what AdamW and Muon 
 
 
 def snapshot(trainer: Trainer) -> dict[str, Any]:
-    """All that decides how the run goes on. Every process calls it: each has random numbers of its own."""
+    """All that a run needs to be resumed. Every process calls it: each has its own random numbers."""
     processes, device = trainer.processes, trainer.device
-    own = [torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None]
+    generator = [torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None]
     carried = [leaf.cpu() for leaf in leaves(trainer.stepping.carried)]
-    generators, states = [own], [carried]
+    generators, states = [generator], [carried]
     if processes.count > 1:
-        both: list[Any] = [None] * processes.count
-        dist.all_gather_object(both, (own, carried))
-        generators, states = [one[0] for one in both], [one[1] for one in both]
-    known = parameters_of(trainer.optimizers)
+        gathered: list[Any] = [None] * processes.count
+        dist.all_gather_object(gathered, (generator, carried))
+        generators, states = [pair[0] for pair in gathered], [pair[1] for pair in gathered]
+    parameters = parameters_of(trainer.optimizers)
     return {
         "plmu": plmu.__version__,
         "epoch": trainer.epoch,
         "step": trainer.step,
         "model": trainer.model.state_dict(),
         "average": trainer.average,
-        "optimizer": {i: dict(one.state[p]) for i, (one, p) in enumerate(known) if p in one.state},
+        "optimizer": {
+            i: dict(optimizer.state[p]) for i, (optimizer, p) in enumerate(parameters) if p in optimizer.state
+        },
         "generators": generators,
         "carried": states,
         "loss_sum": trainer.loss_sum,
@@ -45,38 +47,38 @@ def snapshot(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def restore(trainer: Trainer, found: dict[str, Any]) -> None:
-    """Go on from a checkpoint whose fields are there and of their types. Raises where it does not fit the run."""
-    if not (0 <= found["epoch"] <= trainer.config.epochs and 0 <= found["step"] < trainer.steps_per_epoch):
-        raise ValueError(f"it is of step {found['step']} in epoch {found['epoch']}")
-    if found["best"] is not None:
-        trainer.model.load_state_dict(found["best"]["model"])  # to see that it fits
-        if not trainer.config.refit and not isinstance(found["best"]["scores"][trainer.task.metric], float):
+def restore(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Set the state of a run from a checked checkpoint. Raises if it does not fit the run."""
+    if not (0 <= checkpoint["epoch"] <= trainer.config.epochs and 0 <= checkpoint["step"] < trainer.steps_per_epoch):
+        raise ValueError(f"it is of step {checkpoint['step']} in epoch {checkpoint['epoch']}")
+    if checkpoint["best"] is not None:
+        trainer.model.load_state_dict(checkpoint["best"]["model"])  # to see that it fits
+        if not trainer.config.refit and not isinstance(checkpoint["best"]["scores"][trainer.task.metric], float):
             raise ValueError("the score of its best model is not a number")
-    if not all(isinstance(value, int | float) for entry in found["history"] for value in entry.values()):
+    if not all(isinstance(value, int | float) for entry in checkpoint["history"] for value in entry.values()):
         raise ValueError("its history is not of numbers")
-    trainer.model.load_state_dict(found["model"])
+    trainer.model.load_state_dict(checkpoint["model"])
     if trainer.average is not None:
-        for mean, value in zip(trainer.average, found["average"], strict=True):
+        for mean, value in zip(trainer.average, checkpoint["average"], strict=True):
             mean.copy_(value)
-    _load_optimizers(trainer.optimizers, found["optimizer"])
-    _load_carried(trainer, found.get("carried"))
-    cpu, cuda = found["generators"][trainer.processes.rank % len(found["generators"])]
+    _load_optimizers(trainer.optimizers, checkpoint["optimizer"])
+    _load_carried(trainer, checkpoint.get("carried"))
+    cpu, cuda = checkpoint["generators"][trainer.processes.rank % len(checkpoint["generators"])]
     torch.set_rng_state(cpu.cpu())
     if cuda is not None and trainer.device.type == "cuda":
         torch.cuda.set_rng_state(cuda.cpu(), trainer.device)
-    trainer.loss_sum.copy_(found["loss_sum"])
-    trainer.epoch, trainer.step = found["epoch"], found["step"]
-    trainer.history, trainer.best, trainer.seconds = found["history"], found["best"], found["seconds"]
+    trainer.loss_sum.copy_(checkpoint["loss_sum"])
+    trainer.epoch, trainer.step = checkpoint["epoch"], checkpoint["step"]
+    trainer.history, trainer.best, trainer.seconds = checkpoint["history"], checkpoint["best"], checkpoint["seconds"]
 
 
 def _load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict[int, dict[str, Tensor]]) -> None:
-    """In place where a captured graph already has the addresses."""
-    known = parameters_of(optimizers)
+    """Set the optimisers' states, in place where a captured graph already has the addresses."""
+    parameters = parameters_of(optimizers)
     for number, values in saved.items():
         if values.keys() not in KEPT:
             raise ValueError(f"the optimiser's state has the names {', '.join(map(str, values))}")
-        optimizer, parameter = known[number]
+        optimizer, parameter = parameters[number]
         state = optimizer.state[parameter]
         for name, value in values.items():
             if value.shape not in ((), parameter.shape, (parameter.shape[0], parameter[0].numel())):
@@ -88,7 +90,7 @@ def _load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict[int, d
 
 
 def _load_carried(trainer: Trainer, saved: list[list[Tensor]] | None) -> None:
-    """The states that are carried from batch to batch, of each process its own."""
+    """Set the states that this process carries from batch to batch."""
     buffers = leaves(trainer.stepping.carried)
     if not buffers:
         return

@@ -21,7 +21,7 @@ from plmu.training.task import Batch, Task
 
 
 class TrainingStep:
-    """Takes steps on batches that are loaded into tensors of its own: a captured graph has their addresses."""
+    """Takes steps on batches that are copied into its own tensors: a captured graph has their addresses."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class TrainingStep:
                 self._replay[shape] = self._captured()
 
     def begin(self, anew: bool) -> None:
-        """Start an epoch, with a carried state of zeros; or go on within one, after a checkpoint."""
+        """Prepare for the steps of an epoch. `anew`: from its first step, with a carried state of zeros."""
         self.trained.train()
         if anew:
             self._forget()
@@ -67,13 +67,13 @@ class TrainingStep:
             leaf.zero_()
 
     def load(self, shape: Shape, content: Batch) -> None:
-        """Choose what the next step works on: keys of examples on the device, or the examples."""
+        """Load the batch of the next step: keys of examples that lie on the device, or the examples."""
         self.shape = shape
         for room, value in zip(self.loaded[shape], content, strict=True):
             room.copy_(value, non_blocking=True)
 
     def run(self) -> None:
-        """A step on what was loaded last."""
+        """A step on the loaded batch."""
         if self._replay:
             self._replay[self.shape].replay()
         else:
@@ -99,10 +99,10 @@ class TrainingStep:
             before.copy_(after.detach())
         if self.config.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        for one in self.optimizers:
-            one.step()
-        for one in self.optimizers:
-            one.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         if self.average is not None:
             assert self.config.average is not None
             blend = get_ema_multi_avg_fn(self.config.average)
@@ -115,7 +115,7 @@ class TrainingStep:
         return tuple(part.to(self.device, copy=True) for part in content)
 
     def _parts(self) -> list[Batch]:
-        """The loaded batch, in as many parts as are accumulated, or one for each example if those are fewer."""
+        """The loaded batch in `accumulate` parts, or one for each example if there are fewer."""
         loaded = self.loaded[self.shape]
         batch = self.source.take(loaded[0], self.shape) if self.on_device else loaded
         if self.config.accumulate == 1:
@@ -123,8 +123,8 @@ class TrainingStep:
         return list(zip(*(part.chunk(self.config.accumulate) for part in batch), strict=True))
 
     def _shares(self, parts: list[Batch]) -> Sequence[float] | Tensor | None:
-        """What each part's loss is multiplied by, so that the gradients' mean over processes is that of the mean loss
-        over the whole batch. None: by 1."""
+        """The factor of each part's loss, so that the gradients' mean over processes is that of the mean loss
+        over the whole batch. None means 1."""
         if self.task.weight is None:
             if len(parts) == 1 and self.shape.share == 1:
                 return None
@@ -136,18 +136,18 @@ class TrainingStep:
         return weights * (self.processes.count / total)
 
     def _no_state(self) -> list[Any]:
-        """Zeros for the state of each part, of the shapes that the model gives back."""
+        """Zeros in the shape of the state of each part."""
         assert self.task.carried_loss is not None
         self.model.eval()
-        found = []
+        states = []
         for part in self._parts():
             with torch.no_grad():
                 _, state = self.task.carried_loss(self.model, part, None)
-            found.append(map_state(state, torch.zeros_like))
-        return found
+            states.append(map_state(state, torch.zeros_like))
+        return states
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        """A step on a batch of the present shape as a CUDA graph: one launch instead of a hundred."""
+        """A step on a batch of the current shape as a CUDA graph: one launch instead of a hundred."""
         snapshot = copy.deepcopy(self.model.state_dict())
         generators = torch.get_rng_state(), torch.cuda.get_rng_state(self.device)
         self.trained.train()
@@ -163,7 +163,7 @@ class TrainingStep:
             with torch.cuda.graph(graph, **({} if pool is None else {"pool": pool})):
                 self.eager()
         self.model.load_state_dict(snapshot)  # in place, as all below: the graph has the addresses
-        for state in (state for one in self.optimizers for state in one.state.values()):
+        for state in (state for optimizer in self.optimizers for state in optimizer.state.values()):
             for value in state.values():
                 value.zero_()
         if self.average is not None:

@@ -1,4 +1,4 @@
-"""What the loop needs to know of an experiment: data as tensors, a loss, and a score."""
+"""An experiment as the training loop sees it: data as tensors, a loss, and a score."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Group:
     parameters: list[nn.Parameter]
     rate: float = 1.0  # times the learning rate
     decay: bool = True  # whether weight decay applies
-    begins: float = 0.0  # the epoch, or fraction of one, before which they do not learn
+    begins: float = 0.0  # the epoch, possibly fractional, from which they learn
     matrices: bool = False  # whether those with two axes or more are matrices that Muon may train
 
 
@@ -32,7 +32,7 @@ class Task:
     """Data and scoring of an experiment; the loop shuffles, batches, optimises and keeps the best.
 
     Each split is a tuple of tensors whose first axis is the example; or, with `window`, a stream of tokens (time,),
-    which is trained on in windows of so many steps. `measure` turns a model and a batch into sums that may be added
+    which is trained on in windows of `window` steps. `measure` turns a model and a batch into sums that may be added
     over batches and processes; `finish` turns the totals into named scores, of which `metric` decides. Where batches
     are not independent, `score` scores a whole split instead.
     """
@@ -53,17 +53,17 @@ class Task:
     groups: Callable[[nn.Module], list[Group]] | None = None  # by default all parameters learn alike
     # Of examples: the lengths (examples,) of each tensor that has a time axis. For batches of similar length.
     lengths: Callable[[Batch], tuple[Tensor | None, ...]] | None = None
-    # How much of the mean loss a batch is, such as its number of tokens. By default all batches count alike.
+    # The weight of a batch in the mean loss, such as its number of tokens. By default all batches count alike.
     weight: Callable[[Batch], Tensor] | None = None
-    notes: dict[str, object] = field(default_factory=dict)  # completeness of the data and the like, for the result
-    messages: list[str] = field(default_factory=list)  # what was found in the data, to be printed before training
+    notes: dict[str, object] = field(default_factory=dict)  # for the result, such as completeness of the data
+    messages: list[str] = field(default_factory=list)  # about the data, printed before training
 
     def __post_init__(self) -> None:
         if (self.measure is None) != (self.finish is None) or (self.measure is None) == (self.score is None):
             raise TypeError("a task has either measure and finish, or score")
 
     def check(self) -> None:
-        """See that all data are finite: a loss that is not a number should not be blamed on the training."""
+        """Raise RunError unless all data are finite, so that training is not blamed for a loss that is not a number."""
         for name in ("train", "valid", "test"):
             check_finite(name, getattr(self, name))
 
@@ -79,7 +79,7 @@ class Task:
 
 
 def check_finite(name: str, data: Batch) -> None:
-    """See that a split's tensors are finite; the error says where the first value is that is not."""
+    """Raise RunError unless a split's tensors are finite; it names the first value that is not."""
     for number, values in enumerate(data):
         if not values.is_floating_point():
             continue

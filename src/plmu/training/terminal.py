@@ -1,4 +1,4 @@
-"""Printing to the terminal: tables of which nothing is cut off, however narrow it is."""
+"""Printing to the terminal: tables are never cut off, however narrow it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 
 class Console(rich.console.Console):
-    """rich's, which leaves it to the program to end when what reads the output has gone."""
+    """rich's console, but a closed pipe raises BrokenPipeError, which the program handles."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
