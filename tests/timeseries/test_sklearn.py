@@ -111,6 +111,10 @@ def test_data_frames() -> None:
         assert fitted.score(apart, labels) > 0.9
 
 
-def test_scikit_learn_is_not_imported_by_the_estimators() -> None:
-    code = "import sys, plmu; plmu.Forecaster(2).fit([1.0, 2, 3, 4, 5, 6, 7]); assert 'sklearn' not in sys.modules"
+def test_estimators_import_no_library_of_frames_or_plots() -> None:
+    code = (
+        "import sys, plmu; plmu.Forecaster(2).fit([1.0, 2, 3, 4, 5, 6, 7]);"
+        " plmu.SequenceClassifier(projections=2).fit([[1.0, 2, 3], [3.0, 2, 1]] * 4, [0, 1] * 4);"
+        " assert not {'sklearn', 'pandas', 'polars', 'matplotlib'} & sys.modules.keys(), sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
