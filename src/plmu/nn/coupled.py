@@ -4,7 +4,7 @@ With z = [m ; h] a step of the original LMU is z_t = φ(M z_{t-1} + V x_t + c), 
 
     M = [[Ā + B̄ E_m, B̄ E_h], [W_m (Ā + B̄ E_m), W_m B̄ E_h + W_h]],  V = [B̄ E_x ; W_m B̄ E_x + W_x],  c = [0 ; b]
 
-V x + c is one product for all steps. What is left for each is one product and one tanh, forward and backward; the
+V x + c is one product for all steps. Each step is then one product and one tanh, forward and backward; the
 gradient of M is again one product for all steps. For a system near the identity M holds Ā − I, which rounds better,
 and m_{t-1} is added.
 """

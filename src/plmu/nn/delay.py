@@ -99,7 +99,7 @@ class DelayLayer(Filling):
             return m.flatten(2), last
         last = self.memory.final_state(x, state, lengths, resets)
         lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
-        out = last.to(result_dtype(x), copy=True).flatten(1)[:, None]  # of its own: the state must not change with it
+        out = last.to(result_dtype(x), copy=True).flatten(1)[:, None]  # a copy: the state must not change with it
         return keep_valid(out, lengths)[:, 0], last
 
     def plan(
@@ -119,8 +119,8 @@ class DelayLayer(Filling):
             time: number of steps.
             dtype: of x; torch's default if not given.
             device: where x is.
-            lengths: whether they are given.
-            resets: whether they are given.
+            lengths: whether the call has lengths.
+            resets: whether the call has resets.
 
         Returns:
             The plan of the memory; its `kind` is "states", or "final_state" with `return_sequences=False`.

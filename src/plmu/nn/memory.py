@@ -350,7 +350,7 @@ def _stationary_std(system: LinearSystem) -> Tensor:
         return torch.ones(system.order, dtype=torch.float64)
     B = system.B.reshape(system.order, -1)
     power, covariance = system.A, B @ B.mT
-    for _ in range(64):  # more steps than a stable system in float64 can remember
+    for _ in range(64):  # 2^64 steps, more than a stable system in float64 can remember
         older = power @ covariance @ power.mT
         covariance = covariance + older
         if float(older.diagonal().abs().max()) <= 1e-12 * float(covariance.diagonal().max()):

@@ -247,10 +247,10 @@ class ParallelLMU(Filling):
             batch: number of sequences.
             time: number of steps.
             dtype: of x; that of the weights if not given.
-            device: where x is; where the weights are if not given.
-            lengths: whether they are given.
-            resets: whether they are given.
-            state: whether one is given: the encoder then comes before the memory.
+            device: of x; that of the weights if not given.
+            lengths: whether the call has lengths.
+            resets: whether the call has resets.
+            state: whether the call has a state: the encoder then comes before the memory.
 
         Returns:
             The plan of the memory. Its `kind` is "project" where m is multiplied by W_m as it is made, "states" where
@@ -381,8 +381,8 @@ class ParallelLMU(Filling):
     def _why_not_stored(
         self, batch: int, time: int, channels: int, dtype: torch.dtype, device: torch.device
     ) -> str | None:
-        """Why m is not stored and multiplied together with x; None if it is: where it is one channel, no larger than
-        the output, small, and not rounded by it."""
+        """The reason why m is not stored and multiplied together with x, or None. It is stored if it has one channel,
+        is small, no larger than the output, and would not be rounded."""
         memory, reason = self.memory, None
         if memory.algorithm != "auto":
             reason = "an algorithm was chosen by name"

@@ -162,10 +162,10 @@ class TokenDelayLayer(Steppable):
         Args:
             batch: the first size of the tokens.
             time: the second.
-            device: where they are; where the table is if not given.
-            lengths: whether they are given.
-            resets: whether they are given.
-            state: whether one is given.
+            device: of the tokens; that of the table if not given.
+            lengths: whether the call has lengths.
+            resets: whether the call has resets.
+            state: whether the call has a state.
 
         Returns:
             The plan: a sum of table rows, or that of the memory over the embedded text.
@@ -185,7 +185,7 @@ class TokenDelayLayer(Steppable):
         """Why the final state is not made of table rows, if it is not, for texts that begin with the call."""
         table, memory, reason = self.embedding, self.memory, None
         if self.returns_sequences:
-            reason = "all states are asked for"
+            reason = "the output has all states"
         elif not is_plain(table, nn.Embedding) or table.max_norm is not None or table.padding_idx is not None:
             reason = "the table is not a plain nn.Embedding"
         elif table.sparse or table.scale_grad_by_freq:
