@@ -179,7 +179,7 @@ def program_of(model: Any, int8: bool = False) -> Program:
     if tokens is None and features is None:
         raise ValueError("the model does not say how many features it takes: begin it with a layer that does")
     x = torch.zeros(1, dtype=torch.int64) if features is None else torch.zeros(1, features)
-    model.step(x)  # says what does not fit in a model that cannot run
+    model.step(x)  # raises what is wrong in a model that cannot run
     program = lowered(fold(model), features, tokens, int8)
     for value, computed in Evaluator(program).values(x).items():
         if value is not program.x and computed.shape != (1, value.size):

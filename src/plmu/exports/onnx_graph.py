@@ -12,7 +12,7 @@ from plmu.exports.program import Program, Value
 
 
 class Graph:
-    """Nodes and constants of one step. Each value is known by a tensor's name in one or several shapes."""
+    """Nodes and constants of one step. Each value has a tensor's name for each shape it is used in."""
 
     def __init__(self, program: Program, int8: bool) -> None:
         self.program, self.int8 = program, int8

@@ -120,7 +120,7 @@ def fold(model: nn.Module) -> Folded:
     Constants are multiplied out in float64 and cast once to the precision of the weights: a linear memory with its
     encoder and readout, linear layers in a row. States have the form of the model's own, so that a sequence can begin
     with `model(x)` and go on with `folded.step`. Later changes to the model do not affect it. A layer of your own
-    stays as it is, in a copy, unless it overrides `plmu.nn.Steppable.fold`.
+    is copied, unless it overrides `plmu.nn.Steppable.fold`.
 
     Args:
         model: any steppable module. AveragedModel, DDP and torch.compile wrappers are removed.

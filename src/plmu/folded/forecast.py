@@ -149,7 +149,7 @@ class WindowForecast(Folded):
 
     weight: Tensor  # (readouts, horizon, order), with a readout for each channel or one for all
     taps: Tensor  # (lookback, order), the memory's impulse response, the oldest step first
-    season_pattern: Tensor  # (season, channels), of season 0 if there is none
+    season_pattern: Tensor  # (season, channels), empty if there is none
     prior: Tensor  # (channels,), which pulls the season's amplitude towards 1
     phase: int  # where in the pattern a sequence begins
 

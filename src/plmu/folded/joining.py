@@ -56,7 +56,7 @@ def residual(inner: Folded) -> Sum:
 
 
 def stacked(*parts: Affine) -> Affine:
-    """Several products of one input as one product, their outputs one after another."""
+    """Several products of one input as one product, with their outputs concatenated."""
     biases = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
     bias = None if all(part.bias is None for part in parts) else torch.cat(biases)
     return replace(parts[0], weight=torch.cat([part.weight for part in parts]), bias=bias)

@@ -83,7 +83,7 @@ def _runs(process: int, thread: int) -> bool:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold a lock on the file: process numbers tell nothing of writers on other machines that share the folder."""
+    """Hold a lock on the file: process numbers do not show writers on other machines that share the folder."""
     if fcntl is None:
         yield
         return

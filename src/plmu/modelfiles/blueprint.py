@@ -180,7 +180,7 @@ def _cost(description: Description, where: str, depth: int) -> float:
         raise FileFormatError(f"stacks are nested more than {_DEEPEST} deep")
     if name in _STACKS:
         modules = description["modules"]
-        if name == "Bidirectional" and len(modules) != 2:  # of one it would make another
+        if name == "Bidirectional" and len(modules) != 2:  # the constructor would make the second from the first
             raise FileFormatError(f"{where} (Bidirectional) must have two modules")
         return _MODULE + sum(_cost(inner, f"{where}.{i}", depth + 1) for i, inner in enumerate(modules))
     if name not in REGISTERED and name not in _TORCH_NAMES:

@@ -147,7 +147,7 @@ def _memory_options(memory: Memory) -> dict[str, Any]:
 
 
 def _hashable(value: Any) -> Any:
-    """A value as JSON, or ... where it is of no known kind."""
+    """A value as JSON, or ... for other kinds of values."""
     if value is None or isinstance(value, Number | str):
         return value
     if isinstance(value, list | tuple):

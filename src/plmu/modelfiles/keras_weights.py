@@ -163,6 +163,6 @@ def _from_file(path: str | os.PathLike[str], name: str | None) -> tuple[Weights,
 
 
 def _named(values: list[Tensor]) -> Weights:
-    """Of a memory or a hidden cell. Keras saves them without names: they are told apart by their axes and order."""
-    names = dict(zip(("kernel", "recurrent_kernel"), (one for one in values if one.dim() == 2), strict=False))
-    return names | {("theta_inv", "bias")[one.dim()]: one for one in values if one.dim() < 2}
+    """The weights of a memory or hidden cell by name. Keras saves none: axes and order tell which is which."""
+    names = dict(zip(("kernel", "recurrent_kernel"), (value for value in values if value.dim() == 2), strict=False))
+    return names | {("theta_inv", "bias")[value.dim()]: value for value in values if value.dim() < 2}

@@ -34,7 +34,7 @@ class Bidirectional(Steppable):
             then each at the end of its own reading: the last step forwards, the first backwards.
         state: the pair of the layers' final states.
 
-    `lengths` and `resets` work as in every layer: each sequence, and each document in it, is read backwards by itself.
+    `lengths` and `resets` work as in every layer: each sequence, and each document in it, is read backwards on its own.
     """
 
     def __init__(self, layer: Steppable, backward_layer: Steppable | None = None, merge: str = "concat") -> None:

@@ -18,7 +18,7 @@ class Attended(NamedTuple):
     Attributes:
         keys: (batch, heads, source time, width / heads).
         values: of the same shape.
-        visible: (batch, source time) of bools, False in the padding; None where there is none.
+        visible: (batch, source time) of bools, False in the padding; None without padding.
     """
 
     keys: Tensor
@@ -38,7 +38,7 @@ class CrossAttention(nn.Module):
     """Multi-head attention from each step of x to all steps of another sequence, such as an encoder's outputs.
 
     The other sequence is read once: `attended = layer.read(encoded, lengths)`. Then `layer(x, attended)` attends from
-    any number of steps. Each is by itself, so that a whole sequence and its single steps agree, and no state is kept.
+    any number of steps. Steps are independent: a whole sequence and its single steps agree, and there is no state.
 
     It has neither a norm nor a skip connection; `plmu.EncoderDecoder` adds both.
 

@@ -35,7 +35,7 @@ class DelayLayer(Filling):
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: False gives the output at each sequence's last step alone.
         algorithm: "auto", or one by name; see `plmu.plan`.
-        missing: what NaN in x means: None takes it as it is, "hold" repeats the last value of that feature, "zero"
+        missing: treatment of NaN in x: None leaves it, "hold" repeats the last value of that feature, "zero"
             takes zero.
         device: where the parameters are.
         dtype: the precision of the parameters.

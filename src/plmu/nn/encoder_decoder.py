@@ -83,8 +83,8 @@ class EncoderDecoder(nn.Module):
 
         Args:
             source: what is read, (batch, source time).
-            source_lengths: the length of each, (batch,), where they are padded on the right; None if there is none.
-            target: what has been written so far at each step, (batch, time): it begins with a token that says so.
+            source_lengths: the length of each, (batch,), where they are padded on the right; None for no padding.
+            target: the text written before each step, (batch, time); it begins with a token for the start.
             target_lengths: the length of each, (batch,), or None.
 
         Returns:
@@ -114,7 +114,7 @@ class EncoderDecoder(nn.Module):
         """One step of the target.
 
         Args:
-            tokens: the step, (batch,); or (k · batch,) for k hypotheses of each source, those of one source in a row.
+            tokens: the step, (batch,); or (k · batch,) for k hypotheses of each source, grouped by source.
             state: what the previous step returned; None at the start.
             context: what `encode` returned.
 
@@ -150,7 +150,9 @@ class EncoderDecoder(nn.Module):
         x, _ = self.entry.step(tokens)
         for number, block in enumerate(self.blocks):
             x, states[number] = run_step(block, x, states[number])
-            rows = x.unflatten(0, (sources, -1))  # the hypotheses of a source stand where steps do: each is by itself
+            rows = x.unflatten(
+                0, (sources, -1)
+            )  # the hypotheses of a source take the place of steps, which are independent
             x = self._attend(number, rows, context, weights if weigh else None).flatten(0, 1)
         return self.head.step(x)[0], tuple(states), weights
 

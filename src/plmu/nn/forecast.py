@@ -83,7 +83,7 @@ class LookbackForecast(Steppable):
             raise ValueError(f"phase must be an integer from 0 to {max(self.season, 1) - 1}, got {phase!r}")
         self.phase, self.individual, self.returns_sequences = phase, bool(individual), return_sequences
         self.output_size = self.horizon * self.channels
-        with torch.device("cpu"):  # whatever the default device is, and it may be "meta"
+        with torch.device("cpu"):  # the default device may be "meta"
             self._system = DelayNetwork(order, theta).discretize()
         self.order = self._system.order
         place = factory(device, dtype)
@@ -127,11 +127,9 @@ class LookbackForecast(Steppable):
             phases = torch.where(resets.cummax(1).values, at - first + self.phase, phases)
         phases = phases % max(self.season, 1)
         if self.returns_sequences:
-            chunk = (
-                time
-                if is_open(batch, time)
-                else max(1, _LARGEST // (batch * (self.lookback + self.horizon) * x.shape[2]))
-            )
+            chunk = time
+            if not is_open(batch, time):
+                chunk = max(1, _LARGEST // (batch * (self.lookback + self.horizon) * x.shape[2]))
             starts = [0] if is_open(batch, time) else range(0, time, chunk)
             chunks = (at[start : start + chunk].expand(batch, -1) for start in starts)
             parts = [self._at(steps, start_rows, phases, when, ahead) for when in chunks]
@@ -148,8 +146,8 @@ class LookbackForecast(Steppable):
         return out.to(result_dtype(x)), (after, placed)
 
     def _at(self, steps: Tensor, start_rows: Tensor, phases: Tensor, when: Tensor, ahead: Ahead | None) -> Tensor:
-        """Forecasts at the steps `when` (batch, some), flat."""
-        windows = row_windows(steps, self.lookback, start_rows, when).movedim(3, 2)  # (batch, some, columns, lookback)
+        """Forecasts at the steps `when` (batch, count), flat."""
+        windows = row_windows(steps, self.lookback, start_rows, when).movedim(3, 2)  # (batch, count, columns, lookback)
         phase = phases.gather(1, when)
         forecasts = self.read(windows, phase) if ahead is None else ahead(windows, phase, when)
         return forecasts.movedim(3, 2).flatten(2)
@@ -240,8 +238,8 @@ def start_steps(place: Tensor, time: int, resets: Tensor | None) -> Tensor:
 
 
 def row_windows(steps: Tensor, size: int, start_rows: Tensor, when: Tensor) -> Tensor:
-    """Of rows (batch, size + time, columns) the last `size` at the steps `when`: (batch, some, size, columns). Before
-    the row at which a sequence began, it is repeated."""
+    """The last `size` rows up to each of the steps `when`, (batch, count, size, columns), of rows (batch, size + time,
+    columns). Before a sequence's first row, that row is repeated."""
     back = torch.arange(1 - size, 1, device=steps.device)
     index = (when[:, :, None] + size + back).maximum(start_rows.gather(1, when)[:, :, None])
     windows: Tensor = steps.gather(1, index.flatten(1)[:, :, None].expand(-1, -1, steps.shape[2]))

@@ -87,7 +87,7 @@ class Highway(nn.Module):
         return not watched_backward(self.both)
 
     def fold(self) -> Stateless:
-        """What `plmu.fold` makes of it: its weights as arrays."""
+        """The folded form: the weights as arrays."""
         if type(self) is not Highway or not is_plain(self.both, nn.Linear):
             return Applied.of(self)
         return Carry(fold_linear(self.both), fold_activation(self.f))

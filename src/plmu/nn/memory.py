@@ -68,7 +68,7 @@ class Memory(nn.Module):
                     f"theta has {len(thetas)} values, which do not divide the number of memory channels, {width}: make"
                     f" memory_size, or the channels of a DelayLayer, a multiple of {len(thetas)}"
                 )
-            with torch.device("cpu"):  # whatever the default device is, and it may be "meta"
+            with torch.device("cpu"):  # the default device may be "meta"
                 self._fixed = [DelayNetwork(order, window).discretize() for window in thetas]
             self._thetas = thetas
             if trainable == "theta":

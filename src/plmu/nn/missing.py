@@ -16,7 +16,7 @@ FILLS = ("hold", "zero")
 
 
 class Filling(Steppable):
-    """A layer with the option `missing`: "hold" or "zero" fills NaN in its input, None takes the input as it is.
+    """A layer with the option `missing`: "hold" or "zero" fills NaN in its input, None leaves it.
 
     "hold" repeats the last value of that feature, and takes zero where there is none yet, at the start and after a
     reset. Its state is a pair, the layer's own and the last values (batch, features), so that a gap may span two calls.
@@ -53,7 +53,9 @@ class Filling(Steppable):
         if changed(self, "_fold"):
             return super().fold()
         inner = self._fold()
-        if self.missing is None or isinstance(inner, Stepped):  # which is this layer, and fills by itself
+        if self.missing is None or isinstance(
+            inner, Stepped
+        ):  # a copy of this layer, which fills missing values itself
             return inner
         return Filled(inner, self.missing, self.input_size)
 

@@ -40,7 +40,7 @@ class LMUCell(nn.Module):
     `hidden_to_memory`, `memory_to_memory`, `input_to_hidden` and `hidden_to_hidden` switch E_h, E_m, W_x and W_h;
     `bias` adds one to equation 17. Weights start by `init`: "general" as the original's code does (encoders
     LeCun-uniform but E_m = 0, W Glorot-normal), or "memory" as it does on psMNIST, where h begins as a function of the
-    memory alone (W_m Glorot-normal, E_h = E_m = W_x = W_h = 0). A single input enters as it is.
+    memory alone (W_m Glorot-normal, E_h = E_m = W_x = W_h = 0). A single input enters unscaled.
 
     The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider. `device` and `dtype` are
     those of the parameters, as in `torch.nn`.
@@ -203,7 +203,7 @@ def _lecun_uniform(weight: Tensor) -> None:
 
 
 class _Loop:
-    """Equations 15 to 17 for one step after another, with the memory's matrices at hand."""
+    """Equations 15 to 17 for one step after another, with the memory's matrices cast once."""
 
     def __init__(self, cell: LMUCell, x: Tensor, wide: torch.dtype) -> None:
         self.cell, self.wide = cell, wide
@@ -245,7 +245,7 @@ class LMU(Filling):
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: False gives the output at each sequence's last step alone.
-        missing: what NaN in x means: None takes it as it is, "hold" repeats the last value of that feature, "zero"
+        missing: treatment of NaN in x: None leaves it, "hold" repeats the last value of that feature, "zero"
             takes zero.
         device: where the parameters are.
         dtype: the precision of the parameters.
@@ -368,7 +368,7 @@ class LMU(Filling):
         order = self.cell.memory.order
         z = coupled.states(self.cell, self.cell.memory.systems()[0], x, h, m, lengths).transpose(0, 1)
         last = last_valid(z, lengths).clone()  # of its own: a state must not keep, or change with, the whole sequence
-        if lengths is not None:  # a sequence of no steps stays where it was
+        if lengths is not None:  # an empty sequence keeps its state
             last = torch.where((lengths > 0)[:, None], last, torch.cat([m.squeeze(2), h], dim=1))
         state = (last[:, order:], last[:, :order, None])
         if self.returns_sequences:
@@ -393,8 +393,8 @@ class LMU(Filling):
             time: number of steps.
             dtype: of x; that of the weights if not given.
             device: where x is; where the weights are if not given.
-            lengths: whether they are given.
-            resets: whether they are given.
+            lengths: whether the call has lengths.
+            resets: whether the call has resets.
 
         Returns:
             The plan; its `kind` is "recurrence", its algorithm "coupled" or "step by step".

@@ -61,7 +61,7 @@ class ParallelLMU(Filling):
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: False gives the output at each sequence's last step alone, through equation 25.
         algorithm: "auto", or one by name; see `plmu.plan`.
-        missing: what NaN in x means: None takes it as it is; "hold" repeats the last value of that feature, "zero"
+        missing: treatment of NaN in x: None leaves it, "hold" repeats the last value of that feature, "zero"
             takes zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
         standardize: read (m − μ) / σ instead of m in equation 20, a reparametrisation of W_m and b_o. It equalises the
             scale of the coefficients, so that training does not slow down for long windows. `plmu.standardize(model,
@@ -253,8 +253,8 @@ class ParallelLMU(Filling):
             state: whether the call has a state: the encoder then comes before the memory.
 
         Returns:
-            The plan of the memory. Its `kind` is "project" where m is multiplied by W_m as it is made, "states" where
-            m is stored and multiplied together with x, and "final_state" with `return_sequences=False`.
+            The plan of the memory. Its `kind` is "project" where m is multiplied by W_m while it is computed, "states"
+            where m is stored and multiplied together with x, and "final_state" with `return_sequences=False`.
 
         >>> print(layer.plan(batch=64, time=512))  # doctest: +SKIP
         """
@@ -301,7 +301,7 @@ class ParallelLMU(Filling):
         return fold_parallel(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A layer that was pickled before it had these options has none of them."""
+        """Layers pickled by versions without these options have the defaults."""
         super().__setstate__(state)
         if "standardize" not in self._modules:
             self.__dict__.setdefault("standardize", None)
@@ -354,7 +354,7 @@ class ParallelLMU(Filling):
         return dropout(m.flatten(-2), self.memory_dropout, self.training)
 
     def readout(self) -> tuple[Tensor, Tensor | None]:
-        """W_m and b_o for m as it is, with the standardisation multiplied in."""
+        """W_m and b_o for m that is not standardised, with the standardisation multiplied in."""
         if self.standardize is None:
             return self.memory_weight, self.bias
         weight = (self.memory_weight / self.standardize.std).to(self.memory_weight.dtype)

@@ -1,4 +1,4 @@
-"""What layers with a window of single steps share: the last steps of each sequence, and which of them to see."""
+"""Windows of past steps: the last steps of each sequence, and which of them belong to its last document."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def documents(before: Tensor, resets: Tensor | None, time: int) -> Tensor:
-    """A number for each document, (batch, size + time): the given ones (batch, size) for steps before, where 0 is the
-    document that goes on; and for the new steps one more at each reset."""
+    """A number for the document of each step, (batch, size + time): `before` (batch, size) for earlier steps, where 0
+    is the document that continues; in the new steps it grows by one at each reset."""
     new = before.new_zeros(before.shape[0], time) if resets is None else resets.cumsum(1)
     return torch.cat([before, new], dim=1)
 
 
 def ends(values: Tensor, size: int, lengths: Tensor | None) -> Tensor:
-    """Of values (batch, size + time, ...), of which `size` are from before, the last `size` at each sequence's end."""
+    """The last `size` steps of each sequence, in values (batch, size + time, ...) that begin with `size` earlier ones."""
     if lengths is None:
         return values[:, values.shape[1] - size :]
     index = lengths[:, None] + torch.arange(size, device=values.device)
@@ -22,7 +22,7 @@ def ends(values: Tensor, size: int, lengths: Tensor | None) -> Tensor:
 
 
 def since_reset(numbers: Tensor, size: int, lengths: Tensor | None) -> Tensor:
-    """Of document numbers (batch, size + time), whether the last `size` at each end belong to the last document."""
-    # Of an empty sequence, it is the document of the last step before it.
+    """Whether the last `size` steps of each sequence belong to its last document, by the numbers of `documents`."""
+    # For an empty sequence this is the document of the last earlier step.
     current = numbers[:, -1:] if lengths is None else numbers.gather(1, lengths[:, None] + size - 1)
     return ends(numbers, size, lengths) == current

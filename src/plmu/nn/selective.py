@@ -113,7 +113,7 @@ class SelectiveLMU(Steppable):
         weights = self.readout(x).unflatten(-1, (self.heads, -1))
         # A product and a sum rather than a matrix product: (1, order) times (order, channels) is too small for one.
         read = (weights.mT.unsqueeze(-1) * m.unflatten(-1, (self.heads, -1))).sum(-3)
-        out: Tensor = self.norm(read.to(self.norm.weight.dtype))  # under autocast wider, as torch's kernel wants it
+        out: Tensor = self.norm(read.to(self.norm.weight.dtype))  # under autocast wider, as torch's kernel needs it
         return out.to(read.dtype).flatten(-2)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Stacks that thread states: what acts on each step alone is used as it is, what has a state is given its own."""
+"""Stacks of modules, which pass each module its own state; modules that act on each step alone have none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Sequential(Filling):
 
     Args:
         modules: steppable modules, and modules that act on each step alone, in their order.
-        missing: what NaN in x means: None takes it as it is, "hold" repeats the last value of that feature, "zero"
+        missing: treatment of NaN in x: None leaves it, "hold" repeats the last value of that feature, "zero"
             takes zero.
 
     Shape:

@@ -23,7 +23,7 @@ _DEGREES = 8  # the highest; above it float32 sums lose their digits
 class ThresholdShares(Steppable):
     """The share of the steps so far at which each feature was above each of its thresholds.
 
-    With `positions` it also says where in the sequence those steps are: the mean over all T steps so far of the
+    With `positions` it also gives their places in the sequence: the mean over all T steps so far of the
     Legendre polynomials of 2 (t + ½) / T − 1 at steps above the threshold, and 0 at the others. That of degree 1 is
     negative where they come early; that of degree 2 where they come in the middle. It has no parameters and no
     gradient; `thresholds` is a buffer, saved with the model. The size of the output does not depend on the

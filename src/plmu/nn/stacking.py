@@ -52,7 +52,7 @@ PER_STEP: tuple[type[nn.Module], ...] = (
 
 
 def check_module(module: nn.Module, where: str) -> None:
-    """Raise unless the module is steppable or acts on each time step alone, and leaves its input as it is."""
+    """Raise unless the module is steppable or acts on each time step alone, and does not change its input in place."""
     if getattr(module, "inplace", False):
         raise ValueError(f"{where} ({name_of(module)}) has inplace=True and would overwrite a state or the caller's"
                          " input: use inplace=False")  # fmt: skip

@@ -106,7 +106,7 @@ class Standardize(nn.Module):
         self._sums.add(_valid(x, lengths, len(self.features)).reshape(-1, *self.features))
 
     def fold(self) -> Stateless:
-        """What `plmu.fold` makes of it: one product and a sum, which a linear layer after it takes in."""
+        """The folded form: one product and a sum, which `plmu.fold` merges into a linear layer that follows."""
         if len(self.features) > 1 or not is_plain(self, Standardize):
             return Applied.of(self)
         mean, std = (value.detach().cpu().double() for value in (self.mean, self.std))

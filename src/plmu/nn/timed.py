@@ -69,7 +69,7 @@ class TimedDelayLayer(Steppable):
         Args:
             x: times since the step before and samples, (batch, time, 1 + channels).
             state: the state that the previous piece returned; None to start from zero.
-            lengths: the length of each sequence, (batch,), where they are padded on the right; None if there is none.
+            lengths: the length of each sequence, (batch,), where they are padded on the right; None for no padding.
             resets: (batch, time) of bools: steps before which the state is set to zero.
 
         Returns:
