@@ -166,7 +166,7 @@ def test_wrappers_are_removed_and_the_same_model_gives_the_same_bytes(tmp_path: 
         assert [path.read_bytes() for path in one.files] == [path.read_bytes() for path in other.files]
 
 
-def test_the_error_by_int8_is_that_of_the_given_samples(tmp_path: Path) -> None:
+def test_the_error_of_int8_is_measured_on_the_samples(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Sequential(ParallelLMU(2, 16, **SMALL), nn.Linear(16, 1))
     random, given = (
@@ -199,7 +199,7 @@ def test_int8_that_grows_is_warned_of(tmp_path: Path) -> None:
     assert not plmu.export(exact, tmp_path, int8=True).notes
 
 
-def test_a_layer_of_ones_own_that_folds(tmp_path: Path) -> None:
+def test_a_layer_of_your_own_that_folds(tmp_path: Path) -> None:
     """To a kind that plmu knows."""
 
     class Tripled(Doubled):

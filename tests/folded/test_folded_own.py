@@ -93,7 +93,7 @@ def test_a_subclass_that_only_builds_folds_like_its_base() -> None:
     assert [type(part) for part in plmu.fold(Model()).parts] == [LinearMemory, Affine]
 
 
-def test_a_kind_of_ones_own() -> None:
+def test_a_kind_of_your_own() -> None:
     @dataclasses.dataclass(frozen=True, eq=False)
     class Decaying(Folded):
         rate: Tensor

@@ -166,7 +166,7 @@ def test_whole_numbers_stay_whole(path: Path) -> None:
         {".systems.0.A": torch.eye(3), ".systems.0.B": torch.ones(2)},
         {".systems.0.A": torch.eye(2)},
     ],
-    ids=["whole numbers", "NaN", "shapes", "no B"],
+    ids=["integers", "NaN", "shapes", "no B"],
 )
 def test_a_system_that_is_none(system: dict[str, torch.Tensor], path: Path) -> None:
     with pytest.raises(FileFormatError, match="cannot be built"):

@@ -26,7 +26,7 @@ def _run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_a_class_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page shows runs, and prints what it says."""
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(OUTSIDE)

@@ -209,7 +209,7 @@ def layer_out(model: Sequential, x: Tensor) -> Tensor:
     return model.layers[0](x)[0]
 
 
-def test_a_module_of_ones_own_may_say_that_it_acts_on_each_step_alone() -> None:
+def test_a_module_of_your_own_may_say_that_it_acts_on_each_step_alone() -> None:
     class Square(nn.Module):
         per_step = True
 
@@ -223,7 +223,7 @@ def test_a_module_of_ones_own_may_say_that_it_acts_on_each_step_alone() -> None:
     assert len(state) == 3
 
 
-def test_a_steppable_of_ones_own() -> None:
+def test_a_steppable_of_your_own() -> None:
     class Sum(plmu.nn.Steppable):
         def forward(self, x, state=None, lengths=None, *, resets=None):
             out = x.cumsum(1) if state is None else x.cumsum(1) + state[:, None]

@@ -14,7 +14,7 @@ def documents(before: Tensor, resets: Tensor | None, time: int) -> Tensor:
 
 
 def ends(values: Tensor, size: int, lengths: Tensor | None) -> Tensor:
-    """The last `size` steps of each sequence, in values (batch, size + time, ...) that begin with `size` earlier ones."""
+    """The last `size` steps of each sequence, in values (batch, size + time, ...) that begin with `size` earlier."""
     if lengths is None:
         return values[:, values.shape[1] - size :]
     index = lengths[:, None] + torch.arange(size, device=values.device)
