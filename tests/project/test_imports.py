@@ -114,7 +114,7 @@ def test_a_room_brings_in_no_other_by_a_detour(of: str) -> None:
 
 def test_what_writes_results_and_checkpoints_needs_no_layers() -> None:
     for name in ("plmu.runs.results", "plmu.training.checkpoints"):
-        assert not {module for module in imports(name) if one.startswith(("plmu.nn", "plmu.modelfiles.files"))}
+        assert not {module for module in imports(name) if module.startswith(("plmu.nn", "plmu.modelfiles.files"))}
 
 
 def test_private_names_stay_in_their_module() -> None:
