@@ -279,7 +279,7 @@ def export_parser() -> Parser:
     parser.add_argument("--name", default="model", help="name of the files, and of the functions in C (model)")
     parser.add_argument("--whole", action="store_true", help="also a model of whole sequences; torch has it anyway")
     parser.add_argument("--int8", action="store_true", help="round weights to int8, for onnx and c; prints the error")
-    parser.add_argument("--fixed-point", action="store_true", help="C with --int8: sum whole numbers; prints the error")
+    parser.add_argument("--fixed-point", action="store_true", help="C with --int8: sum integers; prints the error")
     parser.add_argument("--units", help="units of the samples, for the metadata")
     parser.add_argument("--dt", type=float, help="time between samples, for the metadata")
     return parser

@@ -117,7 +117,7 @@ static float largest(float known, const float *x, const float *factor, size_t co
     return known + strange;
 }
 """,
-    "whole": """/* x factor as whole numbers in this unit. */
+    "whole": """/* x factor as integers in this unit. */
 static void whole(int16_t *restrict out, const float *restrict x, const float *restrict factor, float unit,
     size_t count)
 {
@@ -129,7 +129,7 @@ static void whole(int16_t *restrict out, const float *restrict x, const float *r
     }
 }
 """,
-    "fixed8": """/* Sums of whole numbers, which cannot overflow. */
+    "fixed8": """/* Sums of integers, which cannot overflow. */
 static void fixed8(float *restrict out, const int8_t *restrict weight, const int16_t *restrict x, float unit,
     const float *restrict factor, const float *restrict bias, size_t rows, size_t count)
 {
