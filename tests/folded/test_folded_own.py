@@ -17,13 +17,19 @@ from plmu.folded import (
     Applied,
     Chain,
     CoupledMemory,
+    CovariateForecast,
     Folded,
     Function,
     LinearMemory,
     ParallelMemory,
+    RunningShares,
     Scale,
     Stepped,
+    WindowAttention,
+    WindowForecast,
 )
+from plmu.folded.states import leaves
+from plmu.nn import CausalAttention, LookbackForecast, ThresholdShares
 
 STEPS, BATCH = 6, 2
 
@@ -263,3 +269,42 @@ def test_whole_numbers_are_refused_where_there_are_no_tokens() -> None:
     folded = plmu.fold(plmu.Sequential(plmu.ParallelLMU(2, 3, 3, 9.0)))
     with pytest.raises(TypeError, match=r"x must be floating point, got torch\.int64"):
         folded.step(torch.zeros(1, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind", "names"),
+    [
+        (CausalAttention(8, 2, 5, bias=True), WindowAttention, "input_weight input_bias output_weight output_bias"),
+        (LookbackForecast(2, 3, 4, 9.0, 12, season=5), WindowForecast, "weight taps season_pattern prior"),
+        (
+            plmu.nn.CovariateForecast(2, 1, 3, 4, 9.0, 12, lags=4, lag_order=2),
+            CovariateForecast,
+            "weight taps season_pattern prior effect_weight lag_taps",
+        ),
+        (ThresholdShares(3, 2, positions=1), RunningShares, "thresholds"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+def test_windows_and_counts_have_kinds_with_named_arrays(
+    layer: plmu.nn.Steppable, kind: type[Folded], names: str
+) -> None:
+    for value in layer.state_dict().values():
+        value.copy_(torch.rand_like(value))
+    folded = plmu.fold(layer)
+    assert type(folded) is kind
+    assert set(folded.arrays()) == set(names.split())
+    state = expected_state = None
+    for x in torch.randn(STEPS, BATCH, layer.input_size):
+        expected, expected_state = layer.step(x, expected_state)
+        out, state = folded.step(x, state)
+        assert torch.equal(out, expected.detach())
+        for part, expected_part in zip(leaves(state), leaves(expected_state), strict=True):
+            assert torch.equal(part, expected_part.detach())
+
+
+def test_a_window_forecast_with_another_readout_stays_a_copy() -> None:
+    class Doubled(LookbackForecast):
+        def read(self, windows: Tensor, phase: Tensor) -> Tensor:
+            return 2 * super().read(windows, phase)
+
+    assert isinstance(plmu.fold(Doubled(1, 2, 3, 4.0, 5)), Stepped)
