@@ -34,7 +34,7 @@ def _own_folders(tmp_path, monkeypatch):
 def test_without_the_extras_the_way_out_is_named(missing, tmp_path):
     shutil.copytree(ROOT / "results", tmp_path / "results")
     commands = {
-        "numpy": [["train", "psmnist"], ["data"], ["evaluate", "x"]],
+        "numpy": [["train", "psmnist"], ["data"]],
         "rich": [["data"], ["report"], ["evaluate", "x"], ["train", "psmnist"]],
         "tyro": [["train", "psmnist"]],
         "matplotlib": [["report"]],
@@ -271,7 +271,7 @@ def test_a_parser_knows_its_words():
     parser = Parser(prog="p")
     parser.add_argument("kind", type=OneOf("a", "b"))
     parser.add_argument("--shade", type=OneOf("dark", "light"))
-    assert parser.known == {"-h": (), "--help": (), "a": (), "b": (), "--shade": ("dark", "light")}
+    assert parser.completions == {"-h": (), "--help": (), "a": (), "b": (), "--shade": ("dark", "light")}
     assert not parser.takes_path
     parser.add_argument("--out", type=Path)
     assert not parser.takes_path

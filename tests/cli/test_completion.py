@@ -176,7 +176,7 @@ def test_every_option_is_completed(capsys):
         *(cli._evaluate_parser(), model_commands.translate_parser(), model_commands.stream_parser()),
         *(cli._data_parser(), cli._report_parser()),
     )
-    of_parsers = {flag for parser in parsers for flag in parser.known if flag in PATHS}
+    of_parsers = {flag for parser in parsers for flag in parser.completions if flag in PATHS}
     wanted = {
         "--data.root",
         *OWN_FILES,

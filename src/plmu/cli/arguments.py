@@ -25,26 +25,26 @@ class OneOf:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with suggestions in its errors, which are one line; options must be written out."""
+    """argparse's parser, with errors of one line that suggest what was meant. Options are not abbreviated."""
 
-    def __init__(self, **given: Any) -> None:
-        self.known: dict[str, tuple[str, ...]] = {}  # options, and words in their place; each with the values it takes
-        self.takes_path = False  # in the place of a word
-        super().__init__(allow_abbrev=False, **given)
+    def __init__(self, **options: Any) -> None:
+        self.completions: dict[str, tuple[str, ...]] = {}  # options and words, each with the values that it takes
+        self.takes_path = False  # as a positional argument
+        super().__init__(allow_abbrev=False, **options)
 
-    def add_argument(self, *names: str, **given: Any) -> argparse.Action:
-        kind = given.get("type")
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        kind = options.get("type")
         values = kind.words if isinstance(kind, OneOf) else ()
         self.takes_path |= kind is Path and not names[0].startswith("-")
-        self.known |= dict.fromkeys(names, values) if names[0].startswith("-") else dict.fromkeys(values, ())
-        return super().add_argument(*names, **given)
+        self.completions |= dict.fromkeys(names, values) if names[0].startswith("-") else dict.fromkeys(values, ())
+        return super().add_argument(*names, **options)
 
     def parse_args(self, words: list[str]) -> argparse.Namespace:  # type: ignore[override]
-        found, unknown = self.parse_known_args(words)
+        options, unknown = self.parse_known_args(words)
         if unknown:
-            hint = suggestion(unknown[0].split("=")[0], self.known)
+            hint = suggestion(unknown[0].split("=")[0], self.completions)
             self.error(f"there is no argument {unknown[0]!r}{hint}")
-        return found
+        return options
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"plmu: {message} (`{self.prog} --help` says more)\n")

@@ -50,5 +50,5 @@ def lookup(name: str) -> Experiment:
         KeyError: there is none.
     """
     module, _, kind = CATALOGUE[name].place.partition(":")
-    found: Experiment = getattr(import_module(module), kind)()
-    return found
+    result: Experiment = getattr(import_module(module), kind)()
+    return result

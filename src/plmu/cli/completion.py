@@ -52,7 +52,7 @@ def script(shell: str, commands: Mapping[str, Parser | None], options: Sequence[
 def _words(commands: Mapping[str, Parser | None], options: Sequence[str]) -> tuple[Words, Words]:
     words: Words = {"": [*commands, *options], "train": [*CATALOGUE, "--help"]}
     values: Words = {}
-    known: dict[str, Flags] = {name: {**parser.known} for name, parser in commands.items() if parser is not None}
+    known: dict[str, Flags] = {name: {**parser.completions} for name, parser in commands.items() if parser is not None}
     for name in CATALOGUE:
         experiment = lookup(name)
         flags: Flags = {"--help": (), "--model": experiment.models, **_flags(Options())}

@@ -15,7 +15,7 @@ WIDE = 10.0  # ratio of the largest to the smallest value from which an axis is 
 
 
 def labelled(summary: dict[str, Any]) -> str:
-    """The model in a plot, and what sets the run apart."""
+    """The label in a plot: the model, and what sets the run apart."""
     short = f"{epochs(summary)} epochs" if shortened(summary) else ""
     return literal("\n".join(part for part in (named(summary), run_name(summary), short) if part))
 
@@ -30,10 +30,10 @@ def curves(summary: dict[str, Any]) -> tuple[Curve, Curve]:
 
 
 def _mean(histories: list[list[dict[str, float]]], name: str, factor: float = 1.0) -> Curve:
-    """Over the epochs that all of them have, since thinned histories differ a little."""
-    values = [{one["epoch"]: factor * one[name] for one in history if name in one} for history in histories]
+    """The mean over histories, at the epochs that all have: thinned histories differ a little."""
+    values = [{entry["epoch"]: factor * entry[name] for entry in history if name in entry} for history in histories]
     shared = sorted(set.intersection(*map(set, values))) if values else []
-    return shared, [sum(one[epoch] for one in values) / len(values) for epoch in shared]
+    return shared, [sum(curve[epoch] for curve in values) / len(values) for epoch in shared]
 
 
 def has_curves(summary: dict[str, Any]) -> bool:
@@ -41,13 +41,13 @@ def has_curves(summary: dict[str, Any]) -> bool:
 
 
 def _label(summary: dict[str, Any]) -> str:
-    """In a legend, in short lines."""
+    """The label in a legend, in short lines."""
     return textwrap.fill(", ".join(labelled(summary).splitlines()), 30)
 
 
 def plot_curves(summaries: list[dict[str, Any]], path: Path) -> bool:
     """Draw a row for each experiment with a history: loss on the left, score on the right. Returns whether any has."""
-    shown = [one for one in summaries if has_curves(one)]
+    shown = [summary for summary in summaries if has_curves(summary)]
     if not shown:
         return False
     import matplotlib
@@ -56,20 +56,20 @@ def plot_curves(summaries: list[dict[str, Any]], path: Path) -> bool:
     from matplotlib import pyplot
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    rows = [
-        [one for one in shown if one["experiment"] == name] for name in sorted({one["experiment"] for one in shown})
-    ]
-    heights = [max(3.4, 1 + 0.2 * sum(_label(one).count("\n") + 1 for one in own)) for own in rows]  # room for names
+    names = sorted({summary["experiment"] for summary in shown})
+    rows = [[summary for summary in shown if summary["experiment"] == name] for name in names]
+    legends = [sum(_label(summary).count("\n") + 1 for summary in group) for group in rows]  # lines
+    heights = [max(3.4, 1 + 0.2 * lines) for lines in legends]
     figure, axes = pyplot.subplots(
         len(rows), 2, figsize=(11, sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
     )
-    for (left, right), own in zip(axes, rows, strict=True):
-        for one in own:
-            for axis, (x, y) in zip((left, right), curves(one), strict=True):
-                axis.plot(x, y, label=_label(one), linewidth=1.4, marker="." if len(x) < 25 else "", markersize=5)
-        score = literal(own[0]["metric"].replace("_", " ")) + (", %" if own[0]["percent"] else "")
+    for (left, right), group in zip(axes, rows, strict=True):
+        for summary in group:
+            for axis, (x, y) in zip((left, right), curves(summary), strict=True):
+                axis.plot(x, y, label=_label(summary), linewidth=1.4, marker="." if len(x) < 25 else "", markersize=5)
+        score = literal(group[0]["metric"].replace("_", " ")) + (", %" if group[0]["percent"] else "")
         for axis, title in ((left, "training loss"), (right, f"validation {score}")):
-            axis.set_title(f"{literal(titled(own[0]))}: {title}", fontsize="medium")
+            axis.set_title(f"{literal(titled(group[0]))}: {title}", fontsize="medium")
             axis.set_xlabel("epoch")
             axis.set_xlim(left=0)
             axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from plmu.cli.arguments import OneOf, Parser
+from plmu.runs.folder import WHOLE_MODEL_FILE
 
 
 def generate_parser() -> Parser:
@@ -25,7 +26,7 @@ def generate_parser() -> Parser:
         "run", type=Path, help="folder of a finished run of a language model (text8, reviews), or its model.plmu"
     )
     parser.add_argument("--prompt", help="text to begin with (a new text: a line break, space or separator)")
-    parser.add_argument("--length", type=int, default=500, help="how many tokens to sample: characters or words (500)")
+    parser.add_argument("--length", type=int, default=500, help="number of tokens to sample, characters or words (500)")
     parser.add_argument(
         "--temperature", type=float, default=1.0, help="below 1 more likely, above 1 more varied; 0 is greedy (1)"
     )
@@ -33,19 +34,19 @@ def generate_parser() -> Parser:
     parser.add_argument(
         "--top-p", type=float, help="sample from the fewest tokens that have this probability together (all)"
     )
-    parser.add_argument("--seed", type=int, help="makes the text the same again (a new text each time)")
+    parser.add_argument("--seed", type=int, help="seed, which makes the text repeatable (a new text each time)")
     parser.add_argument("--stop", help="end when the sampled text contains this, which is printed too")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
     return parser
 
 
 def generate(words: list[str]) -> None:
-    given = vars(generate_parser().parse_args(words))
-    with _threads(given.pop("threads")):
+    options = vars(generate_parser().parse_args(words))
+    with _threads(options.pop("threads")):
         from plmu.runs.generate import show
 
         try:
-            show(given.pop("run"), **given)
+            show(options.pop("run"), **options)
         except KeyboardInterrupt:
             return
 
@@ -73,14 +74,14 @@ def translate_parser() -> Parser:
 
 
 def translate(words: list[str]) -> None:
-    given = vars(translate_parser().parse_args(words))
-    run, file, name = given.pop("run"), given.pop("file"), given.pop("device")
+    arguments = vars(translate_parser().parse_args(words))
+    run, file, device = (arguments.pop(name) for name in ("run", "file", "device"))
 
     from plmu.experiments.translation.translator import Options, show
     from plmu.training.processes import processes
 
-    options = Options(**given)
-    with processes(name) as group:
+    options = Options(**arguments)
+    with processes(device) as group:
         try:
             show(run, file, options, str(group.device))
         except KeyboardInterrupt:
@@ -186,27 +187,27 @@ def stream_parser() -> Parser:
 
 
 def stream(words: list[str]) -> None:
-    given = stream_parser().parse_args(words)
-    with _threads(given.threads):
+    arguments = stream_parser().parse_args(words)
+    with _threads(arguments.threads):
         from plmu.cli.stream_lines import Options, show
 
-        options = Options(given.missing, given.state, given.on_error, given.json)
-        _tell_of_other_model(given.run)
+        options = Options(arguments.missing, arguments.state, arguments.on_error, arguments.json)
+        _note_other_model(arguments.run)
         try:
-            if given.input is None:
-                show(given.run, sys.stdin, options)
+            if arguments.input is None:
+                show(arguments.run, sys.stdin, options)
             else:
-                with open(given.input, encoding="utf-8") as lines:
-                    show(given.run, lines, options)
+                with open(arguments.input, encoding="utf-8") as lines:
+                    show(arguments.run, lines, options)
         except KeyboardInterrupt:
             return
         except UnicodeDecodeError as error:
             raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
 
 
-def _tell_of_other_model(run: Path) -> None:
-    """Say on standard error where `plmu predict` has a better model than one that takes samples as they come."""
-    if run.is_dir() and (run / "whole.plmu").is_file():
+def _note_other_model(run: Path) -> None:
+    """Note on standard error that `plmu predict` has a better model than the streaming one."""
+    if run.is_dir() and (run / WHOLE_MODEL_FILE).is_file():
         print(
             "this is the model for samples as they come: `plmu predict` has another, which normalises whole series, and"
             " may give other classes",
@@ -216,7 +217,7 @@ def _tell_of_other_model(run: Path) -> None:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """So many CPU threads for torch."""
+    """Use `count` CPU threads in torch."""
     if count < 1:
         raise ValueError(f"--threads must be at least 1, got {count}")
 
@@ -254,17 +255,21 @@ def serve_parser() -> Parser:
 
 
 def serve(words: list[str]) -> None:
-    given = serve_parser().parse_args(words)
-    with _threads(given.threads):
+    arguments = serve_parser().parse_args(words)
+    with _threads(arguments.threads):
         from plmu.serve import Options
         from plmu.serve import serve as run_server
         from plmu.serve.limits import Limits
 
-        limits = Limits(given.sessions, given.message_bytes, given.samples, given.rate, given.idle)
-        token = given.token or os.environ.get("PLMU_TOKEN") or None
-        options = Options(given.host, given.port, token, given.states, given.missing, given.width, limits=limits)
-        _tell_of_other_model(given.run)
-        run_server(given.run, options, lambda address: print(f"plmu serves {given.run} at {address}", flush=True))
+        limits = Limits(arguments.sessions, arguments.message_bytes, arguments.samples, arguments.rate, arguments.idle)
+        token = arguments.token or os.environ.get("PLMU_TOKEN") or None
+        options = Options(
+            arguments.host, arguments.port, token, arguments.states, arguments.missing, arguments.width, limits=limits
+        )
+        _note_other_model(arguments.run)
+        run_server(
+            arguments.run, options, lambda address: print(f"plmu serves {arguments.run} at {address}", flush=True)
+        )
 
 
 def export_parser() -> Parser:
@@ -286,13 +291,13 @@ def export_parser() -> Parser:
 
 
 def export(words: list[str]) -> None:
-    given = vars(export_parser().parse_args(words))
+    options = vars(export_parser().parse_args(words))
 
     from plmu.exports import AccuracyWarning
     from plmu.runs.export_run import export_run
 
-    more = {name: value for name in ("units", "dt") if (value := given.pop(name)) is not None}
-    _tell_of_other_model(given["run"])
+    metadata = {name: value for name in ("units", "dt") if (value := options.pop(name)) is not None}
+    _note_other_model(options["run"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AccuracyWarning)  # the report has it
-        print(export_run(given.pop("run"), given.pop("out"), given.pop("to"), more, measure=True, **given))
+        print(export_run(options.pop("run"), options.pop("out"), options.pop("to"), metadata, measure=True, **options))

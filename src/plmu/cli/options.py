@@ -91,7 +91,8 @@ def _fields(info: StructTypeInfo, experiment: Experiment, model: str) -> StructC
             if name == "start":
                 text = f"Folder of a finished run of {' or '.join(experiment.starts)} to start from."
                 argument = tyro.conf.arg(name="from", metavar="PATH", help_behavior_hint=hint)
-            fields.append(StructFieldSpec(name, Annotated[hints[name], argument], value, text))
+            annotated: Any = Annotated[hints[name], argument]
+            fields.append(StructFieldSpec(name, annotated, value, text))
     return StructConstructorSpec(instantiate=functools.partial(type(default), **values), fields=tuple(fields))
 
 

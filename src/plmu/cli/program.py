@@ -121,9 +121,9 @@ def _run(words: list[str]) -> None:
     elif not words or words[0] in ("-h", "--help", "help"):
         print(USAGE)
     elif words[0] not in COMMANDS:
-        known = ", ".join(COMMANDS)
+        commands = ", ".join(COMMANDS)
         hint = suggestion(words[0], [*COMMANDS, *OWN_OPTIONS])
-        _fail(f"there is no command {words[0]!r}: the commands are {known}{hint}")
+        _fail(f"there is no command {words[0]!r}: the commands are {commands}{hint}")
     else:
         COMMANDS[words[0]](words[1:])
 
@@ -141,24 +141,26 @@ def _evaluate_parser() -> Parser:
         "--data.root", dest="root", type=Path, help="folder with the data sets (where the run had its data)"
     )
     for name, what in OWN_FILES.items():
-        parser.add_argument(f"--data.{name}", type=Path, help=f"your own {what} (the one of the run)")
+        parser.add_argument(f"--data.{name}", type=Path, help=f"your own {what} (that of the run)")
     parser.add_argument("--from", dest="start", type=Path, help="folder of the run that this one started from")
     parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
     return parser
 
 
 def _evaluate(words: list[str]) -> None:
-    given = _evaluate_parser().parse_args(words)
+    options = _evaluate_parser().parse_args(words)
 
     from plmu.cli.catalogue import lookup
     from plmu.runs.evaluate import evaluate
     from plmu.training.processes import processes
 
-    paths = {"data.root": given.root, "from": given.start}
-    paths |= {f"data.{name}".replace("-", "_"): getattr(given, f"data.{name}".replace("-", "_")) for name in OWN_FILES}
-    with processes(given.device) as group:
+    paths = {"data.root": options.root, "from": options.start}
+    paths |= {
+        f"data.{name}".replace("-", "_"): getattr(options, f"data.{name}".replace("-", "_")) for name in OWN_FILES
+    }
+    with processes(options.device) as group:
         epoch, scores = evaluate(
-            given.run, {name: path for name, path in paths.items() if path is not None}, group, lookup
+            options.run, {name: path for name, path in paths.items() if path is not None}, group, lookup
         )
         if group.writes:
             print(f"best_epoch {epoch}")
@@ -173,12 +175,12 @@ def _data_parser() -> Parser:
 
 
 def _data(words: list[str]) -> None:
-    given = _data_parser().parse_args(words)
+    options = _data_parser().parse_args(words)
 
     from plmu.data.files import DataConfig
     from plmu.experiments.data.overview import overview
 
-    overview(DataConfig(given.root))
+    overview(DataConfig(options.root))
 
 
 def _report_parser() -> Parser:
@@ -197,13 +199,13 @@ def _report_parser() -> Parser:
 
 
 def _report(words: list[str]) -> None:
-    given = _report_parser().parse_args(words)
+    options = _report_parser().parse_args(words)
 
     from plmu.cli.report import report
 
     usual = [Path("results"), Path("runs")]
-    folders = given.results or [one for one in usual if one.is_dir()] or usual[:1]
-    report(folders, given.out)
+    folders = options.results or [folder for folder in usual if folder.is_dir()] or usual[:1]
+    report(folders, options.out)
 
 
 def _bench(words: list[str]) -> None:
@@ -223,7 +225,7 @@ def _completion_parser() -> Parser:
 
 
 def _completion(words: list[str]) -> None:
-    given = _completion_parser().parse_args(words)
+    options = _completion_parser().parse_args(words)
 
     from plmu.cli.bench_command import parser as bench_parser
     from plmu.cli.completion import script
@@ -242,7 +244,7 @@ def _completion(words: list[str]) -> None:
         "bench": bench_parser(),
         "completion": _completion_parser(),
     }
-    print(script(given.shell, {name: parsers.get(name) for name in COMMANDS}, OWN_OPTIONS), end="")
+    print(script(options.shell, {name: parsers.get(name) for name in COMMANDS}, OWN_OPTIONS), end="")
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

@@ -54,28 +54,28 @@ def load(*folders: Path) -> list[dict[str, Any]]:
     chosen: dict[str, Path] = {}
     for path in (path for folder in folders for path in folder.glob("*.json")):
         chosen.setdefault(path.name, path)
-    found = (_read(path) for path in sorted(chosen.values(), key=lambda path: path.stem))
-    return [one for one in found if one is not None]
+    summaries = (_read(path) for path in sorted(chosen.values(), key=lambda path: path.stem))
+    return [summary for summary in summaries if summary is not None]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """A result; None if the file is something else."""
     try:
-        one = read_json(path)
-        if not isinstance(one, dict) or not {"experiment", "seeds"} <= one.keys():
+        summary: dict[str, Any] = read_json(path)
+        if not isinstance(summary, dict) or not {"experiment", "seeds"} <= summary.keys():
             return None
-        one["name"] = path.stem
-        if not all(isinstance(cell, str) for row in rows(one) for cell in row):
+        summary["name"] = path.stem
+        if not all(isinstance(cell, str) for row in rows(summary) for cell in row):
             raise TypeError("a name is not text")
-        _details(one)
-        labelled(one)
-        _points(one)
-        curves(one)
+        _details(summary)
+        labelled(summary)
+        _points(summary)
+        curves(summary)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
         raise RunError(
             f"{path} is damaged ({type(error).__name__}: {error}): remove it, or make it again with `plmu train`"
         ) from None
-    return one
+    return summary
 
 
 def report(folders: Sequence[Path], out: Path) -> None:
@@ -96,7 +96,7 @@ def report(folders: Sequence[Path], out: Path) -> None:
     summary_table(summaries)
     for number, folder in enumerate(folders):
         for path in sorted(folder.glob("*.json")):
-            first = next((one for one in folders[:number] if (one / path.name).is_file()), None)
+            first = next((earlier for earlier in folders[:number] if (earlier / path.name).is_file()), None)
             if first is not None:
                 print(f"{path} is not shown: {first / path.name} comes first (--results)")
     written = ["report.html", "results.png", *(["curves.png"] if drawn else [])]
@@ -109,65 +109,70 @@ def _page(summaries: list[dict[str, Any]]) -> str:
         for summary in summaries
         for row in rows(summary)
     )
-    details = "\n".join(_details(one) for one in summaries)
+    details = "\n".join(_details(summary) for summary in summaries)
     head = "".join(f"<th>{name}</th>" for name in (*HEADER, "hardware"))
     drawn = CURVES if any(map(has_curves, summaries)) else ""
     return PAGE.format(head=head, body=body, details=details, shortened=html.escape(SHORTENED), curves=drawn)
 
 
-def _details(one: dict[str, Any]) -> str:
+def _details(summary: dict[str, Any]) -> str:
     return (
-        f"<h2>{html.escape(one['name'])}: {html.escape(one['experiment'])}, {html.escape(one['model'])}</h2>"
-        f"<p><code>{html.escape(one['command'])}</code>"
-        f"<br>{html.escape(one['source'])}, torch {html.escape(one['torch'])};"
-        f" {html.escape('; '.join(f'{k}: {v}' for k, v in one['notes'].items()))}</p>"
+        f"<h2>{html.escape(summary['name'])}: {html.escape(summary['experiment'])},"
+        f" {html.escape(summary['model'])}</h2>"
+        f"<p><code>{html.escape(summary['command'])}</code>"
+        f"<br>{html.escape(summary['source'])}, torch {html.escape(summary['torch'])};"
+        f" {html.escape('; '.join(f'{k}: {v}' for k, v in summary['notes'].items()))}</p>"
     )
 
 
-def _points(one: dict[str, Any]) -> tuple[float, float, float | None]:
-    """The deciding score as it is plotted: mean, spread, and the paper's."""
-    factor = 100 if one["percent"] else 1
-    score, paper = one["test"][one["metric"]], one["paper"]
+def _points(summary: dict[str, Any]) -> tuple[float, float, float | None]:
+    """The deciding score in a plot: mean, spread, and the paper's."""
+    factor = 100 if summary["percent"] else 1
+    score, paper = summary["test"][summary["metric"]], summary["paper"]
     return factor * float(score["mean"]), factor * float(score["std"]), None if paper is None else factor * float(paper)
 
 
 def _wrapped(label: str) -> str:
-    """In lines so short that labels fit under the plot, however long the name of a run is."""
+    """A label in short lines, which fit under the plot."""
     return "\n".join(textwrap.fill(line, 20) for line in label.splitlines())
 
 
 def plot(summaries: list[dict[str, Any]], path: Path) -> None:
-    """One panel an experiment: each model's test score with its spread, and the paper's."""
+    """A panel for each experiment: each model's test score with its spread, and the paper's."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
 
-    experiments = sorted({one["experiment"] for one in summaries})
+    experiments = sorted({summary["experiment"] for summary in summaries})
     across = min(3, len(experiments))
     down = -(-len(experiments) // across)
-    most = max(Counter(one["experiment"] for one in summaries).values())
+    most = max(Counter(summary["experiment"] for summary in summaries).values())
     size = (max(4.2, 0.9 * most) * across, 3.4 * down)  # a name takes 0.9 inches
     figure, axes = pyplot.subplots(down, across, figsize=size, squeeze=False)
     for axis in axes.flat[len(experiments) :]:
         axis.remove()
     for axis, experiment in zip(axes.flat, experiments, strict=False):
-        own = [one for one in summaries if one["experiment"] == experiment]
-        for i, one in enumerate(own):
-            mean, std, paper = _points(one)
+        group = [summary for summary in summaries if summary["experiment"] == experiment]
+        for i, summary in enumerate(group):
+            mean, std, paper = _points(summary)
             axis.errorbar(i, mean, std, fmt="o", color="tab:blue", capsize=4)
             if paper is not None:
                 axis.plot(i, paper, "_", color="tab:orange", markersize=22, markeredgewidth=2.5)
         axis.set_xticks(
-            range(len(own)), [_wrapped(labelled(one)) for one in own], fontsize="small", rotation=25, ha="right"
+            range(len(group)),
+            [_wrapped(labelled(summary)) for summary in group],
+            fontsize="small",
+            rotation=25,
+            ha="right",
         )
-        axis.set_xlim(-0.6, len(own) - 0.4)
-        axis.set_title(literal(titled(own[0])))
-        axis.set_ylabel(literal(own[0]["metric"]) + (", %" if own[0]["percent"] else ""))
+        axis.set_xlim(-0.6, len(group) - 0.4)
+        axis.set_title(literal(titled(group[0])))
+        axis.set_ylabel(literal(group[0]["metric"]) + (", %" if group[0]["percent"] else ""))
         axis.grid(axis="y", alpha=0.3)
-        low, high = min(_points(one)[0] for one in own), max(_points(one)[0] for one in own)
-        if not own[0]["percent"] and 0 < 3 * low < high:
+        low, high = min(_points(summary)[0] for summary in group), max(_points(summary)[0] for summary in group)
+        if not group[0]["percent"] and 0 < 3 * low < high:
             axis.set_yscale("log")
     handles = [
         Line2D([], [], color="tab:blue", marker="o", linestyle="", label="here, mean ± spread of seeds"),

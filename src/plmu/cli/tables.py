@@ -11,14 +11,14 @@ SHORTENED = "“n of N” epochs: the run was given fewer epochs than the experi
 
 
 def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A line for each score of a result, the deciding one first; the hardware comes last."""
+    """A row for each score of a result, the deciding score first; the hardware is the last cell."""
     metric = summary["metric"]
     names = [metric, *(name for name in summary["test"] if name != metric)]
     lines: list[tuple[str, ...]] = []
     for name in names:
         score = summary["test"][name]
         paper = summary["paper"] if name == metric else None
-        valid = [one["valid"].get(name) for one in summary["seeds"]]
+        valid = [seed["valid"].get(name) for seed in summary["seeds"]]
         mean_valid = None if None in valid else sum(valid) / len(valid)
         lines.append(
             (
@@ -39,7 +39,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def titled(summary: dict[str, Any]) -> str:
-    """The experiment, and whether its data were not all there."""
+    """The experiment, and whether its data were incomplete."""
     partial = "partial" in str(summary.get("notes", {}).get("data", ""))
     return f"{summary['experiment']} (partial data)" if partial else str(summary["experiment"])
 
@@ -60,7 +60,7 @@ def epochs(summary: dict[str, Any]) -> str:
 
 
 def shortened(summary: dict[str, Any]) -> bool:
-    """Whether it had fewer epochs than the experiment gives this model by default. A refit has epochs of its own."""
+    """Whether it had fewer epochs than this model has by default. The epochs of a refit are not compared."""
     training, usual = summary["config"]["training"], _usual_epochs(summary)
     return usual is not None and not training.get("refit", False) and bool(training["epochs"] < usual)
 
@@ -74,7 +74,7 @@ def _usual_epochs(summary: dict[str, Any]) -> int | None:
 
 
 def run_name(summary: dict[str, Any]) -> str:
-    """The name of a run where it has one of its own, else nothing."""
+    """The name of a run, empty for the default name."""
     usual = f"{summary['experiment']}-{summary['model']}"
     return "" if summary["name"] == usual else str(summary["name"])
 

@@ -1,4 +1,4 @@
-"""What an experiment is: defaults for each model, data, models and a score."""
+"""The base of experiments: data, models with defaults, and a score."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Config(Generic[ModelConfig]):
 
 @dataclass
 class Predictions:
-    """What `plmu predict` prints: columns of equal length by name, and what was found and done, in plain words."""
+    """What `plmu predict` prints: columns of equal length by name, and notes about the file."""
 
     columns: dict[str, Sequence[object]]
     notes: list[str] = field(default_factory=list)
@@ -48,14 +48,14 @@ class Experiment(ABC):
     """One of the paper's experiments, with its baselines."""
 
     name: str
-    metric: str  # what is reported, and by which the best epoch is chosen on validation data
-    paper: ClassVar[dict[str, float]]  # the paper's figure for each model that has one
+    metric: str  # the reported score, by which validation data chooses the best epoch
+    paper: ClassVar[dict[str, float]]  # the paper's score of each model, where it has one
     percent = False  # whether the score is shown in percent
     streamable: ClassVar[tuple[str, ...]] = ()  # the models that are steppable: they are saved and can be streamed
     labels: ClassVar[tuple[str, ...]] = ()  # names of the classes, in the order of their numbers
-    ahead: ClassVar[int] = 0  # how many steps ahead the input is predicted
+    ahead: ClassVar[int] = 0  # the input is predicted this many steps ahead
     starts: ClassVar[tuple[str, ...]] = ()  # the experiments whose runs `--from` takes
-    own_data: ClassVar[bool] = False  # whether there is no data but the user's own
+    own_data: ClassVar[bool] = False  # whether all data is the user's own
 
     @property
     @abstractmethod
@@ -63,21 +63,25 @@ class Experiment(ABC):
         """The names `--model` takes, ours first."""
 
     def default_model(self, started: bool) -> str:
-        """The model where `--model` is not given; `started` says whether `--from` is."""
+        """The model without `--model`; `started` says whether there is `--from`."""
         return self.models[0]
 
     def run_name(self, model: str, config: Config[Any]) -> str:
-        """The name of a run where `--name` gives none."""
+        """The name of a run without `--name`."""
         return f"{self.name}-{model}"
 
     def name_of_file(self, model: str, file: Path | None) -> str:
-        """The name of a run on a file of the user's own."""
-        stem = "" if file is None else "".join(one if one.isalnum() or one in "-_." else "-" for one in file.stem)
+        """The name of a run on the user's own file."""
+        stem = (
+            ""
+            if file is None
+            else "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in file.stem)
+        )
         name = f"{self.name}-{stem.strip('.-') or 'data'}"
         return name if model == self.models[0] else f"{name}-{model}"
 
     def closed_form(self, model: str) -> bool:
-        """Whether `build` returns the model fitted, so that nothing is left to train. Its task has `score`."""
+        """Whether `build` returns a fitted model, which is not trained. Its task has `score`."""
         return False
 
     @abstractmethod
@@ -85,7 +89,7 @@ class Experiment(ABC):
         """The configuration of a model, with the paper's values where it gives them."""
 
     def published(self, model: str, config: Config[Any]) -> float | None:
-        """The paper's figure for a model, where the data is the paper's."""
+        """The paper's score of a model, if the data is the paper's."""
         return self.paper.get(model)
 
     @abstractmethod
@@ -97,7 +101,7 @@ class Experiment(ABC):
         """The untrained model."""
 
     def companions(self, task: Task) -> dict[str, str]:
-        """Text files without which the saved model is of no use, by name: they are written into the run's folder."""
+        """Text files that the saved model needs, by name, such as a vocabulary: written into the run's folder."""
         return {}
 
     def first_tokens(self, model: str) -> tuple[int, ...]:
@@ -105,8 +109,7 @@ class Experiment(ABC):
         return ()
 
     def outputs(self, task: Task) -> dict[str, str]:
-        """Text files with what the best model made of the test data, by name: they are written into the run's folder
-        after the test."""
+        """Text files with the best model's outputs for the test data, by name: written into the run's folder."""
         return {}
 
     def write_more(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> list[str]:
@@ -118,8 +121,13 @@ class Experiment(ABC):
         return []
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
-        """What the model of the run in this folder says of a file of the user's own, for `plmu predict`. `future` is
-        a file of covariates.
+        """The predictions of a run's model for the user's own file, for `plmu predict`.
+
+        Args:
+            folder: of the run.
+            config: its configuration.
+            file: the user's file.
+            future: a file of covariates.
 
         Raises:
             DataError: the file is at fault.
@@ -127,16 +135,17 @@ class Experiment(ABC):
         raise RunError(f"{folder} is a run of {self.name}, whose model is run by `plmu stream`")
 
     def scored_later(self, folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
-        """The result of a finished run with scores that could not be computed where it ran, from the files of
-        `outputs`; None if there are none to add. Asked when the run's command is given again."""
+        """The result of a finished run with scores added that the machine of the run could not compute.
+
+        They come from the files of `outputs`. It is called when the run's command is repeated; None adds nothing."""
         return None
 
     def more_tests(self, config: Config[Any]) -> dict[str, Batch]:
-        """Further test sets, scored once with the best model, by the name of their score."""
+        """Further test sets by the name of their score. The best model is scored on each."""
         return {}
 
     def check_start(self, model: str, started: bool) -> None:
-        """Raise unless this model may start from another run, if `--from` gives one, or begin without."""
+        """Raise ValueError unless this model may start with, or without, another run (`--from`)."""
         if started and not self.starts:
             raise ValueError(f"{self.name} cannot start from another run: leave out --from")
 

@@ -11,11 +11,10 @@ import plmu
 from plmu.errors import RunError
 from plmu.exports import Exported, export
 from plmu.nn import Steppable
-from plmu.runs.folder import read_json
+from plmu.runs.folder import CONFIG_FILE, OUTPUTS_FILE, model_file, read_json
 from plmu.text.symbols import Bytes, Characters, Words, read
 from plmu.text.words import FIRST
 
-MODEL_FILE, OUTPUTS_FILE, CONFIG_FILE = "model.plmu", "outputs.json", "config.json"
 FROM_OUTPUTS = {
     "labels": "classes",
     "ahead": "steps_ahead",
@@ -31,7 +30,7 @@ def export_run(path: Path, out: Path, to: str, more: dict[str, Any], **options: 
 
     The other options are those of `plmu.export`.
     """
-    folder, file = (path, path / MODEL_FILE) if path.is_dir() else (path.parent, path)
+    folder, file = model_file(path)
     if not file.is_file():
         raise RunError(
             f"no model at {path}: expected the folder of a finished run of a steppable model, or its model.plmu"
@@ -43,34 +42,34 @@ def export_run(path: Path, out: Path, to: str, more: dict[str, Any], **options: 
 
 
 def described(folder: Path, model: Steppable) -> dict[str, Any]:
-    """What the files beside a model say of it: experiment, symbols or vocabulary, names of classes."""
-    found: dict[str, Any] = {}
+    """Metadata from the files beside a model: experiment, symbols or vocabulary, names of classes."""
+    metadata: dict[str, Any] = {}
     config = _json(folder / CONFIG_FILE)
-    found |= {key: config[key] for key in ("experiment", "model") if isinstance(config.get(key), str)}
+    metadata |= {key: config[key] for key in ("experiment", "model") if isinstance(config.get(key), str)}
     outputs = _json(folder / OUTPUTS_FILE)
-    found |= {name: outputs[key] for key, name in FROM_OUTPUTS.items() if outputs.get(key)}
-    embedding = next((one for one in model.modules() if isinstance(one, nn.Embedding)), None)
+    metadata |= {name: outputs[key] for key, name in FROM_OUTPUTS.items() if outputs.get(key)}
+    embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
     if embedding is None:
-        return found
+        return metadata
     symbols = read(folder, embedding.num_embeddings)
-    found["symbols"] = symbols.kind
+    metadata["symbols"] = symbols.kind
     if isinstance(symbols, Words):
-        found |= {"vocabulary": symbols.words, "first_word": FIRST}
+        metadata |= {"vocabulary": symbols.words, "first_word": FIRST}
     elif isinstance(symbols, Characters):
-        found["alphabet"] = "".join(symbols.alphabet)
+        metadata["alphabet"] = "".join(symbols.alphabet)
     else:
         assert isinstance(symbols, Bytes)
-    return found
+    return metadata
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A file's content; nothing where there is none."""
+    """The content of a JSON file; empty if there is no file."""
     if not path.is_file():
         return {}
     try:
-        found: Any = read_json(path)
+        content: Any = read_json(path)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise RunError(f"{path} is damaged: it says what the model is of")
-    return found
+    return content

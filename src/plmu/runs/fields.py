@@ -1,4 +1,4 @@
-"""What the fields of a model's configuration may be. A field has one meaning, and so one range, in all models."""
+"""The ranges of the fields of models' configurations. A field has the same meaning and range in all models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys(
         ("thetas", "windows"),
         (
-            lambda value: isinstance(value, tuple) and bool(value) and all(0 < one < math.inf for one in value),
+            lambda value: isinstance(value, tuple) and bool(value) and all(0 < number < math.inf for number in value),
             "one or more numbers of steps, above 0",
         ),
     ),
@@ -54,8 +54,10 @@ RANGES: dict[str, Range] = {
 
 
 class Checked:
-    """Base of a model's configuration: a dataclass whose fields must be in their ranges. None is in the range of a
-    field whose default it is."""
+    """Base of a model's configuration: a dataclass whose fields must be in their ranges.
+
+    A field whose default is None may also be None.
+    """
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

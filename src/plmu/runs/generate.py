@@ -13,22 +13,21 @@ from torch import nn
 import plmu
 from plmu.errors import RunError
 from plmu.nn import Steppable
+from plmu.runs.folder import model_file
 from plmu.text.symbols import Symbols, Words, beginning, read
 from plmu.text.words import UNKNOWN
-
-MODEL_FILE = "model.plmu"
 
 
 def load(path: Path) -> tuple[Steppable, Symbols]:
     """The language model of a run's folder, or a model file, and its symbols, from the files beside it."""
-    folder, file = (path, path / MODEL_FILE) if path.is_dir() else (path.parent, path)
+    folder, file = model_file(path)
     if not file.is_file():
         raise RunError(f"no model at {path}: expected the folder of a finished run of a language model")
     model = plmu.load(file)
-    first = next((one for one in model.modules() if isinstance(one, nn.Embedding)), None)
-    if first is None or not isinstance(model, Steppable):
+    embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    if embedding is None or not isinstance(model, Steppable):
         raise RunError(f"{file} is not a model of text: it has no embedding of tokens")
-    return model, read(folder, first.num_embeddings)
+    return model, read(folder, embedding.num_embeddings)
 
 
 def show(
@@ -66,22 +65,22 @@ def pieces(symbols: Symbols, prompt: list[int], tokens: Iterable[int], stop: str
     """The text of the prompt, then what each token adds, up to and including the first stop string."""
     decoder = symbols.decoder()
     yield "".join(map(decoder.push, prompt))
-    seen = ""  # the end of the sampled text, as much of it as can begin a stop string
+    end = ""  # of the sampled text, as much as can begin a stop string
     for token in tokens:
         piece = decoder.push(token)
         if stop is not None:
-            text = seen + piece
+            text = end + piece
             place = text.find(stop)
             if place >= 0:
-                yield text[len(seen) : place + len(stop)]
+                yield text[len(end) : place + len(stop)]
                 return
-            seen = text[max(0, len(text) - len(stop) + 1) :]
+            end = text[max(0, len(text) - len(stop) + 1) :]
         yield piece
     yield decoder.finish()
 
 
 class _Counted:
-    """An iterator that counts what it has given."""
+    """An iterator that counts its items."""
 
     def __init__(self, tokens: Iterator[int]) -> None:
         self.tokens, self.count = tokens, 0
