@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from plmu.core.systems import LinearSystem
 from plmu.errors import FileFormatError, TooLarge
 from plmu.nn import Bidirectional, Gated, Residual, Sequential, WeightedStack
+from plmu.nn.folding import MODULES
 from plmu.nn.savable import REGISTERED
 
 Description = dict[str, Any]
@@ -48,33 +49,10 @@ TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Dropout: ("p",),
     nn.Dropout1d: ("p",),
     nn.AlphaDropout: ("p",),
-    nn.LeakyReLU: ("negative_slope",),
     nn.PReLU: ("num_parameters",),
-    nn.ELU: ("alpha",),
-    nn.CELU: ("alpha",),
-    nn.GELU: ("approximate",),
-    nn.Softplus: ("beta", "threshold"),
-    nn.Hardtanh: ("min_val", "max_val"),
-    nn.Softmax: ("dim",),
-    nn.LogSoftmax: ("dim",),
-    nn.GLU: ("dim",),
+    nn.Identity: (),
+    **{kind: options for kind, (_, options) in MODULES.items()},
 }
-_PLAIN = (
-    nn.Identity,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.SELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softsign,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.LogSigmoid,
-    nn.Tanhshrink,
-)
-TORCH.update(dict.fromkeys(_PLAIN, ()))
 _WITH_BIAS = (nn.Linear, nn.LayerNorm)
 _TORCH_NAMES = {kind.__name__: kind for kind in TORCH}
 _STACKS: dict[str, Callable[..., nn.Module]] = {

@@ -26,11 +26,12 @@ from plmu.folded import (
     Unit,
     chain,
 )
-from plmu.folded.functions import MODULES, activation_name
+from plmu.folded.functions import MODULES as MODULES
+from plmu.folded.functions import activation_name
 from plmu.nn.steppable import Steppable
 
-# Those that do nothing once training is over.
-_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
+# Modules that do nothing after training.
+TRAINING_ONLY = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
 
 
 def fold_module(module: nn.Module) -> Folded:
@@ -94,7 +95,7 @@ def _fold_torch(module: nn.Module) -> Folded:
     if not is_plain(module, type(module)):
         return Applied.of(module)
     kind = type(module)
-    if kind in _NOTHING:
+    if kind in TRAINING_ONLY:
         return Identity()
     if kind in MODULES:
         name, options = MODULES[kind]

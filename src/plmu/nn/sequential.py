@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from plmu.folded import Folded
 from plmu.folded.joining import residual
-from plmu.nn.folding import fold_module, fold_stack, is_plain
+from plmu.nn.folding import TRAINING_ONLY, fold_module, fold_stack, is_plain
 from plmu.nn.missing import Filling, checked_missing
 from plmu.nn.stacking import (
     EXACT,
@@ -194,8 +194,7 @@ class Sequential(Filling):
     def _fills(self) -> str | None:
         if self.missing is not None:
             return self.missing
-        unseen = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
-        return next((fills(module) for module in self.layers if not isinstance(module, unseen)), None)
+        return next((fills(module) for module in self.layers if not isinstance(module, TRAINING_ONLY)), None)
 
     def _features_after(self, features: int | None) -> int | None:
         for module in self.layers:

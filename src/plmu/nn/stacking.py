@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from plmu.core.modes import autocasts
+from plmu.folded.functions import MODULES
 from plmu.nn.delay import DelayLayer
 from plmu.nn.dense import dense
-from plmu.nn.folding import is_plain
+from plmu.nn.folding import TRAINING_ONLY, is_plain
 from plmu.nn.original import LMU
 from plmu.nn.parallel import ParallelLMU
 from plmu.nn.standardization import Standardize
@@ -25,29 +26,9 @@ PER_STEP: tuple[type[nn.Module], ...] = (
     nn.Embedding,
     nn.LayerNorm,
     nn.RMSNorm,
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,  # of whole steps: it takes time for the channels
-    nn.AlphaDropout,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
     nn.PReLU,
-    nn.ELU,
-    nn.CELU,
-    nn.SELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Hardtanh,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.LogSigmoid,
-    nn.Tanhshrink,
+    *TRAINING_ONLY,  # nn.Dropout1d drops whole steps: it takes time for the channels
+    *(kind for kind in MODULES if kind not in (nn.Softmax, nn.LogSoftmax, nn.GLU)),
 )
 
 
