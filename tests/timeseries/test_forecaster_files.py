@@ -18,7 +18,6 @@ import plmu
 from plmu.cli.program import main
 from plmu.errors import DataError
 from plmu.timeseries import Forecast, SeriesData, read_series
-from plmu.timeseries.forecast_files import read_forecaster
 
 LEVELS = [80, 95]
 
@@ -59,7 +58,7 @@ def test_the_estimator_is_the_command(load_run: Path, capsys: pytest.CaptureFixt
 
 def test_a_saved_run_predicts_the_same(load_run: Path) -> None:
     forecaster = plmu.Forecaster(HORIZON, validation=0.1, test=0.2).fit("load.csv")
-    saved = read_forecaster(load_run)
+    saved = plmu.Forecaster.from_run(load_run)
     assert saved.levels_ == (80, 95)
     ours, theirs = forecaster.predict(level=95), saved.predict("load.csv", level=95)
     assert ours.columns == theirs.columns == ["time", "load", "load-lo-95", "load-hi-95", "temp", "temp-lo-95",

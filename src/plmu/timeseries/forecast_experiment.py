@@ -29,7 +29,7 @@ from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.folder import SERIES_FILE
 from plmu.timeseries import forecast_report, series
 from plmu.timeseries.choosing import standard_deviation
-from plmu.timeseries.forecast_files import predict, write_model
+from plmu.timeseries.forecast_files import as_text, write_model
 from plmu.timeseries.forecast_models import (
     LSTM_TRAINING,
     ClosedModel,
@@ -40,9 +40,10 @@ from plmu.timeseries.forecast_models import (
 )
 from plmu.timeseries.forecaster import VALIDATED, Forecaster
 from plmu.timeseries.intervals import Intervals, unseen_errors
+from plmu.timeseries.predictions import time_column
 from plmu.timeseries.scores import Method, Scores, baselines, model_method, score
-from plmu.timeseries.series import SeriesConfig
-from plmu.timeseries.split import Split, what_was_done
+from plmu.timeseries.series import Piece, SeriesConfig
+from plmu.timeseries.split import Settings, Split, what_was_done
 from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes
@@ -301,6 +302,58 @@ def trained_lstm(task: ForecastTask) -> nn.Module:
     with torch.enable_grad():
         Trainer(plain, network, training, Processes(0, 1, torch.device("cpu")), task.config.seed).run()
     return network.eval()
+
+
+def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None = None) -> Predictions:
+    """The steps after the last row of each series of a file, with their times and intervals, as text."""
+    forecaster = Forecaster.from_run(folder)
+    settings = forecaster.settings_
+    if future is not None and not settings.covariates:
+        raise RunError(f"--data.future is for covariates, and {folder} was trained without: give --data.file alone")
+    data = series.load(replace(config, file=file), settings.like, future)
+    last = list({piece.name: piece for piece in data.pieces}.values())  # of each series its last piece
+    for piece in last:
+        _check_ahead(piece, settings, file, future)
+    levels = forecaster.levels_
+    frame = forecaster.predict(data, level=levels or None)
+    time, ahead = time_column(settings), np.arange(1, settings.horizon + 1)
+    counted = 1 if settings.clock.kind == "rows" else 0  # rows are counted from 1
+    columns: dict[str, list[str]] = {}
+    if frame.columns[0] != time:
+        columns[frame.columns[0]] = frame[frame.columns[0]].to_list()
+    columns[time] = [
+        stamp for piece in last for stamp in settings.clock.times(piece.last + ahead + counted, piece.offset)
+    ]
+    for channel, name in enumerate(settings.values):
+        origins = np.array([piece.values[0, channel] for piece in last])
+        titles = {name: name}
+        for level in levels:
+            titles |= {f"{name} {word} {level:g}": f"{name}-{word[:2]}-{level:g}" for word in ("low", "high")}
+        for title, column in titles.items():
+            columns[title] = as_text(frame[column].to_numpy().reshape(len(last), -1), origins)
+    short = sum(len(piece) < settings.lookback for piece in last)
+    if short:
+        data.notes.append(f"{short:,} series shorter than the look-back of {settings.lookback} steps: less certain")
+    return Predictions(dict(columns), data.notes)
+
+
+def _check_ahead(piece: Piece, settings: Settings, file: Path, future: Path | None) -> None:
+    """Raise unless the covariates of a series are known as far as it is forecast."""
+    if piece.covariates is None:
+        return
+    missing = np.isnan(piece.covariates[len(piece) :][: settings.horizon])
+    for name, absent in zip(settings.covariates, missing.T, strict=True):
+        count = int(absent.argmax()) if absent.any() else len(absent)
+        if count < settings.horizon:
+            last = np.array([piece.start + len(piece) - (0 if settings.clock.kind == "rows" else 1)])
+            after = f"{'row ' if settings.clock.kind == 'rows' else ''}{settings.clock.times(last, piece.offset)[0]}"
+            of = f" of series {piece.name!r}" if piece.name else ""
+            values = ", ".join(settings.values[:4])
+            how = "" if future else f": add rows in which {values} may be empty, or give another file as --data.future"
+            raise DataError(
+                f"{future or file}, column {name!r}: {settings.horizon} values are needed after {after}, the last row"
+                f"{of}, and there {'is' if count == 1 else 'are'} {count}{how}"
+            )
 
 
 def _future(split: Split) -> str:

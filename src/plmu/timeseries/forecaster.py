@@ -433,19 +433,32 @@ class Forecaster(Estimator):
         return stream
 
     @classmethod
-    def restored(cls, model: LookbackForecast, settings: Settings, intervals: Intervals) -> Forecaster:
-        """The estimator of a saved model. It predicts; it has no series to test on.
+    def from_run(cls, folder: str | Path) -> Forecaster:
+        """The estimator of a run of `plmu train forecast`. It predicts; it has no series to test on.
+
+        >>> forecaster = plmu.Forecaster.from_run("runs/forecast-load-seed0")
+        >>> forecaster.predict("load.csv", level=forecaster.levels_)
 
         Args:
-            model: fitted.
-            settings: what it reads and forecasts.
-            intervals: of its forecasts, at the levels that `predict` takes.
+            folder: of the run, which has model.plmu, series.json and intervals.json.
+
+        Raises:
+            RunError: a file is missing or damaged.
         """
+        from plmu.timeseries.forecast_files import read_run
+
+        model, settings, intervals = read_run(Path(folder))
         forecaster = cls(settings.horizon, covariates=settings.covariates)
         forecaster.model_, forecaster._settings, forecaster._stored = model, settings, intervals
         forecaster._split = forecaster._tables = None
         forecaster.n_features_in_ = len(settings.values) + len(settings.covariates)
         return forecaster
+
+    @property
+    def settings_(self) -> Settings:
+        """What the fitted model reads and forecasts."""
+        self._check_fitted()
+        return self._settings
 
     def settings_summary(self, split: Split) -> str:
         """The settings of a fit in words."""
