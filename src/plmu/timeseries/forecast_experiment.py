@@ -236,8 +236,7 @@ def prepare(config: ForecastConfig[Any]) -> ForecastTask:
         split = forecaster.split(data)
     except ValueError as error:
         raise DataError(f"--model.{error}") from None
-    shown = forecaster if isinstance(config.model, ClosedModel) else Forecaster(calendar="none")
-    summary = shown.settings_summary(split)
+    summary = split.summary(calendar=isinstance(config.model, ClosedModel) and config.model.calendar)
     nothing = (torch.zeros(0, dtype=torch.long),)
     task = ForecastTask(
         nothing,

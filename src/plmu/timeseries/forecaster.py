@@ -178,7 +178,7 @@ class Forecaster(Estimator):
                 raise ValueError("starts, validation_rows and names are for arrays and frames, and X is a file")
             split = self.split(X)
             self.feature_names_in_ = np.array(X.columns.read, dtype=object)
-            self.notes_ = [*X.notes, self.settings_summary(split)]
+            self.notes_ = [*X.notes, split.summary(calendar=self.calendar != "none")]
             for note in self.notes_:
                 _log.info(note)
         else:
@@ -187,7 +187,18 @@ class Forecaster(Estimator):
         return self.fit_split(split)
 
     def split(self, data: SeriesData) -> Split:
-        """The first half of `fit` for a file: cut all series at the same times, and find the settings that are None."""
+        """The first half of `fit` for a file: cut all series at the same times, and find the settings that are None.
+
+        Args:
+            data: the series of a file.
+
+        Returns:
+            The series with where they are cut and the settings.
+
+        Raises:
+            ValueError: an argument is wrong.
+            DataError: there are too few rows, or a column varies too little.
+        """
         self._check_arguments()
         if self._columns and tuple(self._columns) != data.columns.covariates:
             raise ValueError(f"covariates are {self._columns}, and those of the file {list(data.columns.covariates)}")
@@ -230,7 +241,14 @@ class Forecaster(Estimator):
         return replace(split, tables=tables, calendar=calendar)
 
     def fit_split(self, split: Split) -> Self:
-        """The second half of `fit`: fit to the rows before the test rows."""
+        """The second half of `fit`: fit to the rows before the test rows.
+
+        Args:
+            split: what `split` returns.
+
+        Returns:
+            This estimator.
+        """
         settings = split.settings
         parts = [
             (piece.until(end), rows)
@@ -459,10 +477,6 @@ class Forecaster(Estimator):
         """What the fitted model reads and forecasts."""
         self._check_fitted()
         return self._settings
-
-    def settings_summary(self, split: Split) -> str:
-        """The settings of a fit in words."""
-        return split.settings.summary(split.has_years and self.calendar != "none")
 
     @property
     def _columns(self) -> list[str | int]:

@@ -157,6 +157,10 @@ class Split:
     def windows(self) -> Windows:
         return Windows.of(self.data.pieces)
 
+    def summary(self, calendar: bool) -> str:
+        """The settings in words. `calendar` says that a profile of week and year is tried where there are two years."""
+        return self.settings.summary(calendar and self.has_years)
+
     @property
     def horizon(self) -> int:
         return self.settings.horizon
