@@ -11,7 +11,7 @@ import pytest
 
 from plmu.cli import program as cli
 from plmu.cli.catalogue import CATALOGUE, lookup
-from plmu.cli.completion import PATHS, _flags, _options, _words
+from plmu.cli.completion import _flags, _options, _words, paths
 from plmu.cli.program import COMMANDS, main, model_commands
 from plmu.runs.runner import Options
 
@@ -140,9 +140,9 @@ def test_scripts_hold_words_values_and_paths(capsys):
     fish, zsh, bash = (_script(shell, capsys) for shell in ("fish", "zsh", "bash"))
     assert "        case 'train psmnist --model'\n            printf '%s\\n' plmu lstm lmu\n" in fish
     options = ["--runs", "--data.root", *OWN_FILES, "--attention", "--from", "--results", "--out"]
-    options += ["--input", "--state", "--states"]
-    paths = " ".join(f"'* {option}'" for option in options)
-    assert f"        case {paths}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
+    options += ["--input", "--state", "--states", "--data.future"]
+    patterns = " ".join(f"'* {option}'" for option in sorted(options))
+    assert f"        case {patterns}\n            __fish_complete_path (commandline -ct)\n        case '*'\n" in fish
     assert (
         "            case train\n                printf '%s\\n' forecast classify mackey-glass psmnist addition" in fish
     )
@@ -176,7 +176,7 @@ def test_every_option_is_completed(capsys):
         *(cli._evaluate_parser(), model_commands.translate_parser(), model_commands.stream_parser()),
         *(cli._data_parser(), cli._report_parser()),
     )
-    of_parsers = {flag for parser in parsers for flag in parser.completions if flag in PATHS}
+    of_parsers = {flag for parser in parsers for flag in parser.paths}
     wanted = {
         "--data.root",
         *OWN_FILES,
@@ -188,4 +188,4 @@ def test_every_option_is_completed(capsys):
         "--state",
     }
     assert wanted == of_parsers
-    assert {"--runs", "--data.root"} <= set(PATHS)
+    assert {"--runs", "--data.root", "--data.test-file"} <= {*paths([])}

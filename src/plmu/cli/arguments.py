@@ -29,12 +29,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         self.completions: dict[str, tuple[str, ...]] = {}  # options and words, each with the values that it takes
+        self.paths: list[str] = []  # options that take a file or folder
         self.takes_path = False  # as a positional argument
         super().__init__(allow_abbrev=False, **options)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         kind = options.get("type")
         values = kind.words if isinstance(kind, OneOf) else ()
+        self.paths += [name for name in names if kind is Path and name.startswith("-")]
         self.takes_path |= kind is Path and not names[0].startswith("-")
         self.completions |= dict.fromkeys(names, values) if names[0].startswith("-") else dict.fromkeys(values, ())
         return super().add_argument(*names, **options)
