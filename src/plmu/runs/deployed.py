@@ -15,7 +15,7 @@ from torch import nn
 from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
 from plmu.nn import LookbackForecast, Steppable
-from plmu.runs.folder import MODEL_FILE, read_json
+from plmu.runs.folder import CONFIG_FILE, model_file, read_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import read as read_outputs
 from plmu.runtime.frozen import FrozenModel
@@ -122,7 +122,7 @@ def load(path: Path) -> Deployed:
     Raises:
         RunError: there is no model that streams, or a file beside it is missing or damaged.
     """
-    folder, file = (path, path / MODEL_FILE) if path.is_dir() else (path.parent, path)
+    folder, file = model_file(path)
     experiment, name = _trained_as(folder) if path.exists() else ("", "")
     if not file.is_file():
         raise RunError(f"no model at {path}: {_why_no_model(experiment, name)}")
@@ -155,7 +155,7 @@ def load(path: Path) -> Deployed:
 
 def _trained_as(folder: Path) -> tuple[str, str]:
     """The experiment and the model that config.json names; empty without one."""
-    path = folder / "config.json"
+    path = folder / CONFIG_FILE
     if not path.is_file():
         return "", ""
     try:

@@ -13,7 +13,7 @@ from plmu.errors import RunError
 from plmu.modelfiles.atomic import replacing
 from plmu.runs.configuration import read_config
 from plmu.runs.experiment import Config, Experiment
-from plmu.runs.folder import adding_path
+from plmu.runs.folder import adding_path, is_finished
 
 
 def predict(
@@ -41,7 +41,7 @@ def predict(
         DataError: the file is at fault.
     """
     experiment, config = read_config(run, lookup)
-    if not (run / "result.json").is_file():
+    if not is_finished(run):
         raise RunError(f"{run} is not finished: `plmu train` continues it")
     predictions = experiment.predict(run, _read_by(config, reading or {}, experiment.name), file, future)
     if not quiet:
