@@ -30,11 +30,11 @@ def test_a_run_predicts_and_streams_with_the_course(
     words = ["train", "forecast", "--data.file", "sold.csv", "--horizon", "28", "--model.lookback", "40"]
     main(words)
     shown = capsys.readouterr().out
-    assert "; a course over the week and the year is tried" in shown
-    assert "season: the course over the calendar is used" in shown
+    assert "; a profile of the week and the year is tried" in shown
+    assert "season: the profile of the calendar is used" in shown
     main([*words, "--model.no-calendar", "--name", "plain"])
     shown = capsys.readouterr().out
-    assert "course" not in shown
+    assert "profile" not in shown
     errors = [result(Path("runs") / name)["test"]["mse"] for name in ("forecast-sold-seed0", "plain-seed0")]
     assert errors[0] < 0.8 * errors[1]
     Path("late.csv").write_text(written(first=900, end=1200))

@@ -81,7 +81,7 @@ def season_summary(summary: Mapping[str, Any]) -> list[str]:
     if not summary["tried"]:
         return []
     if summary["calendar"]:
-        return ["season: the course over the calendar is used"]
+        return ["season: the profile of the calendar is used"]
     used, steps = "season: not used, since it did not help", summary["season"]
     return [f"season: {steps} steps are used" if steps else used]
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
+from plmu.timeseries.effects import padded
 from plmu.timeseries.frames import Form
 from plmu.timeseries.intervals import Intervals
 from plmu.timeseries.season import aligned
 from plmu.timeseries.series import Numbers, Piece
 from plmu.timeseries.split import Settings
-from plmu.timeseries.windows import BLOCK, Windows
+from plmu.timeseries.windows import BLOCK
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class Ahead(NamedTuple):
 
     mean: Tensor  # (series, channels, horizon), float64
     spread: Tensor  # (series, channels, 1): the unit of the intervals
-    level: Tensor  # (series, channels), float64: the first value
 
     def bounds(self, intervals: Intervals) -> tuple[Tensor, Tensor]:
         """Lower and upper ends of the intervals, (levels, series, channels, horizon)."""
@@ -61,15 +61,14 @@ def forecast(model: LookbackForecast, unit: Intervals, pieces: Sequence[Piece], 
         pieces: the series.
         placed: whether the steps of their first rows are known; else the season is compared with their last rows.
     """
-    windows = Windows.of(pieces)
-    origins = windows.offsets + torch.tensor([len(piece) - 1 for piece in pieces])
     forecasts, spreads = [], []
     size = max(1, BLOCK // (model.lookback * model.channels))
     with torch.no_grad():
         for first in range(0, len(pieces), size):
             block = pieces[first : first + size]
-            examples = windows.take(origins[first : first + size], model.lookback, 0)
-            steps, rest, effect = examples.steps, examples.windows, None
+            windows = torch.stack([_last_window(piece, model.lookback) for piece in block], dim=1).movedim(0, 1)
+            steps = torch.tensor([piece.start + len(piece) - 1 for piece in block])
+            rest, effect = windows, None
             if isinstance(model, CovariateForecast):
                 effect = model.effect(torch.stack([_recent_covariates(model, piece) for piece in block]))
                 rest = model.rest(rest, effect[..., : model.lookback])
@@ -77,14 +76,14 @@ def forecast(model: LookbackForecast, unit: Intervals, pieces: Sequence[Piece], 
             if model.season and not placed:
                 pairs = zip(rest, rows.tolist(), strict=True)
                 steps = torch.tensor([_last_phase(model, window[:, -count:]) for window, count in pairs])
-            spreads.append(unit.spread(examples.windows, rows).expand(len(block), model.channels, 1))
+            spreads.append(unit.spread(windows, rows).expand(len(block), model.channels, 1))
             phase = steps % max(model.season, 1)
             if isinstance(model, CovariateForecast) and effect is not None:
-                forecasts.append(model.forecast(examples.windows, phase, effect))
+                forecasts.append(model.forecast(windows, phase, effect))
             else:
-                forecasts.append(model.read(examples.windows, phase))
-    mean = torch.cat(forecasts).double() + windows.level[:, :, None]
-    return Ahead(mean, torch.cat(spreads), windows.level)
+                forecasts.append(model.read(windows, phase))
+    level = torch.from_numpy(np.stack([piece.values[0] for piece in pieces]))
+    return Ahead(torch.cat(forecasts).double() + level[:, :, None], torch.cat(spreads))
 
 
 def formed(settings: Settings, piece: Piece, form: Form, ahead: Ahead, place: int, intervals: Intervals | None) -> Any:
@@ -148,6 +147,12 @@ def known_covariates(piece: Piece) -> Numbers | None:
         return None
     missing = np.isnan(piece.covariates[len(piece) :].sum(axis=1))
     return piece.covariates[: len(piece) + (int(missing.argmax()) if missing.any() else len(missing))]
+
+
+def _last_window(piece: Piece, lookback: int) -> Tensor:
+    """(channels, lookback): the last rows, relative to the first value, in float32."""
+    rows = torch.from_numpy((piece.values[-lookback:] - piece.values[0]).T.astype(np.float32))
+    return padded(rows, lookback - rows.shape[1])
 
 
 def _recent_covariates(model: CovariateForecast, piece: Piece) -> Tensor:

@@ -64,7 +64,7 @@ class Settings:
         """In words. `calendar` says that a seasonal profile of the week and the year is tried, too."""
         season = f"a season of {self.season} steps is tried" if self.season else "no season found"
         if calendar:
-            season += f"; a course over the {'year' if self.clock.calendar == 'week' else 'week and the year'} is tried"
+            season += f"; a profile of the {'year' if self.clock.calendar == 'week' else 'week and the year'} is tried"
         cycles = DelayNetwork(self.order, self.theta).describe().cycles_per_window
         return (
             f"model: forecasts {self.horizon} steps from a look-back of {self.lookback}; order {self.order} over"
@@ -188,7 +188,7 @@ class Split:
         longest = max(end for end, _ in self.cuts)
         return len({piece.name for piece in self.data.pieces}) == 1 and has_years(longest, self.data.clock.calendar)
 
-    @property
+    @cached_property
     def smallest_change(self) -> Tensor:
         """(channels,): smaller changes in a window count as none: a thousandth of the standard deviation that the
         training rows of the smallest series have."""
