@@ -122,7 +122,7 @@ class NumberLines:
 
 def _joined_time(name: str, words: dict[str, str]) -> str | None:
     """A time whose parts are in several fields."""
-    from plmu.timeseries.tables.joined import split_time
+    from plmu.timeseries.tables.dates import split_time
 
     return split_time(name, words)
 

@@ -12,8 +12,8 @@ import numpy as np
 from plmu.errors import DataError
 from plmu.timeseries.plotting import shortened
 from plmu.timeseries.tables import Table
-from plmu.timeseries.tables.dates import looks_like_date
-from plmu.timeseries.tables.joined import joined_name
+from plmu.timeseries.tables.cells import looks_like_date
+from plmu.timeseries.tables.dates import joined_name
 
 if TYPE_CHECKING:
     from plmu.timeseries.series import SeriesConfig

@@ -1,8 +1,10 @@
-"""Reading dates and times in the formats people use."""
+"""Reading dates and times in the formats people use, also spread over several columns: a date and a time of day; or
+year, month, day and hour."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.timeseries.tables.missing import without_marks
+from plmu.timeseries.tables.cells import present, without_marks
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,31 +26,16 @@ _MONTHS = ("%Y-%m", "%Y/%m", "%B %Y", "%m/%Y", "%B-%y", "%B-%Y", "%B/%y", "%B/%Y
 _QUARTERS = "quarter="  # 2024Q1, 2024-Q1, Q1 2024 or Q1/2024, read as their first day
 _WEEKS = "week="  # 2024-W05 or 2024W05, read as their Monday
 _QUARTER = r"(?i)^(?:(?P<first>\d{4})[-\s]?Q(?P<a>[1-4])|Q(?P<b>[1-4])[-/\s]?(?P<second>\d{4}))$"
-_NAMES = r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[A-Za-z]{0,6}"  # months
 _CLOCKS = (" %H:%M:%S", "T%H:%M:%S", " %H:%M", "T%H:%M", " %H:%M:%S%.f", "T%H:%M:%S%.f")
 _TIMES = ("", *_CLOCKS, " %I:%M:%S %p", " %I:%M %p", ", %H:%M")
 _ZONES = ("%#z", "Z", " %#z", " UTC")
-_DATE = re.compile(
-    r"""\s*(
-    \d{4}[-/.]\d{1,2}([-/.]\d{1,2})? | \d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01]) (?=$|T|\s)
-    | \d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}) | \d{1,2}/\d{4}
-    | (\w{3},?\s+)?\d{1,2}[-.\s]\s?NAME[-\s,]+\d{2,4} | (\w{3},?\s+)?NAME\.?\s+(\d{1,2},?\s+)?\d{4}
-    | NAME[-/](\d{4}|\d{2}) | \d{4}[-\s]?[Qq][1-4] | [Qq][1-4][-/\s]?\d{4} | \d{4}-?W\d{2}
-    )([T\s,]\s*\d{1,2}(:\d{2}){0,2}([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?\s*""".replace(
-        "NAME", _NAMES
-    ),
-    re.VERBOSE,
-)
-_NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # also dates, but more likely numbers
 _COMPARED, _HEAD = 10_000, 64  # cells that are examined
 _ZONE = r"\d:\d{2}[\d.,:]*\s*(Z|UTC|[+-]\d{2}(?::?\d{2})?)\s*$"  # databases write +02
 _MIDNIGHT = r"(\d[T\s]\s*)24:00(?::00)?"
 _PARTS = r"^\s*(\d{1,2})[/-](\d{1,2})[/-]\d{2,4}"
-
-
-def looks_like_date(cell: str) -> bool:
-    """Whether a cell is a date or time and cannot be a number."""
-    return bool(_DATE.fullmatch(cell)) and not _NUMBER_LIKE.fullmatch(cell)
+_UNITS = ("year", "month", "day", "hour", "minute")
+_TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*([AaPp][Mm])?\s*")
+_EXAMINED = 200  # cells that are examined for parts of times
 
 
 class MixedOrderError(ValueError):
@@ -224,3 +211,84 @@ def _detect_order(cells: pl.Series) -> tuple[bool | None, list[str]]:
         day_first = disorder[1] < disorder[0]
         return day_first, [f"{'day/month' if day_first else 'month/day'}/year: so the dates are in order"]
     return False, ["taken for month/day/year, which the dates do not tell: --data.day-first changes it"]
+
+
+def time_parts(columns: dict[str, pl.Series], dates: Sequence[str]) -> tuple[str, ...]:
+    """Names of the columns that together are a time; empty if there are none.
+
+    Args:
+        columns: the columns by name.
+        dates: names of the columns of dates.
+    """
+    import polars as pl
+
+    def cells(name: str) -> list[str]:
+        head = columns[name].drop_nulls().head(_EXAMINED).to_list() if columns[name].dtype == pl.String else []
+        return present(head)
+
+    if dates:
+        clocks = [name for name in columns if cells(name) and all(map(_TIME_OF_DAY.fullmatch, cells(name)))]
+        complete = any(":" in cell for name in dates for cell in cells(name)) or columns[dates[0]].dtype != pl.String
+        return () if complete or len(dates) != 1 or len(clocks) != 1 else (dates[0], clocks[0])
+    by_unit = {name.strip().lower(): name for name in columns if columns[name].dtype == pl.Float64}
+    parts = []
+    for unit in _UNITS:
+        if unit not in by_unit or not _is_within(columns[by_unit[unit]], unit):
+            break
+        parts.append(by_unit[unit])
+    return tuple(parts) if len(parts) > 1 else ()
+
+
+def joined(columns: Sequence[pl.Series]) -> pl.Series:
+    """The text of times whose parts are in these columns; null where a part is missing."""
+    import polars as pl
+
+    if columns[0].dtype == pl.String:
+        return columns[0] + " " + columns[1]
+    year, month, *rest = (column.fill_nan(None).cast(pl.Int64).cast(pl.String) for column in columns)
+    times = year + "-" + month
+    for separator, column in zip("- :", rest, strict=False):
+        times = times + separator + column
+    return times + ":00" if len(rest) == 2 else times
+
+
+def joined_name(names: Sequence[str]) -> str:
+    """The name of the column of times made of these columns."""
+    return " ".join(names)
+
+
+def split_time(name: str, fields: Mapping[str, str]) -> str | None:
+    """The time of a row, where it is spread over several columns.
+
+    Args:
+        name: of the joined column of times.
+        fields: of the row, by column.
+
+    Returns:
+        The text of the time; None if a part is missing.
+    """
+    import polars as pl
+
+    parts = _joined_names(name, fields)
+    if len(parts) < 2:
+        return None
+    numeric = all(re.fullmatch(r"\s*\d+(\.0*)?\s*", fields[part]) for part in parts)
+    times = joined([pl.Series([float(fields[part]) if numeric else fields[part]]) for part in parts])
+    return str(times[0])
+
+
+def _joined_names(name: str, candidates: Iterable[str]) -> list[str]:
+    """The candidates of which a joined name consists; empty if it cannot be split into them."""
+    for candidate in candidates:
+        if name == candidate:
+            return [candidate]
+        if name.startswith(f"{candidate} ") and (rest := _joined_names(name[len(candidate) + 1 :], candidates)):
+            return [candidate, *rest]
+    return []
+
+
+def _is_within(column: pl.Series, unit: str) -> bool:
+    """Whether all values of a column are integers in the range of a unit of time."""
+    low, high = {"year": (1000, 2999), "month": (1, 12), "day": (1, 31), "hour": (0, 23), "minute": (0, 59)}[unit]
+    values = column.fill_nan(None).drop_nulls()
+    return len(values) > 0 and bool(values.is_between(low, high).all()) and bool((values == values.round(0)).all())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +11,21 @@ from pathlib import Path
 
 from plmu.data.files import unreadable
 from plmu.errors import DataError
-from plmu.timeseries.tables.dates import looks_like_date
-from plmu.timeseries.tables.missing import is_missing
+from plmu.timeseries.tables.cells import (
+    DECIMAL_COMMA,
+    DECIMAL_POINT,
+    all_numbers,
+    count_dates,
+    count_values,
+    looks_like_date,
+    present,
+)
 
 SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 LINES = 200  # lines that are examined
 SAMPLE = 2**20  # bytes, and more if they hold fewer than two lines
 LONGEST = 2**28  # bytes of two lines at most
 _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, zip, bzip2, xz, Zstandard
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
-DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
-DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,6 @@ class Layout:
     sample: tuple[tuple[str, ...], ...]  # the first rows
     notes: tuple[str, ...]
     returns: bool = False  # whether lines end in "\\r" alone
-
-
-def is_number(cell: str, decimal_comma: bool = False) -> bool:
-    """Whether a cell is a number, also with a decimal comma if `decimal_comma`."""
-    cell = cell.strip()
-    return bool(NUMBER.fullmatch(cell) or (decimal_comma and DECIMAL_COMMA.fullmatch(cell)))
 
 
 def find_layout(path: Path, header: bool | None = None) -> Layout:
@@ -148,9 +145,10 @@ def _separator(lines: Sequence[str]) -> str:
     counts = Counter(len(line.split()) for line in lines if line.strip())
     fields, frequency = counts.most_common(1)[0]
     cells = [cell for line in lines for cell in line.split()]
-    numbers = sum(is_number(cell, True) or is_missing(cell) or looks_like_date(cell) for cell in cells)
+    filled = present(cells)
+    numbers = len(cells) - len(filled) + count_values(filled, True)
     # Spaces separate fields if most words are numbers; otherwise they are part of a text or of a date.
-    dates = any(looks_like_date(line) for line in lines)
+    dates = count_dates(lines) > 0
     return " " if fields > 1 and frequency == counts.total() and 2 * numbers > len(cells) and not dates else ","
 
 
@@ -171,14 +169,10 @@ def _has_decimal_commas(rows: Sequence[Sequence[str]]) -> bool:
 
 def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
     """Whether the first row names columns: it has text where the rows below have numbers or dates."""
-
-    def is_value(cell: str) -> bool:
-        return is_number(cell, decimal_comma) or looks_like_date(cell)
-
     first, body = rows[0], rows[1:]
-    filled = [cell for cell in first if not is_missing(cell)]
+    filled = present(first)
     if not body or not filled:
-        return not any(map(is_value, filled))
+        return not count_values(filled, decimal_comma)
     numbered = [cell.strip() for cell in first[-len(filled) :]]
     if first[0].strip() == "" and numbered == [str(i) for i in range(len(numbered))]:
         return True  # as pandas writes a frame without names
@@ -186,12 +180,12 @@ def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
         return True
     above_values = False
     for column, cell in enumerate(first):
-        below = [row[column] for row in body if column < len(row) and not is_missing(row[column])]
-        if below and sum(map(is_value, below)) > len(below) / 2:
+        below = present([row[column] for row in body if column < len(row)])
+        if below and count_values(below, decimal_comma) > len(below) / 2:
             above_values = True
-            if is_value(cell):
+            if count_values([cell], decimal_comma):
                 return False
-    return above_values or not any(map(is_value, filled))
+    return above_values or not count_values(filled, decimal_comma)
 
 
 def _counts_columns(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool:
@@ -207,8 +201,8 @@ def _counts_columns(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool
 def _dates_above_numbers(first: Sequence[str], body: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
     """Whether the first row has dates and the rows below have numbers: a column for each time."""
     columns = [column for column, cell in enumerate(first) if looks_like_date(cell)]
-    below = [row[column] for row in body for column in columns if column < len(row) and not is_missing(row[column])]
-    return len(columns) > 1 and bool(below) and all(is_number(cell, decimal_comma) for cell in below)
+    below = present([row[column] for row in body for column in columns if column < len(row)])
+    return len(columns) > 1 and all_numbers(below, decimal_comma)
 
 
 def _unique(row: Sequence[str]) -> tuple[str, ...]:

@@ -15,9 +15,8 @@ from plmu.data.files import unreadable
 from plmu.data.table_files import NUMPY, PARQUET, table_files
 from plmu.errors import DataError
 from plmu.timeseries.plotting import shortened
-from plmu.timeseries.tables.layout import Layout, find_layout, is_number
-from plmu.timeseries.tables.missing import MISSING, is_missing
-from plmu.timeseries.tables.numbers import as_numbers
+from plmu.timeseries.tables.cells import MISSING, all_numbers, as_numbers, present
+from plmu.timeseries.tables.layout import Layout, find_layout
 from plmu.timeseries.tables.table import Table
 
 if TYPE_CHECKING:
@@ -82,8 +81,8 @@ def _from_csv(path: Path, layout: Layout) -> Table:
     source = _source(path, layout)
     numeric = []
     for column, name in enumerate(layout.names):
-        cells = [row[column] for row in layout.sample if column < len(row) and not is_missing(row[column])]
-        if cells and all(is_number(cell, layout.decimal_comma) for cell in cells):
+        cells = present([row[column] for row in layout.sample if column < len(row)])
+        if all_numbers(cells, layout.decimal_comma):
             numeric.append(name)
     raw = _read_all(path, layout, source, numeric)
     height = raw.height
@@ -100,8 +99,8 @@ def _from_csv(path: Path, layout: Layout) -> Table:
     if height:
         blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series()
         if frame.width == 1:  # in the middle of a single column an empty line is a missing value
-            present = (~blank).arg_true()
-            last = -1 if not len(present) else int(present[-1])
+            filled = (~blank).arg_true()
+            last = -1 if not len(filled) else int(filled[-1])
             blank = pl.Series(np.arange(height) > last)
         if blank.any():
             rows = (~blank).arg_true().to_numpy()

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from plmu.errors import DataError, suggestion
 from plmu.timeseries.tables import dates
-from plmu.timeseries.tables.joined import joined, joined_name, time_parts
-from plmu.timeseries.tables.missing import is_missing, without_marks
-from plmu.timeseries.tables.numbers import as_numbers
+from plmu.timeseries.tables.cells import as_numbers, count_dates, present, without_marks
+from plmu.timeseries.tables.dates import joined, joined_name, time_parts
 
 if TYPE_CHECKING:
     import polars as pl
@@ -76,9 +75,9 @@ class Table:
             return "time"
         if name not in self._kinds:
             head = column.drop_nulls().head(_HEAD)
-            cells = [cell for cell in head.to_list() if not is_missing(cell)]
+            cells = present(head.to_list())
             kind: Kind = "text"
-            if cells and sum(map(dates.looks_like_date, cells)) > len(cells) / 2:
+            if count_dates(cells) > len(cells) / 2:
                 kind = "time"
             elif cells and as_numbers(pl.Series("", cells))[0].count() > len(cells) / 2:
                 kind = "number"

@@ -1,17 +1,77 @@
-"""Reading numbers with separators between thousands, decimal commas or units."""
+"""What the text of cells means: a missing value such as "NA" or "#DIV/0!", a date, or a number, also with separators
+between thousands, decimal commas or units."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
-
-from plmu.timeseries.tables.missing import without_marks
 
 if TYPE_CHECKING:
     import polars as pl
 
+_SPREADSHEET_ERRORS = ("#n/a", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!")
+_MARKS = ("na", "n/a", "nan", "null", "none", "nil", "-", "--", "?", ".", "missing")
+MISSING = frozenset(("", *_MARKS, *_SPREADSHEET_ERRORS))
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
+DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
+_NAMES = r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[A-Za-z]{0,6}"  # months
+_DATE = re.compile(
+    r"""\s*(
+    \d{4}[-/.]\d{1,2}([-/.]\d{1,2})? | \d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01]) (?=$|T|\s)
+    | \d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}) | \d{1,2}/\d{4}
+    | (\w{3},?\s+)?\d{1,2}[-.\s]\s?NAME[-\s,]+\d{2,4} | (\w{3},?\s+)?NAME\.?\s+(\d{1,2},?\s+)?\d{4}
+    | NAME[-/](\d{4}|\d{2}) | \d{4}[-\s]?[Qq][1-4] | [Qq][1-4][-/\s]?\d{4} | \d{4}-?W\d{2}
+    )([T\s,]\s*\d{1,2}(:\d{2}){0,2}([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?\s*""".replace(
+        "NAME", _NAMES
+    ),
+    re.VERBOSE,
+)
+_NUMBER_LIKE = re.compile(r"\s*\d{8}\s*|\s*\d{4}\.\d{1,2}\s*")  # also dates, but more likely numbers
 _HEAD = 200  # cells from which the unit is detected
+
+
+def is_missing(cell: str) -> bool:
+    """Whether a cell marks a missing value."""
+    return cell.strip().lower() in MISSING
+
+
+def present(cells: Iterable[str]) -> list[str]:
+    """The cells that do not mark a missing value."""
+    return [cell for cell in cells if not is_missing(cell)]
+
+
+def without_marks(column: pl.Series) -> pl.Series:
+    """Text without spaces at its ends, null for cells that mark a missing value."""
+    cells = column.str.strip_chars()
+    return cells.set(cells.str.to_lowercase().is_in(sorted(MISSING)).fill_null(False), None)
+
+
+def is_number(cell: str, decimal_comma: bool = False) -> bool:
+    """Whether a cell is a number, also with a decimal comma if `decimal_comma`."""
+    cell = cell.strip()
+    return bool(NUMBER.fullmatch(cell) or (decimal_comma and DECIMAL_COMMA.fullmatch(cell)))
+
+
+def looks_like_date(cell: str) -> bool:
+    """Whether a cell is a date or time and cannot be a number."""
+    return bool(_DATE.fullmatch(cell)) and not _NUMBER_LIKE.fullmatch(cell)
+
+
+def count_dates(cells: Iterable[str]) -> int:
+    """The number of cells that are dates."""
+    return sum(map(looks_like_date, cells))
+
+
+def count_values(cells: Iterable[str], decimal_comma: bool = False) -> int:
+    """The number of cells that are numbers or dates."""
+    return sum(is_number(cell, decimal_comma) or looks_like_date(cell) for cell in cells)
+
+
+def all_numbers(cells: Sequence[str], decimal_comma: bool = False) -> bool:
+    """Whether there are cells, and all of them are numbers."""
+    return bool(cells) and all(is_number(cell, decimal_comma) for cell in cells)
 
 
 def as_numbers(column: pl.Series) -> tuple[pl.Series, pl.Series, str]:
