@@ -9,7 +9,7 @@ from closeness import within
 
 import plmu
 from plmu.bench import algorithms, complexity, layers, measure, problems, run, streaming, training_time
-from plmu.cli import bench_command
+from plmu.cli.program import COMMANDS
 
 TINY = problems.Shape(2, 20, 4, 3, 2, 5.0)
 
@@ -114,7 +114,7 @@ def test_the_command_writes_figures_and_a_picture(
     monkeypatch.setattr(run, "copy_bandwidth", lambda device: 1e9)
     small = {"a small model": plmu.ParallelLMU(1, 3, order=4, theta=7.0)}
     monkeypatch.setattr(streaming, "models", lambda: small)
-    bench_command.main(["streaming", "--rounds", "1", "--out", str(tmp_path / "new")])
+    COMMANDS["bench"](["streaming", "--rounds", "1", "--out", str(tmp_path / "new")])
     found = json.loads((tmp_path / "new" / "bench-streaming-cpu.json").read_text())
     assert found["benchmark"] == "streaming"
     assert found["command"] == "plmu bench streaming --device cpu --rounds 1"
@@ -141,6 +141,6 @@ def test_the_command_writes_figures_and_a_picture(
 )
 def test_wrong_uses(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        bench_command.main(words)
+        COMMANDS["bench"](words)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err

@@ -10,6 +10,7 @@ import torch
 from plmu.bench import run, show
 from plmu.bench.measure import Keep
 from plmu.cli import bench_command
+from plmu.cli.program import COMMANDS
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_a_gpu_is_taken_if_there_is_one_but_streams_run_on_the_cpu(
     for there in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         for kind in run.KINDS:
-            bench_command.main([kind])
+            COMMANDS["bench"]([kind])
     gpu = ["cuda"] * 4 + ["cpu"] * 6
     assert asked == list(zip([*run.KINDS, *run.KINDS], gpu, [9] * 10, strict=True))
     assert sorted(path.name for path in Path("bench").iterdir() if path.suffix == ".json") == [
@@ -58,7 +59,7 @@ def test_the_device_and_the_folder_asked_for(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     out = Path("deep") / "down"
     for words in (["--device", "cuda:1", "--rounds", "1"], ["--device", "cpu"]):
-        bench_command.main(["layers", *words, "--out", str(out)])
+        COMMANDS["bench"](["layers", *words, "--out", str(out)])
     assert asked == [("layers", "cuda:1", 1), ("layers", "cpu", 9)]
     assert json.loads((out / "bench-layers-cuda.json").read_text(encoding="utf-8")) == {
         "benchmark": "layers",
@@ -86,7 +87,7 @@ def test_what_there_is_after_every_row_is_in_the_file(monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setitem(run.KINDS, "layers", measure)
-    bench_command.main(["layers", "--device", "cpu", "--rounds", "2"])
+    COMMANDS["bench"](["layers", "--device", "cpu", "--rounds", "2"])
     first, second = seen
     assert (first["rows"], second["rows"]) == ([{"number": 0}], [{"number": 0}, {"number": 1}])
     assert first["unfinished"] is second["unfinished"] is True
@@ -105,7 +106,7 @@ def test_without_matplotlib_the_file_is_written_and_the_figure_is_not(
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
     monkeypatch.setattr(show, "figure", figure)
-    bench_command.main(["layers", "--device", "cpu"])
+    COMMANDS["bench"](["layers", "--device", "cpu"])
     assert [path.name for path in Path("bench").iterdir()] == ["bench-layers-cpu.json"]
     path = Path("bench") / "bench-layers-cpu.json"
     assert f"wrote {path}; a figure needs matplotlib: pip install matplotlib" in capsys.readouterr().out

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,3 +52,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"plmu: {message} (`{self.prog} --help` says more)\n")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its parser, and what it does with the options."""
+
+    parser: Callable[[], Parser]
+    run: Callable[[argparse.Namespace], None]
+
+    def __call__(self, words: list[str]) -> None:
+        self.run(self.parser().parse_args(words))

@@ -6,6 +6,7 @@ import csv
 import shutil
 import sys
 import time
+from argparse import Namespace
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,11 +37,10 @@ def demo_parser() -> Parser:
     return parser
 
 
-def main(words: list[str]) -> None:
+def demo(options: Namespace) -> None:
     """Run the demo and say what was done, where the plot is and what to type next."""
-    out = demo_parser().parse_args(words).out
     with as_file(files("plmu.cli") / "demo_data" / "mauna-loa-co2.csv") as path:
-        _demo(path, out)
+        _demo(path, options.out)
 
 
 def _demo(path: Path, out: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plmu.cli.arguments import OneOf, Parser
@@ -40,15 +41,12 @@ def generate_parser() -> Parser:
     return parser
 
 
-def generate(words: list[str]) -> None:
-    options = vars(generate_parser().parse_args(words))
-    with _threads(options.pop("threads")):
+def generate(options: Namespace) -> None:
+    sampling = vars(options)
+    with _threads(sampling.pop("threads")), suppress(KeyboardInterrupt):
         from plmu.runs.generate import show
 
-        try:
-            show(options.pop("run"), **options)
-        except KeyboardInterrupt:
-            return
+        show(sampling.pop("run"), **sampling)
 
 
 def translate_parser() -> Parser:
@@ -73,19 +71,14 @@ def translate_parser() -> Parser:
     return parser
 
 
-def translate(words: list[str]) -> None:
-    arguments = vars(translate_parser().parse_args(words))
-    run, file, device = (arguments.pop(name) for name in ("run", "file", "device"))
-
+def translate(options: Namespace) -> None:
     from plmu.experiments.translation.translator import Options, show
     from plmu.training.processes import processes
 
-    options = Options(**arguments)
-    with processes(device) as group:
-        try:
-            show(run, file, options, str(group.device))
-        except KeyboardInterrupt:
-            return
+    run, file, device = (vars(options).pop(name) for name in ("run", "file", "device"))
+    translating = Options(**vars(options))
+    with processes(device) as group, suppress(KeyboardInterrupt):
+        show(run, file, translating, str(group.device))
 
 
 # Options for reading a file to predict.
@@ -146,8 +139,7 @@ def predict_parser() -> Parser:
     return parser
 
 
-def predict(words: list[str]) -> None:
-    options = predict_parser().parse_args(words)
+def predict(options: Namespace) -> None:
     if (options.file is None) == (options.data_file is None):
         problem = "a file is missing" if options.file is None else "the file is given twice"
         raise ValueError(f"{problem}: plmu predict RUN my.csv")
@@ -186,21 +178,18 @@ def stream_parser() -> Parser:
     return parser
 
 
-def stream(words: list[str]) -> None:
-    arguments = stream_parser().parse_args(words)
-    with _threads(arguments.threads):
+def stream(options: Namespace) -> None:
+    with _threads(options.threads), suppress(KeyboardInterrupt):
         from plmu.cli.stream_lines import Options, show
 
-        options = Options(arguments.missing, arguments.state, arguments.on_error, arguments.json)
-        _note_other_model(arguments.run)
+        streaming = Options(options.missing, options.state, options.on_error, options.json)
+        _note_other_model(options.run)
         try:
-            if arguments.input is None:
-                show(arguments.run, sys.stdin, options)
+            if options.input is None:
+                show(options.run, sys.stdin, streaming)
             else:
-                with open(arguments.input, encoding="utf-8") as lines:
-                    show(arguments.run, lines, options)
-        except KeyboardInterrupt:
-            return
+                with open(options.input, encoding="utf-8") as lines:
+                    show(options.run, lines, streaming)
         except UnicodeDecodeError as error:
             raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
 
@@ -254,22 +243,19 @@ def serve_parser() -> Parser:
     return parser
 
 
-def serve(words: list[str]) -> None:
-    arguments = serve_parser().parse_args(words)
-    with _threads(arguments.threads):
+def serve(options: Namespace) -> None:
+    with _threads(options.threads):
         from plmu.serve import Options
         from plmu.serve import serve as run_server
         from plmu.serve.limits import Limits
 
-        limits = Limits(arguments.sessions, arguments.message_bytes, arguments.samples, arguments.rate, arguments.idle)
-        token = arguments.token or os.environ.get("PLMU_TOKEN") or None
-        options = Options(
-            arguments.host, arguments.port, token, arguments.states, arguments.missing, arguments.width, limits=limits
+        limits = Limits(options.sessions, options.message_bytes, options.samples, options.rate, options.idle)
+        token = options.token or os.environ.get("PLMU_TOKEN") or None
+        serving = Options(
+            options.host, options.port, token, options.states, options.missing, options.width, limits=limits
         )
-        _note_other_model(arguments.run)
-        run_server(
-            arguments.run, options, lambda address: print(f"plmu serves {arguments.run} at {address}", flush=True)
-        )
+        _note_other_model(options.run)
+        run_server(options.run, serving, lambda address: print(f"plmu serves {options.run} at {address}", flush=True))
 
 
 def export_parser() -> Parser:
@@ -290,14 +276,14 @@ def export_parser() -> Parser:
     return parser
 
 
-def export(words: list[str]) -> None:
-    options = vars(export_parser().parse_args(words))
-
+def export(options: Namespace) -> None:
     from plmu.exports import AccuracyWarning
     from plmu.runs.export_run import export_run
 
-    metadata = {name: value for name in ("units", "dt") if (value := options.pop(name)) is not None}
-    _note_other_model(options["run"])
+    exporting = vars(options)
+    run, out, to = (exporting.pop(name) for name in ("run", "out", "to"))
+    metadata = {name: value for name in ("units", "dt") if (value := exporting.pop(name)) is not None}
+    _note_other_model(run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AccuracyWarning)  # the report has it
-        print(export_run(options.pop("run"), options.pop("out"), options.pop("to"), metadata, measure=True, **options))
+        print(export_run(run, out, to, metadata, measure=True, **exporting))

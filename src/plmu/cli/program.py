@@ -9,16 +9,18 @@ import io
 import os
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import plmu
 from plmu.cli import model_commands
-from plmu.cli.arguments import OneOf, Parser
-from plmu.cli.demo import demo_parser
-from plmu.cli.demo import main as demo
-from plmu.errors import how_to_install, suggestion
+from plmu.cli.arguments import Command, OneOf, Parser
+from plmu.cli.bench_command import bench, bench_parser
+from plmu.cli.demo import demo, demo_parser
+from plmu.cli.train import main as train
+from plmu.errors import CheckpointError, DataError, Diverged, RunError, how_to_install, suggestion
 
 USAGE = """usage: plmu COMMAND …
 
@@ -82,30 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{missing} is missing, which the program needs: {how_to_install(missing)}", shows_traceback)
     except KeyboardInterrupt as error:
         _fail(str(error) or "stopped", shows_traceback, status=130)
+    except (ValueError, DataError, RunError, Diverged, CheckpointError) as error:
+        _fail(str(error), shows_traceback)
     except OSError as error:
-        said = _said(error)
-        _fail(
-            said or ": ".join(str(part) for part in (error.filename, error.strerror or error) if part), shows_traceback
-        )
-    except Exception as error:
-        said = _said(error)
-        if said is None:
-            raise
-        _fail(said, shows_traceback)
-
-
-def _said(error: Exception) -> str | None:
-    """What to tell the user, if the message of this error is for them."""
-    if isinstance(error, ValueError):
-        return str(error)
-    from plmu.errors import (
-        CheckpointError,
-        DataError,  # these import nothing that the library alone does not have
-        Diverged,
-        RunError,
-    )
-
-    return str(error) if isinstance(error, (DataError, RunError, Diverged, CheckpointError)) else None
+        _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), shows_traceback)
 
 
 def _fail(message: str, shows_traceback: bool = False, status: int = 2) -> NoReturn:
@@ -128,40 +110,26 @@ def _run(words: list[str]) -> None:
         COMMANDS[words[0]](words[1:])
 
 
-def _train(words: list[str]) -> None:
-    from plmu.cli.train import main as train
-
-    train(words)
-
-
 def _evaluate_parser() -> Parser:
     parser = Parser(prog="plmu evaluate", description="Score a run's best model on its test data.")
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/mackey-glass-plmu-seed0")
-    parser.add_argument(
-        "--data.root", dest="root", type=Path, help="folder with the data sets (where the run had its data)"
-    )
+    parser.add_argument("--data.root", type=Path, help="folder with the data sets (where the run had its data)")
     for name, what in OWN_FILES.items():
         parser.add_argument(f"--data.{name}", type=Path, help=f"your own {what} (that of the run)")
-    parser.add_argument("--from", dest="start", type=Path, help="folder of the run that this one started from")
+    parser.add_argument("--from", type=Path, help="folder of the run that this one started from")
     parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
     return parser
 
 
-def _evaluate(words: list[str]) -> None:
-    options = _evaluate_parser().parse_args(words)
-
+def _evaluate(options: Namespace) -> None:
     from plmu.cli.catalogue import lookup
     from plmu.runs.evaluate import evaluate
     from plmu.training.processes import processes
 
-    paths = {"data.root": options.root, "from": options.start}
-    paths |= {
-        f"data.{name}".replace("-", "_"): getattr(options, f"data.{name}".replace("-", "_")) for name in OWN_FILES
-    }
-    with processes(options.device) as group:
-        epoch, scores = evaluate(
-            options.run, {name: path for name, path in paths.items() if path is not None}, group, lookup
-        )
+    paths = {name.replace("-", "_"): path for name, path in vars(options).items() if path is not None}
+    run, device = paths.pop("run"), paths.pop("device")
+    with processes(device) as group:
+        epoch, scores = evaluate(run, paths, group, lookup)
         if group.writes:
             print(f"best_epoch {epoch}")
             for name, value in scores.items():
@@ -174,9 +142,7 @@ def _data_parser() -> Parser:
     return parser
 
 
-def _data(words: list[str]) -> None:
-    options = _data_parser().parse_args(words)
-
+def _data(options: Namespace) -> None:
     from plmu.data.files import DataConfig
     from plmu.experiments.data.overview import overview
 
@@ -198,20 +164,12 @@ def _report_parser() -> Parser:
     return parser
 
 
-def _report(words: list[str]) -> None:
-    options = _report_parser().parse_args(words)
-
+def _report(options: Namespace) -> None:
     from plmu.cli.report import report
 
     usual = [Path("results"), Path("runs")]
     folders = options.results or [folder for folder in usual if folder.is_dir()] or usual[:1]
     report(folders, options.out)
-
-
-def _bench(words: list[str]) -> None:
-    from plmu.cli.bench_command import main as bench
-
-    bench(words)
 
 
 def _completion_parser() -> Parser:
@@ -224,43 +182,27 @@ def _completion_parser() -> Parser:
     return parser
 
 
-def _completion(words: list[str]) -> None:
-    options = _completion_parser().parse_args(words)
-
-    from plmu.cli.bench_command import parser as bench_parser
+def _completion(options: Namespace) -> None:
     from plmu.cli.completion import script
 
-    parsers = {
-        "demo": demo_parser(),
-        "evaluate": _evaluate_parser(),
-        "generate": model_commands.generate_parser(),
-        "translate": model_commands.translate_parser(),
-        "predict": model_commands.predict_parser(),
-        "stream": model_commands.stream_parser(),
-        "serve": model_commands.serve_parser(),
-        "export": model_commands.export_parser(),
-        "data": _data_parser(),
-        "report": _report_parser(),
-        "bench": bench_parser(),
-        "completion": _completion_parser(),
-    }
-    print(script(options.shell, {name: parsers.get(name) for name in COMMANDS}, OWN_OPTIONS), end="")
+    parsers = {name: command.parser() if isinstance(command, Command) else None for name, command in COMMANDS.items()}
+    print(script(options.shell, parsers, OWN_OPTIONS), end="")
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "demo": demo,
-    "train": _train,
-    "evaluate": _evaluate,
-    "generate": model_commands.generate,
-    "translate": model_commands.translate,
-    "predict": model_commands.predict,
-    "stream": model_commands.stream,
-    "serve": model_commands.serve,
-    "export": model_commands.export,
-    "data": _data,
-    "report": _report,
-    "bench": _bench,
-    "completion": _completion,
+    "demo": Command(demo_parser, demo),
+    "train": train,
+    "evaluate": Command(_evaluate_parser, _evaluate),
+    "generate": Command(model_commands.generate_parser, model_commands.generate),
+    "translate": Command(model_commands.translate_parser, model_commands.translate),
+    "predict": Command(model_commands.predict_parser, model_commands.predict),
+    "stream": Command(model_commands.stream_parser, model_commands.stream),
+    "serve": Command(model_commands.serve_parser, model_commands.serve),
+    "export": Command(model_commands.export_parser, model_commands.export),
+    "data": Command(_data_parser, _data),
+    "report": Command(_report_parser, _report),
+    "bench": Command(bench_parser, bench),
+    "completion": Command(_completion_parser, _completion),
 }
 
 if __name__ == "__main__":

@@ -24,7 +24,22 @@ from plmu.training.task import Batch, Task
 
 
 @dataclass
-class PlmuModel(Checked):
+class AdditionModel(Checked):
+    """Options of all models."""
+
+    length: int = 1000
+    """Steps of the longest training sequences, and of the test."""
+    shortest: int = 100
+    """Steps of the shortest training sequences, at most `length`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shortest > self.length:
+            raise ValueError(f"model.shortest must be at most model.length = {self.length}; got {self.shortest}")
+
+
+@dataclass
+class PlmuModel(AdditionModel):
     """The parallel LMU and a linear output."""
 
     gated: bool = True
@@ -37,32 +52,16 @@ class PlmuModel(Checked):
     """Outputs of the LMU."""
     input_activation: str | None = "relu"
     """Activation f1 of the encoded input."""
-    length: int = 1000
-    """Steps of the longest training sequences, and of the test."""
-    shortest: int = 100
-    """Steps of the shortest training sequences, at most `length`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_lengths(self.shortest, self.length)
 
 
 @dataclass
-class LSTMModel(Checked):
+class LSTMModel(AdditionModel):
     """One LSTM layer and a linear output."""
 
     hidden: int = 32
     """Hidden units."""
     forget_bias: float = 1.0
     """Initial bias of the forget gates."""
-    length: int = 1000
-    """Steps of the longest training sequences, and of the test."""
-    shortest: int = 100
-    """Steps of the shortest training sequences, at most `length`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_lengths(self.shortest, self.length)
 
 
 class Addition(Experiment):
@@ -121,11 +120,6 @@ class Addition(Experiment):
         with torch.no_grad():  # the memory divides by θ: without this, first outputs are near 0
             layer.memory_weight.mul_(model.theta / model.order)
         return plmu.Sequential(layer, nn.Linear(model.hidden, 1))
-
-
-def _check_lengths(shortest: int, length: int) -> None:
-    if shortest > length:
-        raise ValueError(f"model.shortest must be at most model.length = {length}; got {shortest}")
 
 
 def _sums(model: nn.Module, batch: Batch) -> Tensor:

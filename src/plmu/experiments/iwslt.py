@@ -9,9 +9,8 @@ replaced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -24,15 +23,6 @@ from plmu.runs.experiment import Config, Experiment
 from plmu.text import vocabularies
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Task
-
-ModelConfig = TypeVar("ModelConfig")
-
-
-@dataclass
-class IWSLTConfig(Config[ModelConfig]):
-    """A translation model."""
-
-    data: ParallelConfig = field(default_factory=ParallelConfig)
 
 
 class IWSLT(Experiment):
@@ -57,7 +47,7 @@ class IWSLT(Experiment):
             average=0.999,
             precision="auto",
         )
-        return IWSLTConfig(options, training)
+        return Config(options, training, ParallelConfig())
 
     def published(self, model: str, config: Config[Any]) -> float | None:
         assert isinstance(config.data, ParallelConfig)

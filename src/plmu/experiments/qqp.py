@@ -13,15 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from plmu.experiments.data import qqp
-from plmu.experiments.text_classification import (
-    PAIR,
-    PAIR_DEEP,
-    DeepModel,
-    LSTMModel,
-    PlmuModel,
-    TextExperiment,
-    training,
-)
+from plmu.experiments.text_classification import DeepModel, LSTMModel, PairExperiment, PlmuModel
 from plmu.runs.experiment import Config
 from plmu.text.words import TextData
 
@@ -49,22 +41,13 @@ class QQPLSTMModel(Split, LSTMModel):
     """One LSTM layer and a linear classifier of its last outputs."""
 
 
-class QQP(TextExperiment):
+class QQP(PairExperiment):
     name = "qqp"
     paper: ClassVar[dict[str, float]] = {"plmu": 0.8695, "frozen": 0.8695, "lstm": 0.8258}  # of the split 390k
     classes = 2
     labels = ("different", "duplicate")
-    keep = "first"
-
-    def defaults(self, model: str) -> Config[Any]:
-        choices: dict[str, Any] = {
-            "plmu": QQPPlmuModel(**PAIR),
-            "frozen": QQPPlmuModel(**PAIR, trained=False),
-            "lstm": QQPLSTMModel(longest=25, hidden=127),
-            "deep": QQPDeepModel(**PAIR, **PAIR_DEEP),
-        }
-        changes: dict[str, dict[str, Any]] = {"plmu": {"learning_rate": 4e-3}, "frozen": {"weight_decay": 0.1}}
-        return Config(choices[self.check(model)], training(model, **changes.get(model, {})))
+    kinds = (QQPPlmuModel, QQPLSTMModel, QQPDeepModel)
+    changes: ClassVar[dict[str, dict[str, Any]]] = {"plmu": {"learning_rate": 4e-3}, "frozen": {"weight_decay": 0.1}}
 
     def load(self, config: Config[Any]) -> TextData:
         return qqp.load(config.data, config.model.split, config.model.vocabulary)

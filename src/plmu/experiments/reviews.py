@@ -9,8 +9,8 @@ split, with the state carried.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -23,8 +23,6 @@ from plmu.experiments.pretrained import Pretrained
 from plmu.runs.experiment import Config
 from plmu.text.symbols import Words
 from plmu.training.task import Task
-
-ModelConfig = TypeVar("ModelConfig")
 
 
 @dataclass
@@ -55,13 +53,6 @@ class WordLSTM(LSTMModel):
     """Vocabulary size: the most frequent words of the training texts."""
 
 
-@dataclass
-class ReviewsExperimentConfig(Config[ModelConfig]):
-    """A language model of reviews."""
-
-    data: ReviewsConfig = field(default_factory=ReviewsConfig)
-
-
 class Reviews(LanguageExperiment):
     name = "reviews"
     metric = "perplexity"
@@ -77,7 +68,7 @@ class Reviews(LanguageExperiment):
 
     def defaults(self, model: str) -> Config[Any]:
         options = {"plmu": WordModel(), "lstm": WordLSTM()}[self.check(model)]
-        return ReviewsExperimentConfig(options, training(epochs=3, batch_size=128, learning_rate=2e-3))
+        return Config(options, training(epochs=3, batch_size=128, learning_rate=2e-3), ReviewsConfig())
 
     def task(self, config: Config[Any]) -> Task:
         assert isinstance(config.data, ReviewsConfig)

@@ -11,38 +11,20 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from plmu.experiments.data import snli
-from plmu.experiments.text_classification import (
-    PAIR,
-    PAIR_DEEP,
-    DeepModel,
-    LSTMModel,
-    PlmuModel,
-    TextExperiment,
-    training,
-)
+from plmu.experiments.text_classification import PairExperiment
 from plmu.runs.experiment import Config
 from plmu.text.words import TextData
 
 
-class SNLI(TextExperiment):
+class SNLI(PairExperiment):
     name = "snli"
     paper: ClassVar[dict[str, float]] = {"plmu": 0.7885, "frozen": 0.7885, "lstm": 0.776}
     classes = 3
     labels = ("entailment", "neutral", "contradiction")
-    keep = "first"
-
-    def defaults(self, model: str) -> Config[Any]:
-        choices: dict[str, Any] = {
-            "plmu": PlmuModel(**PAIR),
-            "frozen": PlmuModel(**PAIR, trained=False),
-            "lstm": LSTMModel(longest=25, hidden=127),
-            "deep": DeepModel(**PAIR, **PAIR_DEEP),
-        }
-        changes: dict[str, dict[str, Any]] = {
-            "plmu": {"learning_rate": 4e-3},
-            "frozen": {"epochs": 60, "learning_rate": 3e-3},
-        }
-        return Config(choices[self.check(model)], training(model, **changes.get(model, {})))
+    changes: ClassVar[dict[str, dict[str, Any]]] = {
+        "plmu": {"learning_rate": 4e-3},
+        "frozen": {"epochs": 60, "learning_rate": 3e-3},
+    }
 
     def load(self, config: Config[Any]) -> TextData:
         return snli.load(config.data, config.model.vocabulary)

@@ -12,8 +12,7 @@ state reset after every 180 characters (bpc_reset_180).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from plmu.experiments.data import characters
 from plmu.experiments.data.characters import CharactersConfig
@@ -31,15 +30,6 @@ from plmu.training.task import Task
 
 RESET = 180
 
-ModelConfig = TypeVar("ModelConfig")
-
-
-@dataclass
-class Text8Config(Config[ModelConfig]):
-    """A language model of characters."""
-
-    data: CharactersConfig = field(default_factory=CharactersConfig)
-
 
 class Text8(LanguageExperiment):
     name = "text8"
@@ -53,10 +43,7 @@ class Text8(LanguageExperiment):
             "plmu": (PlmuModel(dropout=0.05), training(epochs=10, batch_size=128)),
             "modern": (ModernModel(), training(epochs=10, batch_size=32)),
             "lstm": (LSTMModel(), training(epochs=10, batch_size=128)),
-            "plmu-attention": (
-                PlmuModel(attention=2, dropout=0.05),
-                training(epochs=10, batch_size=128),
-            ),
+            "plmu-attention": (PlmuModel(attention=2, dropout=0.05), training(epochs=10, batch_size=128)),
             "plmu-paper": (
                 PlmuModel(dropout=0.0),
                 training(
@@ -65,7 +52,7 @@ class Text8(LanguageExperiment):
                 ),
             ),
         }  # fmt: skip
-        return Text8Config(*choices[self.check(model)])
+        return Config(*choices[self.check(model)], CharactersConfig())
 
     def published(self, model: str, config: Config[Any]) -> float | None:
         assert isinstance(config.data, CharactersConfig)

@@ -29,16 +29,6 @@ from plmu.training.task import Batch, Task
 
 VOCABULARY_FILE = "vocabulary.txt"
 SAMPLE = 2000  # training texts by which states are standardised
-# For pairs of sentences: words that are read, and a `DeepModel` with fewer parameters than the LSTM.
-PAIR: dict[str, Any] = {"longest": 25, "theta": 25.0}
-PAIR_DEEP: dict[str, Any] = {
-    "memory": 64,
-    "order": 3,
-    "thetas": (3.0, 8.0),
-    "hidden": 128,
-    "pool_order": 2,
-    "dense": 100,
-}
 RANDOM = 0.1  # standard deviation of embeddings that start at random
 
 
@@ -181,6 +171,26 @@ class TextExperiment(Experiment):
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, TextTask)
         return {VOCABULARY_FILE: "".join(f"{word}\n" for word in task.words)}
+
+
+class PairExperiment(TextExperiment):
+    """Classification of pairs of sentences, of which the first 25 words are read."""
+
+    keep = "first"
+    kinds: ClassVar[tuple[type[PlmuModel], type[LSTMModel], type[DeepModel]]] = (PlmuModel, LSTMModel, DeepModel)
+    changes: ClassVar[dict[str, dict[str, Any]]]  # of each model's training
+
+    def defaults(self, model: str) -> Config[Any]:
+        ours, baseline, deep = self.kinds
+        pair: dict[str, Any] = {"longest": 25, "theta": 25.0}
+        choices: dict[str, TextModel] = {
+            "plmu": ours(**pair),
+            "frozen": ours(**pair, trained=False),
+            "lstm": baseline(longest=25, hidden=127),
+            # with fewer parameters than the LSTM
+            "deep": deep(**pair, memory=64, order=3, thetas=(3.0, 8.0), hidden=128, pool_order=2, dense=100),
+        }
+        return Config(choices[self.check(model)], training(model, **self.changes.get(model, {})))
 
 
 def classifier(config: TextModel, embedding: nn.Embedding, sides: int, outputs: int) -> nn.Module:
