@@ -127,7 +127,7 @@ def _score(summary: dict[str, Any]) -> str:
 # Tables of scores.
 RESULTS: dict[str, Callable[[list[dict[str, Any]]], str]] = {"results": results_table, "headlines": headlines_table}
 _CALLS = ("bench-calls-cuda.json", "python -m benchmarks.calls --json results/bench-calls-cuda.json")
-_LAYERS = ("bench-layers-cuda.json", "plmu bench layers --device cuda")
+_LAYERS = ("bench-layers-cuda.json", "python -m benchmarks.layers --out results")
 _ALGORITHMS = ("bench-algorithms-cuda.json", "plmu bench algorithms --device cuda")
 _TRAINING = ("bench-training-time-cuda.json", "plmu bench training-time --device cuda")
 # Tables of speed: the file, the command that writes the file, and what makes the table.

@@ -1,11 +1,15 @@
 """For the tests of benchmarks: other libraries' kernels by their definitions."""
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
+
+from benchmarks import layers
+from plmu.bench import peers
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, normalize: bool) -> tuple[Tensor, None]:
@@ -32,7 +36,17 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk: int, **g
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_layers() -> Iterator[None]:
+    """`plmu bench layers` with the layers of other libraries."""
+    before = dict(peers.LAYERS)
+    layers.add_layers()
+    yield
+    peers.LAYERS.clear()
+    peers.LAYERS.update(before)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, all_layers: None) -> None:
     """flash-linear-attention and mamba-ssm, by their definitions, step by step."""
     modules = {
         "fla.ops.linear_attn": {"chunk_linear_attn": linear_attention},
@@ -50,6 +64,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def missing(monkeypatch: pytest.MonkeyPatch, all_layers: None) -> None:
     for name in ("fla", "fla.ops", "fla.ops.linear_attn", "mamba_ssm", "mamba_ssm.ops"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -16,6 +16,7 @@ def committed(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"bench-{name}-cuda.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("all_layers")
 def test_layers_and_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same shapes in every table, and the same numbers of parameters."""
 

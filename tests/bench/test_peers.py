@@ -10,6 +10,8 @@ from closeness import within
 from torch import Tensor
 
 import plmu
+from benchmarks import layers
+from benchmarks.layers import LAYERS
 from plmu.bench import peers, whole_layers
 from plmu.bench.problems import GPU_SHAPES, Shape
 
@@ -38,7 +40,7 @@ def test_parameters_match(shape: Shape, budget: int) -> None:
     counts = [layer.parameter_count() for layer in made.values()]
     assert max(counts) <= (1 + whole_layers.CLOSE) * min(counts) or shape is SHAPE
     ours, attention, mamba, lstm = (
-        made[kind] for kind in (peers.Ours, peers.Attention, peers.Mamba2ByItsAuthors, peers.LSTM)
+        made[kind] for kind in (peers.Ours, peers.Attention, layers.Mamba2ByItsAuthors, peers.LSTM)
     )
     all_channels = shape.order * shape.channels * shape.out
     assert (ours.parameter_count() == all_channels) == (budget == all_channels)
@@ -74,7 +76,7 @@ def test_widths_of_small_layers() -> None:
     [(0.2, 1, 1), (0.2, 8, 8), (11.9, 8, 8), (12.1, 8, 16), (2.6, 1, 3), (-3.0, 4, 4)],
 )
 def test_the_nearest_multiple_is_no_smaller_than_one(value: float, multiple: int, nearest: int) -> None:
-    assert peers._nearest(value, multiple) == nearest
+    assert peers.nearest(value, multiple) == nearest
 
 
 def test_ours_is_the_delay_network_and_its_weight_alone() -> None:
@@ -90,7 +92,7 @@ def test_ours_is_the_delay_network_and_its_weight_alone() -> None:
 
 def test_mamba_starts_as_its_authors_have_it() -> None:
     """Steps from 0.001 to 0.1, uniform in their logarithm, and rates from 1 to 16."""
-    layer = peers.Mamba2(Shape(1, 1, 8, 8, 4, 5.0), 200_000)
+    layer = layers.Mamba2(Shape(1, 1, 8, 8, 4, 5.0), 200_000)
     assert layer.heads > 500
     steps, rates = torch.nn.functional.softplus(layer.step_bias.detach()), layer.rate_log.detach().exp()
     for values, low, high in ((steps.log(), math.log(1e-3), math.log(0.1)), (rates, 1.0, 16.0)):
@@ -103,9 +105,7 @@ def test_mamba_starts_as_its_authors_have_it() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize(
-    "kind", [kind for kinds in peers.LAYERS.values() for kind in kinds], ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", [kind for kinds in LAYERS.values() for kind in kinds], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("budget", whole_layers.budgets(SHAPE))
 def test_the_fast_form_and_the_plain_one_agree(kind: type[peers.Layer], budget: int) -> None:
     torch.manual_seed(0)

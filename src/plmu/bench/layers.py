@@ -1,7 +1,7 @@
 """`plmu bench layers`: the speed of whole layers.
 
-- *whole layers*: ours, linear attention, causal attention, Mamba-2 and an LSTM with as many parameters; as CUDA graphs
-  and eager, with host time, peak memory and the time of the first call.
+- *whole layers*: ours, causal attention and an LSTM with as many parameters; as CUDA graphs and eager, with host time,
+  peak memory and the time of the first call.
 - *length*: tokens per second of W_m m, from short sequences to long ones.
 """
 

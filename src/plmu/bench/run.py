@@ -22,15 +22,16 @@ KINDS: dict[str, Callable[[str, int, Keep], dict[str, Any]]] = {
 }
 
 
-def run(kind: str, device: str, rounds: int, out: Path) -> None:
+def run(kind: str, device: str, rounds: int, out: Path, program: str | None = None) -> None:
     """Measure, print the tables, and write them to a JSON file and a figure in the folder `out`.
 
     The file is written after every row, marked as unfinished, so that a run that is stopped keeps what it has measured.
+    It names the command, which begins with `program`: by default `plmu bench KIND`.
     """
     out.mkdir(parents=True, exist_ok=True)
     name = f"bench-{kind}-{device.split(':')[0]}"
     path = out / f"{name}.json"
-    command = f"plmu bench {kind} --device {device} --rounds {rounds}"
+    command = f"{program or f'plmu bench {kind}'} --device {device} --rounds {rounds}"
     report = {"benchmark": kind, "command": command, "machine": provenance(torch.device(device))}
 
     def keep(tables: dict[str, Any]) -> None:
