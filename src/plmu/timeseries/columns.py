@@ -1,4 +1,5 @@
-"""Detecting which columns of a table are times, values and names of series."""
+"""Detecting which columns of a table are times, values and names of series. `tables/dates.py` has the rules for
+times."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ TIME_NAMES = frozenset(
     ("time", "date", "datetime", "timestamp", "ts", "t", "year", "month", "day", "ds", "epoch", "unix", "zeit", "datum")
 )
 _HEAD = 1000  # values
-_FEW = 0.02  # share of rows that may still have the same time and name
-_ROWS, _TRIED = 10, 8  # fewest rows of a series that several columns name, and largest number of such columns
+_FEW = 0.02  # share of rows that may still have the same time and name of a series
+_ROWS, _TRIED = 10, 8  # fewest rows of a series where several columns name it, and most columns that are combined
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,13 @@ class Columns:
 
 
 def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
-    """The columns that the configuration names, or else those detected in the first table."""
+    """The columns that the configuration names, or else those detected in the first table.
+
+    Adds columns that consist of several others (a date and a time of day; several ids) to the first table.
+
+    Raises:
+        DataError: a column is not there or named twice, or no column can be forecast.
+    """
     table, notes = tables[0], []
     dated = [name for name in table.names if looks_like_date(name)]
     if 2 * len(dated) > len(table.names) and not config.values:
@@ -106,7 +113,7 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
 
 
 def _listed(names: tuple[str, ...], table: Table) -> tuple[str, ...]:
-    """Names of columns, which may be given with commas between them."""
+    """Names of columns, each on its own; "shop,item" is two unless a column is called so."""
     split = ([name] if name in table.names else [part.strip() for part in name.split(",")] for name in names)
     return tuple(part for parts in split for part in parts if part)
 
@@ -116,7 +123,8 @@ def _few(names: Any) -> str:
 
 
 def _time(table: Table, config: SeriesConfig, chosen: set[str]) -> str | None:
-    """The first column of dates; else a rising column of numbers with a name of times, or that counts."""
+    """The first column of dates, preferably one named as in `TIME_NAMES`; else the first column of numbers so named, if
+    none is missing and not all are equal."""
     free = [name for name in table.names if name not in _listed((config.id or "",), table) and name not in chosen]
     dates = [name for name in free if table.kind(name) == "time"]
     if dates:
@@ -131,12 +139,12 @@ def _time(table: Table, config: SeriesConfig, chosen: set[str]) -> str | None:
 
 
 def _counts(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
-    """Whether they are the numbers of rows: 0, 1, 2 … or 1, 2, 3 …"""
+    """Whether values number the rows: 0, 1, 2 … or 1, 2, 3 …"""
     return len(values) > 2 and values[0] in (0.0, 1.0) and bool((np.diff(values) == 1).all())
 
 
 def _same(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
-    """Whether all that are not missing are equal."""
+    """Whether all values that are not missing are equal."""
     for part in (values[:_HEAD], values):  # most columns vary within their first values
         least, most = np.fmin.reduce(part), np.fmax.reduce(part)
         if least != most and not np.isnan(least):
@@ -145,7 +153,8 @@ def _same(values: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
 
 
 def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesConfig) -> tuple[str, ...]:
-    """The column, or the two or three columns together, that tell apart rows of the same time, if there are many."""
+    """The column, or the two or three columns together, that tell rows of the same time apart; empty if hardly any time
+    repeats, or no columns do so."""
     if time is None:
         return ()
     times = table.times(time, config.day_first, config.bad)
@@ -169,8 +178,8 @@ def _ids(table: Table, time: str | None, taken: set[str | None], config: SeriesC
 
 
 def _candidates(table: Table, free: list[str], rows: int) -> Iterator[tuple[str, ...]]:
-    """Columns that may name series, likeliest first: a column of text; up to three columns of text or of few integers
-    together; any other column, as numbers are rather measurements."""
+    """Columns that may name series, likeliest first: each column of text; combinations of up to three columns of text
+    or of few different integers; last any column, since numbers are more likely measurements."""
     text = [name for name in free if table.kind(name) == "text"]
     yield from ((name,) for name in text)
     integers = [name for name in free if name not in text and _integers(table.numbers(name, "missing"))]

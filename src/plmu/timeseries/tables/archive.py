@@ -57,6 +57,7 @@ def read(path: Path) -> Iterator[tuple[NDArray[np.float64], str | None]]:
 
 
 def _numbers(text: str, path: Path, line: int) -> list[float]:
+    """Numbers with commas between them, NaN for "?" and empty ones."""
     numbers = []
     for column, cell in enumerate(map(str.strip, text.split(",")), 1):
         try:

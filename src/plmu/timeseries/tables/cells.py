@@ -55,7 +55,7 @@ def is_number(cell: str, decimal_comma: bool = False) -> bool:
 
 
 def looks_like_date(cell: str) -> bool:
-    """Whether a cell is a date or time and cannot be a number."""
+    """Whether a cell is a date, also with a time of day, and not more likely a number, as 20240131 and 2024.05 are."""
     return bool(_DATE.fullmatch(cell)) and not _NUMBER_LIKE.fullmatch(cell)
 
 
@@ -113,7 +113,7 @@ def _remove_unit(cells: pl.Series, unit: str) -> pl.Series:
 
 
 def _numbers_without_units(cells: pl.Series) -> tuple[pl.Series, pl.Series, str]:
-    """As `as_numbers`: read in the notation with the fewest wrong cells."""
+    """As `as_numbers`, for cells without units: all are read in the one notation with the fewest wrong cells."""
     import polars as pl
 
     best: tuple[pl.Series, pl.Series, str] | None = None
@@ -132,6 +132,7 @@ _WITH_UNIT = r"^[+-]?(?P<before>[$€£¥])?\s*[+-]?[\d.,'\s\u{a0}\u{202f}]*\d\s
 
 
 def _without_thousands_commas(cells: pl.Series) -> pl.Series:
+    """1234.5 for 1,234.5; null where commas are not between thousands."""
     fits = cells.str.contains(r"^[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d*)?$")
     return cells.set(~fits.fill_null(False), None).str.replace_all(",", "", literal=True)
 

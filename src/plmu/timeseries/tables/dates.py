@@ -1,5 +1,17 @@
-"""Reading dates and times in the formats people use, also spread over several columns: a date and a time of day; or
-year, month, day and hour."""
+"""Reading dates and times in the formats people use, also spread over several columns.
+
+How the column of times of a table is found, in this order:
+
+1. A column has dates if the file stores dates (Parquet, NumPy), or if more than half of its first cells look like dates
+   (`cells.looks_like_date`). 20240131 and 2024.05 do not: they are more likely numbers (`Table.kind`).
+2. A single column of dates and a single column of times of day are joined; without any dates, columns of numbers called
+   year, month, day … are (`time_parts`).
+3. Of several columns of dates, one with a name such as "time" (`columns.TIME_NAMES`) comes first, else the leftmost.
+4. Without any, it is the first column of numbers with such a name, if none is missing and not all are equal
+   (`columns._time`). Its numbers are dates if all of them are like 20240131 (`from_digits`), else plain numbers.
+
+Tables of labelled series go by names alone (`labelled_columns.TIMES`).
+"""
 
 from __future__ import annotations
 
@@ -115,6 +127,7 @@ def zone(column: pl.Series) -> int | None:
 
 
 def _minutes(zone: str) -> int:
+    """The minutes east of Greenwich of "Z", "UTC", "+02", "+0200" or "+02:00"."""
     if zone in ("Z", "UTC"):
         return 0
     digits = zone[1:].replace(":", "")
@@ -122,7 +135,7 @@ def _minutes(zone: str) -> int:
 
 
 def order(column: pl.Series) -> bool | None:
-    """Whether the dates of a column have the day first; None if no date depends on it."""
+    """Whether dates such as 31/1/2024 in a column have the day first; None if it has none, or both orders."""
     if not column.head(_COMPARED).str.contains(_PARTS).any():
         return None
     try:
@@ -214,7 +227,8 @@ def _detect_order(cells: pl.Series) -> tuple[bool | None, list[str]]:
 
 
 def time_parts(columns: dict[str, pl.Series], dates: Sequence[str]) -> tuple[str, ...]:
-    """Names of the columns that together are a time; empty if there are none.
+    """Names of the columns that together are a time: a date and a time of day, or at least year and month; empty if
+    there are none.
 
     Args:
         columns: the columns by name.
@@ -258,7 +272,7 @@ def joined_name(names: Sequence[str]) -> str:
 
 
 def split_time(name: str, fields: Mapping[str, str]) -> str | None:
-    """The time of a row, where it is spread over several columns.
+    """The time of a row, where it is spread over the columns that `joined` joins.
 
     Args:
         name: of the joined column of times.

@@ -94,7 +94,7 @@ def find_layout(path: Path, header: bool | None = None) -> Layout:
 
 
 def split(lines: Sequence[str], separator: str) -> list[list[str]]:
-    """The fields of lines."""
+    """The fields of each line; without their quotes, unless " " separates them."""
     if separator == " ":
         return [line.split() for line in lines]
     try:
@@ -132,7 +132,8 @@ def _encoding(start: bytes) -> tuple[str, list[str]]:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """The separator that splits most lines into the same number of fields, two or more."""
+    """The separator that splits most lines into the same number of fields, two or more; " " for columns of numbers that
+    only spaces separate; "," for a single column."""
     best, best_share = ",", 0.0
     for separator in SEPARATORS:
         counts = Counter(len(row) for row in split(lines, separator) if row)
@@ -168,7 +169,7 @@ def _has_decimal_commas(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
-    """Whether the first row names columns: it has text where the rows below have numbers or dates."""
+    """Whether the first row names columns: as a rule, it has text where the rows below have numbers or dates."""
     first, body = rows[0], rows[1:]
     filled = present(first)
     if not body or not filled:

@@ -76,6 +76,7 @@ def _listed(table: Table) -> str:
 
 
 def _from_csv(path: Path, layout: Layout) -> Table:
+    """The table of a CSV file, without empty lines and without columns that have neither a name nor a value."""
     import polars as pl
 
     source = _source(path, layout)
@@ -234,7 +235,7 @@ def _line(path: Path, layout: Layout, row: int) -> int:
 
 
 def _numbers_or_text(column: pl.Series) -> pl.Series:
-    """Float64 if every cell is a number or missing, else text."""
+    """Float64 if every cell is missing or a plain number, without unit or separators between thousands; else text."""
     import polars as pl
 
     if column.dtype != pl.String or column.null_count() == len(column):
@@ -247,6 +248,7 @@ def _numbers_or_text(column: pl.Series) -> pl.Series:
 
 
 def _from_parquet(path: Path) -> Table:
+    """The table of a Parquet file; truth values as 0 and 1, times in UTC. Columns of other types are left out."""
     import polars as pl
 
     try:
@@ -276,6 +278,8 @@ def _from_parquet(path: Path) -> Table:
 
 
 def _from_numpy(path: Path) -> Table:
+    """The table of an .npy or .npz file: a column for each array (rows,), field, or column of an array (rows, columns).
+    Arrays without an axis are left out."""
     import polars as pl
 
     arrays: dict[str, NDArray[Any]] = {}  # (rows,), a column each

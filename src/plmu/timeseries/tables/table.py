@@ -34,7 +34,7 @@ class Table:
         notes: what was found.
         line: returns the line of the file that holds a row of the frame; without it rows are counted from 1.
         as_text: returns a column of numbers, by name, as the text that is in the file.
-        zoned: columns of times that had a time zone; here they are in UTC.
+        zoned: names of the columns of times that had a time zone; the frame has them in UTC.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class Table:
         return f"{self.path}, {where}, column {name!r}"
 
     def kind(self, name: str) -> Kind:
-        """The kind of a column. One of numbers may have some cells of text."""
+        """The kind of most of a column's first cells; the docstring of `dates` has the rules for times. So a column of
+        numbers may have some cells of text."""
         import polars as pl
 
         column = self._column(name)
@@ -89,7 +90,7 @@ class Table:
 
         Args:
             name: of the column.
-            bad: what a cell of text does: raise DataError, or count as missing.
+            bad: whether a cell of text raises DataError or counts as missing.
             flags: whether true and yes count as 1, false and no as 0.
 
         Raises:
@@ -133,7 +134,7 @@ class Table:
         Args:
             name: of the column.
             day_first: whether 2/1/2024 is the second of January; detected by default.
-            bad: what a cell that is not a time does: raise DataError, or count as missing.
+            bad: whether a cell that is not a time raises DataError or counts as missing.
 
         Raises:
             DataError: a cell is not a time; the message names its line.
@@ -202,7 +203,7 @@ class Table:
         return name
 
     def join_again(self, time: str | None, id: str | None) -> None:
-        """Add the joined columns of times and names that another table has."""
+        """Join columns as in another table, whose columns of times and of series' names are `time` and `id`."""
         if time is not None and time not in self._columns:
             self.join_times()
         parts = () if id is None or id in self._columns else id.split(_SEPARATOR)
@@ -243,6 +244,7 @@ class Table:
         return self._codes[name]
 
     def _coded(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
+        """`codes`, computed. Integers are read again as text if some have leading zeros."""
         import polars as pl
 
         column = self._column(name)
@@ -271,6 +273,7 @@ class Table:
         return self._columns[name]
 
     def _note_bad(self, name: str, row: int, count: int, kind: str) -> None:
+        """Note that `count` cells count as missing, the first of them in `row`."""
         first = f"{_short(self._column(name)[row])} in {self.place(row, name).split(', ')[1]}"
         self._note(f"column {name!r}: {count:,} cell{'s' * (count > 1)} {kind} taken as missing, the first {first}")
 
