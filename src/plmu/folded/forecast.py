@@ -1,4 +1,8 @@
-"""Forecasts from windows, for single steps; and the formulas that `plmu.nn` trains, which are the same."""
+"""Forecasts from windows, for single steps; and the formulas that `plmu.nn` trains, which are the same.
+
+A position (batch, 2) is the phase of a sequence's next step, and a flag: 1 after the first step, 0 before it, when the
+layer's own phase is taken instead; or −1 before it, when the phase is preset (`plmu.nn.LookbackForecast.state_at`).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from torch import Tensor, nn
 from plmu.core.modes import is_open
 from plmu.folded.base import Folded, read_only, wide_dtype
 
-AMPLITUDE = 2.0  # the largest of a season in a window, of which 1 is usual
+AMPLITUDE = 2.0  # upper bound of a season's amplitude in a window; 1 is the amplitude of its pattern
 
 
 class Standard(NamedTuple):
-    """A window as a readout sees it."""
+    """The input of the readout of a window."""
 
     features: Tensor  # (..., order)
     last: Tensor  # (..., 1), the level
@@ -42,7 +46,7 @@ def season_in(pattern: Tensor, phase: Tensor, taps: Tensor, horizon: int) -> Sea
     """
     season, lookback = len(pattern), len(taps)
     phases = torch.arange(season, device=phase.device)
-    tabulated = not is_open(phase.numel()) and phase.numel() > season  # of many windows each phase is computed once
+    tabulated = not is_open(phase.numel()) and phase.numel() > season  # each phase is computed once
     chosen = phases if tabulated else phase
     reach = lookback + horizon
     repeated = pattern.mT.repeat(1, 2 + reach // season)
@@ -56,13 +60,13 @@ def season_in(pattern: Tensor, phase: Tensor, taps: Tensor, horizon: int) -> Sea
 
 
 def standard(windows: Tensor, taps: Tensor, prior: Tensor, season: Season | None) -> Standard:
-    """What is read out of windows: features, the level, and the season ahead.
+    """The input of the readout for windows: features, the level, and the season ahead.
 
     Args:
         windows: (..., channels, lookback).
         taps: the memory's impulse response, the oldest step of a window first, (lookback, order).
         prior: how strongly the season's amplitude is pulled towards 1, (channels,).
-        season: its pattern in these windows, if there is one.
+        season: the season's pattern in these windows; None for no season.
     """
     last = windows[..., -1:]
     changes = windows - last
@@ -88,11 +92,10 @@ def read_out(window: Standard, weight: Tensor) -> Tensor:
 
 
 def effect_kernel(weight: Tensor, taps: Tensor | None, lags: int) -> Tensor:
-    """The effect of each covariate on each channel, from the oldest of the lags to the present step: (channels,
-    covariates, lags).
+    """The effect of each covariate on each channel, the oldest lag first: (channels, covariates, lags).
 
     Args:
-        weight: of the present value and of the memory's coefficients, (channels, covariates, 1 + order).
+        weight: for the present value, then for the memory's coefficients, (channels, covariates, 1 + order).
         taps: the impulse response of the memory of covariates, (lags, order); None where it has none.
         lags: number of steps that have an effect.
     """
@@ -101,7 +104,7 @@ def effect_kernel(weight: Tensor, taps: Tensor | None, lags: int) -> Tensor:
 
 
 def effect_of(covariates: Tensor, kernel: Tensor) -> Tensor:
-    """What covariates explain of the channels: (..., channels, steps).
+    """The effect of covariates on the channels: (..., channels, steps).
 
     Args:
         covariates: of these steps and of the lags before them, (..., covariates, lags - 1 + steps).
@@ -122,19 +125,19 @@ def spread(windows: Tensor) -> Tensor:
     return (windows - windows.mean(-1, keepdim=True)).abs().mean(-1, keepdim=True)
 
 
-def pushed(rows: Tensor, row: Tensor, place: Tensor) -> Tensor:
-    """Rows (batch, size, columns) with a new one at the end, which fills them if it is the first."""
+def pushed(rows: Tensor, row: Tensor, position: Tensor) -> Tensor:
+    """Rows (batch, size, columns) without the oldest and with a new one at the end; the first row fills all of them."""
     now = row[:, None].to(rows.dtype)
-    return torch.where(place[:, 1:, None] > 0, torch.cat([rows[:, 1:], now], dim=1), now)
+    return torch.where(position[:, 1:, None] > 0, torch.cat([rows[:, 1:], now], dim=1), now)
 
 
-def phase_of(place: Tensor, first: int, season: int) -> Tensor:
-    """The phase (batch,) of the step that comes; `first` is that of a sequence's first step."""
-    return torch.where(place[:, 1] != 0, place[:, 0], first).round().long() % max(season, 1)
+def phase_of(position: Tensor, first: int, season: int) -> Tensor:
+    """The phase (batch,) of the next step; `first` is the phase of a sequence's first step, unless preset."""
+    return torch.where(position[:, 1] != 0, position[:, 0], first).round().long() % max(season, 1)
 
 
-def place_at(phase: Tensor, season: int, dtype: torch.dtype) -> Tensor:
-    """The place (batch, 2) of a step that is not the first: its phase, and 1."""
+def position_at(phase: Tensor, season: int, dtype: torch.dtype) -> Tensor:
+    """The position (batch, 2) before a step that is not the first, with the phase (batch,)."""
     phase = (phase % max(season, 1)).to(dtype)
     return torch.stack([phase, torch.ones_like(phase)], dim=1)
 
@@ -143,8 +146,8 @@ def place_at(phase: Tensor, season: int, dtype: torch.dtype) -> Tensor:
 class WindowForecast(Folded):
     """The next `horizon` values of each channel from a window of the last `lookback`: `plmu.nn.LookbackForecast`.
 
-    The state is the window (batch, lookback, channels), and (batch, 2): the phase of the next step, and 1 once there
-    was a step. Arrays stay float64, and are cast to the precision of each input once.
+    The state is the window (batch, lookback, channels) and the position (batch, 2). Arrays stay float64, and are cast
+    to the precision of each input once.
     """
 
     weight: Tensor  # (readouts, horizon, order), with a readout for each channel or one for all
@@ -173,10 +176,10 @@ class WindowForecast(Folded):
         return self.season_pattern.shape[1]
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        window, place = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
-        window, phase = pushed(window, x, place), phase_of(place, self.phase, self.season)
+        window, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        window, phase = pushed(window, x, position), phase_of(position, self.phase, self.season)
         out = self.read(window.mT.to(x.dtype), phase).mT.flatten(1)
-        return out, (window, place_at(phase + 1, self.season, place.dtype))
+        return out, (window, position_at(phase + 1, self.season, position.dtype))
 
     def read(self, windows: Tensor, phase: Tensor) -> Tensor:
         """Forecasts (..., channels, horizon) of windows (..., channels, lookback), by the phase of their last steps."""
@@ -230,25 +233,28 @@ class CovariateForecast(WindowForecast):
         return arrays
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        window, place, effects, recent = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        window, position, effects, recent = (
+            self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
+        )
         kernel = self.cast(x)["kernel"]
         values, now, future = split_columns(x, self.channels, self.covariates, self.horizon)
-        recent = pushed(recent, now, place)
+        recent = pushed(recent, now, position)
         lagged = recent.mT.to(x.dtype)
-        effects = pushed(effects, effect_of(lagged, kernel)[..., 0], place)
-        window, phase = pushed(window, values, place), phase_of(place, self.phase, self.season)
+        effects = pushed(effects, effect_of(lagged, kernel)[..., 0], position)
+        window, phase = pushed(window, values, position), phase_of(position, self.phase, self.season)
         ahead = effect_of(torch.cat([lagged[..., 1:], future], dim=-1), kernel)
         windows, effect = window.mT.to(x.dtype), torch.cat([effects.mT.to(x.dtype), ahead], dim=-1)
         sized = effect * spread(windows) if self.relative else effect
         out = self.read(windows - sized[..., : self.lookback], phase) + sized[..., self.lookback :]
-        return out.mT.flatten(1), (window, place_at(phase + 1, self.season, place.dtype), effects, recent)
+        return out.mT.flatten(1), (window, position_at(phase + 1, self.season, position.dtype), effects, recent)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
-        window, place = super().initial_state(batch, dtype, device)
-        return window, place, torch.zeros_like(window), window.new_zeros(batch, self.lags, self.covariates)
+        window, position = super().initial_state(batch, dtype, device)
+        return window, position, torch.zeros_like(window), window.new_zeros(batch, self.lags, self.covariates)
 
 
 def split_columns(x: Tensor, channels: int, covariates: int, horizon: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of columns (..., all), the channels, the covariates of the step, and those ahead (..., covariates, horizon)."""
+    """Columns (..., all) split into channels, covariates of the step, and covariates ahead (..., covariates,
+    horizon)."""
     values, now, future = x.split([channels, covariates, covariates * horizon], dim=-1)
     return values, now, future.unflatten(-1, (horizon, covariates)).mT

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from plmu import folded
 from plmu.core.systems import DelayNetwork
 from plmu.folded import Folded, wide_dtype
-from plmu.folded.forecast import effect_kernel, effect_of, phase_of, place_at, pushed, split_columns
+from plmu.folded.forecast import effect_kernel, effect_of, phase_of, position_at, pushed, split_columns
 from plmu.folded.forecast import spread as spread
 from plmu.nn.folding import exact
 from plmu.nn.forecast import LookbackForecast, final_rows, row_windows, start_steps, window_taps
@@ -21,12 +21,12 @@ from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid,
 
 @savable
 class CovariateForecast(LookbackForecast):
-    """`LookbackForecast` of what covariates do not explain, plus what they explain of the next steps.
+    """`LookbackForecast` of the channels without the effect of covariates, plus that effect on the next steps.
 
     The effect of the covariates on a step is linear in their values at that step and in the Delay Network's state over
-    the last `lags` of them. It is subtracted from the window, the rest is forecast, and the effect on the next steps is
-    added. A constant that is added to a covariate changes nothing. `plmu.Forecaster` sets the weights in closed form;
-    those of the effect can be trained, too.
+    the last `lags` of these values. It is subtracted from the window, the rest is forecast, and the effect on the next
+    steps is added. A constant that is added to a covariate changes nothing. `plmu.Forecaster` sets the weights in
+    closed form; those of the effect can be trained, too.
 
     Args:
         channels: columns to forecast.
@@ -50,8 +50,8 @@ class CovariateForecast(LookbackForecast):
         x: (batch, time, channels + covariates · (1 + horizon)): the channels, the covariates of the same step, and
             those of the next `horizon` steps, one step after the other.
         out: (batch, time, horizon · channels), or (batch, horizon · channels), as of `LookbackForecast`.
-        state: the window and the place of `LookbackForecast`, the effects (batch, lookback, channels) in that window,
-            and the last covariates (batch, lags, covariates).
+        state: the window and the position of `LookbackForecast`, the effects (batch, lookback, channels) in that
+            window, and the last covariates (batch, lags, covariates).
     """
 
     def __init__(
@@ -103,18 +103,17 @@ class CovariateForecast(LookbackForecast):
             nn.init.zeros_(self.effect_weight)
 
     def kernel(self) -> Tensor:
-        """The effect of each covariate on each channel, from the oldest of the lags to the present step: (channels,
-        covariates, lags)."""
+        """The effect of each covariate on each channel, the oldest lag first: (channels, covariates, lags)."""
         weight, taps = self.effect_weight, None
         if self._lag_system is not None:
             taps = self._lag_system.derive(window_taps, self.lags, dtype=weight.dtype, device=weight.device)
         return effect_kernel(weight, taps, self.lags)
 
     def effect(self, covariates: Tensor) -> Tensor:
-        """What covariates explain of the channels: (..., channels, steps).
+        """The effect of covariates on the channels: (..., channels, steps).
 
         Args:
-            covariates: of these steps and of those before that count, (..., covariates, lags - 1 + steps).
+            covariates: of these steps and of the lags before them, (..., covariates, lags - 1 + steps).
         """
         return effect_of(covariates, self.kernel().to(covariates.dtype))
 
@@ -145,10 +144,10 @@ class CovariateForecast(LookbackForecast):
         batch, time, _ = x.shape
         lengths = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
-        window, place, effects, recent = self._start(x, state)
+        window, position, effects, recent = self._start(x, state)
         values, now, future = self._split(keep_valid(x, lengths))
         steps = torch.cat([recent.to(x.dtype), now], dim=1)
-        first = start_steps(place, time, resets)
+        first = start_steps(position, time, resets)
         start_rows = torch.where(first >= 0, first + self.lags, 0)
         all_steps = torch.arange(time, device=x.device).expand(batch, time)
         lagged = row_windows(steps, self.lags, start_rows, all_steps).movedim(3, 2)  # (batch, time, covariates, lags)
@@ -161,29 +160,29 @@ class CovariateForecast(LookbackForecast):
             values, effects = windows.split(self.channels, dim=2)
             return self._ahead(values, effects, phase, past, ahead)
 
-        out, (both, place) = self._run(rows, torch.cat([window, effects], dim=2), place, lengths, resets, ahead)
+        out, (both, position) = self._run(rows, torch.cat([window, effects], dim=2), position, lengths, resets, ahead)
         window, effects = both.split(self.channels, dim=2)
-        return out, (window, place, effects, final_rows(steps, self.lags, start_rows, lengths).to(recent.dtype))
+        return out, (window, position, effects, final_rows(steps, self.lags, start_rows, lengths).to(recent.dtype))
 
     def _ahead(self, windows: Tensor, effects: Tensor, phase: Tensor, lagged: Tensor, future: Tensor) -> Tensor:
-        """Forecasts of windows with the effects on them, the last covariates (..., covariates, lags) and the next ones
-        (..., covariates, horizon)."""
+        """Forecasts from windows and the effects on them, both (..., channels, lookback); the last covariates, `lagged`
+        (..., covariates, lags); and the next covariates, `future` (..., covariates, horizon)."""
         ahead = self.effect(torch.cat([lagged[..., 1:], future], dim=-1))
         return self.forecast(windows, phase, torch.cat([effects, ahead], dim=-1))
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_features(x, 2, self.input_size, self.weight)
-        window, place, effects, recent = self._start(x, state)
+        window, position, effects, recent = self._start(x, state)
         values, now, future = self._split(x)
-        recent = pushed(recent, now, place)
+        recent = pushed(recent, now, position)
         lagged = recent.mT.to(x.dtype)
-        effects = pushed(effects, self.effect(lagged)[..., 0], place)
-        window, phase = pushed(window, values, place), phase_of(place, self.phase, self.season)
+        effects = pushed(effects, self.effect(lagged)[..., 0], position)
+        window, phase = pushed(window, values, position), phase_of(position, self.phase, self.season)
         out = self._ahead(window.mT.to(x.dtype), effects.mT.to(x.dtype), phase, lagged, future).mT.flatten(1)
-        return out.to(result_dtype(x)), (window, place_at(phase + 1, self.season, place.dtype), effects, recent)
+        return out.to(result_dtype(x)), (window, position_at(phase + 1, self.season, position.dtype), effects, recent)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Channels, covariates of the step, and those ahead (..., covariates, horizon)."""
+        """Columns split into channels, covariates of the step, and covariates ahead (..., covariates, horizon)."""
         return split_columns(x, self.channels, self.covariates, self.horizon)
 
     def fold(self) -> Folded:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from plmu.core.modes import is_open
 from plmu.core.systems import DelayNetwork, LinearSystem
 from plmu.folded import Folded, WindowForecast, wide_dtype
-from plmu.folded.forecast import Season, phase_of, place_at, pushed, read_out, season_in, standard
+from plmu.folded.forecast import Season, phase_of, position_at, pushed, read_out, season_in, standard
 from plmu.folded.forecast import Standard as Standard
 from plmu.nn.folding import exact
 from plmu.nn.past import ends
@@ -19,8 +19,8 @@ from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
-_LARGEST = 2**22  # elements of windows in memory at a time
-Ahead = Callable[[Tensor, Tensor, Tensor], Tensor]  # of windows, their phase and their steps, to forecasts
+_LARGEST = 2**22  # elements of windows and forecasts in memory at a time
+Ahead = Callable[[Tensor, Tensor, Tensor], Tensor]  # (windows, phases, steps) -> forecasts
 
 
 @savable
@@ -52,8 +52,8 @@ class LookbackForecast(Steppable):
         x: (batch, time, channels).
         out: (batch, time, horizon · channels), or (batch, horizon · channels); `out.unflatten(-1, (horizon, channels))`
             has the steps ahead first.
-        state: the window (batch, lookback, channels), and (batch, 2): the phase of the next step, and 1 once there was
-            a step; 0 before it, or −1 where the phase is not to be that of the layer (`state_at`).
+        state: the window (batch, lookback, channels), and the position (batch, 2): the phase of the next step, and a
+            flag that is 1 after the first step, 0 before it, or −1 before it if the phase is preset (`state_at`).
     """
 
     season_pattern: Tensor
@@ -103,24 +103,25 @@ class LookbackForecast(Steppable):
         check_features(x, 3, self.input_size, self.weight)
         lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
-        window, place = self._start(x, state)
-        return self._run(keep_valid(x, lengths), window, place, lengths, resets)
+        window, position = self._start(x, state)
+        return self._run(keep_valid(x, lengths), window, position, lengths, resets)
 
     def _run(
         self,
         x: Tensor,
         window: Tensor,
-        place: Tensor,
+        position: Tensor,
         lengths: Tensor | None,
         resets: Tensor | None,
         ahead: Ahead | None = None,
     ) -> tuple[Tensor, Any]:
-        """The forecasts of rows x (batch, time, columns) that follow a window, and the window and place after them."""
+        """The forecasts at each row of x (batch, time, columns), which follow a window; and the window and position
+        after them. `ahead` computes forecasts from windows; by default `read`."""
         batch, time, _ = x.shape
         steps = torch.cat([window.to(x.dtype), x], dim=1)  # (batch, lookback + time, columns)
-        first = start_steps(place, time, resets)
+        first = start_steps(position, time, resets)
         start_rows = torch.where(first >= 0, first + self.lookback, 0)  # in `steps`
-        phase = torch.where(place[:, 1] != 0, place[:, 0], self.phase).round().long()
+        phase = torch.where(position[:, 1] != 0, position[:, 0], self.phase).round().long()
         at = torch.arange(time, device=x.device)
         phases = phase[:, None] + at
         if resets is not None:
@@ -140,13 +141,13 @@ class LookbackForecast(Steppable):
             out = out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0)
         last = phases.new_full((batch, 1), time - 1) if lengths is None else (lengths - 1).clamp(min=0)[:, None]
         after = final_rows(steps, self.lookback, start_rows, lengths).to(window.dtype)
-        placed = place_at(phases.gather(1, last)[:, 0] + 1, self.season, place.dtype)
+        next_position = position_at(phases.gather(1, last)[:, 0] + 1, self.season, position.dtype)
         if lengths is not None:
-            placed = torch.where((lengths > 0)[:, None], placed, place)
-        return out.to(result_dtype(x)), (after, placed)
+            next_position = torch.where((lengths > 0)[:, None], next_position, position)
+        return out.to(result_dtype(x)), (after, next_position)
 
     def _at(self, steps: Tensor, start_rows: Tensor, phases: Tensor, when: Tensor, ahead: Ahead | None) -> Tensor:
-        """Forecasts at the steps `when` (batch, count), flat."""
+        """Forecasts (batch, count, horizon · channels) at the steps `when` (batch, count)."""
         windows = row_windows(steps, self.lookback, start_rows, when).movedim(3, 2)  # (batch, count, columns, lookback)
         phase = phases.gather(1, when)
         forecasts = self.read(windows, phase) if ahead is None else ahead(windows, phase, when)
@@ -162,7 +163,7 @@ class LookbackForecast(Steppable):
         return read_out(self.standard(windows, phase), self.weight)
 
     def standard(self, windows: Tensor, phase: Tensor) -> Standard:
-        """What is read out of windows: features, the level, and the season ahead.
+        """The input of the readout for windows: features, the level, and the season ahead.
 
         Args:
             windows: (..., channels, lookback).
@@ -180,10 +181,10 @@ class LookbackForecast(Steppable):
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_features(x, 2, self.channels, self.weight)
-        window, place = self._start(x, state)
-        window, phase = pushed(window, x, place), phase_of(place, self.phase, self.season)
+        window, position = self._start(x, state)
+        window, phase = pushed(window, x, position), phase_of(position, self.phase, self.season)
         out = self.read(window.mT.to(x.dtype), phase).mT.flatten(1)
-        return out.to(result_dtype(x)), (window, place_at(phase + 1, self.season, place.dtype))
+        return out.to(result_dtype(x)), (window, position_at(phase + 1, self.season, position.dtype))
 
     def fold(self) -> Folded:
         if changed(self, "fold"):  # a subclass may do something else
@@ -191,18 +192,18 @@ class LookbackForecast(Steppable):
         return WindowForecast(**self._arrays(), phase=self.phase)
 
     def _arrays(self) -> dict[str, Any]:
-        """What its folded form holds, exact."""
+        """The arrays of the folded form, in float64."""
         arrays = {name: exact(getattr(self, name)) for name in ("weight", "season_pattern", "prior")}
         return {**arrays, "taps": self._taps(arrays["weight"])}
 
     def state_at(self, step: int) -> Any:
-        """The state of one sequence before its first step, to begin elsewhere in the season than at `phase`.
+        """The state of one sequence before its first step, with a preset phase in place of the layer's.
 
         Args:
-            step: the number of that step, of which `step % season` is the phase.
+            step: the number of the first step; its phase is `step % season`.
         """
-        window, place, *others = self.initial_state(1, self.weight.dtype, self.weight.device)
-        return window, torch.stack([place[:, 0] + step % max(self.season, 1), place[:, 1] - 1], dim=1), *others
+        window, position, *others = self.initial_state(1, self.weight.dtype, self.weight.device)
+        return window, torch.stack([position[:, 0] + step % max(self.season, 1), position[:, 1] - 1], dim=1), *others
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         wide = wide_dtype(dtype)
@@ -227,19 +228,22 @@ class LookbackForecast(Steppable):
         return f"{sizes}, lookback={self.lookback}{options}"
 
 
-def start_steps(place: Tensor, time: int, resets: Tensor | None) -> Tensor:
-    """The step at which the sequence of each step began, (batch, time); -1 where that was before the first."""
-    batch = place.shape[0]
-    first = torch.where(place[:, 1] > 0, -1, 0)[:, None].expand(batch, time)
+def start_steps(position: Tensor, time: int, resets: Tensor | None) -> Tensor:
+    """Index of the step at which each step's sequence started, (batch, time); -1 if before this call."""
+    batch = position.shape[0]
+    first = torch.where(position[:, 1] > 0, -1, 0)[:, None].expand(batch, time)
     if resets is None:
         return first
-    latest = torch.where(resets, torch.arange(time, device=place.device), -1).cummax(1).values
+    latest = torch.where(resets, torch.arange(time, device=position.device), -1).cummax(1).values
     return torch.where(latest >= 0, latest, first)
 
 
 def row_windows(steps: Tensor, size: int, start_rows: Tensor, when: Tensor) -> Tensor:
-    """The last `size` rows up to each of the steps `when`, (batch, count, size, columns), of rows (batch, size + time,
-    columns). Before a sequence's first row, that row is repeated."""
+    """The window of `size` rows that ends at each of the steps `when` (batch, count): (batch, count, size, columns).
+
+    `steps` (batch, size + time, columns) begins with `size` rows from before step 0. A window begins no earlier than
+    at `start_rows` (batch, time), the row in `steps` where the sequence of a step started, which is repeated instead.
+    """
     back = torch.arange(1 - size, 1, device=steps.device)
     index = (when[:, :, None] + size + back).maximum(start_rows.gather(1, when)[:, :, None])
     windows: Tensor = steps.gather(1, index.flatten(1)[:, :, None].expand(-1, -1, steps.shape[2]))
@@ -247,7 +251,7 @@ def row_windows(steps: Tensor, size: int, start_rows: Tensor, when: Tensor) -> T
 
 
 def final_rows(steps: Tensor, size: int, start_rows: Tensor, lengths: Tensor | None) -> Tensor:
-    """The window (batch, size, columns) at each sequence's end; of an empty one, that before it."""
+    """The window (batch, size, columns) at each sequence's end; for an empty sequence, the window before it."""
     batch, time = start_rows.shape
     last = start_rows.new_full((batch, 1), time - 1) if lengths is None else (lengths - 1).clamp(min=0)[:, None]
     after = row_windows(steps, size, start_rows, last)[:, 0]

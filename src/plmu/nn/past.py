@@ -7,14 +7,15 @@ from torch import Tensor
 
 
 def documents(before: Tensor, resets: Tensor | None, time: int) -> Tensor:
-    """A number for the document of each step, (batch, size + time): `before` (batch, size) for earlier steps, where 0
-    is the document that continues; in the new steps it grows by one at each reset."""
+    """The number of each step's document, (batch, size + time): `before` (batch, size) for earlier steps, then 0 for
+    the document that continues from there, and one more after each reset (batch, time)."""
     new = before.new_zeros(before.shape[0], time) if resets is None else resets.cumsum(1)
     return torch.cat([before, new], dim=1)
 
 
 def ends(values: Tensor, size: int, lengths: Tensor | None) -> Tensor:
-    """The last `size` steps of each sequence, in values (batch, size + time, ...) that begin with `size` earlier."""
+    """The last `size` steps of each sequence, (batch, size, ...), of values (batch, size + time, ...), which begin with
+    `size` steps from before the sequence; `lengths` do not count those."""
     if lengths is None:
         return values[:, values.shape[1] - size :]
     index = lengths[:, None] + torch.arange(size, device=values.device)
