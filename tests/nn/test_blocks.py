@@ -311,7 +311,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "heads": (lambda: MemoryBlock(8, heads=3), "hidden_size must be a multiple of heads, got 8 and 3"),
     "standardize": (lambda: MemoryBlock(8, heads=2, standardize=True), "with heads it must be False"),
     "kernel_size": (lambda: MemoryBlock(8, kernel_size=1), "kernel_size must be at least 2, got 1"),
-    "a gate with a state": (lambda: Gated(nn.Linear(4, 4), LMUBlock(4, 2, 3.0)), "gate must act on each step alone"),
+    "a gate with a state": (lambda: Gated(nn.Linear(4, 4), LMUBlock(4, 2, 3.0)), "gate must act pointwise in time"),
     "no sequence": (
         lambda: Gated(ParallelLMU(4, 4, 2, 3.0, return_sequences=False), nn.Linear(4, 4)),
         "needs a sequence",

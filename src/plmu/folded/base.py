@@ -162,7 +162,7 @@ def _parts(name: str, value: Any) -> list[tuple[str, Folded]]:
 
 @dataclass(frozen=True, eq=False)
 class Stateless(Folded):
-    """A function of each step alone."""
+    """A function that acts on each time step separately, without a state."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor: ...

@@ -1,4 +1,4 @@
-"""Folded functions of each step alone."""
+"""Folded functions that act on each time step separately."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _by_name(name: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Applied(Stateless):
-    """A module that acts on each step alone and has no `fold()`: a copy of it, in evaluation mode."""
+    """A module that acts on each time step separately and has no `fold()`: a copy of it, in evaluation mode."""
 
     module: nn.Module
 

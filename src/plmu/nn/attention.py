@@ -36,7 +36,7 @@ class CausalAttention(Steppable):
     Args:
         width: features of the input and the output.
         heads: number of attention heads, each of width / heads features, an even number.
-        window: number of steps that each step sees, itself included; at least 2.
+        window: number of steps that each step attends to, itself included; at least 2.
         bias: whether the projections have biases.
         device, dtype: of the parameters, as in `torch.nn`.
 
@@ -77,7 +77,7 @@ class CausalAttention(Steppable):
         cached, size = self._cached(x, state), self.window - 1
         query, *new = self.inputs(keep_valid(x, lengths)).chunk(3, dim=-1)
         key, value = (torch.cat([old.to(now.dtype), now], dim=1) for old, now in zip(cached[:2], new, strict=True))
-        numbers = documents(torch.where(cached[2] > 0, 0, -1), resets, time)  # -1: no document of a new step
+        numbers = documents(torch.where(cached[2] > 0, 0, -1), resets, time)  # -1: before the start, never visible
         if state is None and not is_open(time) and time <= size:  # all is in one window, and nothing in the cache
             mixed = self._mixed(query, new[0], new[1], numbers[:, size:], plain=resets is None)
         else:
@@ -117,6 +117,7 @@ class CausalAttention(Steppable):
         return key, value, present
 
     def _cached(self, x: Tensor, state: Any) -> State:
+        """The checked state; zeros where it is None."""
         if state is None:
             return self.initial_state(x.shape[0], x.dtype, x.device)
         if not isinstance(state, tuple) or len(state) != 3:
@@ -128,8 +129,12 @@ class CausalAttention(Steppable):
         return state
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor, numbers: Tensor, plain: bool = False) -> Tensor:
-        """The values that queries (batch, time, width) attend to. Keys, values and document numbers begin earlier, with
-        the cache. It is plain causal attention where there is no cache and one document, shorter than the window."""
+        """Attention output (batch, time, width) of the queries, before the output projection.
+
+        `query` is (batch, time, width). Keys, values and the document numbers of steps begin with the cached steps. A
+        query attends to the last `window` steps of its document. `plain` says that there is no cache and one document,
+        shorter than the window: causal attention without a mask.
+        """
         batch, time, _ = query.shape
         before, size = key.shape[1] - time, self.window - 1
         block = time if is_open(time) else min(time, size)
@@ -137,7 +142,7 @@ class CausalAttention(Steppable):
         padding = blocks * block - time  # in the last block, at its end
         query, key, value = (pad(rows, (0, 0, 0, padding)) for rows in (query, key, value))
         bad = None
-        if suspect(key, value):  # zero times NaN is NaN: what is not seen must not have any
+        if suspect(key, value):  # zero times NaN is NaN: masked steps must not have any
             bad = ~(torch.isfinite(key) & torch.isfinite(value)).all(2, keepdim=True)
             key, value = (torch.where(bad, 0.0, rows) for rows in (key, value))
         queries, keys, values = (_windows(rows, blocks, block) for rows in (query, key, value))
@@ -164,7 +169,7 @@ class CausalAttention(Steppable):
 
 
 def _windows(x: Tensor, blocks: int, step: int) -> Tensor:
-    """x (batch, time, features) as windows (batch · blocks, length, features), each `step` after the one before."""
+    """x (batch, time, features) as windows (batch · blocks, length, features), which begin `step` steps apart."""
     if blocks == 1:
         return x
     return x.unfold(1, x.shape[1] - (blocks - 1) * step, step).flatten(0, 1).mT

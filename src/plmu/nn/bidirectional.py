@@ -1,4 +1,4 @@
-"""Two layers over one sequence, one from each end."""
+"""Two layers over one sequence: one reads it forwards, the other backwards."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ MERGES = ("concat", "sum")
 
 
 class Bidirectional(Steppable):
-    """A layer that reads forwards beside one that reads backwards: `out, (end, start) = layer(x, lengths=lengths)`.
+    """One layer forwards and one backwards in time: `out, (end, start) = layer(x, lengths=lengths)`.
 
     It needs the whole sequence. So it trains, and runs on whole sequences, but takes neither single steps nor an
     initial state, and cannot be streamed or folded.
 
     Args:
         layer: any steppable module, for example a `ParallelLMU`.
-        backward_layer: the one that reads backwards, with the same `return_sequences`; by default a copy of `layer`
+        backward_layer: the layer that reads backwards, with the same `return_sequences`; by default a copy of `layer`
             with weights of its own, initialised anew.
         merge: "concat" puts the forward and the backward output side by side, "sum" adds them.
 
     Shape:
-        x: (batch, time, features), or (batch, time) of token numbers where the layers take those.
+        x: (batch, time, features), or (batch, time) of token numbers where the layers take them.
         out: (batch, time, forward + backward features); (batch, features) if the layers have `return_sequences=False`,
-            then each at the end of its own reading: the last step forwards, the first backwards.
+            then the forward output at the last step beside the backward output at the first.
         state: the pair of the layers' final states.
 
     `lengths` and `resets` work as in every layer: each sequence, and each document in it, is read backwards on its own.
@@ -127,7 +127,7 @@ def _refuse() -> NoReturn:
 
 
 def _from_behind(resets: Tensor | None, lengths: Tensor | None) -> Tensor | None:
-    """Resets as a reader from the right meets them: a document begins where the one behind it ended."""
+    """Resets for the reversed sequence, where a document begins at its last step."""
     if resets is None:
         return None
     behind = torch.cat([resets[:, 1:], torch.zeros_like(resets[:, :1])], dim=1)
@@ -135,7 +135,7 @@ def _from_behind(resets: Tensor | None, lengths: Tensor | None) -> Tensor | None
 
 
 def _renewed(layer: Steppable) -> Steppable:
-    """A copy with weights initialised anew."""
+    """A copy with weights initialised anew, except frozen ones."""
     if any(is_parametrized(module) for module in layer.modules()):
         raise ValueError("layer has parametrized weights, which cannot be initialised anew: give backward_layer")
     renewed = copy.deepcopy(layer)
@@ -148,7 +148,7 @@ def _renewed(layer: Steppable) -> Steppable:
 
 
 def _initialise(module: nn.Module, where: str) -> None:
-    """Have every module initialise its own weights; what is inside one that does so is its business."""
+    """Call `reset_parameters` of the module, or else of each module inside it; raise if weights would be left out."""
     again = getattr(module, "reset_parameters", None)
     if again is not None:
         again()

@@ -1,4 +1,4 @@
-"""Blocks of which deep models are stacked: the paper's, and one of the kind that language models use today."""
+"""Building blocks of deep models: the paper's, and one as in current language models."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LMUBlock(Residual):
 
         h_t = f(W_m m_t + W_x x_t + b), m the memory of x; then highway layers; out = x + h
 
-    Blocks with short windows and a small order in a row see far back: their windows add up, as the kernels of
-    convolutions do. As in `ParallelLMU`, m need not be stored in training.
+    Blocks with short windows and a small order, stacked, have a long receptive field: their windows add up, as the
+    kernels of convolutions do. As in `ParallelLMU`, m need not be stored in training.
 
     Args:
         width: features of the input and the output; each has a memory of its own.
@@ -35,7 +35,7 @@ class LMUBlock(Residual):
         theta: the window in steps; several numbers give equal groups of channels one window each.
         highways: number of highway layers after the dense one; 0 for none.
         activation: f, and that of the highway layers, by name, as a callable, or None.
-        norm: whether an `nn.LayerNorm` comes first. The paper does not speak of one; it makes training steadier.
+        norm: whether an `nn.LayerNorm` comes first. The paper's block has none; it makes training steadier.
         dropout: dropout probability of h in training.
         standardize: as in `ParallelLMU`.
         algorithm: "auto", or one by name; see `plmu.plan`.
@@ -43,7 +43,7 @@ class LMUBlock(Residual):
 
     Shape:
         x: (batch, time, width). The output has the same shape.
-        state: a tuple, of which the memory's (batch, order, width) is one.
+        state: a tuple containing the memory's state (batch, order, width).
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class MemoryBlock(Sequential):
         theta: the windows in steps: equal groups of channels have one each.
         hidden: features inside the feed-forward layer; by default twice the width.
         kernel_size: of the short causal convolution before memory and gate; None for none.
-        heads: number of heads that read the memory by weights of the input, as in `SelectiveLMU`, which stores m in
-            training. None reads it by W_m.
-        dropout: dropout probability in training, at the end of both parts.
+        heads: number of heads that read the memory by weights computed from the input, as in `SelectiveLMU`, which
+            stores m in training. None reads it by W_m.
+        dropout: dropout probability in training, at the end of both residual parts.
         standardize: as in `ParallelLMU`; not with `heads`, which have a norm.
         algorithm: "auto", or one by name; see `plmu.plan`. On a GPU the fused kernels take multiples of 8 channels for
             each window, so that a width of 192 suits four windows, and 208 does not.
@@ -114,7 +114,7 @@ class MemoryBlock(Sequential):
 
     Shape:
         x: (batch, time, width). The output has the same shape.
-        state: nested tuples, of which the memory's (batch, order, width) is one.
+        state: nested tuples containing the memory's state (batch, order, width).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Modules made of others: one gated by another, and a stack whose output is a weighted sum of all its parts'."""
+"""Combined modules: one gated by another, and a stack whose output is a weighted sum of its modules' outputs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from plmu.ops.check import Lengths, keep_valid
 
 
 class Gated(Steppable):
-    """gate(x) · module(x), number by number.
+    """gate(x) · module(x), elementwise.
 
     >>> swiglu = plmu.Gated(nn.Linear(64, 128), nn.Sequential(nn.Linear(64, 128), nn.SiLU()))
 
     Args:
-        module: a steppable module, or one that acts on each step alone.
-        gate: acts on each step alone, with as many outputs as `module`; for instance an `nn.Linear` and an activation.
+        module: a steppable module, or one that acts on each time step separately.
+        gate: acts on each time step separately, with as many outputs as `module`; for instance an `nn.Linear` and an
+            activation.
 
     Shape:
         x: (batch, time, features).
-        out: (batch, time, outputs), of `module` and of `gate`. The state is that of `module`.
+        out: (batch, time, outputs). The state is that of `module`.
     """
 
     def __init__(self, module: nn.Module, gate: nn.Module) -> None:
@@ -45,7 +46,7 @@ class Gated(Steppable):
         check_module(module, "module")
         check_module(gate, "gate")
         if isinstance(gate, Steppable):
-            raise ValueError(f"gate must act on each step alone, but {type(gate).__name__} has a state: make it module")
+            raise ValueError(f"gate must act pointwise in time, but {type(gate).__name__} has a state: make it module")
         if isinstance(module, Steppable) and not module.returns_sequences:
             raise ValueError(f"Gated needs a sequence, but {type(module).__name__} has return_sequences=False")
         if fills(module) is not None:
@@ -78,7 +79,7 @@ class Gated(Steppable):
 
 
 class WeightedStack(Steppable):
-    """Modules in a row whose output is a learned weighted sum of all their outputs: deep representations.
+    """Stacked modules, with a learned weighted sum of all their outputs as the output.
 
         h_k = module_k(h_{k-1}), out = γ · Σ_k s_k h_k, s = softmax(w)
 
@@ -86,7 +87,7 @@ class WeightedStack(Steppable):
     equal and γ is 1. To include the input h_0 itself, make `nn.Identity()` the first module.
 
     Args:
-        modules: steppable modules, and modules that act on each step alone, in their order; all with equally many
+        modules: steppable modules, and modules that act on each time step separately, in order; all with equally many
             outputs.
         device, dtype: of w and γ, as in `torch.nn`.
 
@@ -170,6 +171,7 @@ class _Mix(nn.Module):
         nn.init.ones_(self.scale)
 
     def shares(self, read: Callable[[Tensor], Tensor] = lambda value: value) -> Tensor:
+        """γ · softmax(w), with `read` applied to w and γ first, such as a cast."""
         return read(self.scale) * torch.softmax(read(self.weights), dim=0)
 
     def forward(self, outputs: list[Tensor]) -> Tensor:
@@ -185,6 +187,7 @@ class _Mix(nn.Module):
 
 
 def _product(gate: Tensor, out: Tensor) -> Tensor:
+    """gate · out; raises if their sizes differ."""
     if gate.shape != out.shape:
         raise ValueError(f"gate must have as many outputs as module: got {gate.shape[-1]} and {out.shape[-1]}")
     return gate * out

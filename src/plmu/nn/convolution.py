@@ -19,7 +19,8 @@ from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets
 class CausalConvolution(Steppable):
     """Each channel convolved with a few learned weights of its own: y_t = Σ_j w_j · x_{t−j}, j < kernel_size.
 
-    The state is the last kernel_size − 1 inputs. At first w_0 is 1 and all else 0: the input passes unchanged.
+    The state is the last kernel_size − 1 inputs. Initially w_0 is 1 and the other weights are 0: the input passes
+    unchanged.
 
     Args:
         channels: features of the input and the output.
@@ -89,6 +90,7 @@ class CausalConvolution(Steppable):
         return torch.zeros(batch, self.kernel_size - 1, self.channels, dtype=wide_dtype(dtype), device=device)
 
     def _before(self, x: Tensor, state: Tensor | None) -> Tensor:
+        """The checked state, of the inputs before x; zeros where it is None."""
         if state is None:
             return self.initial_state(x.shape[0], x.dtype, x.device)
         check_state(state, (x.shape[0], self.kernel_size - 1, self.channels), wide_dtype(x.dtype), x.device)

@@ -1,4 +1,4 @@
-"""Equations 15 to 17 with everything linear in them multiplied out, for one memory channel.
+"""Equations 15 to 17 with everything linear in them multiplied out: trained for one memory channel, folded for any.
 
 With z = [m ; h] a step of the original LMU is z_t = φ(M z_{t-1} + V x_t + c), where φ is f on h and nothing on m:
 
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 def states(
     cell: LMUCell, system: LinearSystem, x: Tensor, h: Tensor, m: Tensor, lengths: Tensor | None = None
 ) -> Tensor:
-    """All z (time, batch, order + hidden), zero past each length, of x (batch, time, input) from h (batch, hidden) and
-    m (batch, order, 1)."""
+    """z of all steps, (time, batch, order + hidden), zero past each length; for one memory channel.
+
+    x is (batch, time, input); h (batch, hidden) and m (batch, order, 1) are the state before it.
+    """
     order = system.order
     matrix = system.derive(step_matrix, dtype=x.dtype, device=x.device)
     A, B = matrix[:, :order], matrix[:, order:]
@@ -59,8 +61,8 @@ def states(
     return result
 
 
-def folded(original: LMUCell) -> CoupledMemory:
-    """The step of a cell as one product, here for any number of memory channels; see `plmu.fold`."""
+def fold_cell(original: LMUCell) -> CoupledMemory:
+    """The folded cell, whose step is one product, for any number of memory channels; see `plmu.fold`."""
     cell = copy.deepcopy(original).cpu().double()
     systems, order, channels = cell.memory.systems(), cell.memory.order, cell.memory.channels
     size, width = order * channels, cell.memory.width
@@ -97,8 +99,8 @@ def folded(original: LMUCell) -> CoupledMemory:
 
 
 def plain(driven: Tensor, start: Tensor, matrix: Tensor, past: Tensor | None, order: int, incremental: bool) -> Tensor:
-    """z_t = φ(M z_{t-1} + driven_t), with m_{t-1} added to m_t if `incremental`, one step after another, and zero where
-    `past` (time, batch, 1) says that a sequence is over."""
+    """z_t = φ(M z_{t-1} + driven_t), with m_{t-1} added to m_t if `incremental`, one step after another; zero where
+    `past` (time, batch, 1) is True, after the end of a sequence."""
     z, collected = start, []
     for t, v in enumerate(driven.unbind()):
         total = torch.addmm(v, z, matrix.mT)
@@ -111,7 +113,7 @@ def plain(driven: Tensor, start: Tensor, matrix: Tensor, past: Tensor | None, or
 
 
 class _Coupled(torch.autograd.Function):
-    """The same in a kernel or a few a step, forward and backward."""
+    """`plain` with its gradients, by a few calls of torch for each step, or by a kernel on a GPU."""
 
     @staticmethod
     def forward(
@@ -130,7 +132,7 @@ class _Coupled(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         driven, start, matrix, past, z = ctx.saved_tensors
         order, incremental = ctx.order, ctx.incremental
-        if torch.is_grad_enabled() or watched() or is_batched(gradient):  # let autograd make it
+        if torch.is_grad_enabled() or watched() or is_batched(gradient):  # let autograd differentiate `plain`
             inputs = tuple(
                 value for value, needed in zip((driven, start, matrix), ctx.needs_input_grad, strict=False) if needed
             )
@@ -157,7 +159,7 @@ class _Library:
 
     @staticmethod
     def forward(driven: Tensor, z: Tensor, matrix: Tensor, order: int, incremental: bool) -> None:
-        """Fill z[1:] from z[0]."""
+        """Fill z[1:] (time, batch, order + hidden) from z[0]."""
         for t in range(driven.shape[0]):
             torch.addmm(driven[t], z[t], matrix.mT, out=z[t + 1])
             z[t + 1, :, order:].tanh_()
@@ -166,7 +168,7 @@ class _Library:
 
     @staticmethod
     def backward(gradient: Tensor, z: Tensor, total: Tensor, matrix: Tensor, order: int, incremental: bool) -> None:
-        """Fill total[:-1] from total[-1]."""
+        """Fill total[:-1], the gradients of M z_{t-1} + driven_t, from total[-1] and the gradients of z[1:]."""
         for t in range(gradient.shape[0] - 2, -1, -1):
             torch.addmm(gradient[t], total[t + 1], matrix, out=total[t])
             if incremental:
@@ -175,10 +177,11 @@ class _Library:
 
 
 def _through_tanh(gradient: Tensor, value: Tensor) -> None:
+    """Multiply the gradient of value = tanh(y) in place by 1 − value², which makes it the gradient of y."""
     torch.ops.aten.tanh_backward.grad_input(gradient, value, grad_input=gradient)
 
 
 def _steps(driven: Tensor) -> Any:
-    """What runs the steps."""
+    """What runs the steps, by `forward` and `backward`: GPU kernels where they can, else `_Library`."""
     by_kernels = layer_kernels.why_no_steps(driven.device, driven.dtype, driven.shape[1]) is None
     return (layer_kernels.steps() if by_kernels else None) or _Library

@@ -1,4 +1,4 @@
-"""Attention from one sequence to another, which is read once and then attended to in any number of steps."""
+"""Attention from one sequence to another: the other is read once, then attended to in any number of steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plmu.ops.check import Lengths, checked_lengths
 
 
 class Attended(NamedTuple):
-    """What a `CrossAttention` has read of a sequence: see `CrossAttention.read`.
+    """Keys and values of a sequence: what `CrossAttention.read` returns.
 
     Attributes:
         keys: (batch, heads, source time, width / heads).
@@ -26,10 +26,10 @@ class Attended(NamedTuple):
     visible: Tensor | None
 
     def select(self, rows: Tensor) -> Attended:
-        """The same of some sequences of the batch.
+        """Keys and values of the chosen sequences of the batch.
 
         Args:
-            rows: their numbers, (rows,).
+            rows: indices in the batch, (rows,); they may repeat.
         """
         return Attended(self.keys[rows], self.values[rows], None if self.visible is None else self.visible[rows])
 
@@ -80,7 +80,7 @@ class CrossAttention(nn.Module):
         Args:
             encoded: (batch, source time, source_width).
             lengths: the length of each sequence, (batch,), where they are padded on the right; None if all have
-                `source time` steps. An empty sequence shows the first step of its padding.
+                `source time` steps. An empty sequence exposes its first padding step.
         """
         check_features(encoded, 3, self.source_width, self.source.weight)
         lengths = checked_lengths(lengths, encoded.shape[0], encoded.shape[1], encoded.device)
@@ -91,7 +91,7 @@ class CrossAttention(nn.Module):
         return Attended(keys, values, visible)
 
     def forward(self, x: Tensor, attended: Attended) -> Tensor:
-        """What each step of x attends to.
+        """Attention from each step of x.
 
         Args:
             x: (batch, time, width).
@@ -107,7 +107,7 @@ class CrossAttention(nn.Module):
         return out
 
     def weights(self, x: Tensor, attended: Attended) -> Tensor:
-        """How much each step of x attends to each step of the other sequence; for a picture of it.
+        """How much each step of x attends to each step of the other sequence; for plotting.
 
         Args:
             x: (batch, time, width).

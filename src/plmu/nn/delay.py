@@ -21,11 +21,11 @@ from plmu.ops.matrices import infinity_as_nan
 
 @savable
 class DelayLayer(Filling):
-    """The Delay Network on each channel (equation 19), with nothing learned unless asked.
+    """The Delay Network on each channel (equation 19), with no trainable parameters by default.
 
     The output flattens order-major: feature i · channels + j is the order-i coefficient of channel j, so
     `out.unflatten(-1, (order, channels))` is m. `device` and `dtype` are those of trained parameters; without any, the
-    layer computes where and in which precision its input is.
+    layer computes on the device and in the precision of its input.
 
     Args:
         channels: features of x; each has a memory of its own.

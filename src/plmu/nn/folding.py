@@ -1,4 +1,4 @@
-"""How the modules inside a model fold: stacks, activations, and the modules of torch that act on each step alone."""
+"""How the modules inside a model fold: stacks, activations, and torch modules that act on each time step separately."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ CARRY = -1.0  # the gate's bias at the start: at first most of the input is carr
 
 @savable(modules=0)
 class Highway(nn.Module):
-    """g · f(W x + b) + (1 − g) · x with the gate g = σ(W_g x + b_g), at each step alone.
+    """g · f(W x + b) + (1 − g) · x with the gate g = σ(W_g x + b_g), pointwise in time.
 
     W and W_g are the two halves of one `nn.Linear`. b_g starts at −1: at first most of x passes unchanged.
 

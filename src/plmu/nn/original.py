@@ -420,7 +420,7 @@ class LMU(Filling):
         return self.cell(x, state)  # type: ignore[no-any-return]
 
     def _fold(self) -> Folded:
-        return coupled.folded(self.cell) if is_plain(self.cell, LMUCell) else Stepped.of(self)
+        return coupled.fold_cell(self.cell) if is_plain(self.cell, LMUCell) else Stepped.of(self)
 
     def _initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         return self.cell.initial_state(batch, dtype, device)

@@ -1,4 +1,4 @@
-"""Stacks of modules, which pass each module its own state; modules that act on each step alone have none."""
+"""Stacks of modules, which pass each module its own state; modules that act on each time step separately have none."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ from plmu.ops.check import Lengths, keep_valid
 class Sequential(Filling):
     """Modules in a row: `out, state = model(x)`, `out_t, state = model.step(x_t, state)`.
 
-    Takes steppable modules (those of plmu, or any `plmu.nn.Steppable`) and modules that act on each time step alone:
-    torch's Linear, Embedding, norms over features, dropout and activations, `nn.Sequential` of those, and your own with
-    a class attribute `per_step = True`. Other modules (for example Conv1d) raise ValueError: they mix time steps.
+    Takes steppable modules (those of plmu, or any `plmu.nn.Steppable`) and modules that act on each time step
+    separately: torch's Linear, Embedding, norms over features, dropout and activations, `nn.Sequential` of those, and
+    your own with a class attribute `per_step = True`. Other modules (for example Conv1d) raise ValueError: they mix
+    time steps.
     Indices, slices, `len`, loops, `append`, `extend` and `insert` work as in `nn.Sequential`.
 
     `missing="hold"` or `"zero"` fills NaN in x before the first module, as in `ParallelLMU`.
 
     Args:
-        modules: steppable modules, and modules that act on each step alone, in their order.
+        modules: steppable modules, and modules that act on each time step separately, in their order.
         missing: treatment of NaN in x: None leaves it, "hold" repeats the last value of that feature, "zero"
             takes zero.
 
@@ -209,10 +210,10 @@ class Sequential(Filling):
 
 
 class Residual(Steppable):
-    """x + module(x), for a steppable module or one that acts on each step alone, with as many outputs as inputs.
+    """x + module(x): a skip connection around a module with as many outputs as inputs.
 
     Args:
-        module: a steppable module, or one that acts on each step alone, with as many outputs as inputs.
+        module: a steppable module, or one that acts on each time step separately, with as many outputs as inputs.
 
     Shape:
         x: (batch, time, features). The output has the same shape.

@@ -1,4 +1,4 @@
-"""The modules of a stack: which of them act on each step alone, their input and output features, and how they run."""
+"""The modules of a stack: which may be in it, their input and output features, and how they run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plmu.nn.steppable import Steppable
 from plmu.nn.steppable import features_of as features_of
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets, keep_valid
 
-# Modules of torch that act on each time step alone, on the last axis or on single elements.
+# Modules of torch that act on each time step separately, on the last axis or on single elements.
 PER_STEP: tuple[type[nn.Module], ...] = (
     nn.Linear,
     nn.Embedding,
@@ -33,7 +33,8 @@ PER_STEP: tuple[type[nn.Module], ...] = (
 
 
 def check_module(module: nn.Module, where: str) -> None:
-    """Raise unless the module is steppable or acts on each time step alone, and does not change its input in place."""
+    """Raise unless the module is steppable or acts on each time step separately, and does not change its input in
+    place."""
     if getattr(module, "inplace", False):
         raise ValueError(f"{where} ({name_of(module)}) has inplace=True and would overwrite a state or the caller's"
                          " input: use inplace=False")  # fmt: skip
@@ -55,8 +56,8 @@ def check_module(module: nn.Module, where: str) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"{where} must be an nn.Module, got {type(module).__name__}")
     raise ValueError(
-        f"{where} ({name_of(module)}) is neither steppable nor known to act on each time step alone, so parallel and"
-        " step-by-step results could differ. If it acts on each step alone, give its class `per_step = True`;"
+        f"{where} ({name_of(module)}) is neither steppable nor known to act on each time step separately, so parallel"
+        " and step-by-step results could differ. If it does act so, give its class `per_step = True`;"
         " if it has a state, subclass plmu.nn.Steppable"
     )
 

@@ -22,7 +22,8 @@ _NARROW = (torch.float16, torch.bfloat16)
 class Standardize(nn.Module):
     """(x − mean) / std for each feature, with constants that `plmu.standardize` measures on data.
 
-    It acts on each time step alone and has no parameters: a reparametrisation of the layer after it. `mean` and `std`
+    It acts on each time step separately and has no parameters: a reparametrisation of the layer after it. `mean` and
+        `std`
     are buffers, saved with the model and kept in float32 or wider. They start as 0 and 1.
 
     Args:
