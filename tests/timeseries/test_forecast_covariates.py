@@ -105,7 +105,7 @@ def test_what_is_found_is_printed(
         "covariates, known ahead: price, holiday",
         "column 'holiday': true and yes are taken as 1, false and no as 0",
         "covariates price, holiday: used, with ",
-        f"next: plmu predict {RUN} --data.file sales.csv --data.future FILE, with price, holiday of the next 5 rows",
+        f"next: plmu predict {RUN} sales.csv --data.future FILE, with price, holiday of the next 5 rows",
     ):
         assert line in out
     (tmp_path / "noise.csv").write_text(

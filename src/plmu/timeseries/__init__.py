@@ -1,4 +1,4 @@
-"""People's own series: tables and frames to series, estimators fitted in closed form, intervals, scores and reports."""
+"""Users' own series: tables and frames to series, estimators fitted in closed form, intervals, scores and reports."""
 
 from plmu.timeseries.classification_report import ClassificationReport
 from plmu.timeseries.classifier import SequenceClassifier

@@ -221,7 +221,7 @@ class Classify(Experiment):
             f"wrote {folder / PLOT}, {folder / REPORT}",
             *score_lines(reports),
             *explanation,
-            f"next: plmu predict {folder} --data.file {config.data.file}",
+            f"next: plmu predict {folder} {config.data.file}",
         ]
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:

@@ -140,7 +140,7 @@ class Forecast(Experiment):
             final = refitted(task).model
             lines.append("the saved model is fitted to all rows, test rows included")
         write_model(folder, split, final, intervals)
-        return [*lines, f"next: plmu predict {folder} --data.file {config.data.file}{_future(split)}"]
+        return [*lines, f"next: plmu predict {folder} {config.data.file}{_future(split)}"]
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         assert isinstance(config.data, SeriesConfig)
