@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from plmu.core.modes import autocasts, is_plain, watched, watched_backward
 
-FEW = 16  # outputs, up to which a GPU adds the bias faster after the product than within it
+FEW = 16  # up to so many outputs a GPU adds the bias faster after the product than within it
 
 
 def dense(linear: nn.Linear, x: Tensor) -> Tensor:
@@ -24,6 +24,8 @@ def dense(linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _suits(linear: nn.Linear, x: Tensor) -> bool:
+    """Whether `_Dense` may take the place of a layer: in training on a GPU, in float32, with a bias and without
+    hooks."""
     if not x.is_cuda or linear.bias is None or not torch.is_grad_enabled():
         return False
     plain = is_plain(linear, nn.Linear) and not watched_backward(linear)
@@ -33,8 +35,8 @@ def _suits(linear: nn.Linear, x: Tensor) -> bool:
 class _Dense(torch.autograd.Function):
     """x Wᵀ + b for x (examples, inputs), with the gradients of nn.Linear.
 
-    Over 160,000 examples a GPU takes two thirds of the time for the gradient of W if it is made transposed, and a third
-    for that of b if it is a product with ones.
+    Over 160,000 examples a GPU takes two thirds of the time for the gradient of W if it computes the transpose, and a
+    third of the time for the gradient of b if that is a product with ones.
     """
 
     @staticmethod
@@ -45,9 +47,9 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        x_needed, weight_needed, bias_needed = ctx.needs_input_grad
         return (
-            gradient @ weight if of_x else None,
-            (x.mT @ gradient).mT if of_weight else None,
-            gradient.new_ones(gradient.shape[0]) @ gradient if of_bias else None,
+            gradient @ weight if x_needed else None,
+            (x.mT @ gradient).mT if weight_needed else None,
+            gradient.new_ones(gradient.shape[0]) @ gradient if bias_needed else None,
         )

@@ -1,9 +1,9 @@
-"""The encoder after the memory. A linear encoder and the memory may change places,
+"""The encoder applied after the memory. A linear encoder and the memory commute,
 
     M(U x + b) = U M(x) + b M(1),
 
-where M(u) are the states that an input u leads to. M(x) has as many channels as x, which may be far fewer than u has,
-and where x is data there is no gradient through the memory. M(1), the states of an input of ones, is constant.
+where M(u) are the states for an input u. M(x) has as many channels as x, which may be far fewer than those of u; and
+if x is data, no gradient passes through the memory. M(1), the states of an input of ones, is constant.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def applies(layer: ParallelLMU, time: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether `layer` encodes after the memory: where that is exact, keeps all digits and saves work.
+    """Whether `layer` encodes after the memory: if that is exact, keeps all digits and saves work.
 
-    The memory must be fixed and the same for all channels, and it must begin at zero, for all sequences at once.
+    The memory must be fixed and the same for all channels. The caller must see to it that all sequences begin with the
+    call, from zero.
     """
     encoder, memory = layer.encoder, layer.memory
     if encoder is None or dtype not in (torch.float32, torch.float64) or autocasts(device) or is_open(time):
@@ -36,7 +37,8 @@ def applies(layer: ParallelLMU, time: int, dtype: torch.dtype, device: torch.dev
 
 
 def encoded_state(layer: ParallelLMU, m: Tensor, time: int, lengths: Tensor | None) -> Tensor:
-    """The final state (batch, order, channels) of the encoded input, from that of x, (batch, order, inputs)."""
+    """The final state (batch, order, channels) for the encoded input, from the final state for x, m (batch, order,
+    inputs)."""
     weight, bias = _parts(layer)
     mixed = m * weight.mT if layer.input_size == 1 else m @ weight.mT
     if bias is None:
@@ -49,25 +51,28 @@ def encoded_state(layer: ParallelLMU, m: Tensor, time: int, lengths: Tensor | No
 
 
 def encoded_states(layer: ParallelLMU, m: Tensor) -> Tensor:
-    """All states (batch, time, order, channels) of the encoded input, from those of x."""
+    """All states (batch, time, order, channels) for the encoded input, from those for x, m (batch, time, order,
+    inputs)."""
     weight, bias = _parts(layer)
     mixed = m * weight.mT if layer.input_size == 1 else m @ weight.mT
     return mixed if bias is None else mixed + _ones(layer, m.shape[1], m)[:, :, None] * bias
 
 
 def readout(layer: ParallelLMU, memory_weight: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What takes the place of W_m (out, order, channels) for the states of x, (out, order, inputs); and what to add to
-    the output at each step, (time, out)."""
+    """W_m and the encoder as one weight (out, order, inputs) for the states of x; and the encoder bias's part of the
+    output at each step (time, out), None without a bias."""
     weight, bias = _parts(layer)
     constant = None if bias is None else _ones(layer, x.shape[1], x) @ (memory_weight @ bias).mT
     return memory_weight @ weight, constant
 
 
 def _parts(layer: ParallelLMU) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the encoder."""
     assert layer.encoder is not None
     return layer.encoder.weight, layer.encoder.bias
 
 
 def _ones(layer: ParallelLMU, time: int, like: Tensor) -> Tensor:
+    """M(1), (time, order)."""
     longer = 1 << (time - 1).bit_length()  # one table for many lengths
     return layer.memory.systems()[0].derive(unit_states, longer, dtype=like.dtype, device=like.device)[:time]

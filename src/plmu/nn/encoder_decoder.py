@@ -14,26 +14,26 @@ from plmu.nn.stacking import checked_states, run, run_step
 from plmu.nn.steppable import Steppable, probability
 from plmu.ops.check import Lengths, checked_lengths
 
-Context = tuple[Attended, ...]  # one for each attention layer
+Context = tuple[Attended, ...]  # keys and values for each attention layer
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder of whole sequences, and a decoder that attends to what the encoder gives.
+    """An encoder of whole sequences, and a decoder that attends to the encoder's outputs.
 
         encoded = encoder(source); x = entry(target)
         for each block: x ← block(x); x ← x + attention(norm(x), encoded)
         out = head(x)
 
     Training takes whole sequences: `model(source, source_lengths, target)`. Decoding takes steps:
-    `context = model.encode(source, lengths)`, then `out, state = model.step(tokens, state, context)`. Both agree. The
-    state of the decoder is that of its blocks, whose size does not depend on the number of steps.
+    `context = model.encode(source, lengths)`, then `out, state = model.step(tokens, state, context)`. The results
+    agree. The state of the decoder is that of its blocks, whose size does not depend on the number of steps.
 
     Args:
         encoder: steppable modules from source to features, such as a `plmu.Sequential` of an embedding and
             `plmu.Bidirectional` layers. It need not be able to step.
         entry: from a step of the target to the decoder's features, such as an embedding; without a state.
         blocks: of the decoder, which must be able to step, such as `plmu.MemoryBlock`.
-        attentions: one for each block, or None where a block has none after it.
+        attentions: one after each block, or None for a block without.
         head: from the decoder's features to the output, such as a norm and an `nn.Linear`; without a state.
         dropout: dropout probability after each attention, in training.
 
@@ -82,10 +82,11 @@ class EncoderDecoder(nn.Module):
         """The output for each step of the target, all at once.
 
         Args:
-            source: what is read, (batch, source time).
-            source_lengths: the length of each, (batch,), where they are padded on the right; None for no padding.
-            target: the text written before each step, (batch, time); it begins with a token for the start.
-            target_lengths: the length of each, (batch,), or None.
+            source: (batch, source time), as of the class.
+            source_lengths: the length of each source, (batch,), where they are padded on the right; None for no
+                padding.
+            target: the target shifted by one step, (batch, time): a start token, then what precedes each output.
+            target_lengths: the length of each target, (batch,), or None.
 
         Returns:
             The output (batch, time, outputs), zero in the padding of the target.
@@ -104,7 +105,7 @@ class EncoderDecoder(nn.Module):
 
         Args:
             source: (batch, source time).
-            lengths: the length of each, (batch,), or None.
+            lengths: the length of each source, (batch,), or None.
         """
         lengths = checked_lengths(lengths, source.shape[0], source.shape[1], source.device)
         encoded = self.encoder(source, lengths=lengths)[0]
@@ -125,7 +126,7 @@ class EncoderDecoder(nn.Module):
         return out, state
 
     def step_with_attention(self, tokens: Tensor, state: Any, context: Context) -> tuple[Tensor, Any, Tensor]:
-        """The same, and where it attended to.
+        """Like `step`, also returns attention weights.
 
         Args:
             tokens: as in `step`.
@@ -142,6 +143,7 @@ class EncoderDecoder(nn.Module):
     def _step(
         self, tokens: Tensor, state: Any, context: Context, weigh: bool
     ) -> tuple[Tensor, tuple[Any, ...], list[Tensor]]:
+        """One step, and, if `weigh`, each attention's weights (batch, source time), the mean over its heads."""
         states = list(checked_states(state, len(self.blocks)))
         weights: list[Tensor] = []
         sources = context[0].keys.shape[0]
@@ -150,13 +152,13 @@ class EncoderDecoder(nn.Module):
         x, _ = self.entry.step(tokens)
         for number, block in enumerate(self.blocks):
             x, states[number] = run_step(block, x, states[number])
-            rows = x.unflatten(
-                0, (sources, -1)
-            )  # the hypotheses of a source take the place of steps, which are independent
+            # (sources, k, features): the k hypotheses of a source stand for time steps, which attend independently.
+            rows = x.unflatten(0, (sources, -1))
             x = self._attend(number, rows, context, weights if weigh else None).flatten(0, 1)
         return self.head.step(x)[0], tuple(states), weights
 
     def _attend(self, number: int, x: Tensor, context: Context, weights: list[Tensor] | None = None) -> Tensor:
+        """x plus the attention after block `number`, if there is one; its weights are appended to `weights`."""
         attention = self.attentions[number]
         if not isinstance(attention, CrossAttention):
             return x
@@ -168,6 +170,7 @@ class EncoderDecoder(nn.Module):
         return out
 
     def _attending(self) -> list[CrossAttention]:
+        """The attention layers, without the blocks that have none."""
         return [layer for layer in self.attentions if isinstance(layer, CrossAttention)]
 
 

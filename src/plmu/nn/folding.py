@@ -35,8 +35,8 @@ TRAINING_ONLY = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.AlphaDropout)
 
 
 def fold_module(module: nn.Module) -> Folded:
-    """A module of a stack, folded: a steppable one, one of torch, or one with `per_step = True` and perhaps a `fold()`
-    of its own."""
+    """The folded form of a module of a stack: by its own `fold()` if it has one, else by the rules for torch
+    modules."""
     if isinstance(module, nn.Sequential) and is_plain(module, nn.Sequential):
         return fold_stack([(inner, 0) for inner in module], None)
     if isinstance(module, Steppable) or (getattr(module, "per_step", False) and hasattr(module, "fold")):
@@ -46,7 +46,7 @@ def fold_module(module: nn.Module) -> Folded:
 
 
 def fold_stack(modules: list[tuple[nn.Module, int]], states: int | None) -> Chain:
-    """Modules in a row, each with the place of its state."""
+    """The folded form of modules in a row, each with the place of its state in the stack's; `states` as in `Chain`."""
     parts: list[tuple[Folded, int]] = []
     for module, place in modules:
         part = fold_module(module)
@@ -56,7 +56,7 @@ def fold_stack(modules: list[tuple[nn.Module, int]], states: int | None) -> Chai
 
 
 def fold_activation(function: Callable[[Tensor], Tensor] | None) -> Stateless | None:
-    """The activation of a layer, folded: by its name where it has one."""
+    """The folded form of a layer's activation: by its name if it has one."""
     if function is None:
         return None
     if isinstance(function, nn.Module):
@@ -72,13 +72,15 @@ def fold_linear(module: nn.Linear) -> Affine:
 
 
 def exact(value: Tensor) -> Tensor:
-    """In float64 on the CPU, where arrays are multiplied out."""
+    """The tensor in float64 on the CPU, where arrays are multiplied out."""
     return value.detach().cpu().double()
 
 
 def _fold_rms(module: nn.RMSNorm) -> Folded:
-    """An RMS norm as x / √(|x|² + n · eps) and a scale, which what follows can take in. A half precision would be
-    rounded more often, and a GPU has one kernel for the whole."""
+    """An RMS norm as x / √(|x|² + n · eps) and a scale, which `chain` can merge into the next product.
+
+    It stays one `Norm` in half precision, which would be rounded twice, and on a GPU, where it is one kernel.
+    """
     features, weight = int(module.normalized_shape[-1]), module.weight
     if weight is None:
         return Norm(None, None, features, module.eps, False)
@@ -92,6 +94,7 @@ def _fold_rms(module: nn.RMSNorm) -> Folded:
 
 
 def _fold_torch(module: nn.Module) -> Folded:
+    """Fold a stock torch module; wrap anything else in `Applied`, such as subclasses and modules with hooks."""
     if not is_plain(module, type(module)):
         return Applied.of(module)
     kind = type(module)
@@ -108,7 +111,7 @@ def _fold_torch(module: nn.Module) -> Folded:
         return Function("prelu", (), weight, **place)
     if isinstance(module, nn.Embedding) and kind is nn.Embedding:
         table = weight.detach().clone()
-        if module.max_norm is not None:  # which torch applies to the rows that are looked up
+        if module.max_norm is not None:  # apply to all rows what torch applies to rows that are looked up
             rows = torch.arange(table.shape[0], device=table.device)
             table = embedding(rows, table, None, module.max_norm, module.norm_type)
         return Lookup(table, **place)

@@ -81,7 +81,7 @@ class Highway(nn.Module):
         return torch.lerp(x.to(transformed.dtype), transformed, torch.sigmoid(gate))
 
     def _gradients_by_kernel(self) -> bool:
-        """Whether a kernel may make the gradients, as far as the layer decides that."""
+        """Whether the layer allows a fused kernel: ReLU, a plain linear layer with a bias, and no backward hooks."""
         if self.f is not torch.relu or not is_plain(self.both, nn.Linear) or self.both.bias is None:
             return False
         return not watched_backward(self.both)

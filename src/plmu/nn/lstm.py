@@ -1,4 +1,4 @@
-"""torch's LSTM by the conventions of our layers, for baselines."""
+"""torch's LSTM with the interface of plmu's layers, for baselines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LSTM(Steppable):
     Args:
         input_size: features of x.
         hidden_size: features of the output.
-        forget_bias: what the bias of the forget gates begins at.
+        forget_bias: initial bias of the forget gates.
         device, dtype: of the parameters, as in `torch.nn`.
 
     Shape:
@@ -58,7 +58,7 @@ class LSTM(Steppable):
             x: the input, (batch, time, input_size).
             state: h and c of the previous piece; None to start from zero.
             lengths: the length of each sequence, (batch,), where they are padded on the right. The state is then
-                None: torch gives it after the padding alone.
+                None: torch returns it only for the end of the padding.
             resets: must be None.
 
         Returns:
@@ -99,6 +99,7 @@ class LSTM(Steppable):
         return weight
 
     def _checked(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
+        """The state, after a check of its form."""
         if not isinstance(state, tuple) or len(state) != 2:
             raise TypeError(f"state must be the pair of h and c, got {type(state).__name__}")
         for name, part in zip("hc", state, strict=True):
@@ -113,8 +114,8 @@ def open_forget_gates(layer: nn.LSTM, bias: float = 1.0) -> nn.LSTM:
     """Start the forget gates of torch's LSTM open: otherwise it learns little over long sequences.
 
     Args:
-        layer: is changed in place.
-        bias: what the two biases of a forget gate add up to.
+        layer: changed in place.
+        bias: the sum of the two biases of a forget gate.
 
     Returns:
         The layer.
@@ -126,6 +127,6 @@ def open_forget_gates(layer: nn.LSTM, bias: float = 1.0) -> nn.LSTM:
     """
     with torch.no_grad():
         for name, value in layer.named_parameters():
-            if name.startswith("bias"):  # of the input, forget, cell and output gates, and twice
+            if name.startswith("bias"):  # bias_ih and bias_hh, each of the input, forget, cell and output gates
                 value[layer.hidden_size : 2 * layer.hidden_size] = bias / 2
     return layer

@@ -23,8 +23,7 @@ class Standardize(nn.Module):
     """(x − mean) / std for each feature, with constants that `plmu.standardize` measures on data.
 
     It acts on each time step separately and has no parameters: a reparametrisation of the layer after it. `mean` and
-        `std`
-    are buffers, saved with the model and kept in float32 or wider. They start as 0 and 1.
+    `std` are buffers, saved with the model and kept in float32 or wider. They start as 0 and 1.
 
     Args:
         features: the features of x, its last axis; or a shape, the last axes of x.
