@@ -19,13 +19,13 @@ MONTHS = {"mo": 1, "q": 3, "y": 12}
 DAY = MICROSECONDS["d"]
 _NEAR = 0.01  # of a step: a time that is so close to the grid is on it
 _JITTER = 0.05  # of a step: by which the median distance of jittering times may be off at most
-_SAMPLE = 10_000  # times that tell the offset of a series
+_SAMPLE = 10_000  # times from which the offset of a series is measured
 _TOGETHER = 0.9  # length of the mean direction of times on the circle of a step, above which they are regular
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Steps of equal length from a first time.
+    """The times of series: steps of equal length, numbered from a first time.
 
     Args:
         kind: "rows" counts rows; "numbers" are times that are numbers; "time" is dates that are equally far apart;
@@ -47,7 +47,7 @@ class Clock:
     zone: int | None = None
 
     def steps(self, times: NDArray[Any], offset: float = 0.0) -> Steps:
-        """The step of each time, of datetime64[us] or of numbers; `offset` is that of their series."""
+        """The step of each time (datetime64[us] or numbers) of a series with this offset."""
         if self.kind == "months":
             months = times.astype("datetime64[M]").astype(np.int64) - _month(self.first)
             return months // int(self.step)
@@ -69,7 +69,11 @@ class Clock:
         return offset if abs(mean) > _TOGETHER and abs(offset) > _NEAR else 0.0
 
     def step_of(self, time: str) -> int:
-        """The step of a time that is written as text. Raises ValueError if it is not a time."""
+        """The step of a time that is written as text, converted from its time zone to that of the clock.
+
+        Raises:
+            ValueError: the text is not a time.
+        """
         if self.kind in ("rows", "numbers"):
             try:
                 return int(self.steps(np.array([float(time)]))[0])
@@ -95,8 +99,8 @@ class Clock:
         return float(np.mean(np.abs(place - np.rint(place)) > _NEAR))
 
     def times(self, steps: Steps, offset: float = 0.0) -> list[str]:
-        """Steps of a series with this offset, as text: as the file writes numbers, else as dates. Times of day have the
-        time zone of the file, if it has one."""
+        """The times of steps of a series with this offset, as text: numbers of rows, numbers, or dates. Times of day
+        have the time zone of the file, if it has one."""
         if self.kind == "rows":
             return [str(step) for step in steps.tolist()]
         if self.kind == "numbers":
@@ -107,7 +111,8 @@ class Clock:
         return _written(self.dates(steps, offset), self.zone)
 
     def dates(self, steps: Steps, offset: float = 0.0) -> NDArray[Any]:
-        """Steps of a series with this offset, of a clock of dates, as datetime64[us] in the time zone of the file."""
+        """The times of steps of a series with this offset, as datetime64[us] in the time zone of the file. Only for
+        clocks of dates."""
         stamps: NDArray[Any]
         if self.kind == "months":
             months = (_month(self.first) + steps * int(self.step)).astype("datetime64[M]")
@@ -136,7 +141,7 @@ class Clock:
 
     @property
     def spacing(self) -> str:
-        """One step in words."""
+        """The length of a step in words, such as "15 min" or "month"."""
         if self.kind == "weekdays":
             return "weekday"
         if self.kind == "months":
@@ -151,11 +156,11 @@ class Clock:
 
 
 def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
-    """The clock of the rising times of one or several series: their median distance, months or weekdays.
+    """The clock of one or several series: steps are months, quarters or years, weekdays, or else the median distance.
 
     Args:
-        groups: datetime64[us] or float64 of each series.
-        step: "15min", "1h", "1d", "1mo" or a number, instead of what the times tell.
+        groups: the sorted times of each series, datetime64[us] or float64.
+        step: the length of a step, "15min", "1h", "1d", "1mo" or a number; by default detected.
     """
     first = min((times[0] for times in groups if len(times)), default=None)
     if first is None:
@@ -184,7 +189,8 @@ def find_clock(groups: list[NDArray[Any]], step: str | None = None) -> Clock:
 
 
 def _refined(times: NDArray[Any], median: float) -> float:
-    """The mean distance of times that are on a grid, where the median one is rounded, as in 0.041667 for 1/24."""
+    """The step of times that are numbers: their mean distance if they lie on its grid and the median one is rounded, as
+    0.041667 is for 1/24; else the median."""
     place = (times - times[0]) / median
     steps = np.rint(place[-1])
     mean = median * float(place[-1] / steps) if steps else median
@@ -193,8 +199,8 @@ def _refined(times: NDArray[Any], median: float) -> float:
 
 
 def _rounded(median: float, apart: NDArray[np.float64]) -> float:
-    """The median distance of jittering times, rounded to a length of time within its jitter."""
-    jitter = float(np.median(np.abs(apart - median)))  # the error of the median is 1.9 of it by the root of the count
+    """The median distance of jittering times, rounded to a multiple of the longest unit that its uncertainty allows."""
+    jitter = float(np.median(np.abs(apart - median)))  # the median's standard error is 1.9 jitter / √count
     tolerance = min(6 * jitter / len(apart) ** 0.5, _JITTER * median)
     for size in reversed(MICROSECONDS.values()):
         if (near := round(median / size) * size) and abs(near - median) <= tolerance:
@@ -203,6 +209,7 @@ def _rounded(median: float, apart: NDArray[np.float64]) -> float:
 
 
 def _of_step(step: str, dates: bool, origin: float) -> Clock:
+    """The clock with the step of --data.step, such as "15 minutes" or "2", from the time `origin`."""
     match = re.fullmatch(r"\s*(\d*\.?\d*)\s*([a-z]*)\s*", step.lower())
     unit = match[2].removesuffix("s") if match and match[2] not in ("s", "us", "ms") else (match[2] if match else "")
     unit = {"m": "min", "minute": "min", "hour": "h", "day": "d", "week": "w", "month": "mo", "second": "s"}.get(
@@ -220,7 +227,7 @@ def _of_step(step: str, dates: bool, origin: float) -> Clock:
 
 
 def _plain(times: NDArray[Any]) -> NDArray[np.float64]:
-    """Numbers, or microseconds since 1970. A float64 has them exactly for centuries."""
+    """Times as float64: numbers, or microseconds since 1970, which float64 has exactly for centuries."""
     if np.issubdtype(times.dtype, np.datetime64):
         return times.astype("datetime64[us]").astype(np.int64).astype(np.float64)
     return times.astype(np.float64)
@@ -241,7 +248,7 @@ def _month(first: float) -> int:
 
 
 def _written(stamps: NDArray[Any], zone: int | None) -> list[str]:
-    """Dates, with the time of day and the time zone where any has one."""
+    """Dates as text; with the time of day and the time zone, unless all are midnights."""
     plain = stamps.astype(np.int64)
     if not (plain % DAY).any():
         return [str(day) for day in stamps.astype("datetime64[D]")]

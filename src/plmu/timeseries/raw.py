@@ -1,4 +1,4 @@
-"""The rows of series as files have them, before they are put on a clock."""
+"""The rows of series as files have them, in the order of time, before they are put on a clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float64]
 _MARKS = (-99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0, 999999.0, -99.9, -999.9, -9999.9)
-_LARGEST = 1e15  # values of which sums of squares are still numbers in float32
+_LARGEST = 1e15  # absolute value up to which sums of squares are finite in float32
 
 
 @dataclass
@@ -33,7 +33,18 @@ class RawSeries:
 def raw_series(
     table: Table, columns: Columns, config: SeriesConfig, several: bool, zone: int | None
 ) -> list[RawSeries]:
-    """The series of one file. Times that have a time zone are given in `zone`, in minutes east of Greenwich."""
+    """The series of one file, in the order of time; the table's notes say what was changed.
+
+    Args:
+        table: the file.
+        columns: its columns of times, values, covariates and names of series.
+        config: how to read them.
+        several: whether there are other files, so that series are named by their file, too.
+        zone: minutes east of Greenwich, in which times that have a time zone are returned.
+
+    Raises:
+        DataError: a value is too large to compute with.
+    """
     numbers = {name: table.numbers(name, config.bad, name in columns.covariates) for name in columns.read}
     values = np.stack(list(numbers.values()), axis=1)
     if config.absent:
@@ -67,7 +78,7 @@ def raw_series(
 
 
 def _marks(name: str, values: Numbers) -> list[str]:
-    """Notes on numbers that may stand for missing values: they repeat, and are far from all others."""
+    """Notes on numbers such as -999 that may stand for missing values: they repeat, and are far from all others."""
     notes = []
     for mark in _MARKS:
         same = values == mark
@@ -84,7 +95,7 @@ def _marks(name: str, values: Numbers) -> list[str]:
 
 
 def _sorted(table: Table, name: str, times: NDArray[Any] | None, values: Numbers) -> RawSeries:
-    """Without rows that have no time, in the order of time."""
+    """A series in the order of time, without rows that have no time, and notes of both."""
     if times is None:
         return RawSeries(name, None, values)
     absent = np.isnat(times) if np.issubdtype(times.dtype, np.datetime64) else np.isnan(times)
@@ -105,7 +116,7 @@ def rows_of(values: Numbers) -> int:
 
 
 def read_future(path: Path, columns: Columns, config: SeriesConfig, zone: int | None) -> dict[str, RawSeries]:
-    """Covariates ahead, by series; those of "" are for all series, where the file does not name them."""
+    """The rows of --data.future, by the name of their series; under "" if the file does not name series, for all."""
     tables = read_tables(path, config.header)
     for table in tables:
         table.join_again(columns.time, columns.id)
@@ -116,7 +127,7 @@ def read_future(path: Path, columns: Columns, config: SeriesConfig, zone: int | 
 
 
 def with_future(series: RawSeries, future: dict[str, RawSeries]) -> RawSeries:
-    """A series with the rows of another file after its last value."""
+    """A series followed by the later rows of `future`, which have covariates alone, instead of its own such rows."""
     ahead = future.get(series.name, future.get(""))
     if ahead is None:
         return series

@@ -20,8 +20,8 @@ from plmu.timeseries.raw import RawSeries, raw_series, read_future, rows_of, wit
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.tables import Table, read_tables
 
-_NOTES = 20  # of further files
-_BROKEN = 0.1  # share of long gaps, above which the times cannot be meant as a grid
+_NOTES = 20  # largest number of notes on files after the first
+_BROKEN = 0.1  # share of rows before a long gap, above which the times cannot be meant as a grid
 
 
 @dataclass
@@ -42,15 +42,15 @@ class SeriesConfig(DataConfig):
     step: str | None = None
     """Time between rows, such as 15min, 1h, 1d or 1mo; rows of one step are averaged. Default: detected."""
     missing: Literal["hold", "linear", "split", "raise"] = "hold"
-    """Gaps: hold the last value, join both ends linearly (which looks ahead), split the series there, or raise."""
+    """Gaps: hold the last value, join both ends linearly (uses future values), split the series there, or raise."""
     longest_gap: int = 48
-    """Steps; at longer gaps a series is split."""
+    """Longest gap, in steps, that is filled; at longer ones a series is split."""
     irregular: Literal["grid", "rows", "raise"] = "grid"
     """Times off the grid: move them to the nearest step, take rows as equally far apart, or raise."""
     duplicates: Literal["mean", "first", "last", "raise"] = "mean"
     """Rows with the same time: their mean, the first, the last, or raise."""
     bad: Literal["raise", "missing"] = "raise"
-    """Text in a column of numbers, or text that is not a time: raise, or take it as missing."""
+    """Text in a column of numbers, or text in the column of times that is not a time: raise, or take it as missing."""
     absent: tuple[float, ...] = ()
     """Numbers that stand for a missing value, such as -999."""
     day_first: bool | None = None
@@ -58,7 +58,7 @@ class SeriesConfig(DataConfig):
     header: bool | None = None
     """Whether the first line of a CSV file names the columns. Default: detected."""
     valid: float = 0.1
-    """Share of the rows, before the test rows, to choose settings and intervals by."""
+    """Share of the rows, just before the test rows, on which settings are chosen and intervals measured."""
     test: float = 0.2
     """Share of the rows at the end to test on."""
 
@@ -72,26 +72,26 @@ class SeriesConfig(DataConfig):
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one series at consecutive steps."""
+    """Rows of one series at consecutive steps, gaps filled. A series that is split at long gaps has several pieces."""
 
     name: str  # of the series
-    start: int  # the step of its first row
+    start: int  # the clock's step of the first row
     values: Numbers  # (time, channels), without NaN
     measured: NDArray[np.bool_]  # (time, channels): False where a gap was filled
-    offset: float = 0.0  # of its times after those of the clock, in steps
+    offset: float = 0.0  # how much later than the clock's its times are, in steps
     covariates: Numbers | None = None  # (time and steps ahead, covariates); NaN where a value ahead is missing
-    skipped: int = 0  # steps of the clock between its rows; only data frames have such
+    skipped: int = 0  # steps of the clock that have no row; only in data frames, whose gaps are not filled
 
     def __len__(self) -> int:
         return len(self.values)
 
     @property
     def last(self) -> int:
-        """The step of its last row."""
+        """The clock's step of the last row."""
         return self.start + len(self) - 1 + self.skipped
 
     def until(self, end: int) -> Piece:
-        """Its first rows."""
+        """The piece cut to its first `end` rows, without covariates ahead."""
         covariates = None if self.covariates is None else self.covariates[:end]
         return replace(self, values=self.values[:end], measured=self.measured[:end], covariates=covariates)
 
@@ -104,16 +104,17 @@ class SeriesData:
     clock: Clock
     pieces: list[Piece]
     notes: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)  # of rows that were changed
-    other: bool = False  # whether columns and clock are those of other data
+    counts: Counter[str] = field(default_factory=Counter)  # rows that were changed, by kind of change (`_counted`)
+    other: bool = False  # whether columns and clock are those of the data that a model was trained on
     config: SeriesConfig | None = None  # the file and how it was read; None for arrays and frames
 
     @property
     def rows(self) -> int:
+        """The number of rows of all pieces, filled gaps included."""
         return sum(map(len, self.pieces))
 
     def until(self, ends: Sequence[int]) -> SeriesData:
-        """The first rows of each piece. Pieces of which nothing is left go."""
+        """The first rows of each piece, as many as `ends` says. Pieces without any row are left out."""
         pieces = [piece.until(end) for piece, end in zip(self.pieces, ends, strict=True) if end > 0]
         return replace(self, pieces=pieces)
 
@@ -164,7 +165,7 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
             for table in tables:
                 _check_alone(table, columns.time, like[0].id, config)
         if config.day_first is None:
-            config = replace(config, day_first=like[1].day_first)  # a few dates may not tell
+            config = replace(config, day_first=like[1].day_first)  # a short file may not tell
     zone = _zone(tables, columns.time) if like is None else like[1].zone
     raw = [series for table in tables for series in raw_series(table, columns, config, len(tables) > 1, zone)]
     if future is not None:
@@ -212,11 +213,15 @@ def _zone(tables: Sequence[Table], time: str | None) -> int | None:
 
 
 def _pieces(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list[Piece]:
-    """A series on the clock, split at long gaps."""
-    last = rows_of(series.values[:, : len(data.columns.values)])  # later rows are to be forecast
+    """A series on the clock, with gaps filled, split at long ones; adds what was changed to `data.counts`.
+
+    Raises:
+        DataError: times are numbers where the clock has dates, or the reverse; or too many gaps are long.
+    """
+    last = rows_of(series.values[:, : len(data.columns.values)])  # later rows have covariates alone
     if not last:
         return []
-    end = max(last, rows_of(series.values))  # covariates may be known for it
+    end = max(last, rows_of(series.values))
     values, offset = series.values[:end], 0.0
     if series.times is None or data.clock.kind == "rows":
         steps: Steps = np.arange(end)
@@ -245,7 +250,7 @@ def _pieces(series: RawSeries, config: SeriesConfig, data: SeriesData) -> list[P
 
 
 def _merged(steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> tuple[Steps, Numbers]:
-    """One row a step."""
+    """One row per step: rows of the same step are averaged, or one is chosen, or DataError, by `config.duplicates`."""
     again = np.diff(steps) == 0
     if not again.any():
         return steps, values
@@ -267,7 +272,16 @@ def _merged(steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesDat
 
 
 def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data: SeriesData) -> list[Piece]:
-    """Rows at all steps from the first at which every column has had a value."""
+    """Pieces with a row at every step, from the row by which every column has had a value, gaps filled by
+    `config.missing`: one piece, several where gaps split it, or none if a column is empty.
+
+    Args:
+        name: of the series.
+        steps: the clock's step of each row, (rows,), increasing.
+        values: values and covariates, (rows, columns), NaN where missing; the last rows may have covariates alone.
+        config: how gaps are filled.
+        data: its columns and clock; its `counts` are updated.
+    """
     channels = len(data.columns.values)
     last = rows_of(values[:, :channels])
     first = int((~np.isnan(values)).argmax(axis=0).max())
@@ -313,13 +327,14 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
 
 
 def _piece(name: str, start: int, grid: Numbers, measured: NDArray[np.bool_], rows: int, channels: int) -> Piece:
-    """Of values and covariates (time and steps ahead, columns); the first `rows` rows have values."""
+    """A piece from values and covariates together, (time and steps ahead, columns), of whose rows the first `rows` have
+    values."""
     covariates = grid[:, channels:] if grid.shape[1] > channels else None
     return Piece(name, start, grid[:rows, :channels], measured[:rows, :channels], covariates=covariates)
 
 
 def _note_other_rate(clock: Clock, times: Sequence[NDArray[Any]], notes: list[str]) -> None:
-    """Note that rows are not as far apart as those of training, which is allowed but seldom meant."""
+    """Note if rows are not as far apart as those of training, which is allowed but seldom meant."""
     several = [stamps for stamps in times if len(stamps) > 2]
     if not several or clock.kind == "rows" or (several[0].dtype.kind == "f") != (clock.kind == "numbers"):
         return
@@ -331,6 +346,7 @@ def _note_other_rate(clock: Clock, times: Sequence[NDArray[Any]], notes: list[st
 
 
 def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesConfig) -> None:
+    """Note the first and last time and the share of times off the grid; DataError where `config` forbids these."""
     clock = data.clock
     off = float(np.mean([clock.off_grid(stamps) for stamps in times])) if times else 0.0
     if off > 0:
@@ -348,7 +364,7 @@ def _note_clock(data: SeriesData, times: Sequence[NDArray[Any]], config: SeriesC
 
 
 def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool) -> list[str]:
-    """What was done with gaps and duplicates, in words."""
+    """What was done with gaps and duplicates, in words; `scored` says that errors will be measured on these rows."""
     how = "joined linearly" if config.missing == "linear" else "filled with the last value"
     merged = "averaged" if config.duplicates == "mean" else f"the {config.duplicates} is taken"
     longest = 0 if config.missing == "split" else config.longest_gap
@@ -365,7 +381,7 @@ def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool
 
 
 def cuts(data: SeriesData, valid: float, test: float) -> list[tuple[int, int]]:
-    """For each piece the number of its rows before the validation rows, and before the test rows.
+    """For each piece the number of rows before the validation rows, and before the test rows.
 
     All series are cut at the same two times, so that no model sees the future of any. Without times, each series is cut
     at the same shares of its rows.
@@ -385,8 +401,8 @@ def first_rows(data: SeriesData, rows: Sequence[int], share: float) -> list[int]
 
     Args:
         data: the series.
-        rows: the number of rows of each piece that count.
-        share: of them. Without times it is that of each piece.
+        rows: the number of rows of each piece that are counted.
+        share: of the counted rows. Without times, each piece is cut at this share of its own.
     """
     if data.clock.kind == "rows":
         return [round(share * count) for count in rows]

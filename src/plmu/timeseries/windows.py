@@ -1,4 +1,4 @@
-"""Windows of series and what follows them, gathered by the row at which a forecast is made."""
+"""Windows of series and what follows them, indexed by forecast origin: the last row of the window."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 if TYPE_CHECKING:
     from plmu.timeseries.series import Numbers, Piece
 
-BLOCK = 2**22  # numbers of windows that are held at a time
+BLOCK = 2**22  # values in the windows that are held at a time
 
 
 def gather(rows: Tensor, size: int, first: Tensor | slice) -> Tensor:
-    """Windows (windows, columns, size) of rows (columns, time) that begin at the rows `first`; of a slice a view."""
+    """The windows (windows, columns, size) of `rows` (columns, time) that begin at `first`; a view if it is a slice."""
     if isinstance(first, Tensor) and not len(first):
         return rows.new_zeros(0, rows.shape[0], size)
     return rows.unfold(1, size, 1)[:, first].movedim(0, 1)
 
 
 def stride_of(count: int, limit: int | None, season: int) -> int:
-    """Every how many-th of `count` windows is taken, so that they are at most `limit`. It shares no divisor with the
+    """The stride at which at most `limit` of `count` windows are taken; None for all. It shares no divisor with the
     season, so that windows begin at all of its phases."""
     stride = max(1, 1 if limit is None else math.ceil(count / limit))
     while season and stride > 1 and math.gcd(stride, season) > 1:
@@ -34,7 +34,7 @@ def stride_of(count: int, limit: int | None, season: int) -> int:
 
 
 class Examples(NamedTuple):
-    """Windows, and what is to be forecast."""
+    """Windows of rows up to the forecast origins, and the rows after them, which are to be forecast."""
 
     windows: Tensor  # (windows, channels, length)
     future: Tensor  # (windows, channels, horizon)
@@ -45,21 +45,22 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
-    """The rows of all pieces, one after the other. The origin of a window is its last row.
+    """The rows of all pieces, one after the other. The origin of a window is the number of its last row in them.
 
-    Values are relative to the level of their piece, so that large values with small changes keep their digits in
-    float32. Forecasts are relative to it, too.
+    Values are differences from the first row of their piece (`level`), so that large values with small changes keep
+    their digits in float32. Forecasts are relative to this level, too.
     """
 
     values: Tensor  # (channels, rows)
     measured: Tensor | None  # (channels, rows)
     offsets: Tensor  # (pieces,): the row at which each begins
-    starts: Tensor  # (pieces,): the clock's step there
+    starts: Tensor  # (pieces,): the clock's step of that row
     level: Tensor  # (pieces, channels), float64
     covariates: Tensor | None = None  # (covariates, rows), relative to the first row of each piece
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Windows:
+        """The windows of these pieces; covariates ahead of a piece are left out."""
         lengths = [len(piece) for piece in pieces]
         level = np.stack([piece.values[0] for piece in pieces])
         values = _transposed([piece.values - piece.values[0] for piece in pieces])
@@ -82,14 +83,14 @@ class Windows:
         limit: int | None = None,
         season: int = 0,
     ) -> Tensor:
-        """The origins whose horizon lies within these rows of each piece. Their windows may begin before.
+        """The origins whose horizon lies within these rows of each piece; their windows may begin before these rows.
 
         Args:
             rows: for each piece the first row, and the row after the last.
             lookback: rows of a window.
             horizon: rows that follow it.
-            limit: the largest number of origins; of more, some are taken at equal distances.
-            season: the seasonal period, all of whose phases are taken.
+            limit: the largest number of origins; if there are more, every n-th is taken (`stride_of`).
+            season: the seasonal period in rows, 0 for none.
         """
         spans = []
         for offset, (first, end) in zip(self.offsets.tolist(), rows, strict=True):
@@ -100,7 +101,7 @@ class Windows:
         return origins[:: stride_of(len(origins), limit, season)].clone()
 
     def take(self, origins: Tensor, lookback: int, horizon: int) -> Examples:
-        """The windows of these origins. Where a window begins before its piece, the first row is repeated."""
+        """The windows of these origins. Where a window begins before its piece, the piece's first row is repeated."""
         piece = torch.searchsorted(self.offsets, origins, right=True) - 1
         first = origins + 1 - lookback
         if bool((first >= self.offsets[piece]).all()):
@@ -116,7 +117,7 @@ class Windows:
         return Examples(rows[..., :lookback], rows[..., lookback:], measured, steps, covariates)
 
     def blocks(self, origins: Tensor, lookback: int, horizon: int) -> Iterator[Examples]:
-        """`take`, a bounded number at a time."""
+        """The windows of these origins in blocks, so that memory stays bounded."""
         for block in origins.split(max(1, BLOCK // ((lookback + horizon) * self.values.shape[0]))):
             yield self.take(block, lookback, horizon)
 
