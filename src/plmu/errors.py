@@ -33,17 +33,21 @@ class CheckpointError(OSError):
     """A checkpoint could not be written."""
 
 
-# The extra of plmu that a package is in, by the name of its module; all others are in `train`.
+# The extra of plmu that a package is in, by the name of its module.
 EXTRAS = {
+    **dict.fromkeys(("filelock", "matplotlib", "numpy", "pooch", "rich", "sacrebleu", "tensorboard"), "train"),
+    **dict.fromkeys(("tokenizers", "tyro"), "train"),
     **dict.fromkeys(("onnx", "onnxruntime"), "export"),
-    **dict.fromkeys(("polars", "pandas", "sklearn"), "data"),
     **dict.fromkeys(("starlette", "uvicorn", "uvloop", "websockets"), "serve"),
+    "polars": "data",
 }
 
 
 def how_to_install(module: str) -> str:
-    """The command that installs what a missing module is in: plmu is installed from a clone."""
-    return f"pip install '.[{EXTRAS.get(module, 'train')}]' in a clone of plmu"
+    """The command that installs what a missing module is in; extras are those of a clone of plmu."""
+    if module in EXTRAS:
+        return f"pip install '.[{EXTRAS[module]}]' in a clone of plmu"
+    return f"pip install {'scikit-learn' if module == 'sklearn' else module}"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -52,10 +52,10 @@ class LineStream:
             self.stream.missing = options.missing or self.stream.missing
         else:
             self.stream = plmu.Stream(frozen, options.missing)
-        known = deployed.outputs
+        outputs = deployed.outputs
         self.numbers = None
         if frozen.features is not None:
-            self.numbers = NumberLines(frozen.features, known.inputs, known.time, known.series, known.sample())
+            self.numbers = NumberLines(frozen.features, outputs.inputs, outputs.time, outputs.series, outputs.sample())
         # In a text of characters or bytes an empty line is part of it.
         self.separable = deployed.kind != "language" or isinstance(deployed.symbols, Words)
         self.names: list[str] = []  # of the series so far, if they have names
@@ -63,7 +63,7 @@ class LineStream:
         self.expected: list[float] | None = None  # log-probabilities of the next token
 
     def answers(self, line: str) -> Iterator[dict[str, Any] | None]:
-        """What is known after each sample of a line; None where a sequence ends."""
+        """The model's answer after each sample of a line; None where a sequence ends."""
         if self.separable and not line.strip():
             if self.stream.steps and not self.ended:
                 self.ended = True
@@ -74,15 +74,15 @@ class LineStream:
             if sample is not None:
                 if self.stream.missing == "raise" and any(map(math.isnan, sample)):
                     raise ValueError("a number is missing: --missing hold or --missing zero fills it")
-                if self._other_series(self.numbers.of):
+                if self._other_series(self.numbers.sample_series):
                     yield None
                     self.ended = True
                 self._begin()
-                when = self.numbers.when
-                if not self.stream.steps and when is not None:
-                    self.stream.reset(self._state_at(when))
-                answer = self._told(self.stream.push(sample).tolist())
-                yield answer if when is None else {"time": when, **answer}
+                sample_time = self.numbers.sample_time
+                if not self.stream.steps and sample_time is not None:
+                    self.stream.reset(self._state_at(sample_time))
+                answer = self._answer(self.stream.push(sample).tolist())
+                yield answer if sample_time is None else {"time": sample_time, **answer}
             return
         for number, name in self.deployed.tokens(line, first=self.ended or not self.stream.steps):
             self._begin()
@@ -93,7 +93,7 @@ class LineStream:
                 if name or before is not None:
                     yield self._surprise(name, None if before is None else before[number])
             elif name:
-                yield {"token": name, **self._told(out.tolist())}
+                yield {"token": name, **self._answer(out.tolist())}
 
     def _other_series(self, name: str | None) -> bool:
         """Whether a sample of this name ends the series before it.
@@ -124,14 +124,14 @@ class LineStream:
             self.stream.reset()
             self.ended, self.expected = False, None
 
-    def _told(self, output: list[float]) -> dict[str, Any]:
+    def _answer(self, output: list[float]) -> dict[str, Any]:
         return self.deployed.answer(output) or {"output": output}
 
-    def _surprise(self, name: str, likely: float | None) -> dict[str, Any]:
-        """How likely a token was; after a saved state the first one's probability is not known."""
-        if likely is None:
+    def _surprise(self, name: str, log_probability: float | None) -> dict[str, Any]:
+        """The probability of a token; None for the first one after a saved state."""
+        if log_probability is None:
             return {"token": name, "probability": None, "bits": None}
-        return {"token": name, "probability": math.exp(likely), "bits": -likely / math.log(2)}
+        return {"token": name, "probability": math.exp(log_probability), "bits": -log_probability / math.log(2)}
 
     def save(self) -> None:
         if self.options.state is not None:
@@ -175,13 +175,13 @@ def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
         labels = stream.deployed.outputs.labels
         if len(labels) == 2:
             return f"{answer['probabilities'][labels[1]]:.3f}  {answer['token']}"
-        told = f"{answer['label']} {answer['probability']:.6f}" if labels else _joined(answer["output"])
-        return f"{told}  {answer['token']}"
+        class_or_numbers = f"{answer['label']} {answer['probability']:.6f}" if labels else _joined(answer["output"])
+        return f"{class_or_numbers}  {answer['token']}"
     if stream.deployed.kind == "language":
         quoted = not isinstance(stream.deployed.symbols, Words)  # a space or a line break could not be seen
         name = json.dumps(answer["token"], ensure_ascii=False) if quoted else answer["token"]
-        likely = answer["probability"]
-        return f"{'-' if likely is None else format(likely, '.6f')}  {name}"
+        probability = answer["probability"]
+        return f"{'-' if probability is None else format(probability, '.6f')}  {name}"
     if "label" in answer:
         return f"{answer['label']} {answer['probability']:.6f}"
     if "forecast" in answer:  # all columns of the next step, then those of the step after it

@@ -123,18 +123,11 @@ def load(path: Path) -> Deployed:
         RunError: there is no model that streams, or a file beside it is missing or damaged.
     """
     folder, file = model_file(path)
-    experiment, name = _trained_as(folder) if path.exists() else ("", "")
-    if not file.is_file():
-        raise RunError(f"no model at {path}: {_why_no_model(experiment, name)}")
-    model = load_model(file)
-    if not isinstance(model, Steppable):
-        raise RunError(f"{file} cannot be stepped: it is a {type(model).__name__}")
+    experiment, name = trained_as(folder) if path.exists() else ("", "")
+    model = load_steppable(path, _why_no_model(experiment, name))
     outputs = read_outputs(folder) or _old_outputs(experiment, name)
     frozen = FrozenModel(model)
-    symbols = None
-    if frozen.takes_tokens:
-        embedding = next(module for module in model.modules() if isinstance(module, nn.Embedding))
-        symbols = read(folder, embedding.num_embeddings)
+    symbols = symbols_of(folder, model) if frozen.takes_tokens else None
     if frozen.features is None and symbols is None:
         raise RunError(f"{file} does not say how many numbers a sample has: begin the model with a layer that does")
     count = Sessions(frozen, 1).outputs
@@ -153,7 +146,28 @@ def load(path: Path) -> Deployed:
     return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecast)
 
 
-def _trained_as(folder: Path) -> tuple[str, str]:
+def load_steppable(path: Path, missing: str) -> Steppable:
+    """The model of a run folder, or a model file. `missing` says in the error what is expected there.
+
+    Raises:
+        RunError: there is no model, or it cannot be stepped.
+    """
+    _, file = model_file(path)
+    if not file.is_file():
+        raise RunError(f"no model at {path}: {missing}")
+    model = load_model(file)
+    if not isinstance(model, Steppable):
+        raise RunError(f"{file} cannot be stepped: it is a {type(model).__name__}")
+    return model
+
+
+def symbols_of(folder: Path, model: nn.Module) -> Symbols | None:
+    """What the token numbers of a model stand for, from the files beside it; None for a model of numbers."""
+    embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    return None if embedding is None else read(folder, embedding.num_embeddings)
+
+
+def trained_as(folder: Path) -> tuple[str, str]:
     """The experiment and the model that config.json names; empty without one."""
     path = folder / CONFIG_FILE
     if not path.is_file():

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-import plmu
-from plmu.errors import RunError
 from plmu.exports import Exported, export
 from plmu.nn import Steppable
-from plmu.runs.folder import CONFIG_FILE, OUTPUTS_FILE, model_file, read_json
-from plmu.text.symbols import Bytes, Characters, Words, read
+from plmu.runs.deployed import load_steppable, symbols_of, trained_as
+from plmu.runs.folder import model_file
+from plmu.runs.outputs import Outputs, read
+from plmu.text.symbols import Characters, Words
 from plmu.text.words import FIRST
 
 FROM_OUTPUTS = {
@@ -30,46 +28,21 @@ def export_run(path: Path, out: Path, to: str, more: dict[str, Any], **options: 
 
     The other options are those of `plmu.export`.
     """
-    folder, file = model_file(path)
-    if not file.is_file():
-        raise RunError(
-            f"no model at {path}: expected the folder of a finished run of a steppable model, or its model.plmu"
-        )
-    model = plmu.load(file)
-    if not isinstance(model, Steppable):
-        raise RunError(f"{file} has no steps to export: it is a {type(model).__name__}")
-    return export(model, out, to, metadata={**described(folder, model), **more}, **options)
+    model = load_steppable(path, "expected the folder of a finished run of a steppable model, or its model.plmu")
+    return export(model, out, to, metadata={**described(model_file(path)[0], model), **more}, **options)
 
 
 def described(folder: Path, model: Steppable) -> dict[str, Any]:
     """Metadata from the files beside a model: experiment, symbols or vocabulary, names of classes."""
-    metadata: dict[str, Any] = {}
-    config = _json(folder / CONFIG_FILE)
-    metadata |= {key: config[key] for key in ("experiment", "model") if isinstance(config.get(key), str)}
-    outputs = _json(folder / OUTPUTS_FILE)
-    metadata |= {name: outputs[key] for key, name in FROM_OUTPUTS.items() if outputs.get(key)}
-    embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
-    if embedding is None:
-        return metadata
-    symbols = read(folder, embedding.num_embeddings)
-    metadata["symbols"] = symbols.kind
+    names = zip(("experiment", "model"), trained_as(folder), strict=True)
+    metadata: dict[str, Any] = {key: name for key, name in names if name}
+    outputs = read(folder) or Outputs()
+    metadata |= {name: getattr(outputs, key) for key, name in FROM_OUTPUTS.items() if getattr(outputs, key)}
+    symbols = symbols_of(folder, model)
+    if symbols is not None:
+        metadata["symbols"] = symbols.kind
     if isinstance(symbols, Words):
         metadata |= {"vocabulary": symbols.words, "first_word": FIRST}
     elif isinstance(symbols, Characters):
         metadata["alphabet"] = "".join(symbols.alphabet)
-    else:
-        assert isinstance(symbols, Bytes)
     return metadata
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file; empty if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        content: Any = read_json(path)
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged: it says what the model is of")
-    return content

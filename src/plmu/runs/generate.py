@@ -8,26 +8,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from torch import nn
-
 import plmu
 from plmu.errors import RunError
 from plmu.nn import Steppable
+from plmu.runs.deployed import load_steppable, symbols_of
 from plmu.runs.folder import model_file
-from plmu.text.symbols import Symbols, Words, beginning, read
+from plmu.text.symbols import Symbols, Words, beginning
 from plmu.text.words import UNKNOWN
 
 
 def load(path: Path) -> tuple[Steppable, Symbols]:
     """The language model of a run's folder, or a model file, and its symbols, from the files beside it."""
+    model = load_steppable(path, "expected the folder of a finished run of a language model")
     folder, file = model_file(path)
-    if not file.is_file():
-        raise RunError(f"no model at {path}: expected the folder of a finished run of a language model")
-    model = plmu.load(file)
-    embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
-    if embedding is None or not isinstance(model, Steppable):
+    symbols = symbols_of(folder, model)
+    if symbols is None:
         raise RunError(f"{file} is not a model of text: it has no embedding of tokens")
-    return model, read(folder, embedding.num_embeddings)
+    return model, symbols
 
 
 def show(

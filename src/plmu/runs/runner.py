@@ -327,10 +327,14 @@ def _write_missing_model(experiment: Experiment, model: str, config: Config[Any]
 def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:
     """The epoch of the best model of the run in this folder, its task, and the model; None if there is none yet."""
     best = Checkpoints(folder / CHECKPOINTS_FOLDER).best()
-    if best is None:
-        return _closed_model(experiment, config, folder)
+    if best is None:  # a model that was fitted in closed form has no checkpoints
+        model = read_json(folder / CONFIG_FILE)["model"]
+        if not experiment.closed_form(model) or not is_finished(folder):
+            return None
     task, network, fingerprint = _prepared(experiment, config)
     sources.check_data(folder, fingerprint, config.data)
+    if best is None:
+        return 1, task, network
     try:
         network.load_state_dict(best["model"])
     except RuntimeError as error:
@@ -339,16 +343,6 @@ def best_model(experiment: Experiment, config: Config[Any], folder: Path) -> tup
             f"{folder}: its {CONFIG_FILE} is not of its checkpoints: {differ}{other_version(best)}"
         ) from None
     return best["epoch"], task, network
-
-
-def _closed_model(experiment: Experiment, config: Config[Any], folder: Path) -> tuple[int, Task, nn.Module] | None:
-    """The same for a model that was fitted in closed form: it has no checkpoints."""
-    content = read_json(folder / CONFIG_FILE)
-    if not experiment.closed_form(content["model"]) or not is_finished(folder):
-        return None
-    task, network, fingerprint = _prepared(experiment, config)
-    sources.check_data(folder, fingerprint, config.data)
-    return 1, task, network
 
 
 def more_scores(experiment: Experiment, config: Config[Any], trainer: Trainer) -> dict[str, float]:
