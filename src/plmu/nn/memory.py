@@ -27,7 +27,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 
 class Memory(nn.Module):
-    """Equation 19 for `width` input channels. No derived tensor is a buffer: a checkpoint holds what is trained only.
+    """Equation 19 for `width` input channels. No derived tensor is a buffer: a checkpoint holds parameters only.
 
     Several numbers as `theta` divide the channels into that many equal groups, with one θ each.
     """
@@ -86,7 +86,7 @@ class Memory(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """What is trained starts at the θ, or the Ā and B̄, that were given."""
+        """Set trained parameters to the θ, or the Ā and B̄, passed to the constructor."""
         with torch.no_grad():
             if self.trainable == "theta":
                 self.log_theta.copy_(torch.tensor([math.log(value) for value in self._thetas], dtype=torch.float64))
@@ -95,7 +95,7 @@ class Memory(nn.Module):
                 self.B.copy_(torch.stack([among_fakes(value.B) for value in self._fixed]))
 
     def systems(self) -> list[LinearSystem]:
-        """One discrete system for each group, carrying gradients where something is trained."""
+        """One discrete system for each group, with gradients if something is trained."""
         if self.trainable == "none":
             return self._fixed
         values = list(self.parameters())
@@ -121,7 +121,7 @@ class Memory(nn.Module):
 
     def noise_std(self) -> Tensor:
         """The standard deviation (order, channels) of each coefficient for white noise of variance 1, once the window
-        is full. 1 for a system that does not forget, where there is none."""
+        is full; 1 for an unstable system, which has none."""
         with torch.no_grad():
             stds = [system.numbers(_stationary_std) for system in self._fixed]
         columns = torch.tensor(stds, dtype=torch.float64).mT  # (order, groups)
@@ -132,6 +132,7 @@ class Memory(nn.Module):
         return torch.zeros(batch, self.order, self.channels, dtype=wide, device=device)
 
     def states(self, u: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> tuple[Tensor, Tensor]:
+        """m of all steps (batch, time, order, channels), and the final state (batch, order, channels)."""
         parts = [
             dispatch.states_of(problem_of(u_part, system, state_part, lengths, resets), self.algorithm)
             for system, u_part, state_part in self._groups(u, state)
@@ -139,6 +140,7 @@ class Memory(nn.Module):
         return _joined([m for m, _ in parts], 3), _joined([last for _, last in parts], 2)
 
     def final_state(self, u: Tensor, state: Tensor | None, lengths: Lengths, resets: Tensor | None) -> Tensor:
+        """The final state (batch, order, channels)."""
         parts = [
             dispatch.final_state_of(problem_of(u_part, system, state_part, lengths, resets))
             for system, u_part, state_part in self._groups(u, state)
@@ -166,7 +168,7 @@ class Memory(nn.Module):
         weights = weight.chunk(self.groups, dim=2)
         for (group_system, u_part, state_part), weight_part in zip(self._groups(u, state), weights, strict=True):
             result = dispatch.output(u_part, group_system, weight_part, state_part, *how, None)
-            assert result is not None  # as it is for groups together alone
+            assert result is not None  # only groups together may give None
             total = result[0] if total is None else total + result[0]
             ends.append(result[1])
         assert total is not None
@@ -181,8 +183,8 @@ class Memory(nn.Module):
         resets: Tensor | None,
         epilogue: Epilogue | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """`output` of the encoded x in one call, for a linear encoder and calls that repeat on a GPU; None where that
-        is not possible."""
+        """`output` of the encoded x in one call, for a linear encoder and repeated calls on a GPU; None where that is
+        not possible."""
         system = self._together if self.groups > 1 else self._fixed[0]
         if self.trainable != "none" or system is None:
             return None
@@ -202,7 +204,10 @@ class Memory(nn.Module):
         resets: bool = False,
         width: int | None = None,
     ) -> Plan:
-        """What `states`, `final_state` or `project` runs for these sizes; `width` channels in place of its own."""
+        """The algorithm that `states`, `final_state` or `output` (kind "project") runs for these sizes, and why.
+
+        `width` is the number of input channels, if not the memory's own.
+        """
         channels = width or self.width
         if kind == "project" and self._together is not None and out is not None:
             plan = dispatch.plan_groups(
@@ -238,7 +243,7 @@ class Memory(nn.Module):
         return joined(plans)
 
     def stepper(self, dtype: torch.dtype, device: torch.device) -> MemoryStepper:
-        """The memory with its matrices cast once, for many steps."""
+        """One step as a function, with the matrices cast once; kept for later calls while the systems stay the same."""
         systems = self.systems()
         key = (dtype, device)
         if self._stepper is None or self._stepper.systems is not systems or self._stepper.key != key:
@@ -255,6 +260,7 @@ class Memory(nn.Module):
         return Delay(matrix, tuple(system.near_identity for system in systems), self.channels)
 
     def _groups(self, u: Tensor, state: Tensor | None) -> list[tuple[LinearSystem, Tensor, Tensor | None]]:
+        """For each group of channels, its system and its part of u (batch, time, width) and of the state."""
         if self.groups == 1:
             return [(self.systems()[0], u, state)]
         if state is None:
@@ -266,7 +272,8 @@ class Memory(nn.Module):
         return list(zip(self.systems(), u.chunk(self.groups, dim=2), states, strict=True))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Memory:
-        """Move with the module, but never below float32: θ, Ā and B̄ in half precision would be other systems."""
+        """`nn.Module._apply`, but parameters stay float32 or wider: rounded to half precision, θ, Ā and B̄ would be
+        those of another system."""
         parameters = dict(self.named_parameters(recurse=False))
         before = {
             name: (value.detach(), None if value.grad is None else value.grad.detach())
@@ -309,11 +316,12 @@ class MemoryStepper:
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    """The channels of all groups, without a copy where there is one."""
+    """The groups' parts concatenated along the channels; without a copy for one group."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def _checked_system(system: LinearSystem, order: int | None, theta: object, trainable: str, width: int) -> LinearSystem:
+    """The system given in place of order and theta; raises if it does not fit the other arguments."""
     if not isinstance(system, LinearSystem):
         raise TypeError(f"system must be a plmu.LinearSystem, got {type(system).__name__}")
     if order is not None or theta is not None:
@@ -333,7 +341,7 @@ def plain_order(order: Any) -> Any:
 
 
 def plain_theta(theta: Any) -> Any:
-    """θ as Python numbers, which is how a layer keeps and saves it: one, or a list."""
+    """θ as a Python number or a list of them, as a layer keeps and saves it."""
     if isinstance(theta, Tensor) or hasattr(theta, "tolist"):
         theta = theta.tolist()
     if isinstance(theta, Sequence) and not isinstance(theta, str):
@@ -342,9 +350,9 @@ def plain_theta(theta: Any) -> Any:
 
 
 def _stationary_std(system: LinearSystem) -> Tensor:
-    """The standard deviation of each coefficient, (order,), for white noise of variance 1 that has always been there.
+    """The stationary standard deviation of each coefficient, (order,), for white noise of variance 1.
 
-    The covariance P = Ā P Āᵀ + B̄ B̄ᵀ is summed over twice as many steps at a time. 1 where there is none.
+    The covariance P = Ā P Āᵀ + B̄ B̄ᵀ is summed over 1, 2, 4, … steps. 1 for an unstable system.
     """
     if not is_stable(system.A):
         return torch.ones(system.order, dtype=torch.float64)

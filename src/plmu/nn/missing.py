@@ -18,8 +18,8 @@ FILLS = ("hold", "zero")
 class Filling(Steppable):
     """A layer with the option `missing`: "hold" or "zero" fills NaN in its input, None leaves it.
 
-    "hold" repeats the last value of that feature, and takes zero where there is none yet, at the start and after a
-    reset. Its state is a pair, the layer's own and the last values (batch, features), so that a gap may span two calls.
+    "hold" repeats the last value of that feature, and takes zero if there is none yet: at the start and after a reset.
+    The state is then a pair, the layer's own and the last values (batch, features), so that a gap may span two calls.
     Subclasses have `_forward`, `_step`, `_fold` and `_initial_state` for the input without gaps. Their `forward`
     calls `_forward`, or `_filled_forward` where `missing` is set: torch.compile counts its graphs by function.
     """
@@ -53,9 +53,7 @@ class Filling(Steppable):
         if changed(self, "_fold"):
             return super().fold()
         inner = self._fold()
-        if self.missing is None or isinstance(
-            inner, Stepped
-        ):  # a copy of this layer, which fills missing values itself
+        if self.missing is None or isinstance(inner, Stepped):  # a copy of this layer fills missing values itself
             return inner
         return Filled(inner, self.missing, self.input_size)
 
@@ -88,7 +86,7 @@ class Filling(Steppable):
         return start[0] if self.missing == "hold" else start
 
     def _parts(self, state: Any, x: Tensor) -> tuple[Any, Tensor | None]:
-        """The layer's own state, and the last values."""
+        """The layer's own state, and the last values, from the pair that is the state with "hold"."""
         if state is None:
             return None, None
         if not isinstance(state, tuple) or len(state) != 2:
@@ -117,13 +115,13 @@ def checked_missing(missing: str | None) -> str | None:
 
 
 def hold(x: Tensor, held: Tensor | None, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x (batch, time, features) with the last value before it in place of each NaN, and the last values of each
-    sequence (batch, features). `held` are the values before the first step, None for zeros."""
+    """x (batch, time, features) with each NaN replaced by the last value before it, and the last values of each
+    sequence (batch, features). `held` (batch, features) are the values before the first step, None for zeros."""
     batch, time, features = x.shape
     before = x.new_zeros(batch, 1, features) if held is None else held[:, None].to(x.dtype)
     values = torch.cat([before, _known_or(x, 0.0)], dim=1)
     number = torch.arange(1, time + 1, device=x.device)[:, None]
-    latest = torch.where(torch.isnan(x), 0, number).cummax(1).values  # the last known value, 0 for the one before
+    latest = torch.where(torch.isnan(x), 0, number).cummax(1).values  # index in `values` of the last that is not NaN
     filled = values.gather(1, latest)
     if resets is not None:
         since = torch.where(resets[:, :, None], number, 0).cummax(1).values
@@ -140,4 +138,5 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _known_or(x: Tensor, replacement: Tensor | float) -> Tensor:
+    """x with NaN replaced."""
     return torch.where(torch.isnan(x), replacement, x)

@@ -1,6 +1,6 @@
 """The original LMU, a linear memory coupled to a nonlinear recurrence (equations 15 to 17).
 
-It cannot be parallelised over time: here for comparison, and for models trained with it.
+It cannot be parallelised over time. plmu has it for comparison, and for models trained with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LMUCell(nn.Module):
         h_t = f(W_x x_t + W_h h_{t-1} + W_m m_t)            (17)
 
     `hidden_to_memory`, `memory_to_memory`, `input_to_hidden` and `hidden_to_hidden` switch E_h, E_m, W_x and W_h;
-    `bias` adds one to equation 17. Weights start by `init`: "general" as the original's code does (encoders
+    `bias` adds a bias to equation 17. `init` sets how weights start: "general" as the original's code does (encoders
     LeCun-uniform but E_m = 0, W Glorot-normal), or "memory" as it does on psMNIST, where h begins as a function of the
     memory alone (W_m Glorot-normal, E_h = E_m = W_x = W_h = 0). A single input enters unscaled.
 
@@ -111,7 +111,7 @@ class LMUCell(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """By `init`; see the class."""
+        """Initialise the weights as `init` says; see the class."""
         self.memory.reset_parameters()
         for weight in self.parameters(recurse=False):
             nn.init.zeros_(weight)
@@ -156,6 +156,7 @@ class LMUCell(nn.Module):
         return m.new_zeros(batch, self.hidden_size), m
 
     def _checked_state(self, state: State | None, x: Tensor) -> State:
+        """The state after a check of its form; zeros for None."""
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         if state is None:
             return self.initial_state(x.shape[0], x.dtype, x.device)
@@ -167,7 +168,7 @@ class LMUCell(nn.Module):
         return state
 
     def _from_input(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """E_x x and W_x x + b, for one step or for all."""
+        """E_x x, and W_x x + b (None without either), for one step or for all."""
         u = linear(x, self.input_encoder)
         if self.input_weight is not None:
             return u, linear(x, self.input_weight, self.bias)
@@ -176,8 +177,8 @@ class LMUCell(nn.Module):
     def _why_not_coupled(
         self, dtype: torch.dtype, device: torch.device, resets: bool, inputs: tuple[Tensor, ...] = ()
     ) -> str | None:
-        """Why `coupled` cannot run this, if it cannot: it takes one memory channel in one full precision, tanh, and
-        plain autograd."""
+        """The reason why `coupled` cannot run this, or None: it takes one memory channel in float32 or float64, tanh,
+        and plain autograd."""
         memory, reason = self.memory, None
         if resets:
             reason = "the state is reset inside sequences"
@@ -197,7 +198,7 @@ class LMUCell(nn.Module):
 
 
 def _lecun_uniform(weight: Tensor) -> None:
-    """Variance 1 / fan in."""
+    """Fill a weight (out, in) with uniform numbers of variance 1 / in."""
     bound = (3 / weight.shape[1]) ** 0.5
     nn.init.uniform_(weight, -bound, bound)
 
@@ -210,6 +211,7 @@ class _Loop:
         self.memory = cell.memory.stepper(wide, x.device)
 
     def advance(self, u: Tensor, to_hidden: Tensor | None, h: Tensor, m: Tensor) -> State:
+        """The next h and m, from u = E_x x and to_hidden = W_x x + b of the step."""
         cell = self.cell
         if cell.hidden_encoder is not None:
             u = u + linear(h, cell.hidden_encoder)
@@ -226,8 +228,8 @@ class _Loop:
 
 @savable
 class LMU(Filling):
-    """The original LMU over a sequence: `out, (h, m) = lmu(x)`. The options are those of `LMUCell` and, of
-    `ParallelLMU`, `return_sequences` and `missing`.
+    """The original LMU over a sequence: `out, (h, m) = lmu(x)`. The options are those of `LMUCell`,
+    plus `return_sequences` and `missing` from `ParallelLMU`.
 
     Args:
         input_size: features of x.
@@ -254,7 +256,7 @@ class LMU(Filling):
         x: (batch, time, input_size).
         out: (batch, time, hidden_size), or (batch, hidden_size) with `return_sequences=False`.
         state: (h, m) after the last step, (batch, hidden_size) and (batch, order, memory_size), float32 or wider. With
-            `missing="hold"` the pair of that and the last values (batch, input_size).
+            `missing="hold"` the pair of this pair and the last values (batch, input_size).
     """
 
     input_size: int
@@ -364,10 +366,10 @@ class LMU(Filling):
         return h if lengths is None else torch.where((lengths > 0)[:, None], h, 0.0), state
 
     def _coupled(self, x: Tensor, h: Tensor, m: Tensor, lengths: Tensor | None) -> tuple[Tensor, State]:
-        """The same by one product a step."""
+        """`_forward` with one product for each step, for checked arguments."""
         order = self.cell.memory.order
         z = coupled.states(self.cell, self.cell.memory.systems()[0], x, h, m, lengths).transpose(0, 1)
-        last = last_valid(z, lengths).clone()  # of its own: a state must not keep, or change with, the whole sequence
+        last = last_valid(z, lengths).clone()  # a copy: a state must not keep, or change with, the whole sequence
         if lengths is not None:  # an empty sequence keeps its state
             last = torch.where((lengths > 0)[:, None], last, torch.cat([m.squeeze(2), h], dim=1))
         state = (last[:, order:], last[:, :order, None])
@@ -426,6 +428,6 @@ class LMU(Filling):
         return self.cell.initial_state(batch, dtype, device)
 
     def extra_repr(self) -> str:
-        """What its cell does not show."""
+        """Options not shown by the cell."""
         shown = {"return_sequences": (self.returns_sequences, True), "missing": (self.missing, None)}
         return ", ".join(f"{name}={value}" for name, (value, default) in shown.items() if value != default)

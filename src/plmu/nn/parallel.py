@@ -62,7 +62,8 @@ class ParallelLMU(Filling):
         return_sequences: False gives the output at each sequence's last step alone, through equation 25.
         algorithm: "auto", or one by name; see `plmu.plan`.
         missing: treatment of NaN in x: None leaves it, "hold" repeats the last value of that feature, "zero"
-            takes zero. With "hold" the state is a pair, of the layer's own and the last values (batch, input_size).
+            takes zero. With "hold" the state is the pair of the layer's own state and the last values (batch,
+            input_size).
         standardize: read (m − μ) / σ instead of m in equation 20, a reparametrisation of W_m and b_o. It equalises the
             scale of the coefficients, so that training does not slow down for long windows. `plmu.standardize(model,
             data)` measures μ and σ; until then μ is 0 and σ that of white noise of variance 1 in u.
@@ -132,7 +133,7 @@ class ParallelLMU(Filling):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform weights and zero biases; a single input enters the memory unscaled; the gate starts low."""
+        """Glorot-uniform weights and zero biases; a single input enters the memory unscaled; the gate's bias is −1."""
         self.memory.reset_parameters()
         for dense in (self.encoder, self.gate):
             if dense is not None:
@@ -202,7 +203,7 @@ class ParallelLMU(Filling):
         return keep_valid(out, lengths), last
 
     def _encoded_output(self, x: Tensor, state: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """All of `_forward` for calls that repeat on a GPU, where the encoder is linear; None elsewhere."""
+        """The result of `_forward` in one call, for a linear encoder and repeated calls on a GPU; None elsewhere."""
         encoder = self.encoder
         if encoder is None or self.f1 is not None or self.gate is not None or not self.returns_sequences:
             return None
@@ -216,7 +217,8 @@ class ParallelLMU(Filling):
     def _projected(
         self, u: Tensor, x: Tensor, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None, after: bool
     ) -> tuple[Tensor, Tensor]:
-        """Equation 20 for all steps, and the final state of u; m is stored only where that is faster."""
+        """Equation 20 for all steps, and the final state for u; m is stored only where that is faster. `after` says
+        that u is x, to be encoded after the memory."""
         weight, bias = self.readout()
         constant = None
         if after:
@@ -301,7 +303,7 @@ class ParallelLMU(Filling):
         return fold_parallel(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Layers pickled by versions without these options have the defaults."""
+        """Restore a pickled layer; options that its version did not have get their defaults."""
         super().__setstate__(state)
         if "standardize" not in self._modules:
             self.__dict__.setdefault("standardize", None)
@@ -312,7 +314,7 @@ class ParallelLMU(Filling):
         return self.memory.initial_state(batch, dtype, device)
 
     def _encoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Equation 18, and x for equation 20."""
+        """u by equation 18, and x for use in equation 20."""
         encoder = self.encoder
         if encoder is None or self.gate is not None or x.device.type not in layer_kernels.DEVICES:
             return self._encode(x), x
@@ -324,7 +326,7 @@ class ParallelLMU(Filling):
         return u if self.f1 is None else self.f1(u), x
 
     def _encode(self, x: Tensor) -> Tensor:
-        """Equation 18, or its gated form."""
+        """u by equation 18, or its gated form."""
         if self.encoder is None:
             return x
         u: Tensor = self.encoder(x)
@@ -346,7 +348,7 @@ class ParallelLMU(Filling):
         return self.training and bool(self.memory_noise or self.memory_dropout)
 
     def _standardized(self, m: Tensor, lengths: Tensor | None) -> Tensor:
-        """m (..., order, channels) as W_m reads it, flattened: standardised, and in training disturbed."""
+        """The input of W_m, (..., order · channels): m standardised, and in training with noise and dropout."""
         if self.standardize is not None:
             m = self.standardize(m, lengths)
         if self.training and self.memory_noise:
@@ -358,7 +360,8 @@ class ParallelLMU(Filling):
         if self.standardize is None:
             return self.memory_weight, self.bias
         weight = (self.memory_weight / self.standardize.std).to(self.memory_weight.dtype)
-        wide = weight.to(self.standardize.mean.dtype)  # as rounded, so that the rounding meets m − μ and not m
+        # The offset from the rounded weight, so that its rounding error multiplies m − μ, not m.
+        wide = weight.to(self.standardize.mean.dtype)
         offset = wide.flatten(1) @ self.standardize.mean.flatten()
         bias = -offset if self.bias is None else self.bias - offset
         return weight, bias.to(weight.dtype)
@@ -368,21 +371,22 @@ class ParallelLMU(Filling):
         return bias if self.input_weight is None else linear(x, self.input_weight, bias)
 
     def _epilogue(self, x: Tensor | None, bias: Tensor | None, rectify: bool = True) -> Epilogue | None:
-        """What follows W_m m in equation 20, up to ReLU; x is None where it enters the memory."""
+        """What a kernel adds to W_m m in equation 20: W_x x, b_o and ReLU; None for nothing. x is None if it is also
+        the memory's input."""
         rectify = rectify and (self.f2 is torch.relu or self.f2 is relu)
         if self.input_weight is None and bias is None and not rectify:
             return None
         return Epilogue(None if self.input_weight is None else x, self.input_weight, bias, rectify)
 
     def _finished(self, total: Tensor, epilogue: Epilogue | None) -> Tensor:
-        """f2 of a sum, unless the epilogue had it."""
+        """f2 of the sum, unless the epilogue has applied it."""
         return total if epilogue is not None and epilogue.relu else self._output(total)
 
     def _why_not_stored(
         self, batch: int, time: int, channels: int, dtype: torch.dtype, device: torch.device
     ) -> str | None:
-        """The reason why m is not stored and multiplied together with x, or None. It is stored if it has one channel,
-        is small, no larger than the output, and would not be rounded."""
+        """The reason why m is not stored and multiplied together with x, or None. m is stored if it has one channel, is
+        small, no larger than the output, and would not be rounded."""
         memory, reason = self.memory, None
         if memory.algorithm != "auto":
             reason = "an algorithm was chosen by name"
@@ -395,8 +399,10 @@ class ParallelLMU(Filling):
         return reason
 
     def _joint_product(self, m: Tensor, x: Tensor, memory_weight: Tensor, bias: Tensor | None) -> Tensor:
-        """W_m m + W_x x + b_o for m (..., order) as one product, of m and x side by side. One with x alone, of few
-        features, would take as long, and so would summing the gradient of b_o: it has a column of ones instead."""
+        """W_m m + W_x x + b_o for m (..., order · channels) as one product, of m, x and a column of ones side by side.
+
+        A separate product with few features of x would take as long, and so would summing the gradient of b_o.
+        """
         inputs, weights = [_as(m, x.dtype)], [memory_weight.flatten(1)]
         if self.input_weight is not None:
             inputs.append(x)
@@ -417,7 +423,8 @@ class ParallelLMU(Filling):
         return self._output(linear(flat, weight) if from_input is None else torch.addmm(from_input, flat, weight.mT))
 
     def _output_of_final(self, m: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """The same for the final states of a batch, which may be measured, and in training disturbed."""
+        """Equation 20 for final states m (batch, order, channels), which `plmu.standardize` may measure; in training
+        with noise and dropout."""
         if self.standardize is None and not self._disturbs:
             return self._output_of_state(m, x)
         z = self._standardized(m, lengths)  # in the precision of the state, to be rounded without its mean
@@ -429,6 +436,7 @@ class ParallelLMU(Filling):
 
 
 def _checked_noise(noise: float, standardize: bool) -> float:
+    """memory_noise as a float; raises if it is negative or needs `standardize`."""
     if not isinstance(noise, int | float) or not 0 <= noise < math.inf:
         raise ValueError(f"memory_noise must be a number of at least 0, got {noise!r}")
     if noise and not standardize:
@@ -437,14 +445,14 @@ def _checked_noise(noise: float, standardize: bool) -> float:
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), without the call where there is nothing to do: a step is made of few microseconds."""
+    """x.to(dtype), without the call where the dtype is right: a step takes few microseconds."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def _memory_width(
     input_size: int, memory_size: int | None, gated: bool, encoder: bool, system: LinearSystem | None
 ) -> int:
-    """Number of channels of u."""
+    """Number of channels of u; raises if the options contradict each other."""
     if gated and not encoder:
         raise ValueError("gated=True needs the encoder: it mixes the encoded input with the input itself")
     if memory_size is not None:

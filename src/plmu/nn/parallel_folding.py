@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def fold_parallel(layer: ParallelLMU) -> Folded:
-    """Encoder, memory and readout as one product where all of a step is linear up to f2, else equation by equation."""
+    """The folded layer: one product if a step is linear up to f2 and has one memory channel, else equation by
+    equation."""
     if not all(linear is None or is_plain(linear, nn.Linear) for linear in (layer.encoder, layer.gate)):
         return Stepped.of(layer)
     weight = layer.memory_weight
@@ -44,8 +45,8 @@ def fold_parallel(layer: ParallelLMU) -> Folded:
 def _multiplied_out(
     layer: ParallelLMU, readout: Tensor, bias: Tensor | None, activation: Stateless | None, place: Place
 ) -> LinearMemory:
-    """Equations 18 to 20 as one product, of a float64 layer with one memory channel and no f1. In a step of a
-    stream the calls take longer than the arithmetic."""
+    """Equations 18 to 20 as one product, for a float64 layer with one memory channel and no f1: in a step of a
+    stream, calls take longer than arithmetic."""
     system, order = layer.memory.systems()[0], layer.memory.order
     A, B = system.A, system.B.reshape(order, -1)
     offset = A.new_zeros(order)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from torch import nn
 
 _Layer = TypeVar("_Layer", bound=type[nn.Module])
-_LEFT_OUT = {"self", "device", "dtype"}  # which the tensors themselves tell
+_LEFT_OUT = {"self", "device", "dtype"}  # the tensors have a device and a dtype
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Savable:
 
     kind: type[nn.Module]
     options: dict[str, inspect.Parameter]  # arguments of the constructor, without device and dtype
-    modules: int | None  # number of modules that it makes inside; None for a memory or something as costly to build
+    modules: int | None  # number of modules inside; None for a layer with a memory, which costs more to build
 
 
 REGISTERED: dict[str, Savable] = {}  # by the name of the class
@@ -41,9 +41,9 @@ def savable(kind: Any = None, *, modules: int | None = None) -> Any:
     ... class Difference(Steppable): ...
 
     Args:
-        kind: a class of plmu whose name no other has.
-        modules: number of modules that it makes inside, where it is cheaper or costlier to build than a memory; loading
-            refuses files whose models would take too long to build.
+        kind: a class of plmu with a unique name.
+        modules: number of modules that its constructor builds; None costs as much as one memory. Loading refuses files
+            whose models would take too long to build.
     """
     if kind is None:
         return functools.partial(_register, modules=modules)
@@ -51,6 +51,7 @@ def savable(kind: Any = None, *, modules: int | None = None) -> Any:
 
 
 def _register(kind: type[nn.Module], modules: int | None) -> type[nn.Module]:
+    """Register the class, and make its constructor set `config`."""
     if not kind.__module__.startswith("plmu."):  # a file may build what is registered
         raise ValueError(f"only layers of plmu can be registered, got {kind.__module__}.{kind.__qualname__}")
     if kind.__name__ in REGISTERED:
@@ -72,7 +73,7 @@ def _register(kind: type[nn.Module], modules: int | None) -> type[nn.Module]:
 
 
 def savable_base(module: nn.Module) -> Savable | None:
-    """The registered class that a layer is of, or the first of those it is derived from."""
+    """The registered class of a layer, or the nearest registered base of its class; None if there is none."""
     for kind in type(module).__mro__:
         registered = REGISTERED.get(kind.__name__)
         if registered is not None and registered.kind is kind:
@@ -81,7 +82,8 @@ def savable_base(module: nn.Module) -> Savable | None:
 
 
 def _plain(value: Any, annotation: str) -> Any:
-    """An argument as JSON has it: tensors and sequences as lists, numbers as Python's own, of the annotated type."""
+    """An argument as JSON can hold it: tensors and sequences as lists, numbers as Python numbers of the annotated
+    type."""
     if value is None or isinstance(value, str):
         return value
     if hasattr(value, "tolist"):

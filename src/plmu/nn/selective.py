@@ -1,4 +1,4 @@
-"""A memory that is read by weights which depend on the input."""
+"""A memory whose readout weights depend on the input."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class SelectiveLMU(Steppable):
         m_t = Ā m_{t-1} + B̄ u_t                                 (19)
         o_t[h] = norm(Σ_i C_t[h, i] m_t[i, h]), C_t = W_c x_t + b
 
-    The channels are divided into heads, neighbours in one. Each head has weights of its own over the order Legendre
-    coefficients, the same for all its channels, made from x_t. `norm` is an RMS norm over the channels of a head, so
-    that long windows, whose coefficients are small, count as much as short ones. It trains in parallel over time, and
-    stores m for the backward pass: order numbers for each channel and step.
+    The channels are divided into heads of consecutive channels. Each head has its own weights over the `order` Legendre
+    coefficients, the same for all its channels, computed from x_t. `norm` is an RMS norm over the channels of a head,
+    so that long windows, whose coefficients are small, count as much as short ones. It trains in parallel over time,
+    and stores m for the backward pass: order numbers for each channel and step.
 
     Args:
         input_size: features of x.

@@ -62,7 +62,7 @@ class Sequential(Filling):
         self.layers = nn.ModuleList(modules)
 
     def _check_modules(self, modules: Sequence[nn.Module]) -> None:
-        """Raise unless these can be the modules; else set `returns_sequences` and `input_size`."""
+        """Raise unless these modules can form the stack; else set `returns_sequences` and `input_size` for them."""
         if not modules:
             raise ValueError("Sequential needs at least one module")
         for index, module in enumerate(modules):
@@ -88,7 +88,7 @@ class Sequential(Filling):
         if self.missing == "hold" and size is None:
             raise ValueError("missing='hold' needs a first module with a known number of features")
         self.input_size = size
-        if sequences != self.returns_sequences:  # an attribute of its own would be part of fingerprints
+        if sequences != self.returns_sequences:  # an attribute that is set would be part of fingerprints
             self.returns_sequences = sequences
 
     def append(self, module: nn.Module) -> Self:
@@ -100,7 +100,7 @@ class Sequential(Filling):
         return self.insert(len(self), module)
 
     def extend(self, modules: Iterable[nn.Module]) -> Self:
-        """Add modules at the end: all of them, or none where one does not fit.
+        """Add modules at the end: all of them, or none if one does not fit.
 
         Args:
             modules: the modules.
@@ -138,8 +138,8 @@ class Sequential(Filling):
     def __getitem__(self, index: slice) -> Sequential: ...
 
     def __getitem__(self, index: int | slice) -> nn.Module:
-        """One module, or for a slice a `Sequential` of the same modules; it fills missing values if it begins as this
-        one does."""
+        """One module, or for a slice a `Sequential` of the same modules; it fills missing values if its first module is
+        this stack's first."""
         if not isinstance(index, slice):
             return self.layers[index]
         places = range(len(self))[index]
@@ -217,7 +217,7 @@ class Residual(Steppable):
 
     Shape:
         x: (batch, time, features). The output has the same shape.
-        state: the module's; None for a module without one.
+        state: the module's state; None for a module without a state.
     """
 
     def __init__(self, module: nn.Module) -> None:

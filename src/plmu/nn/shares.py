@@ -15,23 +15,23 @@ from plmu.nn.steppable import Steppable, changed, check_features, factory, posit
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
 _CACHED = {"cpu": 2**20, "cuda": 2**26}  # comparisons in memory at a time
-_STEPS = 1024  # of which counts and positions of degree 1 are exact in float32, and in TF32
-_DEGREES = 8  # the highest; above it float32 sums lose their digits
+_STEPS = 1024  # steps at a time: so many counts, and positions of degree 1, are exact in float32 and in TF32
+_DEGREES = 8  # the highest degree of positions; above it float32 sums lose their digits
 
 
 @savable
 class ThresholdShares(Steppable):
     """The share of the steps so far at which each feature was above each of its thresholds.
 
-    With `positions` it also gives their places in the sequence: the mean over all T steps so far of the
-    Legendre polynomials of 2 (t + ½) / T − 1 at steps above the threshold, and 0 at the others. That of degree 1 is
-    negative where they come early; that of degree 2 where they come in the middle. It has no parameters and no
+    With `positions` it also says where in the sequence those steps t are: for each degree, the sum of the Legendre
+    polynomial of 2 (t + ½) / T − 1 over them, divided by the number T of all steps so far. Degree 1 is negative if
+    they come early, degree 2 if they come in the middle. It has no parameters and no
     gradient; `thresholds` is a buffer, saved with the model. The size of the output does not depend on the
     length of the sequence, so that a linear layer can classify it.
 
     Args:
         features: features of x.
-        count: thresholds of each feature.
+        count: number of thresholds of each feature.
         positions: the highest degree of the positions that follow the shares, at most 8. 0 or False gives none, and
             True is degree 1.
         return_sequences: False gives the shares at each sequence's last step alone.
@@ -90,11 +90,11 @@ class ThresholdShares(Steppable):
         return (out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0)), last
 
     def _sums(self, x: Tensor, steps: Tensor) -> Tensor:
-        """The number of the first steps t of x above each threshold, and the sums of their (t + ½)ᵏ for each degree:
+        """Σ (t + ½)ᵏ over the steps t < `steps` (batch,) of x that are above each threshold, for each degree k from 0:
         (batch, 1 + positions, count · features).
 
         Comparisons are made for few steps at a time, so that they stay in a processor's cache, and are summed by a
-        matrix product. It is in float64 on a GPU, whose TF32 has too few digits for the higher powers.
+        matrix product; for degrees above 1 on a GPU in float64, since TF32 has too few digits.
         """
         batch, time, _ = x.shape
         exact = x.dtype == torch.float64 or (x.is_cuda and self.positions > 1)
@@ -115,13 +115,14 @@ class ThresholdShares(Steppable):
                 for first in range(0, batch, rows):
                     part = x[first : first + rows, place : place + length]
                     held = above[: part.shape[0], : part.shape[1]]
-                    # Written as numbers: comparisons to bools are not vectorised.
+                    # The result is written as numbers: comparisons that give bools are not vectorised.
                     torch.gt(part.unsqueeze(2), thresholds, out=held)
                     sums = weight[first : first + rows] @ held.flatten(2)
                     total[first : first + rows] += _later(sums.double(), place)
         return total
 
     def _all_steps(self, x: Tensor, start: Tensor, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
+        """`forward` by the counts of every step, from the checked state `start`."""
         time = x.shape[1]
         at = torch.arange(time, device=x.device)
         none = at.new_full((x.shape[0], time), -1)  # no reset so far
@@ -176,7 +177,8 @@ class ThresholdShares(Steppable):
 
 
 def _later(sums: Tensor, steps: Tensor | int) -> Tensor:
-    """Sums (batch, degrees, …) of powers of step numbers, with `steps` added to each of these numbers."""
+    """Sums of powers of step numbers (batch, degrees, …) as if each number were larger by `steps`: Σ (n + steps)ᵏ from
+    the Σ nʲ."""
     parts = sums.unbind(1)
     moved = [
         sum((math.comb(k, j) * steps ** (k - j) * parts[j] for j in range(k)), parts[k])

@@ -62,14 +62,14 @@ def check_module(module: nn.Module, where: str) -> None:
     )
 
 
-# Classes that take one number of input features only.
+# Classes that take a single number of input features.
 EXACT = (nn.Linear, nn.LayerNorm, nn.RMSNorm, Standardize, ParallelLMU, DelayLayer, LMU)
-# Modules in PER_STEP that take one number of features, or tokens; the others take any.
+# Modules in PER_STEP that take a single number of features, or tokens; the others take any number.
 _SIZED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
 
 def entrance(module: nn.Module) -> nn.Module | None:
-    """The first module inside that restricts the input; None where nothing does."""
+    """The first module inside that restricts the form of the input, such as its features; None where nothing does."""
     if isinstance(module, Steppable):
         return module._entrance()
     if isinstance(module, nn.Sequential):
@@ -79,7 +79,7 @@ def entrance(module: nn.Module) -> nn.Module | None:
 
 
 def first_entrance(modules: Iterable[nn.Module]) -> nn.Module | None:
-    """The first module that restricts the input of modules in a row."""
+    """The first module that restricts the input of modules in a row; None where nothing does."""
     for module in modules:  # a loop: torch.compile of 2.11 cannot read a name bound inside a generator
         first = entrance(module)
         if first is not None:
@@ -88,8 +88,8 @@ def first_entrance(modules: Iterable[nn.Module]) -> nn.Module | None:
 
 
 def features_after(module: nn.Module, features: int | None) -> int | None:
-    """The output features of a module for the given input features; None where they are unknown, as of classes that are
-    not plmu's or torch's own, and of modules with hooks."""
+    """The output features of a module for the given input features; None where they are unknown, as for classes outside
+    plmu and torch, and modules with hooks."""
     if not is_plain(module, type(module)) or not type(module).__module__.startswith(("plmu.", "torch.")):
         return None
     if isinstance(module, nn.LazyLinear):
@@ -111,7 +111,7 @@ def features_after(module: nn.Module, features: int | None) -> int | None:
 
 
 def fills(module: nn.Module) -> str | None:
-    """How a model fills missing values of its input, if it does."""
+    """How a model fills missing values of its input: "hold", "zero", or None if it does not."""
     return module._fills() if isinstance(module, Steppable) else None
 
 
@@ -123,7 +123,7 @@ def _takes_time(module: nn.Module) -> bool:
 
 
 def run(module: nn.Module, x: Tensor, state: Any, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
-    """A module of a stack over a whole sequence, and its next state; None where it has none."""
+    """The output of a module of a stack for a whole sequence, and its next state; None if it has no state."""
     if isinstance(module, Steppable):
         result: tuple[Tensor, Any] = module(x, state, lengths, resets=resets)
         return result
@@ -131,12 +131,12 @@ def run(module: nn.Module, x: Tensor, state: Any, lengths: Tensor | None, resets
 
 
 def run_step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """A module of a stack for one step, and its next state; None where it has none."""
+    """The output of a module of a stack for one step, and its next state; None if it has no state."""
     return module.step(x, state) if isinstance(module, Steppable) else (_each_step(module, x), None)
 
 
 def checked_states(state: tuple[Any, ...] | None, count: int) -> tuple[Any, ...]:
-    """The states of `count` modules; None for each at the start."""
+    """The states of `count` modules, checked; None for each at the start."""
     if state is None:
         return (None,) * count
     if not isinstance(state, tuple) or len(state) != count:
@@ -162,7 +162,8 @@ def checked_input(
 
 
 def check_step(model: Steppable, x: Tensor) -> None:
-    """Raise unless x has the features and the precision of the first module, where that does not check them itself."""
+    """Raise unless x has the features and precision that the model's first module takes, if that is a torch module that
+    would not name them."""
     first = entrance(model)
     if not isinstance(first, nn.Linear | nn.LayerNorm | nn.RMSNorm):  # other modules name what they expect
         return
@@ -177,7 +178,7 @@ def check_step(model: Steppable, x: Tensor) -> None:
 
 
 def _over_steps(module: nn.Module, x: Tensor, lengths: Tensor | None) -> Any:
-    """module(x) for all steps of a sequence. While `plmu.standardize` measures, it takes the lengths too."""
+    """module(x) for all steps of a sequence. While `plmu.standardize` measures, `Standardize` also gets the lengths."""
     if isinstance(module, Standardize) and module.measuring:
         return module(x, lengths)
     if isinstance(module, nn.Sequential) and any(isinstance(part, Standardize) and part.measuring for part in module):
@@ -188,7 +189,8 @@ def _over_steps(module: nn.Module, x: Tensor, lengths: Tensor | None) -> Any:
 
 
 def _each_step(module: nn.Module, x: Tensor) -> Any:
-    """module(x), naming a bad token where torch finds it: not while compiling, and not on a GPU."""
+    """module(x), with an error that names a bad token; not while compiling, nor on a GPU, where torch does not
+    check."""
     if isinstance(module, nn.RMSNorm) and module.weight is not None and autocasts(x.device):
         return module(x.to(module.weight.dtype))  # as torch does for nn.LayerNorm; its kernel takes one precision
     first = entrance(module)
@@ -205,6 +207,7 @@ def _each_step(module: nn.Module, x: Tensor) -> Any:
 
 
 def keep_output(out: Tensor, lengths: Tensor | None, sequences: bool) -> Tensor:
+    """The output of a stack with zeros in the padding, or, unless it gives sequences, for empty sequences."""
     if sequences or lengths is None:
         return keep_valid(out, lengths)
     return torch.where((lengths > 0)[:, None], out, 0.0)

@@ -14,7 +14,7 @@ from plmu.nn.folding import is_plain
 from plmu.nn.savable import savable
 from plmu.nn.steppable import factory, positive
 
-SMALLEST = 1e-6  # of the largest standard deviation: below it a feature counts as constant
+SMALLEST = 1e-6  # relative to the largest standard deviation: below it a feature counts as constant
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -70,7 +70,7 @@ class Standardize(nn.Module):
 
         Args:
             x: (..., features).
-            lengths: (batch,); only of use while `plmu.standardize` measures: padding is then left out.
+            lengths: (batch,); used only while `plmu.standardize` measures, to leave out padding.
 
         Returns:
             The standardised features, with the shape and precision of x.
@@ -101,7 +101,7 @@ class Standardize(nn.Module):
             getattr(self, name).copy_(value)
 
     def _observe(self, x: Tensor, lengths: Tensor | None = None) -> None:
-        """Add x (..., features) to what is measured, without the steps past a length."""
+        """Add x (..., features) to the measured mean and variance, without the steps past a length."""
         assert self._sums is not None
         self._sums.add(_valid(x, lengths, len(self.features)).reshape(-1, *self.features))
 
@@ -116,7 +116,7 @@ class Standardize(nn.Module):
         return ", ".join(map(str, self.features))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Standardize:
-        """Move with the module, but never below float32."""
+        """`nn.Module._apply`, but the constants stay float32 or wider."""
         before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
         for name, value in self.named_buffers(recurse=False):
@@ -128,14 +128,14 @@ class Standardize(nn.Module):
 def standardize(
     model: nn.Module, data: Tensor | Iterable[Any], call: Callable[[nn.Module, Any], Any] | None = None
 ) -> None:
-    """Set the constants of every `Standardize` in a model, those inside its layers too, from what reaches them.
+    """Set the constants of every `Standardize` in a model, those inside its layers too, from their inputs on the data.
 
     A layer with `return_sequences=False` is measured on its final states, any other on all steps that are not padding.
     The model runs in evaluation mode and without gradients. Layers are calibrated in order, one pass over `data` per
     layer.
 
     >>> plmu.standardize(model, x)  # one batch
-    >>> plmu.standardize(model, loader)  # batches x, or (x, ...) of which x is taken
+    >>> plmu.standardize(model, loader)  # batches x, or (x, ...), of which the rest is ignored
     >>> plmu.standardize(model, loader, lambda model, batch: model(batch[0], lengths=batch[2]))
 
     Args:
@@ -174,6 +174,7 @@ def standardize(
 def _measure(
     model: nn.Module, layers: dict[Standardize, str], batches: Iterable[Any], call: Callable[[nn.Module, Any], Any]
 ) -> None:
+    """Set the layers' constants in the order in which data reaches them, one pass over the batches for each."""
     waiting = list(layers)
     while waiting:
         reached: list[Standardize] = []
@@ -188,7 +189,7 @@ def _measure(
             raise ValueError(f"data has no batches{again}")
         if not reached:
             raise ValueError(f"no data reached {layers[waiting[0]] or 'the layer'} when the model ran")
-        first = reached[0]  # the others were measured on what will be another input
+        first = reached[0]  # the input of the others changes with it: they are measured again
         assert first._sums is not None
         first.set(*first._sums.result())
         first._sums = None
@@ -200,7 +201,7 @@ def _first_of(model: nn.Module, batch: Any) -> Any:
 
 
 class _Sums:
-    """Mean and variance of rows that come in parts, in float64."""
+    """Mean and variance of rows that come in parts, in float64; `at_first` is called at the first part."""
 
     def __init__(self, at_first: Callable[[], object]) -> None:
         self.count, self._at_first = 0, at_first
@@ -223,7 +224,7 @@ class _Sums:
         self.count = total
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation; 1 for what is constant."""
+        """Mean and standard deviation; 1 for a constant feature."""
         std = (self._square / self.count).sqrt()
         if not bool(std.isfinite().all()) or not bool(self._mean.isfinite().all()):
             raise ValueError("data must be finite: what reaches a layer to standardise has infinite or NaN values")
@@ -231,6 +232,8 @@ class _Sums:
 
 
 def _valid(x: Tensor, lengths: Tensor | None, trailing: int) -> Tensor:
+    """The rows of x, (batch, time, …) or final states (batch, …), that are not padding; features are the `trailing`
+    axes."""
     if lengths is None:
         return x
     if x.dim() == 1 + trailing:

@@ -1,4 +1,4 @@
-"""What a layer of plmu is: a module that runs over a whole sequence, over its pieces, or one step at a time."""
+"""`Steppable`, the base of plmu's layers: a module that runs over a whole sequence, its pieces, or single steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Steppable(nn.Module):
     Subclass it to put a layer of your own into `plmu.Sequential` and `plmu.Stream`; docs/adding-a-layer.md shows how.
 
     Attributes:
-        returns_sequences: whether `forward` returns the output of every step, or of each sequence's last one alone.
+        returns_sequences: whether `forward` returns the output of every step, or only of each sequence's last step.
         parallel: whether `forward` computes all steps at once, whatever their number, rather than one after another.
     """
 
@@ -95,18 +95,18 @@ class Steppable(nn.Module):
         """
 
     def input_sizes(self) -> tuple[int | None, int | None]:
-        """The number of features of the input, and the number of tokens it may be; None where they are not known."""
+        """The number of features of the input, and the size of its vocabulary; None where unknown or not applicable."""
         first = self._entrance()
         if isinstance(first, nn.Embedding):
             return None, first.num_embeddings
         return features_of(first), None
 
     def _fills(self) -> str | None:
-        """How missing values of the input are filled, if they are."""
+        """How missing values of the input are filled: "hold", "zero", or None if they are not."""
         return None
 
     def _entrance(self) -> nn.Module | None:
-        """The first module inside that restricts the input; None where nothing does."""
+        """The first module inside that restricts the form of the input; None where nothing does."""
         return self
 
     def _features_after(self, features: int | None) -> int | None:
@@ -127,8 +127,8 @@ def features_of(module: nn.Module | None) -> int | None:
 
 
 def changed(layer: Steppable, method: str) -> bool:
-    """Whether a subclass, or the layer itself, overrides methods of the class that defines this one, which then does
-    not describe the layer."""
+    """Whether a subclass, or the layer itself, overrides methods of the class that defines `method`, such as "fold":
+    that method then does not describe the layer."""
     defining = next(kind for kind in type(layer).__mro__ if method in vars(kind))
     between = type(layer).__mro__[: type(layer).__mro__.index(defining)]
     harmless = {"forward", "extra_repr", "reset_parameters"}
@@ -151,6 +151,7 @@ def activation(function: Activation, name: str) -> Callable[[Tensor], Tensor] | 
 
 
 def positive(value: int, name: str) -> int:
+    """The value as an int; raises, naming the option, unless it is an integer of at least 1."""
     try:
         whole = operator.index(value)
     except TypeError:
@@ -161,19 +162,19 @@ def positive(value: int, name: str) -> int:
 
 
 def probability(value: float, name: str) -> float:
-    """A dropout probability."""
+    """A dropout probability as a float; raises, naming the option, unless it is from 0 to below 1."""
     if not isinstance(value, int | float) or not 0 <= value < 1:
         raise ValueError(f"{name} must be a number of at least 0 and below 1, got {value!r}")
     return float(value)
 
 
-# Options that `repr` shows in another place.
+# Options that `extra_repr` shows without their names, or the memory's `repr` shows.
 _SHOWN = {"input_size", "hidden_size", "channels", "memory_size", "order", "theta", "system", "trainable"}
 _SHOWN |= {"num_embeddings", "embedding_dim"}
 
 
 def options_repr(layer: Any, kind: type[nn.Module], **activations: Callable[[Tensor], Tensor] | None) -> str:
-    """For `extra_repr`: activations, and the options of a layer that do not have the default of their class."""
+    """The end of an `extra_repr`: activations, and options that differ from the defaults of `kind`'s constructor."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
     options: dict[str, Any] = {name: shown(function) for name, function in activations.items()}
     hidden = {*_SHOWN, *activations}
@@ -184,7 +185,7 @@ def options_repr(layer: Any, kind: type[nn.Module], **activations: Callable[[Ten
 
 
 def shown(function: Callable[[Tensor], Tensor] | None) -> str | None:
-    """An activation as `extra_repr` shows it."""
+    """The name of an activation for `extra_repr`."""
     return activation_name(function) or getattr(function, "__name__", None if function is None else str(function))
 
 

@@ -14,8 +14,8 @@ from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
-_BLOCK = 16  # steps that are taken one after another, in all blocks at once
-_AT_ONCE = 4096  # matrix exponentials
+_BLOCK = 16  # steps of a block; blocks run in parallel, their steps one after another
+_AT_ONCE = 4096  # matrix exponentials computed together, which bounds memory
 
 
 @savable
@@ -114,6 +114,7 @@ class TimedDelayLayer(Steppable):
         return torch.zeros(batch, self.order, self.channels, dtype=wide_dtype(dtype), device=device)
 
     def _before(self, x: Tensor, state: Any) -> Tensor:
+        """The checked state; zeros for None."""
         start = self.initial_state(x.shape[0], x.dtype, x.device)
         if state is None:
             return start
@@ -122,7 +123,11 @@ class TimedDelayLayer(Steppable):
         return before
 
     def _transitions(self, intervals: Tensor) -> tuple[Tensor, Tensor]:
-        """e^{A Δ} (..., order, order) and the weights of the sample (..., order), for each interval."""
+        """For each interval Δ, e^{A Δ} (..., order, order) and (∫ e^{A s} ds) B (..., order), the weights of the
+        sample.
+
+        Both are blocks of e^{[[A, B], [0, 0]] Δ}, which is computed once for equal intervals.
+        """
         lags = intervals.detach()
         if not values_unknown(lags):
             wrong = ~((lags >= 0) & torch.isfinite(lags))
@@ -148,7 +153,8 @@ class TimedDelayLayer(Steppable):
 def _scan(moves: Tensor, inputs: Tensor) -> Tensor:
     """m_t = P_t m_{t-1} + v_t from zero, for P (batch, time, order, order) and v (batch, time, order, channels).
 
-    Step by step within blocks, all blocks at once; then the same for the ends of the blocks.
+    All blocks run at once from zero, step by step; the same recurrence over the ends of the blocks then gives the
+    state before each block.
     """
     batch, time, order, channels = inputs.shape
     blocks = -(-time // _BLOCK)

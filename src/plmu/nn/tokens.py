@@ -21,7 +21,7 @@ from plmu.nn.steppable import Steppable, changed, factory, options_repr, positiv
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_padded, checked_lengths
 
-MOST_SUMS = 4  # orders up to which one sum of table rows for each beats the embedded text
+MOST_SUMS = 4  # up to this order, one sum of table rows for each coefficient is faster than embedding the text
 
 
 @savable
@@ -30,15 +30,15 @@ class TokenDelayLayer(Steppable):
 
     With `return_sequences=False`, the default, the final state is a sum of rows of the table, weighted by the impulse
     response (equation 25): the embedded text (batch, time, embedding_dim), by far the largest tensor of such a model,
-    is never made. This holds for a fixed memory with one theta and up to 4 orders, for texts that begin with the call.
-    It has no second derivative; `algorithm="chunked"` embeds the text, which has.
+    is never made. This holds for a fixed memory with one theta and order ≤ 4, for texts that begin with the call.
+    It has no second derivative; `algorithm="chunked"` materialises the embeddings and supports double backward.
 
     Args:
         num_embeddings: rows of the table; tokens are numbers from 0 to num_embeddings − 1.
         embedding_dim: columns of the table, and channels of the memory.
         order: number of Legendre coefficients each channel keeps.
         theta: the window in tokens; several numbers give equal groups of channels one window each.
-        token_dropout: dropout probability of tokens in training; the others count for more.
+        token_dropout: dropout probability of tokens in training; the others are scaled up.
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
         system: any other `LinearSystem` in place of order and theta.
         return_sequences: True gives the state after each token.
@@ -96,7 +96,7 @@ class TokenDelayLayer(Steppable):
 
         Args:
             tokens: (batch, time).
-            state: where to go on from, (batch, order, embedding_dim); None begins at zero.
+            state: the initial state, (batch, order, embedding_dim); None for zeros.
             lengths: the length of each text, (batch,); None for no padding. Padding may be any number.
             resets: (batch, time), True for the first token of a further text in the same row.
 
@@ -124,7 +124,7 @@ class TokenDelayLayer(Steppable):
 
         Args:
             tokens: (batch,).
-            state: after the token before; None at the start.
+            state: the state that the previous token returned; None at the start.
 
         Returns:
             The output (batch, order · embedding_dim), and the state (batch, order, embedding_dim).
@@ -160,8 +160,8 @@ class TokenDelayLayer(Steppable):
         """The algorithm that `layer(tokens)` runs for tokens (batch, time), and why.
 
         Args:
-            batch: the first size of the tokens.
-            time: the second.
+            batch: number of texts.
+            time: number of tokens of each, padding included.
             device: of the tokens; that of the table if not given.
             lengths: whether the call has lengths.
             resets: whether the call has resets.
@@ -182,7 +182,7 @@ class TokenDelayLayer(Steppable):
         return replace(plan, stored=stored, passed_over={**plan.passed_over, "sums of table rows": why_not})
 
     def _why_not_rows(self, time: int, device: torch.device) -> str | None:
-        """Why the final state is not made of table rows, if it is not, for texts that begin with the call."""
+        """The reason why the final state cannot be a sum of table rows, or None, for texts that begin with the call."""
         table, memory, reason = self.embedding, self.memory, None
         if self.returns_sequences:
             reason = "the output has all states"
@@ -234,6 +234,7 @@ class TokenDelayLayer(Steppable):
         return dropout(torch.ones(tokens.shape, dtype=dtype, device=tokens.device), self.token_dropout)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
+        """Rows of the table (..., embedding_dim); raises for a bad token."""
         try:
             x: Tensor = self.embedding(tokens)
         except IndexError:
@@ -248,6 +249,7 @@ class TokenDelayLayer(Steppable):
             raise IndexError(f"tokens must be from 0 to {size - 1}, got {int(bad[0])}") from None
 
     def _check(self, tokens: Tensor, dims: int) -> None:
+        """Raise unless tokens are integers with `dims` axes, and the table still fits the memory."""
         check_padded(tokens, "tokens")
         if tokens.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"tokens must be token numbers, int64 or int32, got {tokens.dtype}")
@@ -259,5 +261,5 @@ class TokenDelayLayer(Steppable):
 
 
 def _response(system: LinearSystem, length: int) -> Tensor:
-    """H as (order, length)."""
+    """The impulse response (order, length), at module level so that it can be cached."""
     return system.impulse_response(length)
