@@ -27,7 +27,7 @@ import torch
 import plmu
 from plmu.runs.provenance import provenance
 from plmu.timeseries import choosing, effects
-from plmu.timeseries.forecaster import rows_to_choose_by
+from plmu.timeseries.split import rows_to_choose_by
 
 ENDS = (0.5, 0.6, 0.7, 0.8, 1.0)  # shares of the rows: each fit has those before one, and is tested up to the next
 ORIGINS = 200  # forecasts of a series that are tested, at most

@@ -21,7 +21,7 @@ from plmu.runs import deployed
 from plmu.serve import Options as ServeOptions
 from plmu.serve import make_server
 from plmu.timeseries.classification_report import ClassificationReport
-from plmu.timeseries.labels import stratified
+from plmu.timeseries.labelled import stratified
 
 RUN = Path("runs/classify-gestures-seed0")
 SMALL = ["--model.projections", "8", "--model.thresholds", "4", "--quiet"]

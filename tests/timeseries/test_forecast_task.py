@@ -11,10 +11,10 @@ import torch
 from forecasts import written
 
 import plmu
+from plmu.timeseries.choosing import Options, rolling
 from plmu.timeseries.forecast_experiment import Forecast, ForecastTask, prepare
 from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size
-from plmu.timeseries.intervals import Intervals, errors_of
-from plmu.timeseries.scores import last_value, score
+from plmu.timeseries.scores import Intervals, errors_of, last_value, score
 from plmu.timeseries.series import Piece, SeriesConfig
 from plmu.timeseries.windows import Windows
 
@@ -64,11 +64,9 @@ def test_a_backtest_sees_no_future_of_any_series(tmp_path: Path) -> None:
     task = task_of(tmp_path, "\n".join([f"{lines[0]},place", *rows, ""]))
     pieces, windows = task.split.data.pieces, task.split.windows
     assert [piece.start for piece in pieces] == [0, 120]
-    folds = list(task.fitted._rolling(task.split, [len(piece) for piece in pieces], 2))
+    folds = list(rolling(task.split, Options(), [len(piece) for piece in pieces], 2))
     assert len(folds) == 2
-    for forecaster, origins, _ in folds:
-        fitted = forecaster._split
-        assert fitted is not None
+    for _, fitted, origins in folds:
         ends = {piece.start + end + 1 for piece, (_, end) in zip(fitted.data.pieces, fitted.cuts, strict=True)}
         assert len(ends) == 1
         assert int(windows.take(origins, 1, 0).steps.min()) + 2 >= ends.pop()

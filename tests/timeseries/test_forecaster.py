@@ -11,8 +11,9 @@ import torch
 
 import plmu
 from plmu.nn import LookbackForecast
-from plmu.timeseries.ridge import Part, Sums, blocks
+from plmu.timeseries.ridge import Sums
 from plmu.timeseries.season import aligned, pattern, period
+from plmu.timeseries.windows import Part, blocks
 
 RNG = np.random.default_rng(0)
 
@@ -52,7 +53,7 @@ def test_sums_over_blocks_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [Part(torch.randn(2, 60), 0), Part(torch.randn(2, 12), 0), Part(torch.randn(2, 31), 5)]
     whole = Sums.of(layer, parts)
     assert whole.count == sum(part.windows(layer) for part in parts) == 48 + 0 + 19
-    monkeypatch.setattr("plmu.timeseries.ridge.BLOCK", 7 * 13 * 2)
+    monkeypatch.setattr("plmu.timeseries.windows.BLOCK", 7 * 13 * 2)
     cut = Sums.of(layer, parts)
     torch.testing.assert_close(cut.gram, whole.gram)
     torch.testing.assert_close(cut.cross, whole.cross)

@@ -10,7 +10,8 @@ import pytest
 
 from plmu.errors import DataError
 from plmu.timeseries.clock import Clock, find_clock
-from plmu.timeseries.series import SeriesConfig, cuts, load
+from plmu.timeseries.series import SeriesConfig, load
+from plmu.timeseries.split import Split, Wanted
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_several_series_by_a_column(data: Any) -> None:
 def test_all_series_are_split_at_the_same_times(data: Any) -> None:
     rows = [f"2024-01-{day:02d},{shop},{day}" for day in range(1, 21) for shop in "ab" if shop == "b" or day > 10]
     found = data("\n".join(["day,shop,sales", *rows]))
-    ends = cuts(found, 0.2, 0.2)
+    ends = Split.of_file(found, Wanted(1, validation=0.2, test=0.2)).cuts
     times = {one.start + first for one, (first, _) in zip(found.pieces, ends, strict=True)}
     assert len(times) == 1
     before = sum(first for first, _ in ends)

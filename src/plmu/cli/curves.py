@@ -8,7 +8,7 @@ from typing import Any
 
 from plmu.cli.tables import epochs, named, run_name, shortened, titled
 from plmu.runs.results import is_history
-from plmu.timeseries.plotting import literal
+from plmu.timeseries.reporting import literal
 
 Curve = tuple[list[float], list[float]]  # epochs and values
 WIDE = 10.0  # ratio of the largest to the smallest value from which an axis is logarithmic

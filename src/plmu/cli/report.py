@@ -13,7 +13,7 @@ from plmu.cli.curves import curves, has_curves, labelled, plot_curves
 from plmu.cli.tables import HEADER, SHORTENED, rows, shortened, shown, titled
 from plmu.errors import RunError
 from plmu.runs.folder import read_json
-from plmu.timeseries.plotting import literal
+from plmu.timeseries.reporting import literal
 from plmu.training.terminal import Console, show_table
 
 

@@ -1,13 +1,14 @@
-"""What a forecaster chooses by the error on validation data: season, ridge, and whether covariates help."""
+"""The fit of a forecaster, and what it chooses by the error on validation data: season, ridge, and whether covariates
+help; and fits to fewer rows, for intervals and backtests."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from plmu.timeseries.effects import Effect, best_effect, effects_of
 from plmu.timeseries.ridge import ALPHAS, PULLS, ScaledSeries, best_ridge
 from plmu.timeseries.season import calendar_patterns, pattern
 from plmu.timeseries.series import Numbers
-from plmu.timeseries.split import Settings
+from plmu.timeseries.split import SCORED, Settings, Split, first_rows
 
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
 _FREE, _ROOM = 0.0, 100.0  # of several series the amplitude is not pulled, and may exceed that of the largest series
+FOLDS = 4  # fits to fewer rows, for intervals where there are few validation rows
+VALIDATED = 0.2  # share of the rows to choose by, of fits for intervals and backtests and of the final refit
 GAIN = 0.5  # share of the error that covariates must take away, divided by the number of horizons it is measured on
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
@@ -48,16 +51,22 @@ class Chosen:
     without_covariates: LookbackForecast | None = None  # fitted without the validation rows, too
 
 
+class Options(NamedTuple):
+    """Of a `Forecaster`, None where they are to be chosen."""
+
+    individual: bool | None = None
+    alpha: float | None = None
+    refit: bool = False
+    lags: int | None = None
+    calendar: str | None = None  # what a row is, if that is known
+
+
 @dataclass(frozen=True)
 class Choice:
-    """Settings of a fit and options of a `Forecaster`, None where an option is to be chosen."""
+    """Settings and options of a fit."""
 
     settings: Settings
-    individual: bool | None
-    alpha: float | None
-    refit: bool
-    lags: int | None
-    calendar: str | None  # what a row is, if that is known
+    options: Options
     unit: Numbers  # of the scaled series, (channels,)
 
     def of(self, data: ScaledSeries) -> Chosen:
@@ -66,11 +75,12 @@ class Choice:
         shape = pattern(data.past(), steps, data.start_rows) if steps else torch.zeros(0, data.channels)
         calendars: list[Tensor] = []
         shapes = [shape] if steps and bool((shape.square().sum(0) > 0).any()) else []
-        pulls: Sequence[float] = PULLS if self.individual is None else (PULLS[1:] if self.individual else PULLS[:1])
-        alphas = ALPHAS if self.alpha is None else (self.alpha,)
+        individual = self.options.individual
+        pulls: Sequence[float] = PULLS if individual is None else (PULLS[1:] if individual else PULLS[:1])
+        alphas = ALPHAS if self.options.alpha is None else (self.options.alpha,)
         tried: list[dict[str, Any]] = []
-        if self.calendar is not None and data.has_validation(lookback) and not data.relative:
-            calendars = calendar_patterns(data.past(), self.calendar, data.start_rows)
+        if self.options.calendar is not None and data.has_validation(lookback) and not data.relative:
+            calendars = calendar_patterns(data.past(), self.options.calendar, data.start_rows)
         amplitudes = _AMPLITUDES if not data.relative else (_FREE,) if lookback >= steps else ()
         options: list[tuple[float | None, Tensor]] = [(None, shape), *product(amplitudes, shapes + calendars)]
         if len(options) > 1 and data.has_validation(lookback):
@@ -84,7 +94,7 @@ class Choice:
         train, valid = data.sums(layer, _FITTED)
         best = best_ridge(train, valid, alphas, pulls)
         unrefitted = model = self._final(layer, best.weight)
-        if self.refit and valid is not None:
+        if self.options.refit and valid is not None:
             again = best_ridge(data.all_sums(layer, _FITTED), valid, (best.alpha,), (best.pull,))
             model = self._final(layer, again.weight)
         summary = Summary(
@@ -108,7 +118,7 @@ class Choice:
             size: their scale, (covariates,).
         """
         layer = self._layer(data, None, torch.zeros(0, data.channels))
-        effect = best_effect(data, covariates, layer, self.lags, self.alpha)
+        effect = best_effect(data, covariates, layer, self.options.lags, self.options.alpha)
         without = self.of(data)
         chosen = self.of(replace(data, effects=effects_of(effect, covariates)))
         errors = without.summary["mse"], chosen.summary["mse"]
@@ -160,3 +170,72 @@ def standard_deviation(rows: Numbers) -> Numbers:
     varies = spread > 1e-12 * np.maximum(np.abs(rows.mean(axis=0)), 1e-300)
     deviation: Numbers = np.where(varies, spread, 1.0)
     return deviation
+
+
+def fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
+    """Fit to the rows before the test rows.
+
+    Returns:
+        What was chosen; and the mean and the standard deviation of each channel before the validation rows.
+    """
+    settings = split.settings
+    parts = [
+        (piece.until(end), rows)
+        for piece, (_, end), rows in zip(split.data.pieces, split.cuts, split.validation_rows, strict=True)
+        if end > 0
+    ]
+    pieces, validation_rows = [piece for piece, _ in parts], [rows for _, rows in parts]
+    channels = pieces[0].values.shape[1]
+    past = [piece.values[: len(piece) - rows] for piece, rows in parts]
+    together = np.concatenate(past)
+    mean, scale = together.mean(axis=0), standard_deviation(together)
+    unit, means, scales = scale, [mean] * len(pieces), [scale] * len(pieces)
+    names = [piece.name for piece in pieces]
+    relative = len(set(names)) > 1
+    if relative:
+        sizes = {}
+        for name in set(names):
+            places = [place for place, other in enumerate(names) if other == name]
+            rows = np.concatenate([past[place] for place in places])
+            if len(rows) < 2:  # all rows of this series are validation rows
+                rows = np.concatenate([pieces[place].values for place in places])
+            sizes[name] = (rows.mean(axis=0), standard_deviation(rows))
+        means, scales = [sizes[name][0] for name in names], [sizes[name][1] for name in names]
+        unit = np.max(scales, axis=0)
+    scaled = [
+        torch.tensor(((piece.values - level) / size).T, dtype=torch.float32)
+        for piece, level, size in zip(pieces, means, scales, strict=True)
+    ]
+    starts = [piece.start for piece in pieces]
+    data = ScaledSeries(scaled, validation_rows, starts, channels, settings.horizon, relative=relative)
+    calendar = split.calendar if options.calendar is None else options.calendar
+    choice = Choice(settings, options._replace(calendar=calendar), unit)
+    if settings.covariates:
+        covariates = [piece.covariates[: len(piece)] for piece in pieces if piece.covariates is not None]
+        pairs = zip(covariates, validation_rows, strict=True)
+        trained = np.concatenate([rows[: len(rows) - count] for rows, count in pairs])
+        middle, size = trained.mean(axis=0), standard_deviation(trained)
+        scaled = [torch.tensor(((rows - middle) / size).T, dtype=torch.float32) for rows in covariates]
+        return choice.with_covariates(data, scaled, torch.tensor(size)), mean, scale
+    return choice.of(data), mean, scale
+
+
+class Fold(NamedTuple):
+    """A fit to the first rows of series."""
+
+    model: LookbackForecast
+    split: Split  # of these rows
+    origins: Tensor  # of windows that follow them
+
+
+def rolling(split: Split, options: Options, rows: list[int], folds: int) -> Iterator[Fold]:
+    """Fits to a half and more of these first rows of each series, with the same settings."""
+    settings = split.settings
+    for share, following in pairwise(np.linspace(0.5, 1.0, folds + 1)):
+        ends, after = (first_rows(split.data, rows, part) for part in (share, following))
+        spans = list(zip(ends, after, strict=True))
+        origins = split.windows.origins(spans, settings.lookback, split.horizon, SCORED // 10, settings.season)
+        past = max(first_rows(split.data, ends, 1 - VALIDATED))
+        if len(origins) and past - split.horizon > settings.lookback:
+            first = split.until(ends, VALIDATED)
+            yield Fold(fit(first, options._replace(refit=False))[0].model, first, origins)

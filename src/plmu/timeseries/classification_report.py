@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.timeseries.plotting import literal, pyplot, shortened
-from plmu.timeseries.text_table import text_table
+from plmu.timeseries.reporting import literal, pyplot, shortened, text_table
 
 BASELINE = "most frequent class"
 _PRINTED = 20  # classes that are printed

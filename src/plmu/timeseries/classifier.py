@@ -14,13 +14,11 @@ from plmu.nn import DelayLayer, Sequential
 from plmu.timeseries import labelled_files, threshold_features
 from plmu.timeseries.base import Estimator
 from plmu.timeseries.classification_report import ClassificationReport
-from plmu.timeseries.frames import Array
-from plmu.timeseries.labelled import LabelledConfig, LabelledData
+from plmu.timeseries.frames import Array, is_table, series_of
+from plmu.timeseries.labelled import LabelledConfig, LabelledData, checked_labels, classes_of
 from plmu.timeseries.labelled_columns import Format
-from plmu.timeseries.labels import checked_labels, classes_of
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.ridge_classes import Readout, leave_one_out
-from plmu.timeseries.sequences import is_table, series_of
 
 _MAX_COMPARED = 300  # training series by which the normalisation is chosen
 

@@ -28,8 +28,7 @@ from plmu.runs.folder import SERIES_FILE, write_json
 from plmu.timeseries import classify_files, labelled_files
 from plmu.timeseries.classification_report import BASELINE, ClassificationReport, score_lines
 from plmu.timeseries.classifier import SequenceClassifier
-from plmu.timeseries.labelled import LabelledConfig, LabelledData
-from plmu.timeseries.labels import stratified
+from plmu.timeseries.labelled import LabelledConfig, LabelledData, stratified
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Group, Task
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from plmu.timeseries.labelled import by_number
 from plmu.timeseries.labelled_files import read_labelled
-from plmu.timeseries.labels import by_number
 
 
 class LabelledSeries(Dataset[tuple[Tensor, int]]):

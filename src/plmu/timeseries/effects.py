@@ -14,7 +14,8 @@ from torch import Tensor
 
 from plmu.nn.covariates import CovariateForecast, spread
 from plmu.nn.forecast import LookbackForecast, window_taps
-from plmu.timeseries.ridge import ALPHAS, Part, ScaledSeries, best_ridge, blocks
+from plmu.timeseries.ridge import ALPHAS, ScaledSeries, best_ridge
+from plmu.timeseries.windows import Part, blocks
 
 LAGS = (1, 4, 48)  # steps of a covariate that its effect may depend on
 REPEATS = 20  # the longest series must be at least this many times as long as the lags

@@ -27,9 +27,8 @@ from plmu.errors import DataError, RunError
 from plmu.nn.forecast import LookbackForecast
 from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.folder import SERIES_FILE
-from plmu.timeseries import forecast_report, series
-from plmu.timeseries.choosing import standard_deviation
-from plmu.timeseries.forecast_files import as_text, write_model
+from plmu.timeseries import forecast_files, series
+from plmu.timeseries.choosing import VALIDATED, standard_deviation
 from plmu.timeseries.forecast_models import (
     LSTM_TRAINING,
     ClosedModel,
@@ -38,10 +37,9 @@ from plmu.timeseries.forecast_models import (
     WindowLSTM,
     equal_size,
 )
-from plmu.timeseries.forecaster import VALIDATED, Forecaster
-from plmu.timeseries.intervals import Intervals, unseen_errors
+from plmu.timeseries.forecaster import Forecaster
 from plmu.timeseries.predictions import time_column
-from plmu.timeseries.scores import Method, Scores, baselines, model_method, score
+from plmu.timeseries.scores import Intervals, Method, Scores, baselines, model_method, score, unseen_errors
 from plmu.timeseries.series import Piece, SeriesConfig
 from plmu.timeseries.split import Settings, Split, what_was_done
 from plmu.training.config import TrainingConfig
@@ -128,18 +126,18 @@ class Forecast(Experiment):
         scores, intervals = task.tested
         split, settings = task.split, task.split.settings
         folds = task.fitted.backtest(folds=config.backtest) if config.backtest else []
-        lines = forecast_report.write(folder, split, scores, folds, config.horizon)
-        forecast_report.plot_forecasts(folder / forecast_report.FORECASTS, split, network, intervals)
+        lines = forecast_files.write_report(folder, split, scores, folds, config.horizon)
+        forecast_files.plot_forecasts(folder / forecast_files.FORECASTS, split, network, intervals)
         if not isinstance(network, LookbackForecast):
             return lines
-        lines += forecast_report.season_summary(task.fitted.validation_)
+        lines += forecast_files.season_summary(task.fitted.validation_)
         if settings.covariates:
-            lines.append(forecast_report.covariates_summary(settings.covariates, task.fitted.validation_))
+            lines.append(forecast_files.covariates_summary(settings.covariates, task.fitted.validation_))
         final = network
         if config.refit:
             final = refitted(task).model
             lines.append("the saved model is fitted to all rows, test rows included")
-        write_model(folder, split, final, intervals)
+        forecast_files.write_model(folder, split, final, intervals)
         return [*lines, f"next: plmu predict {folder} {config.data.file}{_future(split)}"]
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
@@ -166,7 +164,7 @@ class ForecastTask(Task):
     @cached_property
     def baselines(self) -> dict[str, Method]:
         """Those of the estimator, and an LSTM if asked for."""
-        methods = baselines(self.split) if isinstance(self.config.model, LSTMModel) else self.fitted.baselines()
+        methods = baselines(self.split) if isinstance(self.config.model, LSTMModel) else self.fitted.fitted_.baselines
         if self.config.lstm:
             methods = {**methods, "LSTM": model_method(trained_lstm(self))}
         return methods
@@ -175,7 +173,7 @@ class ForecastTask(Task):
         intervals = Intervals.of(self.split, self.config.intervals)
         if not intervals.levels:
             return intervals
-        folds = self.fitted.folds if isinstance(model, LookbackForecast) else None
+        folds = self.fitted.fitted_.folds if isinstance(model, LookbackForecast) else None
         return intervals.fitted(unseen_errors(self.split, model_method(model), folds))
 
     def scores(self, model: nn.Module, batch: Batch) -> dict[str, float]:
@@ -329,7 +327,7 @@ def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None 
         for level in levels:
             titles |= {f"{name} {word} {level:g}": f"{name}-{word[:2]}-{level:g}" for word in ("low", "high")}
         for title, column in titles.items():
-            columns[title] = as_text(frame[column].to_numpy().reshape(len(last), -1), origins)
+            columns[title] = forecast_files.as_text(frame[column].to_numpy().reshape(len(last), -1), origins)
     short = sum(len(piece) < settings.lookback for piece in last)
     if short:
         data.notes.append(f"{short:,} series shorter than the look-back of {settings.lookback} steps: less certain")

@@ -1,12 +1,15 @@
 """The files of a run of forecast: series.json says what the model reads, intervals.json how far measured values were
-from forecasts."""
+from forecasts; forecast.json and the plots show the test, beside the baselines."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
@@ -16,10 +19,15 @@ from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, read_json,
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
 from plmu.timeseries.clock import Clock
-from plmu.timeseries.intervals import Intervals
 from plmu.timeseries.predictions import at_phase
+from plmu.timeseries.reporting import literal, pyplot, shortened, text_table
+from plmu.timeseries.scores import Errors, Intervals, Scores, model_method
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.split import Settings, Split
+
+FORECASTS, ERRORS, REPORT = "forecast.png", "errors.png", "forecast.json"
+SHOWN = 4  # largest number of columns that are drawn, and of covariates that are named
+DRAWN = 4  # forecasts that are drawn of each column
 
 
 def write_model(folder: Path, split: Split, model: LookbackForecast, intervals: Intervals) -> None:
@@ -73,3 +81,143 @@ def as_text(values: Numbers, levels: Numbers) -> list[str]:
     ratios = np.clip(np.abs(values).max(axis=1) / changes, 1.0, 1e15)
     digits = np.minimum(9 + np.floor(np.log10(ratios)), 15).astype(int).tolist()
     return [f"{value:.{count}g}" for row, count in zip(values.tolist(), digits, strict=True) for value in row]
+
+
+def write_report(
+    folder: Path, split: Split, scores: Scores, folds: list[dict[str, float]], horizons: Sequence[int] = ()
+) -> list[str]:
+    """Write forecast.json and errors.png.
+
+    Returns:
+        Lines to print: one row for each model and baseline, one column for each score.
+    """
+    settings = split.settings
+    in_units = {name: errors.by_channel(split.scale) for name, errors in scores.errors.items()}
+    content = {
+        "windows": scores.windows,
+        "mse": {name: errors.mse for name, errors in scores.errors.items()},
+        "mae": {name: errors.mae for name, errors in scores.errors.items()},
+        "mae in own units": {
+            name: dict(zip(settings.values, values, strict=True)) for name, values in in_units.items()
+        },
+        "mse by step ahead": {name: errors.by_step() for name, errors in scores.errors.items()},
+        "inside interval": dict(zip(map(str, scores.levels), scores.coverage, strict=True)),
+        "backtest": folds,
+    }
+    write_json(folder / REPORT, content)
+    plot_errors(folder / ERRORS, scores.errors)
+    lines = [f"test: {scores.windows:,} windows; mse and mae in units of each column's standard deviation"]
+    shorter = sorted({steps for steps in horizons if steps < settings.horizon})
+    header = ["", "mse", "mae", *(f"mse of {steps} steps" for steps in shorter)]
+    header += [f"mae of {shortened(name)}" for name in settings.values]
+    rows = [
+        [name, *(f"{value:.4g}" for value in (errors.mse, errors.mae, *map(errors.until, shorter), *in_units[name]))]
+        for name, errors in scores.errors.items()
+    ]
+    lines += text_table(header, rows)
+    for level, share in zip(scores.levels, scores.coverage, strict=True):
+        lines.append(f"{100 * level:g} % intervals held {100 * share:.1f} % of the measured values")
+    if folds:
+        lines.append("rolling backtest:")
+        lines += text_table(["rows", "windows", "mse", "last value"], [
+            [f"{fold['rows']:,}", f"{fold['windows']:,}", f"{fold['model_mse']:.4g}", f"{fold['last_value_mse']:.4g}"]
+            for fold in folds
+        ])  # fmt: skip
+    return [*lines, f"wrote {folder / FORECASTS}, {folder / ERRORS}, {folder / REPORT}"]
+
+
+def covariates_summary(names: tuple[str, ...], summary: Mapping[str, Any]) -> str:
+    """Whether covariates helped to forecast the validation rows."""
+    few = ", ".join(names[:SHOWN]) + ("…" if len(names) > SHOWN else "")
+    with_them, without = summary["mse with covariates"], summary["mse without covariates"]
+    errors = f"mse on the validation rows {with_them:.4g} with, {without:.4g} without"
+    if not summary["covariates"]:
+        return f"covariates {few}: not used, since they did not clearly help ({errors})"
+    return f"covariates {few}: used, with {summary['lags']} step{'s' * (summary['lags'] > 1)} of each ({errors})"
+
+
+def season_summary(summary: Mapping[str, Any]) -> list[str]:
+    """Which season was best on the validation rows, if any was tried."""
+    if not summary["tried"]:
+        return []
+    if summary["calendar"]:
+        return ["season: the profile of the calendar is used"]
+    used, steps = "season: not used, since it did not help", summary["season"]
+    return [f"season: {steps} steps are used" if steps else used]
+
+
+def plot_forecasts(path: Path, split: Split, network: nn.Module, intervals: Intervals) -> None:
+    """Draw the last forecasts of the test rows that do not overlap, or without test rows of the validation rows, with
+    their intervals, on what was measured."""
+    windows, settings = split.windows, split.settings
+    horizon, before = settings.horizon, min(settings.lookback, 3 * settings.horizon)
+    kinds = {"test": "test", "valid": "validation", "train": "training"}
+    kind = next((kind for kind in kinds if len(split.origins(kind))), None)
+    if kind is None:
+        raise ValueError("the series are too short for a window and its horizon: there is nothing to draw")
+    origins = split.origins(kind)
+    piece = int(torch.searchsorted(windows.offsets, origins[-1:], right=True)[0]) - 1
+    offset = int(windows.offsets[piece])
+    origins = origins[origins >= offset].flip(0)[: horizon * DRAWN : horizon].flip(0)
+    start = max(offset, int(origins[0]) - before + 1)
+    rows = np.arange(start, int(origins[-1]) + horizon + 1)
+    axis_values = _axis(split.data.clock, rows - offset + int(windows.starts[piece]))
+    examples = windows.take(origins, split.length, horizon)
+    with torch.no_grad():
+        ahead = model_method(network)(examples).double()
+    spread = intervals.spread(examples.windows).expand(len(origins), len(split.scale), 1)
+    names = settings.values[:SHOWN]
+    drawing = pyplot()
+    figure, axes = drawing.subplots(len(names), 1, figsize=(9, 1.2 + 2.4 * len(names)), sharex=True, squeeze=False)
+    for channel, (axis, name) in enumerate(zip(axes[:, 0], names, strict=True)):
+        level = float(windows.level[piece, channel])
+        measured = windows.values[channel, rows].double() + level
+        axis.plot(axis_values, measured, color="0.25", linewidth=1, label="measured")
+        for number, origin in enumerate(origins.tolist()):
+            at = axis_values[origin + 1 - start : origin + 1 - start + horizon]
+            mean = ahead[number, channel]
+            for place in reversed(range(len(intervals.levels))):
+                low, high = (
+                    mean + spread[number, channel] * ends[place, channel] + level
+                    for ends in (intervals.low, intervals.high)
+                )
+                label = f"{100 * intervals.levels[place]:g} % interval" if not number else None
+                shade = 0.32 if place == 0 else 0.16
+                axis.fill_between(at, low, high, color="tab:blue", alpha=shade, linewidth=0, label=label)
+            style = "o-" if horizon == 1 else "-"
+            axis.plot(at, mean + level, style, color="tab:blue", label=None if number else "forecast")
+            axis.axvline(axis_values[origin - start], color="0.8", linewidth=0.8)
+        axis.set_ylabel(literal(name))
+        axis.grid(alpha=0.3)
+    axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize="small", ncols=5, frameon=False)
+    several = len({piece.name for piece in split.data.pieces}) > 1
+    title = f", series {literal(split.data.pieces[piece].name)}" if several else ""
+    axes[0, 0].set_title(f"Forecasts of the {kinds[kind]} rows{title}", pad=26)
+    figure.autofmt_xdate()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    drawing.close(figure)
+
+
+def _axis(clock: Clock, steps: Any) -> Any:
+    if clock.kind in ("rows", "numbers"):
+        return clock.first + clock.step * steps
+    return clock.dates(steps)
+
+
+def plot_errors(path: Path, errors: Mapping[str, Errors]) -> None:
+    """Draw root mean squared errors by step ahead, beside the baselines."""
+    drawing = pyplot()
+    figure, axis = drawing.subplots(figsize=(6.4, 3.6))
+    for name, sums in errors.items():
+        steps = np.sqrt(sums.by_step())
+        form = ("o" if len(steps) == 1 else "") + ("-" if name == "model" else "--")
+        axis.plot(np.arange(1, len(steps) + 1), steps, form, label=name, linewidth=2.2 if name == "model" else 1.2)
+    axis.set_xlabel("steps ahead")
+    axis.set_ylabel("RMSE, standard deviations")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small", frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    drawing.close(figure)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from plmu.data.table_files import nested_files
 from plmu.errors import DataError
 from plmu.timeseries.frames import Array
-from plmu.timeseries.labelled import LabelledConfig, LabelledData
+from plmu.timeseries.labelled import LabelledConfig, LabelledData, label_text, labels_from_table
 from plmu.timeseries.labelled_columns import IDS, LABELS, TIMES, Format, find_format, like_format, named
-from plmu.timeseries.labels import label_text, labels_from_table
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.tables import Table, archive, read_arrays, read_table
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
+from plmu.runtime.stream import Stream
 from plmu.timeseries.effects import padded
 from plmu.timeseries.frames import Form
-from plmu.timeseries.intervals import Intervals
+from plmu.timeseries.scores import Intervals
 from plmu.timeseries.season import aligned
 from plmu.timeseries.series import Numbers, Piece
 from plmu.timeseries.split import Settings
@@ -141,7 +142,22 @@ def at_phase(model: LookbackForecast, start: int) -> LookbackForecast:
     return other.eval()
 
 
-def known_covariates(piece: Piece) -> Numbers | None:
+def stream_after(model: LookbackForecast, piece: Piece) -> Stream:
+    """A stream of the model that continues a series."""
+    lags = model.lags - 1 if isinstance(model, CovariateForecast) else 0
+    first = max(0, len(piece) - model.lookback - lags)
+    stream = Stream(at_phase(model, piece.start + first))
+    covariates = _known_covariates(piece)
+    for row in range(first, len(piece)):
+        sample = piece.values[row]
+        if covariates is not None:  # the state does not depend on covariates ahead, which may be missing
+            ahead = np.minimum(np.arange(row, row + model.horizon + 1), len(covariates) - 1)
+            sample = np.concatenate([sample, covariates[ahead].ravel()])
+        stream.push(torch.tensor(sample, dtype=model.weight.dtype))
+    return stream
+
+
+def _known_covariates(piece: Piece) -> Numbers | None:
     """The covariates of a series, and as far ahead as all of them are known."""
     if piece.covariates is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,25 +11,10 @@ from torch import Tensor
 
 from plmu.nn.covariates import spread
 from plmu.nn.forecast import Standard as Standard  # what a reader returns
-from plmu.timeseries.windows import BLOCK, gather, stride_of
+from plmu.timeseries.windows import Part, Sizes, blocks, stride_of
 
 ALPHAS = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # of the ridge, for features of unit power
 PULLS = (float("inf"), 3.0, 1.0, 0.3, 0.1, 0.03)  # of each channel's readout towards the shared one
-
-
-class Sizes(Protocol):
-    """How large windows are."""
-
-    @property
-    def channels(self) -> int: ...
-    @property
-    def horizon(self) -> int: ...
-    @property
-    def lookback(self) -> int: ...
-    @property
-    def season(self) -> int: ...
-    @property
-    def phase(self) -> int: ...
 
 
 class Reader(Sizes, Protocol):
@@ -41,42 +26,6 @@ class Reader(Sizes, Protocol):
 
     def standard(self, windows: Tensor, phase: Tensor) -> Standard:
         """Features, level and season ahead of windows (..., channels, lookback)."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Rows of one series (channels, time) from which windows are taken; its first row has the number `start`.
-
-    With the effect of covariates on these rows, it is subtracted from the windows, in units of each window's spread if
-    it is relative.
-    """
-
-    values: Tensor
-    start: int
-    effect: Tensor | None = None  # (channels, time)
-    relative: bool = False
-
-    def windows(self, layer: Sizes) -> int:
-        """The number of its windows that have a horizon after them."""
-        return max(0, self.values.shape[1] - layer.lookback - layer.horizon + 1)
-
-
-def blocks(layer: Sizes, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Windows (windows, channels, lookback), what follows them (windows, channels, horizon), and the phase of their
-    last steps (windows,)."""
-    reach = layer.lookback + layer.horizon
-    for part in parts:
-        count = part.windows(layer)
-        block = stride * max(1, BLOCK // (reach * layer.channels))
-        for first in range(0, count, block):
-            taken = slice(first, min(first + block, count), stride)
-            rows = gather(part.values, reach, taken)
-            if part.effect is not None:
-                size = spread(rows[..., : layer.lookback]) if part.relative else 1.0
-                rows = rows - size * gather(part.effect, reach, taken)
-            row = torch.arange(count)[taken] + part.start + layer.lookback - 1
-            phase = (row + layer.phase) % max(layer.season, 1)
-            yield rows[..., : layer.lookback], rows[..., layer.lookback :], phase
 
 
 @dataclass(frozen=True)

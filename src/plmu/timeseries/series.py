@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from plmu.data.files import DataConfig
 from plmu.errors import DataError
 from plmu.timeseries.clock import DAY, Clock, Steps, find_clock
-from plmu.timeseries.columns import Columns, find_columns
-from plmu.timeseries.raw import Numbers as Numbers
-from plmu.timeseries.raw import RawSeries, raw_series, read_future, rows_of, with_future
+from plmu.timeseries.columns import Columns, RawSeries, find_columns, raw_series, read_future, rows_of, with_future
+from plmu.timeseries.columns import Numbers as Numbers
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.tables import Table, read_tables
 
@@ -378,41 +377,3 @@ def _counted(counts: Counter[str], rows: int, config: SeriesConfig, scored: bool
         "empty": "left out: {} rows of series that lack a column",
     }
     return [text.format(f"{counts[name]:,}") for name, text in words.items() if counts[name]]
-
-
-def cuts(data: SeriesData, valid: float, test: float) -> list[tuple[int, int]]:
-    """For each piece the number of rows before the validation rows, and before the test rows.
-
-    All series are cut at the same two times, so that no model sees the future of any. Without times, each series is cut
-    at the same shares of its rows.
-
-    Args:
-        data: the series.
-        valid: the share of the rows to validate on.
-        test: the share of the rows at the end to test on.
-    """
-    rows = [len(piece) for piece in data.pieces]
-    ends = (first_rows(data, rows, share) for share in (1 - valid - test, 1 - test))
-    return list(zip(*ends, strict=True))
-
-
-def first_rows(data: SeriesData, rows: Sequence[int], share: float) -> list[int]:
-    """The number of rows of each piece before the time at which this share of all rows has passed.
-
-    Args:
-        data: the series.
-        rows: the number of rows of each piece that are counted.
-        share: of the counted rows. Without times, each piece is cut at this share of its own.
-    """
-    if data.clock.kind == "rows":
-        return [round(share * count) for count in rows]
-    starts, lengths = np.array([piece.start for piece in data.pieces]), np.array(rows)
-    low, high = int(starts.min()), int((starts + lengths).max())
-    while low < high:
-        middle = (low + high) // 2
-        if np.clip(middle - starts, 0, lengths).sum() < share * lengths.sum() - 1e-6:
-            low = middle + 1
-        else:
-            high = middle
-    ends: list[int] = np.clip(low - starts, 0, lengths).tolist()
-    return ends

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,16 +22,15 @@ from plmu.errors import DataError
 from plmu.timeseries.clock import Clock
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.effects import LAGS
+from plmu.timeseries.frames import Table, calendar_of, data_of
 from plmu.timeseries.season import has_years, period
 from plmu.timeseries.series import Numbers, SeriesData
 from plmu.timeseries.windows import Windows
 
-if TYPE_CHECKING:
-    from plmu.timeseries.frames import Table
-
 LOOKBACK, ORDER = 336, 96  # the look-back, and the highest order, that are proposed
 SCORED = 100_000  # windows over all columns, up to which every one is scored
 SPLITS = ("train", "valid", "test")
+_Value = TypeVar("_Value")
 _SMALLEST = 1e-15  # standard deviation of which squares are still numbers in float32
 
 
@@ -80,13 +80,17 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """Settings that are given; None where they are to be found."""
+class Wanted:
+    """What a `Forecaster` is asked for: settings, None where they are to be found, and the rows that are not fitted."""
 
+    horizon: int
     lookback: int | None = None
     order: int | None = None
     theta: float | None = None
     season: int | None = None
+    lags: int | None = None
+    validation: float = 0.0  # the number of validation rows, or below 1 their share
+    test: float = 0.0  # share
 
 
 @dataclass
@@ -100,7 +104,6 @@ class Split:
     scale: Tensor  # (channels,): the unit of errors
     lags: int | None = None  # of covariates; None where they are still to be chosen
     calendar: str = "none"  # what a row is
-    tables: list[Table] | None = None  # arrays and frames as they were given
 
     @classmethod
     def of(
@@ -108,9 +111,7 @@ class Split:
         data: SeriesData,
         cuts: list[tuple[int, int]],
         validation_rows: list[int],
-        horizon: int,
-        fixed: Fixed,
-        lags: int | None = None,
+        wanted: Wanted,
         training: float = 1.0,
     ) -> Split:
         """Find the settings that are not given in the rows before the validation rows, a share `training` of all.
@@ -119,24 +120,25 @@ class Split:
             ValueError: the look-back is longer than those rows.
             DataError: a file has too few rows, or a column that varies too little.
         """
+        horizon = wanted.horizon
         past = [piece.values[:end] for piece, (end, _) in zip(data.pieces, cuts, strict=True)]
         room = max(map(len, past)) - horizon
         if data.config is not None and room < 4:
             raise DataError(_too_few(data, horizon, room, training))
         scale = _scale(data, past)
-        season = fixed.season
+        season = wanted.season
         if season is None:
             scaled = [(rows - rows.mean(axis=0)) / scale for rows in past if len(rows)]
             season = period([torch.tensor(rows.T, dtype=torch.float32) for rows in scaled])
-        if fixed.lookback is not None and fixed.lookback > room:
-            raise ValueError(f"lookback must be at most {room} for this number of training rows, got {fixed.lookback}")
-        lookback = fixed.lookback or max(1, min(max(LOOKBACK, 2 * season), room // 2))
+        if wanted.lookback is not None and wanted.lookback > room:
+            raise ValueError(f"lookback must be at most {room} for this number of training rows, got {wanted.lookback}")
+        lookback = wanted.lookback or max(1, min(max(LOOKBACK, 2 * season), room // 2))
         season = season if season < room else 0
-        if fixed.lookback is None:  # windows must fit into the validation rows and the test rows, too
+        if wanted.lookback is None:  # windows must fit into the validation rows and the test rows, too
             for spans in (cuts, [(end, len(piece)) for (_, end), piece in zip(cuts, data.pieces, strict=True)]):
                 fitting = [max(first, (end - horizon) // 2) for first, end in spans if end - first >= horizon]
                 lookback = max(1, min([lookback, *([max(fitting)] if fitting else [])]))
-        order = fixed.order or min(ORDER, max(lookback // 2, min(lookback, 8)))
+        order = wanted.order or min(ORDER, max(lookback // 2, min(lookback, 8)))
         columns = data.columns
         settings = Settings(
             columns.time,
@@ -146,12 +148,63 @@ class Split:
             horizon,
             lookback,
             order,
-            float(fixed.theta or lookback),
+            float(wanted.theta or lookback),
             season,
             columns.covariates,
         )
         scales = torch.tensor(scale, dtype=torch.float32)
-        return cls(data, settings, cuts, validation_rows, scales, lags, data.clock.calendar)
+        return cls(data, settings, cuts, validation_rows, scales, wanted.lags, data.clock.calendar)
+
+    @classmethod
+    def of_file(cls, data: SeriesData, wanted: Wanted) -> Split:
+        """All series cut at the same times.
+
+        Raises:
+            ValueError: no rows are left to fit, or the look-back is longer than those.
+            DataError: there are too few rows, or a column varies too little.
+        """
+        share = wanted.validation if wanted.validation < 1 else 0.0
+        training = 1 - share - wanted.test
+        if training <= 0:
+            raise ValueError(f"validation and test must leave rows to fit, got {wanted.validation} and {wanted.test}")
+        lengths = [len(piece) for piece in data.pieces]
+        ends = (first_rows(data, lengths, part) for part in (training, 1 - wanted.test))
+        cuts = list(zip(*ends, strict=True))
+        if wanted.validation >= 1:
+            cuts = [(max(0, b - int(wanted.validation)), b) for _, b in cuts]
+        return cls.of(data, cuts, _fitting(cuts, wanted.horizon), wanted, training)
+
+    @classmethod
+    def of_tables(
+        cls,
+        tables: list[Table],
+        covariates: Sequence[str | int],
+        wanted: Wanted,
+        starts: Sequence[int] | None = None,
+        validation_rows: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> Split:
+        """Arrays and frames, each cut by its own length; the arguments are those of `Forecaster.fit`."""
+        data = data_of(tables, covariates, None if starts is None else _for_each(tables, starts, "starts"))
+        if names is not None:
+            named = zip(data.pieces, _for_each(tables, names, "names"), strict=True)
+            data.pieces = [dataclasses.replace(piece, name=str(name)) for piece, name in named]
+        ends = [len(piece) - round(wanted.test * len(piece)) for piece in data.pieces]
+        rows = [rows_to_choose_by(wanted.validation, wanted.horizon, end) for end in ends]
+        if validation_rows is not None:
+            rows = _for_each(tables, validation_rows, "validation_rows")
+        cuts = [(end - count, end) for end, count in zip(ends, rows, strict=True)]
+        if max(a for a, _ in cuts) < wanted.horizon + 2:
+            needed = wanted.horizon + 2 + rows[0]
+            raise ValueError(f"X must have at least {needed} rows for horizon={wanted.horizon}, got n_samples = "
+                             f"{len(data.pieces[0])}")  # fmt: skip
+        return dataclasses.replace(cls.of(data, cuts, rows, wanted), calendar=calendar_of(tables[0]) or "none")
+
+    def until(self, ends: list[int], validation: float) -> Split:
+        """The same with the same settings, of the first rows of each series, a share of which are validation rows."""
+        first = first_rows(self.data, ends, 1 - validation)
+        cuts = [(min(begin, end), end) for begin, end in zip(first, ends, strict=True)]
+        return dataclasses.replace(self, cuts=cuts, validation_rows=_fitting(cuts, self.horizon))
 
     @cached_property
     def windows(self) -> Windows:
@@ -236,3 +289,48 @@ def what_was_done(data: SeriesData) -> str:
     """What was done with rows, for an error that says that there are too few."""
     notes = [note for note in data.notes if note.startswith(("times:", "gaps:", "left out:"))]
     return f" ({'; '.join(notes)})" if notes else ""
+
+
+def first_rows(data: SeriesData, rows: Sequence[int], share: float) -> list[int]:
+    """The number of rows of each piece before the time at which this share of all rows has passed.
+
+    Args:
+        data: the series.
+        rows: the number of rows of each piece that are counted.
+        share: of the counted rows. Without times, each piece is cut at this share of its own.
+    """
+    if data.clock.kind == "rows":
+        return [round(share * count) for count in rows]
+    starts, lengths = np.array([piece.start for piece in data.pieces]), np.array(rows)
+    low, high = int(starts.min()), int((starts + lengths).max())
+    while low < high:
+        middle = (low + high) // 2
+        if np.clip(middle - starts, 0, lengths).sum() < share * lengths.sum() - 1e-6:
+            low = middle + 1
+        else:
+            high = middle
+    ends: list[int] = np.clip(low - starts, 0, lengths).tolist()
+    return ends
+
+
+def rows_to_choose_by(share: float, horizon: int, rows: int) -> int:
+    """The number of validation rows of a series of so many rows; 0 where too few rows would be left to fit.
+
+    Args:
+        share: of the rows that is wanted, or their number.
+        horizon: steps ahead.
+        rows: of the series.
+    """
+    wanted = round(share * rows) if share < 1 else int(share)
+    return wanted if wanted >= horizon and rows - wanted >= 2 * horizon + 2 else 0
+
+
+def _fitting(cuts: list[tuple[int, int]], horizon: int) -> list[int]:
+    """The number of validation rows of each piece; 0 where they do not hold a horizon."""
+    return [b - a if b - a >= horizon else 0 for a, b in cuts]
+
+
+def _for_each(tables: Sequence[Table], values: Sequence[_Value], name: str) -> list[_Value]:
+    if len(values) != len(tables):
+        raise ValueError(f"{name} must have one value for each of the {len(tables)} series, got {len(values)}")
+    return list(values)

@@ -1,15 +1,18 @@
-"""Windows of series and what follows them, indexed by forecast origin: the last row of the window."""
+"""Windows of series and what follows them, indexed by forecast origin: the last row of the window; and all windows in
+blocks, for sums."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from plmu.nn.covariates import spread
 
 if TYPE_CHECKING:
     from plmu.timeseries.series import Numbers, Piece
@@ -125,3 +128,54 @@ class Windows:
 def _transposed(rows: list[Numbers]) -> Tensor:
     """Rows (time, columns) of pieces, one after the other, as (columns, rows) in float32."""
     return torch.from_numpy(np.ascontiguousarray(np.concatenate(rows).T, dtype=np.float32))
+
+
+class Sizes(Protocol):
+    """How large windows are."""
+
+    @property
+    def channels(self) -> int: ...
+    @property
+    def horizon(self) -> int: ...
+    @property
+    def lookback(self) -> int: ...
+    @property
+    def season(self) -> int: ...
+    @property
+    def phase(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one series (channels, time) from which windows are taken; its first row has the number `start`.
+
+    With the effect of covariates on these rows, it is subtracted from the windows, in units of each window's spread if
+    it is relative.
+    """
+
+    values: Tensor
+    start: int
+    effect: Tensor | None = None  # (channels, time)
+    relative: bool = False
+
+    def windows(self, layer: Sizes) -> int:
+        """The number of its windows that have a horizon after them."""
+        return max(0, self.values.shape[1] - layer.lookback - layer.horizon + 1)
+
+
+def blocks(layer: Sizes, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Windows (windows, channels, lookback), what follows them (windows, channels, horizon), and the phase of their
+    last steps (windows,)."""
+    reach = layer.lookback + layer.horizon
+    for part in parts:
+        count = part.windows(layer)
+        block = stride * max(1, BLOCK // (reach * layer.channels))
+        for first in range(0, count, block):
+            taken = slice(first, min(first + block, count), stride)
+            rows = gather(part.values, reach, taken)
+            if part.effect is not None:
+                size = spread(rows[..., : layer.lookback]) if part.relative else 1.0
+                rows = rows - size * gather(part.effect, reach, taken)
+            row = torch.arange(count)[taken] + part.start + layer.lookback - 1
+            phase = (row + layer.phase) % max(layer.season, 1)
+            yield rows[..., : layer.lookback], rows[..., layer.lookback :], phase

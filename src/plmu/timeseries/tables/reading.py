@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from plmu.data.files import unreadable
 from plmu.data.table_files import NUMPY, PARQUET, table_files
 from plmu.errors import DataError
-from plmu.timeseries.plotting import shortened
+from plmu.timeseries.reporting import shortened
 from plmu.timeseries.tables.cells import MISSING, all_numbers, as_numbers, present
 from plmu.timeseries.tables.layout import Layout, find_layout
 from plmu.timeseries.tables.table import Table

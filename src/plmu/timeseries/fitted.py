@@ -1,0 +1,214 @@
+"""A fitted forecaster: what its methods read, its forecasts, and its scores and intervals."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from plmu.nn.forecast import LookbackForecast
+from plmu.timeseries import series
+from plmu.timeseries.choosing import FOLDS, Options, rolling
+from plmu.timeseries.frames import Form, Table, as_list, check_ahead, is_list_of_series, with_future
+from plmu.timeseries.predictions import file_frame, forecast, formed, found_start
+from plmu.timeseries.scores import (
+    Intervals,
+    Method,
+    Scores,
+    baselines,
+    last_value,
+    model_method,
+    score,
+    unseen_errors,
+    variance,
+)
+from plmu.timeseries.series import Piece, SeriesData
+from plmu.timeseries.split import Settings, Split
+from plmu.timeseries.windows import Windows
+
+_log = logging.getLogger("plmu")
+
+
+class Input(NamedTuple):
+    """Series to forecast."""
+
+    pieces: list[Piece]
+    forms: list[Form] | None  # what they were given as; None for a file
+    placed: bool  # whether the numbers of their first rows are known
+    several: bool = False  # whether they were given as a list
+
+
+@dataclass(eq=False)
+class Fitted:
+    """What `Forecaster.fit` leaves, or what the files of a run hold."""
+
+    model: LookbackForecast
+    unrefitted: LookbackForecast  # fitted without the validation rows
+    settings: Settings
+    covariates: Sequence[str | int]  # their columns, as they were given
+    stored: Intervals | None = None  # of a run
+    split: Split | None = None  # the series of the fit
+    options: Options = field(default_factory=Options)
+    without_covariates: LookbackForecast | None = None
+    tables: list[Table] | None = None  # arrays and frames as they were given
+    several: bool = False  # whether as a list
+
+    def series(self, method: str) -> Split:
+        """Those of the fit, which this method needs."""
+        if self.split is None:
+            raise ValueError(f"{method} needs the series of fit, and this estimator is of a run's folder")
+        return self.split
+
+    def predict(self, X: Any, levels: tuple[float, ...] | None, start: int | None, future: Any) -> Any:
+        """The steps after the last row of X, in its form; `levels` are fractions."""
+        inputs = self.read(X, start, future)
+        if self.settings.covariates:
+            for place, piece in enumerate(inputs.pieces):
+                name = f"X[{place}]" if inputs.forms is not None and len(inputs.pieces) > 1 else "X"
+                check_ahead(piece, self.settings.horizon, self.covariates, name)
+        unit = self.stored or Intervals.of(self.series("predict"), ())
+        ahead = forecast(self.model, unit, inputs.pieces, inputs.placed)
+        intervals = None if levels is None else self.intervals(levels)
+        if inputs.forms is None:
+            return file_frame(self.settings, inputs.pieces, ahead, intervals)
+        shown = [
+            formed(self.settings, piece, form, ahead, place, intervals)
+            for place, (piece, form) in enumerate(zip(inputs.pieces, inputs.forms, strict=True))
+        ]
+        return shown if inputs.several else shown[0]
+
+    def intervals(self, levels: Sequence[float]) -> Intervals:
+        """Of forecasts, from errors on rows that the model has not seen."""
+        if self.stored is not None:
+            return self.stored.only(levels)
+        return Intervals.of(self.series("level"), levels).fitted(self._errors)
+
+    @cached_property
+    def _errors(self) -> Tensor:
+        return unseen_errors(self.series("level"), model_method(self.unrefitted), self.folds)
+
+    def folds(self) -> list[tuple[Method, Tensor]]:
+        """Models fitted to the first rows before the validation rows, and the origins that follow those rows: for
+        intervals where there are few validation rows."""
+        split = self.series("level")
+        rows = [a for a, _ in split.cuts]
+        most = max(rows) // (4 * split.horizon)  # a fold has two horizons
+        folds = rolling(split, self.options, rows, max(1, min(FOLDS, most)))
+        return [(model_method(fold.model), fold.origins) for fold in folds]
+
+    def backtest(self, X: Any, folds: int) -> list[dict[str, float]]:
+        """Scores of fits to more and more rows, each on the rows that follow."""
+        split = self.series("backtest")
+        if X is not None:
+            pieces = self.read(X).pieces
+            lengths = [len(piece) for piece in pieces]
+            data = replace(split.data, pieces=pieces)
+            split = replace(split, data=data, cuts=[(rows, rows) for rows in lengths], validation_rows=lengths)
+        tested = []
+        for fold in rolling(split, self.options, [len(piece) for piece in split.data.pieces], folds):
+            methods = {"model": model_method(fold.model), "last value": last_value(split.horizon)}
+            scores = score(methods, split.windows, fold.origins, split.length, split.horizon, split.scale)
+            errors = {f"{name}_mse".replace(" ", "_"): error.mse for name, error in scores.errors.items()}
+            rows = sum(end for _, end in fold.split.cuts)
+            tested.append({"rows": rows, "windows": scores.windows, **errors})
+        return tested
+
+    @cached_property
+    def baselines(self) -> dict[str, Method]:
+        """What the model is compared with."""
+        methods = baselines(self.series("evaluate"))
+        if self.without_covariates is not None:
+            methods["without covariates"] = model_method(self.without_covariates)
+        return methods
+
+    def scores(self, X: Any, start: int | None, methods: dict[str, Method], mean: Tensor) -> tuple[Scores, float]:
+        """Errors over every window of the model and of other methods, and the variance around the mean of what was to
+        be forecast."""
+        split = self.series("evaluate")
+        windows, origins, pieces = split.windows, split.scored("test"), split.data.pieces
+        if X is not None:
+            inputs = self.read(X, start)
+            pieces = inputs.pieces
+            if not inputs.placed:
+                pieces = [replace(piece, start=found_start(self.model, piece)) for piece in pieces]
+            windows = Windows.of(pieces)
+            rows = [(0, len(piece)) for piece in pieces]
+            origins = windows.origins(rows, split.settings.lookback, split.horizon)
+        if not len(origins):
+            if X is None:
+                raise ValueError("there are no test rows: give X, or hold some out as Forecaster(test=0.2)")
+            needed, longest = split.settings.lookback + split.horizon, max(map(len, pieces))
+            raise ValueError(f"X must have at least {needed} rows for one window and its horizon, got {longest}")
+        methods = {"model": model_method(self.model), **methods}
+        scores = score(methods, windows, origins, split.length, split.horizon, split.scale)
+        return scores, variance(windows, origins, split, mean)
+
+    def read(self, X: Any, start: int | None = None, future: Any = None) -> Input:
+        """The series to forecast; without X those of the fit."""
+        settings = self.settings
+        if future is not None and not settings.covariates:
+            raise ValueError("future is for covariates: give their columns as Forecaster(covariates=...)")
+        if (X is None and self.tables is None) or isinstance(X, str | os.PathLike | SeriesData):
+            data = self._file_data(X, future)
+            if data.columns.read != (*settings.values, *settings.covariates):
+                raise ValueError(f"X must have the columns {', '.join((*settings.values, *settings.covariates))}")
+            last = list({piece.name: piece for piece in data.pieces}.values())  # of each series its last piece
+            if start is not None:
+                last = [replace(piece, start=start) for piece in last]
+            return Input(last, None, X is None or start is not None or data.clock.kind != "rows")
+        tables = self.tables if X is None else as_list(X, "X", self.covariates)
+        assert tables is not None
+        several = self.several if X is None else is_list_of_series(X)
+        for table in tables:
+            self._check_channels(table)
+        if future is not None:
+            tables = self._with_future(tables, future, several)
+        forms = [table.form for table in tables]
+        if X is None:
+            pairs = zip(self.series("predict").data.pieces, tables, strict=True)
+            return Input([replace(piece, covariates=t.covariates) for piece, t in pairs], forms, True, several)
+        pieces = [table.piece(str(place), settings.clock, start or 0) for place, table in enumerate(tables)]
+        if start is not None:
+            pieces = [replace(piece, start=start) for piece in pieces]
+        timed = settings.clock.kind != "rows" and all(table.times is not None for table in tables)
+        return Input(pieces, forms, timed or start is not None, several)
+
+    def _file_data(self, X: Any, future: Any) -> SeriesData:
+        """The series of a file, or of the fit, on the clock of the fit."""
+        if isinstance(X, SeriesData) and X.clock == self.settings.clock and future is None:
+            return X
+        if X is None and future is None:
+            return self.series("predict").data
+        if X is None or isinstance(X, SeriesData):
+            config = (self.series("predict").data if X is None else X).config
+        else:
+            config = None if self.split is None else self.split.data.config
+            config = replace(config or series.SeriesConfig(), file=Path(X))
+        assert config is not None
+        data = series.load(config, self.settings.like, None if future is None else Path(future))
+        for note in data.notes if X is not None else ():
+            _log.info(note)
+        return data
+
+    def _with_future(self, tables: list[Table], future: Any, several: bool) -> list[Table]:
+        if not several:
+            return [with_future(tables[0], future, self.covariates, "future")]
+        if not is_list_of_series(future) or len(future) != len(tables):
+            raise ValueError(f"future must be a list with covariates for each of the {len(tables)} series")
+        pairs = enumerate(zip(tables, future, strict=True))
+        return [with_future(table, plan, self.covariates, f"future[{i}]") for i, (table, plan) in pairs]
+
+    def _check_channels(self, table: Table) -> None:
+        features = table.values.shape[1] + len(self.covariates)
+        expected = len(self.settings.values) + len(self.settings.covariates)
+        if features != expected:
+            hint = ". Reshape your data: give (time, channels)" if table.form.flat else ""
+            raise ValueError(
+                f"X has {features} features, but Forecaster is expecting {expected} features as input{hint}"
+            )
