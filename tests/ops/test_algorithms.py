@@ -83,9 +83,9 @@ class Problem:
     lengths: Tensor | None
     resets: Tensor | None
     trained: dict[str, Tensor]
-    of_m: Tensor
-    of_o: Tensor
-    of_last: Tensor
+    grad_m: Tensor
+    grad_o: Tensor
+    grad_last: Tensor
 
 
 def problem_of(case: Case, system: plmu.LinearSystem, draw: int, trained: dict[str, Tensor]) -> Problem:
@@ -106,9 +106,9 @@ def problem_of(case: Case, system: plmu.LinearSystem, draw: int, trained: dict[s
         lengths=lengths if case.lengths else None,
         resets=resets if case.resets else None,
         trained=trained,
-        of_m=random(case.batch, case.time, system.order, copies),
-        of_o=random(case.batch, case.time, OUT),
-        of_last=random(*held, dtype=case.wide),
+        grad_m=random(case.batch, case.time, system.order, copies),
+        grad_o=random(case.batch, case.time, OUT),
+        grad_last=random(*held, dtype=case.wide),
     )
 
 
@@ -120,9 +120,9 @@ def expected(problem: Problem, dtype: torch.dtype) -> Results:
     m = masked(m, problem.lengths)
     o = m.flatten(2) @ weight.flatten(1).T
     return {
-        **_results("states", problem, {"m": (m, problem.of_m), "last": (last, problem.of_last)}),
-        **_results("project", problem, {"o": (o, problem.of_o), "last": (last, problem.of_last)}),
-        **_results("final_state", problem, {"last": (last, problem.of_last)}),
+        **_results("states", problem, {"m": (m, problem.grad_m), "last": (last, problem.grad_last)}),
+        **_results("project", problem, {"o": (o, problem.grad_o), "last": (last, problem.grad_last)}),
+        **_results("final_state", problem, {"last": (last, problem.grad_last)}),
     }
 
 
@@ -131,11 +131,11 @@ def computed(problem: Problem, algorithm: str) -> Results:
     u, system, state = problem.u, problem.system, problem.state
     options = {"lengths": problem.lengths, "resets": problem.resets}
     m, last = plmu.states(u, system, state, algorithm=algorithm, **options)
-    found = _results("states", problem, {"m": (m, problem.of_m), "last": (last, problem.of_last)})
+    found = _results("states", problem, {"m": (m, problem.grad_m), "last": (last, problem.grad_last)})
     o, last = plmu.project(u, system, problem.weight, state, algorithm=algorithm, **options)
-    found |= _results("project", problem, {"o": (o, problem.of_o), "last": (last, problem.of_last)})
+    found |= _results("project", problem, {"o": (o, problem.grad_o), "last": (last, problem.grad_last)})
     last = plmu.final_state(u, system, state, **options)
-    return found | _results("final_state", problem, {"last": (last, problem.of_last)})
+    return found | _results("final_state", problem, {"last": (last, problem.grad_last)})
 
 
 def _results(kind: str, problem: Problem, outputs: dict[str, tuple[Tensor, Tensor]]) -> Results:
@@ -186,7 +186,7 @@ class Comparison:
         else:
             plain = _norm(float32 - exact) / _norm(exact) * eps / torch.finfo(torch.float32).eps
         floor = 5e-14 if precision == torch.float64 else 4 * eps
-        source = math.hypot(*[_norm(p.of_last if "gradient" in name else p.u) for p in self.problems])
+        source = math.hypot(*[_norm(p.grad_last if "gradient" in name else p.u) for p in self.problems])
         error = (value - exact).double().norm().item()
         chance = 1 + 4 / math.sqrt(exact.numel())
         time, order = self.case.time, self.case.order
@@ -412,13 +412,13 @@ def test_a_memory_that_dies_out_needs_little_of_the_past(algorithm: str, dtype: 
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(2, time, 3, dtype=dtype, generator=generator).requires_grad_()
     u.data[:, 1000:2000] *= 1e-3  # quiet after loud
-    of_m = torch.randn(2, time, 4, 3, dtype=dtype, generator=generator)
+    grad_m = torch.randn(2, time, 4, 3, dtype=dtype, generator=generator)
     m, last = plmu.states(u, system, algorithm=algorithm)
-    (of_u,) = torch.autograd.grad(m, u, of_m)
+    (grad_u,) = torch.autograd.grad(m, u, grad_m)
     exact_u = u.detach().double().requires_grad_()
     exact = recurrence(exact_u, system)
-    (exact_of_u,) = torch.autograd.grad(exact, exact_u, of_m.double())
-    pairs = [(m, exact), (last, exact[:, -1]), (of_u, exact_of_u)]
+    (exact_grad_u,) = torch.autograd.grad(exact, exact_u, grad_m.double())
+    pairs = [(m, exact), (last, exact[:, -1]), (grad_u, exact_grad_u)]
     if algorithm == "chunked":  # where it is quiet, as exact as that is
         pairs.append((m[:, 1500:2000], exact[:, 1500:2000]))
     for value, known in pairs:

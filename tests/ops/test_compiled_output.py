@@ -241,9 +241,9 @@ def test_torch_accepts_the_operators(name: str) -> None:
 def test_a_second_derivative_raises() -> None:
     layer, x = layer_of("W_x").half(), torch.randn(1, 9, 24).half().requires_grad_()
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    (of_x,) = torch.autograd.grad(compiled(x)[0].float().sin().sum(), x, create_graph=True)
+    (grad_x,) = torch.autograd.grad(compiled(x)[0].float().sin().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(of_x.float().sum(), x)
+        torch.autograd.grad(grad_x.float().sum(), x)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated", "ignore:.*should not be instantiated")

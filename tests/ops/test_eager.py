@@ -126,14 +126,14 @@ def test_a_repeated_call_answers_as_the_first(name: str, given: str) -> None:
 @pytest.mark.usefixtures("emulated")
 def test_gradients_that_are_not_needed_are_not_made() -> None:
     layer, x = layer_of("encoder and W_x"), inputs()
-    of_out = torch.randn(2, 70, 16).half()
+    grad_out = torch.randn(2, 70, 16).half()
     everything = [x, *layer.parameters()]
     layer(x)
-    right = torch.autograd.grad(layer(x)[0], everything, of_out)
+    right = torch.autograd.grad(layer(x)[0], everything, grad_out)
     for i, one in enumerate(everything):
         for other in everything:
             other.requires_grad_(other is one)
-        (found,) = torch.autograd.grad(layer(x)[0], one, of_out)
+        (found,) = torch.autograd.grad(layer(x)[0], one, grad_out)
         assert torch.equal(found, right[i])
 
 
@@ -142,9 +142,9 @@ def test_gradients_that_are_not_needed_are_not_made() -> None:
 def test_a_repeated_call_has_no_second_derivative(name: str) -> None:
     layer, x = layer_of(name), inputs()
     layer(x)
-    (of_x,) = torch.autograd.grad(layer(x)[0].float().sin().sum(), x, create_graph=True)
+    (grad_x,) = torch.autograd.grad(layer(x)[0].float().sin().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(of_x.float().sum(), x)
+        torch.autograd.grad(grad_x.float().sum(), x)
 
 
 @pytest.mark.usefixtures("emulated")
@@ -154,8 +154,8 @@ def test_many_gradients_at_once(name: str) -> None:
     layer(x)
     leaves, many = (x, *layer.parameters()), torch.randn(2, 2, 70, 16).half()
     found = torch.autograd.grad(layer(x)[0], leaves, many, is_grads_batched=True)
-    for i, of_out in enumerate(many):
-        right = torch.autograd.grad(layer(x)[0], leaves, of_out)
+    for i, grad_out in enumerate(many):
+        right = torch.autograd.grad(layer(x)[0], leaves, grad_out)
         for value, exact in zip(found, right, strict=True):
             within(float((value[i] - exact).double().norm() / exact.double().norm()), 2 * ERROR)
 
@@ -223,14 +223,14 @@ COUNTS: dict[str, tuple[tuple[int, int], tuple[int, int], list[str]]] = {
 def test_a_repeated_call_takes_few_operators_and_launches(name: str, launches: list[str]) -> None:
     """What the host's time is made of."""
     layer, x = layer_of(name), inputs()
-    leaves, of_out = (x, *layer.parameters()), torch.randn(2, 70, 16).half()
+    leaves, grad_out = (x, *layer.parameters()), torch.randn(2, 70, 16).half()
 
     @torch.no_grad()
     def forward() -> object:
         return layer(x)
 
     def both() -> object:
-        return torch.autograd.grad(layer(x)[0], leaves, of_out)
+        return torch.autograd.grad(layer(x)[0], leaves, grad_out)
 
     both(), both(), forward()
     of_forward, of_both, backward = COUNTS[name]
@@ -275,11 +275,11 @@ def saved(value: Tensor) -> list[Tensor]:
 def test_gradients_with_kept_states(name: str) -> None:
     """Against float64; also where hooks give back what was saved in another layout."""
     layer, x = layer_of(name), inputs()
-    of_out = torch.randn(2, 70, 16).half()
+    grad_out = torch.randn(2, 70, 16).half()
     exact = plmu.ParallelLMU(**layer.config | {"algorithm": "recurrent"}).double()
     exact.load_state_dict(layer.state_dict())
     leaves, wide = [x, *layer.parameters()], x.detach().double().requires_grad_()
-    right = torch.autograd.grad(exact(wide)[0], [wide, *exact.parameters()], of_out.double())
+    right = torch.autograd.grad(exact(wide)[0], [wide, *exact.parameters()], grad_out.double())
 
     def turned(one: Tensor) -> Tensor:
         return one.transpose(0, 1).contiguous().transpose(0, 1) if one.dim() > 2 else one
@@ -289,7 +289,7 @@ def test_gradients_with_kept_states(name: str) -> None:
             layer(x)
             out = layer(x)[0]
         assert any(one.dim() == 4 for one in saved(out))
-        for value, other in zip(torch.autograd.grad(out, leaves, of_out), right, strict=True):
+        for value, other in zip(torch.autograd.grad(out, leaves, grad_out), right, strict=True):
             within(float((value.double() - other).norm() / other.norm()), 2 * ERROR)
 
 
@@ -300,8 +300,8 @@ def test_checkpoints_of_a_first_call(options: dict[str, Any]) -> None:
     layer = plmu.ParallelLMU(24, 16, 2, 300.0, 24, output_activation=None, algorithm="fused", **options).half()
     x = inputs()
     found = torch.utils.checkpoint.checkpoint(lambda one: torch.tanh(layer(one)[0]), x, use_reentrant=False)
-    (of_x,) = torch.autograd.grad(found.sum(), x)
-    assert torch.equal(of_x, torch.autograd.grad(torch.tanh(layer(x)[0]).sum(), x)[0])
+    (grad_x,) = torch.autograd.grad(found.sum(), x)
+    assert torch.equal(grad_x, torch.autograd.grad(torch.tanh(layer(x)[0]).sum(), x)[0])
 
 
 @pytest.mark.parametrize("given", ["a high order", "resets", "a weight in another layout"])

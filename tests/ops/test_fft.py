@@ -55,10 +55,10 @@ def test_gradients_of_some_arguments() -> None:
     u, weight, _ = problem(SYSTEM)
     with in_blocks(8, 2):
         both = torch.autograd.grad(plmu.project(u, SYSTEM, weight)[0].square().sum(), (u, weight))
-        (of_u,) = torch.autograd.grad(plmu.project(u, SYSTEM, weight.detach())[0].square().sum(), u)
-        (of_weight,) = torch.autograd.grad(plmu.project(u.detach(), SYSTEM, weight)[0].square().sum(), weight)
-    assert torch.equal(both[0], of_u)
-    assert torch.equal(both[1], of_weight)
+        (grad_u,) = torch.autograd.grad(plmu.project(u, SYSTEM, weight.detach())[0].square().sum(), u)
+        (grad_weight,) = torch.autograd.grad(plmu.project(u.detach(), SYSTEM, weight)[0].square().sum(), weight)
+    assert torch.equal(both[0], grad_u)
+    assert torch.equal(both[1], grad_weight)
 
 
 @pytest.mark.parametrize("tile", [1, 9])
@@ -92,8 +92,8 @@ def test_a_peak_does_not_blur_what_is_far_from_it(order: int, theta: float, plac
     system = plmu.DelayNetwork(order, theta).discretize()
     generator = torch.Generator().manual_seed(order)
     shapes = (2, time, 1), (2, time, order, 1), (2, time, 3), (3, order, 1)
-    u, of_m, of_o, weight = (torch.randn(*shape, generator=generator) for shape in shapes)
-    for one in (u, of_m, of_o):
+    u, grad_m, grad_o, weight = (torch.randn(*shape, generator=generator) for shape in shapes)
+    for one in (u, grad_m, grad_o):
         one[:, peak] *= 1e5
 
     def results(run: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -104,11 +104,11 @@ def test_a_peak_does_not_blur_what_is_far_from_it(order: int, theta: float, plac
             whole = run == "one transform"
             m = fft.states(given[:, :, None], system, None) if whole else recurrence(given, system, dtype=dtype)
             o = m.flatten(2) @ read.flatten(1).mT
-        of_u = [
+        grad_u = [
             torch.autograd.grad(value, given, flowing.to(dtype), retain_graph=True)[0]
-            for value, flowing in ((m, of_m), (o, of_o))
+            for value, flowing in ((m, grad_m), (o, grad_o))
         ]
-        return [value[:, quiet].detach().double() for value in (m, o, *of_u)]
+        return [value[:, quiet].detach().double() for value in (m, o, *grad_u)]
 
     exact = results("recurrence", torch.float64)
 

@@ -72,8 +72,8 @@ def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, mon
         resets[0, [step for step in (0, 63, 128, 320) if step < time]] = True
         resets[0, 129:320] = False
         resets[-1, : time // 2] = False
-    of_m = torch.randn(batch, time, order, channels).to(dtype)
-    of_o, of_last = torch.randn(batch, time, out).to(dtype), torch.randn(batch, order, channels)
+    grad_m = torch.randn(batch, time, order, channels).to(dtype)
+    grad_o, grad_last = torch.randn(batch, time, out).to(dtype), torch.randn(batch, order, channels)
 
     def gradients(values: tuple[Tensor, ...], leaves: list[Tensor], given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         used = 1 if options == "plain" else 2
@@ -84,10 +84,10 @@ def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, mon
         leaves = [one.clone().requires_grad_() for one in given if one is not None]
         marks = None if resets is None else resets.to(leaves[0].device)
         o, last = plmu.project(leaves[0], system, *leaves[1:], lengths=lengths, algorithm=algorithm, resets=marks)
-        found = [o, last, *gradients((o, last), leaves, (of_o, of_last))]
+        found = [o, last, *gradients((o, last), leaves, (grad_o, grad_last))]
         del leaves[1]
         m, same = plmu.states(leaves[0], system, *leaves[1:], lengths=lengths, algorithm=algorithm, resets=marks)
-        return [*found, m, same, *gradients((m, same), leaves, (of_m, of_last))]
+        return [*found, m, same, *gradients((m, same), leaves, (grad_m, grad_last))]
 
     exact = results("recurrent", *(None if one is None else one.double() for one in (u, weight, state)))
     ours = results("fused", *(None if one is None else one.to(DEVICE) for one in (u, weight, state)))
@@ -139,10 +139,10 @@ def test_the_kernels_for_hopper_agree_with_their_twins_and_repeat(
 def test_only_what_is_needed_is_computed() -> None:
     u, system, weight = problem()
     both = torch.autograd.grad(plmu.project(u, system, weight, algorithm="fused")[0].sum(), (u, weight))
-    (of_u,) = torch.autograd.grad(plmu.project(u, system, weight.detach(), algorithm="fused")[0].sum(), u)
-    (of_weight,) = torch.autograd.grad(plmu.project(u.detach(), system, weight, algorithm="fused")[0].sum(), weight)
-    assert torch.equal(of_u, both[0])
-    assert torch.equal(of_weight, both[1])
+    (grad_u,) = torch.autograd.grad(plmu.project(u, system, weight.detach(), algorithm="fused")[0].sum(), u)
+    (grad_weight,) = torch.autograd.grad(plmu.project(u.detach(), system, weight, algorithm="fused")[0].sum(), weight)
+    assert torch.equal(grad_u, both[0])
+    assert torch.equal(grad_weight, both[1])
 
 
 def test_gradients_of_the_state_and_the_weight_alone() -> None:
@@ -168,8 +168,8 @@ def test_a_growing_system_has_finite_gradients() -> None:
     u = torch.randn(2, 700, 3, device=DEVICE, requires_grad=True)
     weight = torch.randn(2, 1, 3, device=DEVICE, requires_grad=True)
     m = plmu.states(u, system, lengths=[10, 20], algorithm="fused")[0]
-    (of_u,) = torch.autograd.grad(m.sum(), u)
-    assert of_u.isfinite().all()
+    (grad_u,) = torch.autograd.grad(m.sum(), u)
+    assert grad_u.isfinite().all()
     by_name = []
     for algorithm in ("fused", "recurrent"):
         o, last = plmu.project(u, system, weight, lengths=[10, 20], algorithm=algorithm)
@@ -209,10 +209,10 @@ def test_no_sequences() -> None:
     _, system, weight = problem()
     u = torch.zeros(0, 70, 5, device=DEVICE, requires_grad=True)
     o, last = plmu.project(u, system, weight, algorithm="fused")
-    of_u, of_weight = torch.autograd.grad(o.sum() + last.sum(), (u, weight))
+    grad_u, grad_weight = torch.autograd.grad(o.sum() + last.sum(), (u, weight))
     assert o.shape == (0, 70, 3)
-    assert of_u.shape == u.shape
-    assert not of_weight.any()
+    assert grad_u.shape == u.shape
+    assert not grad_weight.any()
 
 
 def test_transformations_are_refused_by_name_and_avoided_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,15 +244,15 @@ def test_the_final_state_of_a_very_long_memory(dtype: torch.dtype) -> None:
 
 def test_a_second_derivative_raises() -> None:
     u, system, weight = problem()
-    (of_u,) = torch.autograd.grad(
+    (grad_u,) = torch.autograd.grad(
         plmu.project(u, system, weight, algorithm="fused")[0].sin().sum(), u, create_graph=True
     )
     with pytest.raises(RuntimeError, match="no second derivative: use algorithm='chunked'"):
-        of_u.sum().backward()
+        grad_u.sum().backward()
     m = plmu.states(u, system, algorithm="fused")[0]
-    (of_u,) = torch.autograd.grad(m.sin().sum(), u, create_graph=True)
+    (grad_u,) = torch.autograd.grad(m.sin().sum(), u, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative: use algorithm='chunked'"):
-        of_u.sum().backward()
+        grad_u.sum().backward()
 
 
 def test_torch_accepts_the_operators() -> None:

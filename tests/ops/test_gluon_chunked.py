@@ -123,10 +123,10 @@ def test_a_state_that_overflows_ends_at_a_reset(at: int) -> None:
     def results(algorithm: str, dtype: torch.dtype) -> list[Tensor]:
         inputs = u.to(dtype, copy=True).requires_grad_()
         o, last = plmu.project(inputs, system, weight.to(dtype), algorithm=algorithm, resets=resets)
-        (of_u,) = torch.autograd.grad(o, inputs, torch.ones_like(o))
+        (grad_u,) = torch.autograd.grad(o, inputs, torch.ones_like(o))
         turned = plmu.project(inputs, system, weight.to(dtype), algorithm=algorithm, resets=resets.flip(1))[0]
         (of_turned,) = torch.autograd.grad(turned, inputs, torch.ones_like(o))
-        return [o[:, at:], last, of_u[:, at:], of_turned[:, : 255 - at]]
+        return [o[:, at:], last, grad_u[:, at:], of_turned[:, : 255 - at]]
 
     for value, right in zip(results("fused", torch.float16), results("recurrent", torch.float64), strict=True):
         within(error(value, right), ERROR + 1e-6)
@@ -218,9 +218,9 @@ def test_a_layer_in_one_launch_is_called_again_under_autocast(encoder: bool, mon
     for out, last in found:
         assert torch.equal(out, expected)
         assert torch.equal(last, state)
-    of_bias, of_weight = torch.autograd.grad(out, (layer.bias, layer.input_weight), torch.ones_like(out))
-    assert of_bias.dtype == of_weight.dtype == torch.float32
-    torch.testing.assert_close(of_bias, (out > 0).sum((0, 1)).float(), rtol=torch.finfo(torch.float16).eps, atol=0)
+    grad_bias, grad_weight = torch.autograd.grad(out, (layer.bias, layer.input_weight), torch.ones_like(out))
+    assert grad_bias.dtype == grad_weight.dtype == torch.float32
+    torch.testing.assert_close(grad_bias, (out > 0).sum((0, 1)).float(), rtol=torch.finfo(torch.float16).eps, atol=0)
 
 
 @pytest.mark.usefixtures("emulated")
@@ -278,9 +278,9 @@ def test_nan_passes_through_a_layer_in_one_launch(monkeypatch: pytest.MonkeyPatc
     layer = small_layer().half()
     torch.nn.init.constant_(layer.bias, float("nan"))
     out, _ = layer(torch.randn(1, 10, 8).half())
-    (of_bias,) = torch.autograd.grad(out, layer.bias, torch.ones_like(out))
+    (grad_bias,) = torch.autograd.grad(out, layer.bias, torch.ones_like(out))
     assert out.isnan().all()
-    assert (of_bias == 10).all()
+    assert (grad_bias == 10).all()
 
 
 @pytest.mark.usefixtures("emulated")

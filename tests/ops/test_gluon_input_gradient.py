@@ -42,12 +42,12 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hopper_launch.input_gradient.cache_clear()
 
 
-def plain(of_o: Tensor, weight: Tensor, systems: SystemGroups) -> Tensor:
+def plain(grad_o: Tensor, weight: Tensor, systems: SystemGroups) -> Tensor:
     """What the kernel makes: of each order the product, and then the filter, of all steps at once."""
     found = []
     for part, system in zip(weight.chunk(len(systems.systems), dim=2), systems.systems, strict=True):
-        of_m = torch.einsum("bto,oic->btic", of_o, part)
-        found.append(torch.einsum("its,btic->bsc", by_order(system, of_o.shape[1]).to(of_o), of_m))
+        grad_m = torch.einsum("bto,oic->btic", grad_o, part)
+        found.append(torch.einsum("its,btic->bsc", by_order(system, grad_o.shape[1]).to(grad_o), grad_m))
     return torch.cat(found, dim=2)
 
 
@@ -63,22 +63,22 @@ def test_against_float64(name: str, direct: bool, dtype: torch.dtype) -> None:
     batch, time, channels, out, order, windows = SHAPES[name]
     systems = SystemGroups([plmu.DelayNetwork(order, theta).discretize() for theta in windows])
     shapes = (batch, time, out), (out, channels), (out, order, channels)
-    of_o, input_weight, weight = (torch.randn(*shape, device=DEVICE).to(dtype) for shape in shapes)
-    given = projection.constants_for(of_o.new_empty(batch, time, channels), systems, None)
+    grad_o, input_weight, weight = (torch.randn(*shape, device=DEVICE).to(dtype) for shape in shapes)
+    given = projection.constants_for(grad_o.new_empty(batch, time, channels), systems, None)
     toeplitz, _, _, taps, advance, _, _, _, from_state = given.tables
-    sizes = Sizes(of_o.device, dtype, batch, time, out, channels, order, 16, len(windows), False, False, True)
+    sizes = Sizes(grad_o.device, dtype, batch, time, out, channels, order, 16, len(windows), False, False, True)
     ready = hopper_launch.input_gradient(sizes, direct)
     if direct and out <= 64:  # too few turns for a ring of buffers
         assert ready is None
         return
     assert ready is not None
-    found = ready(of_o, weight, toeplitz, from_state, taps, advance, input_weight if direct else None)
+    found = ready(grad_o, weight, toeplitz, from_state, taps, advance, input_weight if direct else None)
     if DEVICE.type == "cuda":
-        again = ready(of_o, weight, toeplitz, from_state, taps, advance, input_weight if direct else None)
+        again = ready(grad_o, weight, toeplitz, from_state, taps, advance, input_weight if direct else None)
         assert torch.equal(found, again), "not bit for bit"
-    exact = plain(of_o.double(), weight.double(), systems)
+    exact = plain(grad_o.double(), weight.double(), systems)
     if direct:
-        exact += of_o.double() @ input_weight.double()
+        exact += grad_o.double() @ input_weight.double()
     # Constants, each product and the result are rounded once.
     within(relative_error(found, exact), 3 * torch.finfo(dtype).eps / 2 + 1e-6)
 
@@ -88,12 +88,14 @@ def test_a_state_in_float16_may_exceed_its_range() -> None:
     """λ grows with the window; it is not rounded to the operands' precision."""
     system = plmu.LinearSystem(torch.tensor([[1.0]]), torch.tensor([2.0**-12]))  # a sum of all inputs
     systems = SystemGroups([system, system])
-    of_o, weight = torch.full((1, 300, 8), 64.0).half().to(DEVICE), torch.full((8, 1, 16), 1.0).half().to(DEVICE)
-    tables = projection.constants_for(of_o.new_empty(1, 300, 16), systems, None).tables
-    ready = hopper_launch.input_gradient(Sizes(of_o.device, torch.float16, 1, 300, 8, 16, 1, 16, 2, False, False, True))
+    grad_o, weight = torch.full((1, 300, 8), 64.0).half().to(DEVICE), torch.full((8, 1, 16), 1.0).half().to(DEVICE)
+    tables = projection.constants_for(grad_o.new_empty(1, 300, 16), systems, None).tables
+    ready = hopper_launch.input_gradient(
+        Sizes(grad_o.device, torch.float16, 1, 300, 8, 16, 1, 16, 2, False, False, True)
+    )
     assert ready is not None
-    found = ready(of_o, weight, tables.toeplitz, tables.from_state, tables.taps, tables.advance)
-    exact = plain(of_o.double(), weight.double(), systems)
+    found = ready(grad_o, weight, tables.toeplitz, tables.from_state, tables.taps, tables.advance)
+    exact = plain(grad_o.double(), weight.double(), systems)
     assert torch.finfo(torch.float16).max < (300 - 64) * 8 * 64
     within(relative_error(found, exact), 3 * torch.finfo(torch.float16).eps / 2 + 1e-6)
 
@@ -130,13 +132,13 @@ def test_layers_with_several_windows_use_it(
     sizes: dict[str, Any] = {"order": 2, "theta": windows, "memory_size": 72, "output_activation": None}
     layers = [plmu.ParallelLMU(features, 72, **sizes, **options, algorithm=name) for name in ("fused", "recurrent")]
     layers[1].load_state_dict(layers[0].half().state_dict())
-    x, of_o = (torch.randn(3, 140, one, device=DEVICE).half() for one in (features, 72))
+    x, grad_o = (torch.randn(3, 140, one, device=DEVICE).half() for one in (features, 72))
     layers[0].to(DEVICE), layers[1].to(DEVICE)
 
     def gradient(layer: plmu.ParallelLMU, x: Tensor) -> Tensor:
         x = x.clone().requires_grad_()
         out = layer(x)[0]
-        return torch.autograd.grad(out, x, of_o.to(out))[0]
+        return torch.autograd.grad(out, x, grad_o.to(out))[0]
 
     torch.compiler.reset()
     found = gradient(torch.compile(layers[0], backend="aot_eager") if compiled else layers[0], x)

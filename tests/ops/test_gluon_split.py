@@ -77,21 +77,21 @@ def test_nan_ends_at_a_reset() -> None:
     assert o[:, 70:].isfinite().all()
     u.nan_to_num_().requires_grad_()
     o = plmu.project(u, system, weight, algorithm="fused", resets=resets)[0]
-    of_o = torch.randn_like(o)
-    of_o[:, 180] = torch.nan
-    (of_u,) = torch.autograd.grad(o, u, of_o)
-    assert of_u[:, 135:181].isnan().any()
-    assert of_u[:, :128].isfinite().all()
+    grad_o = torch.randn_like(o)
+    grad_o[:, 180] = torch.nan
+    (grad_u,) = torch.autograd.grad(o, u, grad_o)
+    assert grad_u[:, 135:181].isnan().any()
+    assert grad_u[:, :128].isfinite().all()
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("size", [1e-25, 1e25])
 def test_numbers_of_any_size(size: float) -> None:
     """All small or large, and channels, outputs and moments that differ by a factor of 10⁴."""
-    u, weight, of_o = torch.randn(1, 100, 16), torch.randn(8, 3, 16), torch.randn(1, 100, 8)
-    u, of_o = (one * 10 ** (4 * torch.rand(one.shape[-1])) for one in (u, of_o))
+    u, weight, grad_o = torch.randn(1, 100, 16), torch.randn(8, 3, 16), torch.randn(1, 100, 8)
+    u, grad_o = (one * 10 ** (4 * torch.rand(one.shape[-1])) for one in (u, grad_o))
     u = size * u * 10 ** (-4 * torch.rand(100, 1))
-    check(plmu.DelayNetwork(3, 6.0).discretize(), [u, weight / size], of_o)
+    check(plmu.DelayNetwork(3, 6.0).discretize(), [u, weight / size], grad_o)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -109,8 +109,8 @@ def test_channels_and_outputs_in_units_of_their_own(options: str) -> None:
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("sizes", [(1e-36, 1e36, 1.0), (1e36, 1e-36, 1.0), (1e-36, 1.0, 1e36), (1e17, 1e17, 1e-17)])
 def test_products_of_small_and_large_numbers(sizes: tuple[float, float, float]) -> None:
-    u, weight, of_o = torch.randn(1, 70, 8) * sizes[0], torch.randn(8, 2, 8) * sizes[1], torch.randn(1, 70, 8)
-    check(plmu.DelayNetwork(2, 6.0).discretize(), [u, weight], of_o * sizes[2])
+    u, weight, grad_o = torch.randn(1, 70, 8) * sizes[0], torch.randn(8, 2, 8) * sizes[1], torch.randn(1, 70, 8)
+    check(plmu.DelayNetwork(2, 6.0).discretize(), [u, weight], grad_o * sizes[2])
 
 
 @pytest.mark.usefixtures("kernels")
@@ -150,15 +150,15 @@ def test_a_broken_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     both = gluon_emulator.kernels("float32/gluon_split_weight.py") | kernels
     monkeypatch.setattr(gluon_emulator.Launch, "emulated", both)
     monkeypatch.setattr(gluon_emulator, "PATIENCE", 0.5)
-    given, of_o = [torch.randn(1, 200, 8), torch.randn(8, 2, 8)], torch.randn(1, 200, 8)
+    given, grad_o = [torch.randn(1, 200, 8), torch.randn(8, 2, 8)], torch.randn(1, 200, 8)
     system = plmu.DelayNetwork(2, 6.0).discretize()
-    check(system, given, of_o)
+    check(system, given, grad_o)
     real = kernels["halves"]
     monkeypatch.setitem(kernels, "halves", lambda value: (real(value)[0], 0 * real(value)[1]))
     with pytest.raises(AssertionError):
-        check(system, given, of_o)
+        check(system, given, grad_o)
     monkeypatch.setitem(kernels, "halves", real)
     kernels["mbarrier"].arrive = lambda barrier, count: None
     monkeypatch.setattr(division, "multiprocessors", lambda _: 1)  # so that buffers are used again
     with pytest.raises(RuntimeError, match="deadlock"):
-        check(system, given, of_o)
+        check(system, given, grad_o)

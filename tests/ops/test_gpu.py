@@ -191,12 +191,12 @@ def test_layers_in_one_launch(options, every):
     double.load_state_dict(layer.state_dict())
     x = torch.randn(67, 200, 200, device="cuda", dtype=torch.bfloat16)
     resets = None if every is None else torch.rand(67, 200, device="cuda") < 1 / every
-    of_out = torch.randn(67, 200, 328, device="cuda", dtype=torch.bfloat16)
+    grad_out = torch.randn(67, 200, 328, device="cuda", dtype=torch.bfloat16)
 
     def results(one, x):
         x = x.clone().requires_grad_()
         out, _ = one(x, resets=resets)
-        return [out.detach(), *torch.autograd.grad(out, (x, *one.parameters()), of_out.to(out))]
+        return [out.detach(), *torch.autograd.grad(out, (x, *one.parameters()), grad_out.to(out))]
 
     ours, again = results(layer, x), results(layer, x)
     graph = torch.cuda.CUDAGraph()
@@ -233,7 +233,7 @@ def test_highway_layers(features: int, compiled: bool, monkeypatch: pytest.Monke
     """By the kernel: the same bits twice and captured. By torch: the same up to its rounding, of the same W x + b."""
     layer = plmu.Highway(features).cuda()
     x = torch.randn(23, 180, features, device="cuda", requires_grad=True)
-    of_out = torch.randn(23, 180, features, device="cuda").bfloat16()
+    grad_out = torch.randn(23, 180, features, device="cuda").bfloat16()
     real, calls = highway.gradients, []
     monkeypatch.setattr(highway, "gradients", lambda *given: calls.append(given[0].shape) or real(*given))
 
@@ -243,7 +243,7 @@ def test_highway_layers(features: int, compiled: bool, monkeypatch: pytest.Monke
         def both():
             with torch.autocast("cuda", torch.bfloat16):
                 out = call(x)
-            return [out.detach(), *torch.autograd.grad(out, (x, *layer.parameters()), of_out)]
+            return [out.detach(), *torch.autograd.grad(out, (x, *layer.parameters()), grad_out)]
 
         first, *others = _repeated(both)
         torch.compiler.reset()
@@ -282,7 +282,7 @@ def test_compiled_layers_have_the_bits_of_eager_ones(options, every):
     torch.nn.init.normal_(layer.bias)
     x = torch.randn(67, 200, 200, device="cuda")
     resets = None if every is None else torch.rand(67, 200, device="cuda") < 1 / every
-    of_out = torch.randn(67, 200, 328, device="cuda", dtype=torch.bfloat16)
+    grad_out = torch.randn(67, 200, 328, device="cuda", dtype=torch.bfloat16)
 
     def call(x):
         with torch.autocast("cuda", torch.bfloat16):
@@ -293,7 +293,7 @@ def test_compiled_layers_have_the_bits_of_eager_ones(options, every):
     def results(run):
         leaves = (x.clone().requires_grad_(), *layer.parameters())
         out = run(leaves[0])
-        return [out.detach(), *torch.autograd.grad(out, leaves, of_out)]
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
 
     def agree(found, right):
         for value, expected in zip(found, right, strict=True):
@@ -320,11 +320,11 @@ def test_compiled_layers_launch_no_kernel_for_bias_and_relu(from_input):
     options = {"order": 4, "theta": 6.0, "encoder": False, "input_to_output": from_input, "algorithm": "fused"}
     layer = plmu.ParallelLMU(200, 328, **options).to("cuda", torch.bfloat16)
     x = torch.randn(67, 200, 200, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    of_out = torch.randn(67, 200, 328, device="cuda", dtype=torch.bfloat16)
+    grad_out = torch.randn(67, 200, 328, device="cuda", dtype=torch.bfloat16)
     compiled = torch.compile(lambda x: layer(x)[0], fullgraph=True)
 
     def call():
-        return torch.autograd.grad(compiled(x), (x, *layer.parameters()), of_out)
+        return torch.autograd.grad(compiled(x), (x, *layer.parameters()), grad_out)
 
     call(), call()
     torch.cuda.synchronize()

@@ -69,7 +69,7 @@ def test_against_the_recurrence(name: str, options: str, dtype: torch.dtype, mon
         given.append(torch.randn(batch, order, channels))
     lengths = [max(1, (time - 1) >> i) for i in range(batch)] if "lengths" in options else None
     resets = (torch.rand(batch, time) < 3 / time) if "resets" in options else None
-    of_o, of_last = torch.randn(batch, time, out).to(dtype), torch.randn(batch, order, channels)
+    grad_o, grad_last = torch.randn(batch, time, out).to(dtype), torch.randn(batch, order, channels)
     used = 1 if options == "plain" else 2
 
     def results(leaves: list[Tensor], algorithm: str, grouped: bool) -> list[Tensor]:
@@ -83,7 +83,7 @@ def test_against_the_recurrence(name: str, options: str, dtype: torch.dtype, mon
             assert found is not None
         else:
             found = separately(algorithm, systems, leaves, lengths=lengths, resets=marks)
-        gradients = [one.to(value) for one, value in zip((of_o, of_last), found, strict=True)]
+        gradients = [one.to(value) for one, value in zip((grad_o, grad_last), found, strict=True)]
         return [*found, *torch.autograd.grad(found[:used], leaves, gradients[:used])]
 
     exact = results([one.double() for one in given], "recurrent", False)

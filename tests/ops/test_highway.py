@@ -33,9 +33,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Size]]:
     """The shapes of which the kernel made gradients, on any device."""
     real, found = highway.gradients, []
 
-    def noting(of_out: Tensor, *rest: Any) -> highway.Gradients:
-        found.append(of_out.shape)
-        return real(of_out, *rest)
+    def noting(grad_out: Tensor, *rest: Any) -> highway.Gradients:
+        found.append(grad_out.shape)
+        return real(grad_out, *rest)
 
     monkeypatch.setattr(highway, "gradients", noting)
     monkeypatch.setattr(highway, "on_gpu", lambda x: True)
@@ -65,38 +65,40 @@ def check(rows: int, features: int, dtype: torch.dtype, needed: tuple[bool, bool
     """Each number within the roundings of float32, and that of the result."""
     bias_dtype = torch.float32 if dtype in HALF else dtype  # as under autocast
     weight = (torch.randn(2 * features, features, device=DEVICE) / features**0.5).to(dtype)
-    x, of_out = (torch.randn(rows, features, device=DEVICE).to(dtype) for _ in range(2))
+    x, grad_out = (torch.randn(rows, features, device=DEVICE).to(dtype) for _ in range(2))
     pre = (2 * torch.randn(rows, 2 * features, device=DEVICE)).to(dtype)
-    given = (of_out, x, weight if needed[0] else None, pre, bias_dtype, needed[1])
-    of_pre, of_x, of_bias = highway.gradients(*given)
+    given = (grad_out, x, weight if needed[0] else None, pre, bias_dtype, needed[1])
+    grad_pre, grad_x, grad_bias = highway.gradients(*given)
     again = highway.gradients(*given)
-    for value, other in zip((of_pre, of_x, of_bias), again, strict=True):
+    for value, other in zip((grad_pre, grad_x, grad_bias), again, strict=True):
         assert (value is None and other is None) or torch.equal(value, other), "not bit for bit"
-    assert (of_x is not None, of_bias is not None) == needed
+    assert (grad_x is not None, grad_bias is not None) == needed
 
     wide_x, wide_pre, W = x.double().requires_grad_(), pre.double().requires_grad_(), weight.double()
     transformed, gate = wide_pre.chunk(2, -1)
     out = torch.lerp(wide_x, transformed.relu(), gate.sigmoid())
-    direct, exact = torch.autograd.grad(out, (wide_x, wide_pre), of_out.double())
+    direct, exact = torch.autograd.grad(out, (wide_x, wide_pre), grad_out.double())
     eps, narrow = (torch.finfo(one).eps for one in (torch.float32, dtype))
     tiny = torch.finfo(dtype).smallest_normal * narrow  # where numbers lie as far apart as this
-    within_float32 = STEPS * eps * of_out.double().abs() * (1 + wide_x.abs() + transformed.relu())
+    within_float32 = STEPS * eps * grad_out.double().abs() * (1 + wide_x.abs() + transformed.relu())
     error = torch.cat([within_float32, within_float32], -1)  # before rounding
 
     def near(value: Tensor, right: Tensor, bound: Tensor) -> None:
         within(((value.double() - right).abs() / bound).max(), 1.0)
 
-    assert of_pre.dtype == dtype
+    assert grad_pre.dtype == dtype
     error_rounded = error + 2 * narrow * exact.abs() + 2 * tiny  # the interpreter rounds towards zero
-    near(of_pre, exact, error_rounded)
-    if of_x is not None:
-        assert of_x.dtype == dtype
+    near(grad_pre, exact, error_rounded)
+    if grad_x is not None:
+        assert grad_x.dtype == dtype
         size = exact.abs() @ W.abs()
         summed = error_rounded @ W.abs() + 2 * (features + 1) * eps * size
-        near(of_x, direct + exact @ W, summed + within_float32 + 2 * narrow * (2 * direct.abs() + 2 * size) + 4 * tiny)
-    if of_bias is not None:
-        assert of_bias.dtype == bias_dtype
-        near(of_bias, exact.sum(0), error.sum(0) + (rows + 2) * eps * exact.abs().sum(0) + tiny)
+        near(
+            grad_x, direct + exact @ W, summed + within_float32 + 2 * narrow * (2 * direct.abs() + 2 * size) + 4 * tiny
+        )
+    if grad_bias is not None:
+        assert grad_bias.dtype == bias_dtype
+        near(grad_bias, exact.sum(0), error.sum(0) + (rows + 2) * eps * exact.abs().sum(0) + tiny)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
@@ -136,35 +138,37 @@ def test_rows_are_divided_among_few_programs() -> None:
 
 def test_what_is_not_a_number_or_too_large_goes_where_torch_takes_it() -> None:
     bad = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30, 0.0, -0.0], device=DEVICE)
-    x, pre, of_out = (torch.randn(len(bad), 1, device=DEVICE).expand(-1, 3).contiguous() for _ in range(3))
+    x, pre, grad_out = (torch.randn(len(bad), 1, device=DEVICE).expand(-1, 3).contiguous() for _ in range(3))
     pre = torch.cat([pre, pre], -1)
     pre[:, 0], pre[:, 3 + 1], x[:, 2] = bad, bad, bad
-    of_pre, _, _ = highway.gradients(of_out, x, None, pre, torch.float32, False)
+    grad_pre, _, _ = highway.gradients(grad_out, x, None, pre, torch.float32, False)
     leaf = pre.clone().requires_grad_()
     transformed, gate = leaf.chunk(2, -1)
-    (right,) = torch.autograd.grad(torch.lerp(x, transformed.relu(), gate.sigmoid()), leaf, of_out)
-    torch.testing.assert_close(of_pre, right, rtol=STEPS * torch.finfo(torch.float32).eps, atol=0, equal_nan=True)
+    (right,) = torch.autograd.grad(torch.lerp(x, transformed.relu(), gate.sigmoid()), leaf, grad_out)
+    torch.testing.assert_close(grad_pre, right, rtol=STEPS * torch.finfo(torch.float32).eps, atol=0, equal_nan=True)
 
 
-def gradients(layer: plmu.Highway, x: Tensor, of_out: Tensor, call: Callable | None = None) -> list[Tensor]:
+def gradients(layer: plmu.Highway, x: Tensor, grad_out: Tensor, call: Callable | None = None) -> list[Tensor]:
     out = layer(x) if call is None else call(x)
     leaves = [one for one in (x, *layer.parameters()) if one.requires_grad]
-    return [out, *torch.autograd.grad(out, leaves, of_out)]
+    return [out, *torch.autograd.grad(out, leaves, grad_out)]
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (), (2, 0), (4,)])
 def test_a_layer_has_the_gradients_of_torch(shape: tuple[int, ...], calls: list[torch.Size]) -> None:
-    layer, x, of_out = layer_of(), input_of(*shape, FEATURES), torch.randn(*shape, FEATURES, device=DEVICE)
-    found = gradients(layer, x, of_out)
-    assert calls == [of_out.shape]
-    assert_same(found, by_torch(lambda: gradients(layer, x, of_out)))
+    layer, x, grad_out = layer_of(), input_of(*shape, FEATURES), torch.randn(*shape, FEATURES, device=DEVICE)
+    found = gradients(layer, x, grad_out)
+    assert calls == [grad_out.shape]
+    assert_same(found, by_torch(lambda: gradients(layer, x, grad_out)))
 
 
 def test_gradients_that_are_not_contiguous(calls: list[torch.Size]) -> None:
     layer, x = layer_of(), input_of(FEATURES, 6)
-    for of_out in (torch.randn(FEATURES, 6, device=DEVICE).mT, torch.ones(1, 1, device=DEVICE).expand(6, FEATURES)):
-        found = gradients(layer, x.detach().mT.requires_grad_(), of_out)
-        assert_same(found, by_torch(lambda of_out=of_out: gradients(layer, x.detach().mT.requires_grad_(), of_out)))
+    for grad_out in (torch.randn(FEATURES, 6, device=DEVICE).mT, torch.ones(1, 1, device=DEVICE).expand(6, FEATURES)):
+        found = gradients(layer, x.detach().mT.requires_grad_(), grad_out)
+        assert_same(
+            found, by_torch(lambda grad_out=grad_out: gradients(layer, x.detach().mT.requires_grad_(), grad_out))
+        )
     assert len(calls) == 2
 
 
@@ -173,14 +177,14 @@ def test_gradients_that_are_not_contiguous(calls: list[torch.Size]) -> None:
 def test_under_autocast(compiled: bool, given: torch.dtype, calls: list[torch.Size]) -> None:
     """Precisions are those that autocast gives; the gradient of the bias is summed up in float32."""
     layer, x = layer_of(), input_of(3, 5, FEATURES, dtype=given)
-    of_out = torch.randn(3, 5, FEATURES, device=DEVICE).bfloat16()
+    grad_out = torch.randn(3, 5, FEATURES, device=DEVICE).bfloat16()
 
     @torch.autocast(DEVICE.type, torch.bfloat16)
     def call(x: Tensor) -> Tensor:
         return layer(x)
 
     run = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
-    found, right = gradients(layer, x, of_out, run), by_torch(lambda: gradients(layer, x, of_out, call))
+    found, right = gradients(layer, x, grad_out, run), by_torch(lambda: gradients(layer, x, grad_out, call))
     assert len(calls) == 1
     assert [one.dtype for one in found] == [one.dtype for one in right]
     eps = torch.finfo(torch.bfloat16).eps
@@ -191,7 +195,7 @@ def test_under_autocast(compiled: bool, given: torch.dtype, calls: list[torch.Si
 
 def test_compiled(calls: list[torch.Size]) -> None:
     """The forward pass is a graph of torch's operations, and the backward pass one of ours beside the products."""
-    layer, x, of_out = layer_of(), input_of(3, 5, FEATURES), torch.randn(3, 5, FEATURES, device=DEVICE)
+    layer, x, grad_out = layer_of(), input_of(3, 5, FEATURES), torch.randn(3, 5, FEATURES, device=DEVICE)
     seen: list[set[str]] = []
 
     def note(graph: torch.fx.GraphModule, _: list[Any]) -> Any:
@@ -200,8 +204,8 @@ def test_compiled(calls: list[torch.Size]) -> None:
 
     backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=note)
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
-    found = gradients(layer, x, of_out, compiled)
-    assert_same(found, by_torch(lambda: gradients(layer, x, of_out)))
+    found = gradients(layer, x, grad_out, compiled)
+    assert_same(found, by_torch(lambda: gradients(layer, x, grad_out)))
     forward, backward = seen[:2]
     assert "aten.lerp.Tensor" in forward
     assert "plmu.highway_backward.default" in backward
@@ -209,22 +213,22 @@ def test_compiled(calls: list[torch.Size]) -> None:
     assert len(calls) == 1
     with torch.no_grad():
         assert torch.equal(compiled(x), layer(x))
-    x, of_out = input_of(4, 7, FEATURES), torch.randn(4, 7, FEATURES, device=DEVICE)
-    assert_same(gradients(layer, x, of_out, compiled), gradients(layer, x, of_out))
+    x, grad_out = input_of(4, 7, FEATURES), torch.randn(4, 7, FEATURES, device=DEVICE)
+    assert_same(gradients(layer, x, grad_out, compiled), gradients(layer, x, grad_out))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("trained", ["x", "weight", "bias", "x and weight", "weight and bias"])
 def test_what_is_frozen_has_no_gradient(trained: str, compiled: bool, calls: list[torch.Size]) -> None:
-    layer, x, of_out = layer_of(), input_of(3, FEATURES), torch.randn(3, FEATURES, device=DEVICE)
+    layer, x, grad_out = layer_of(), input_of(3, FEATURES), torch.randn(3, FEATURES, device=DEVICE)
     everything = {"x": x, "weight": layer.both.weight, "bias": layer.both.bias}
     for name, one in everything.items():
         one.requires_grad_(name in trained)
     call = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
-    found = gradients(layer, x, of_out, call)
+    found = gradients(layer, x, grad_out, call)
     assert len(found) == 1 + len(trained.split(" and "))
     assert len(calls) == 1
-    assert_same(found, by_torch(lambda: gradients(layer, x, of_out)))
+    assert_same(found, by_torch(lambda: gradients(layer, x, grad_out)))
 
 
 def test_where_no_gradient_is_needed_torch_runs(calls: list[torch.Size]) -> None:
@@ -316,8 +320,8 @@ def test_many_gradients_at_once(calls: list[torch.Size]) -> None:
     leaves = (x, *layer.parameters())
     found = torch.autograd.grad(layer(x), leaves, many, is_grads_batched=True)
     assert not calls
-    for i, of_out in enumerate(many):
-        assert_same([one[i] for one in found], list(torch.autograd.grad(layer(x), leaves, of_out)))
+    for i, grad_out in enumerate(many):
+        assert_same([one[i] for one in found], list(torch.autograd.grad(layer(x), leaves, grad_out)))
 
 
 TRANSFORMS: dict[str, Callable[[Callable, Tensor], Any]] = {
@@ -367,7 +371,7 @@ def test_what_the_kernel_does_not_take(what: str, calls: list[torch.Size]) -> No
     elif what == "hook":
         layer.both.register_forward_hook(lambda module, given, out: 2 * out)
     elif what == "backward hook":
-        layer.both.register_full_backward_hook(lambda module, of_in, of_out: None)
+        layer.both.register_full_backward_hook(lambda module, of_in, grad_out: None)
     elif what == "no bias":
         layer.both.bias = None
     elif what == "subclass":

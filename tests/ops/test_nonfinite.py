@@ -40,9 +40,9 @@ def results(u: Tensor, system: plmu.LinearSystem, algorithm: str = "auto", **opt
     """m, o, and the final state by each of the three functions."""
     torch.manual_seed(5)
     weight = torch.randn(OUT, system.order, u.shape[2] if system.inputs is None else 1)
-    m, of_states = plmu.states(u, system, algorithm=algorithm, **options)
-    o, of_project = plmu.project(u, system, weight, algorithm=algorithm, **options)
-    return m, o, of_states, of_project, plmu.final_state(u, system, **options)
+    m, last_of_states = plmu.states(u, system, algorithm=algorithm, **options)
+    o, last_of_project = plmu.project(u, system, weight, algorithm=algorithm, **options)
+    return m, o, last_of_states, last_of_project, plmu.final_state(u, system, **options)
 
 
 def assert_spoilt(found: tuple[Tensor, ...], clean: tuple[Tensor, ...], steps: Tensor, end: Tensor) -> None:
@@ -147,10 +147,10 @@ def test_gradients_of_what_came_before(algorithm: str) -> None:
         o, _ = plmu.project(u, system, weight, algorithm=algorithm)
         return torch.autograd.grad(o[:, :BAD_STEP].square().sum(), leaves)
 
-    (of_u, of_weight), (right_of_u, right_of_weight) = (gradients(u) for u in inputs(math.nan))
-    right_of_u[1, BAD_STEP, 1] = 0.0  # the bad value itself has none; what an FFT rounds to there is not zero
-    assert torch.equal(of_u, right_of_u)
-    assert torch.equal(of_weight, right_of_weight)
+    (grad_u, grad_weight), (right_grad_u, right_grad_weight) = (gradients(u) for u in inputs(math.nan))
+    right_grad_u[1, BAD_STEP, 1] = 0.0  # the bad value itself has none; what an FFT rounds to there is not zero
+    assert torch.equal(grad_u, right_grad_u)
+    assert torch.equal(grad_weight, right_grad_weight)
 
 
 def test_large_finite_inputs_are_not_taken_for_bad() -> None:

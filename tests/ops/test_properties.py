@@ -30,9 +30,9 @@ class Example:
     u: Tensor
     state: Tensor | None
     weight: Tensor
-    of_m: Tensor
-    of_o: Tensor
-    of_last: Tensor
+    grad_m: Tensor
+    grad_o: Tensor
+    grad_last: Tensor
 
     @property
     def batch(self) -> int:
@@ -76,7 +76,7 @@ class Example:
     @property
     def gradient_size(self) -> float:
         """No gradient of an input exceeds this."""
-        return _largest_sum(self.of_m, self.of_o, 3 * self.of_last)
+        return _largest_sum(self.grad_m, self.grad_o, 3 * self.grad_last)
 
 
 def _largest_sum(*values: Tensor | None) -> float:
@@ -104,9 +104,9 @@ def examples(draw: st.DrawFn, algorithms: tuple[str, ...] = ALGORITHMS) -> Examp
         u=random(batch, time, width),
         state=random(batch, order, channels) if draw(st.booleans()) else None,
         weight=weight / weight.norm(),
-        of_m=random(batch, time, order, channels),
-        of_o=random(batch, time, 2),
-        of_last=random(batch, order, channels),
+        grad_m=random(batch, time, order, channels),
+        grad_o=random(batch, time, 2),
+        grad_last=random(batch, order, channels),
     )
 
 
@@ -162,8 +162,8 @@ def test_nothing_depends_on_the_future(example: Example, data: st.DataObject) ->
     for before, after in zip(example.all_of(example.u, None)[:2], example.all_of(later, None)[:2], strict=True):
         example.check(after[:, : now + 1], before[:, : now + 1], size=_largest_sum(later))
     u = example.u.clone().requires_grad_()
-    of_u = torch.autograd.grad(example.states(u, None)[0][:, now], u, example.of_m[:, now])[0]
-    example.check(of_u[:, now + 1 :], torch.zeros_like(of_u[:, now + 1 :]), example.gradient_size)
+    grad_u = torch.autograd.grad(example.states(u, None)[0][:, now], u, example.grad_m[:, now])[0]
+    example.check(grad_u[:, now + 1 :], torch.zeros_like(grad_u[:, now + 1 :]), example.gradient_size)
 
 
 @many
@@ -193,11 +193,11 @@ def test_padding_changes_nothing(example: Example, data: st.DataObject) -> None:
     got = _with_gradients(example, u, example.state, slice(None), lengths=lengths)
     for value in got:
         assert value.isfinite().all()
-    m, o, last, of_u, of_weight = got[:5]
+    m, o, last, grad_u, grad_weight = got[:5]
     assert not m[padding].any()
     assert not o[padding].any()
-    assert not of_u[padding].any()
-    total = torch.zeros_like(of_weight)
+    assert not grad_u[padding].any()
+    total = torch.zeros_like(grad_weight)
     for i, length in enumerate(lengths.tolist()):
         state = None if example.state is None else example.state[i : i + 1]
         if length == 0:
@@ -208,11 +208,11 @@ def test_padding_changes_nothing(example: Example, data: st.DataObject) -> None:
         example.check(m[i, :length], alone[0][0])
         example.check(o[i, :length], alone[1][0])
         example.check(last[i], alone[2][0])
-        example.check(of_u[i, :length], alone[3][0], example.gradient_size)
+        example.check(grad_u[i, :length], alone[3][0], example.gradient_size)
         total += alone[4]
         if state is not None:
             example.check(got[5][i], alone[5][0], example.gradient_size)
-    example.check(of_weight, total, example.batch * example.size * example.gradient_size)
+    example.check(grad_weight, total, example.batch * example.size * example.gradient_size)
 
 
 def _with_gradients(
@@ -226,7 +226,7 @@ def _with_gradients(
         o, again = plmu.project(u, example.system, weight, state, algorithm=example.algorithm, **options)
         final = plmu.final_state(u, example.system, state, **options)
     time = u.shape[1]
-    incoming = [example.of_m[rows, :time], example.of_o[rows, :time], *3 * [example.of_last[rows]]]
+    incoming = [example.grad_m[rows, :time], example.grad_o[rows, :time], *3 * [example.grad_last[rows]]]
     gradients = torch.autograd.grad([m, o, last, again, final], leaves, incoming)
     return m.detach(), o.detach(), last.detach(), *gradients
 

@@ -24,20 +24,20 @@ ALL = [
 ]
 
 
-def results(algorithm: str, system: plmu.LinearSystem, given: list[Tensor], of_o: Tensor, **options: object) -> list:
+def results(algorithm: str, system: plmu.LinearSystem, given: list[Tensor], grad_o: Tensor, **options: object) -> list:
     """o, the final state, and the gradients of u, the weight and the state if there is one."""
     leaves = [one.clone().requires_grad_() for one in given]
     o, last = plmu.project(leaves[0], system, *leaves[1:], algorithm=algorithm, **options)
-    return [o, last, *torch.autograd.grad((o, last), leaves, (of_o.to(o), torch.ones_like(last)))]
+    return [o, last, *torch.autograd.grad((o, last), leaves, (grad_o.to(o), torch.ones_like(last)))]
 
 
-def check(system: plmu.LinearSystem, given: list[Tensor], of_o: Tensor, resets: Tensor | None = None) -> None:
+def check(system: plmu.LinearSystem, given: list[Tensor], grad_o: Tensor, resets: Tensor | None = None) -> None:
     """The error of float32 in parts is at most twice that of plain float32 in chunks, of any result; or that of its
     parts, where plain float32 happens to be better."""
-    exact = results("recurrent", system, [one.double() for one in given], of_o, resets=resets)
-    plain = results("chunked", system, given, of_o, resets=resets)
+    exact = results("recurrent", system, [one.double() for one in given], grad_o, resets=resets)
+    plain = results("chunked", system, given, grad_o, resets=resets)
     options = {"resets": None if resets is None else resets.to(DEVICE)}
-    ours = results("fused", system, [one.to(DEVICE) for one in given], of_o.to(DEVICE), **options)
+    ours = results("fused", system, [one.to(DEVICE) for one in given], grad_o.to(DEVICE), **options)
     for value, other, right in zip(ours, plain, exact, strict=True):
         size = right.detach().norm()
         found, bound = ((one.detach().cpu().double() - right.detach()).norm() / size for one in (value, other))
@@ -73,10 +73,10 @@ def test_tiles_of_channels_and_outputs(parts: int, monkeypatch: pytest.MonkeyPat
 def test_numbers_of_any_size(parts: int, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """All small or large, and channels, outputs and moments that differ by a factor of 10⁴."""
     monkeypatch.setattr(split, "PARTS", parts)
-    u, weight, of_o = torch.randn(1, 100, 12), torch.randn(9, 3, 12), torch.randn(1, 100, 9)
-    u, of_o = (one * 10 ** (4 * torch.rand(one.shape[-1])) for one in (u, of_o))
+    u, weight, grad_o = torch.randn(1, 100, 12), torch.randn(9, 3, 12), torch.randn(1, 100, 9)
+    u, grad_o = (one * 10 ** (4 * torch.rand(one.shape[-1])) for one in (u, grad_o))
     u = size * u * 10 ** (-4 * torch.rand(100, 1))
-    check(plmu.DelayNetwork(3, 6.0).discretize(), [u, weight / size], of_o)
+    check(plmu.DelayNetwork(3, 6.0).discretize(), [u, weight / size], grad_o)
 
 
 @pytest.mark.parametrize("parts", EITHER)
@@ -102,8 +102,8 @@ def test_a_channel_that_is_zero_but_for_its_first_state(parts: int, monkeypatch:
 @pytest.mark.parametrize("sizes", [(1e-36, 1e36, 1.0), (1e36, 1e-36, 1.0), (1e-36, 1.0, 1e36), (1e17, 1e17, 1e-17)])
 def test_products_of_small_and_large_numbers(sizes: tuple[float, float, float]) -> None:
     """Of u, the weight and the gradient of o: no product overflows on its way to a result that does not."""
-    u, weight, of_o = torch.randn(1, 70, 3) * sizes[0], torch.randn(3, 2, 3) * sizes[1], torch.randn(1, 70, 3)
-    check(plmu.DelayNetwork(2, 6.0).discretize(), [u, weight], of_o * sizes[2])
+    u, weight, grad_o = torch.randn(1, 70, 3) * sizes[0], torch.randn(3, 2, 3) * sizes[1], torch.randn(1, 70, 3)
+    check(plmu.DelayNetwork(2, 6.0).discretize(), [u, weight], grad_o * sizes[2])
 
 
 @pytest.mark.parametrize("parts", EITHER)
@@ -115,13 +115,13 @@ def test_groups_of_channels(parts: int, monkeypatch: pytest.MonkeyPatch) -> None
     ]
     layers[1].load_state_dict(layers[0].state_dict())
     x = torch.randn(2, 70, 12)
-    of_o = torch.randn(2, 70, 10)
+    grad_o = torch.randn(2, 70, 10)
     found = []
     for layer, kind in zip(layers, (torch.float32, torch.float64), strict=True):
         layer.to(DEVICE, kind)
         given = x.to(DEVICE, kind).requires_grad_()
         o, _ = layer(given)
-        found.append([o, *torch.autograd.grad(o, (given, *layer.parameters()), of_o.to(o))])
+        found.append([o, *torch.autograd.grad(o, (given, *layer.parameters()), grad_o.to(o))])
     for value, right in zip(*found, strict=True):
         within((value.double() - right).norm() / right.norm(), 10 * torch.finfo(torch.float32).eps)
 
@@ -138,15 +138,15 @@ def test_a_bad_number_stays_in_its_sequence(bad: float) -> None:
     assert o[0, 70:].isnan().all()
     for value, exact in ((o[0, :64], right[0, :64]), (o[1], right[1])):
         within((value.double() - exact).norm() / exact.norm(), ROUNDED)
-    u, of_o = u.nan_to_num(0, 0, 0).requires_grad_(), torch.ones_like(o)
-    of_o[0, 70, 1] = bad
+    u, grad_o = u.nan_to_num(0, 0, 0).requires_grad_(), torch.ones_like(o)
+    grad_o[0, 70, 1] = bad
     o, _ = projection.project(u, system, weight.requires_grad_(), None)
-    of_u, of_weight = torch.autograd.grad(o, (u, weight), of_o)
-    assert of_u[0, 64:71].isnan().all()
-    assert of_u[0, 128:].isfinite().all()
-    assert of_u[1].isfinite().all()
-    assert of_weight[1].isnan().all()
-    assert of_weight[[0, 2]].isfinite().all()
+    grad_u, grad_weight = torch.autograd.grad(o, (u, weight), grad_o)
+    assert grad_u[0, 64:71].isnan().all()
+    assert grad_u[0, 128:].isfinite().all()
+    assert grad_u[1].isfinite().all()
+    assert grad_weight[1].isnan().all()
+    assert grad_weight[[0, 2]].isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")

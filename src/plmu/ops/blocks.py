@@ -107,25 +107,25 @@ def expand(matrix: Tensor, x: Tensor, reach: Reach) -> Tensor:
     return m + _rows(apply(powers, x[:, toeplitz.shape[1] :]), valid)
 
 
-def contract(matrix: Tensor, of_m: Tensor, reach: Reach) -> Tensor:
+def contract(matrix: Tensor, grad_m: Tensor, reach: Reach) -> Tensor:
     """The transpose of `expand`: the gradient of x from that of the states."""
     same, valid = reach or (None, None)
     if valid is None or same is None:
-        return apply(matrix.mT, of_m if valid is None else _rows(of_m, valid))
+        return apply(matrix.mT, grad_m if valid is None else _rows(grad_m, valid))
     toeplitz, powers = _parts(matrix, same)
-    of_inputs = _cut(toeplitz, same).mT @ of_m
-    return torch.cat([of_inputs, apply(powers.mT, _rows(of_m, valid))], dim=1)
+    grad_inputs = _cut(toeplitz, same).mT @ grad_m
+    return torch.cat([grad_inputs, apply(powers.mT, _rows(grad_m, valid))], dim=1)
 
 
-def _matrix_gradient(of_m: Tensor, x: Tensor, matrix: Tensor, reach: Reach) -> Tensor:
+def _matrix_gradient(grad_m: Tensor, x: Tensor, matrix: Tensor, reach: Reach) -> Tensor:
     """The gradient of [T | P], for a trained system."""
     same, valid = reach or (None, None)
     if valid is None or same is None:
-        return torch.einsum("npx,nrx->pr", of_m if valid is None else _rows(of_m, valid), x)
+        return torch.einsum("npx,nrx->pr", grad_m if valid is None else _rows(grad_m, valid), x)
     columns = _parts(matrix, same)[0].shape[1]
-    per_block = _cut(of_m @ x[:, :columns].mT, same)
-    of_powers = torch.einsum("npx,nrx->pr", _rows(of_m, valid), x[:, columns:])
-    return torch.cat([per_block.sum(0), of_powers], dim=1)
+    per_block = _cut(grad_m @ x[:, :columns].mT, same)
+    grad_powers = torch.einsum("npx,nrx->pr", _rows(grad_m, valid), x[:, columns:])
+    return torch.cat([per_block.sum(0), grad_powers], dim=1)
 
 
 def _parts(matrix: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,21 +175,21 @@ class BlockProject(torch.autograd.Function):
         x, matrix, same, valid, weight = ctx.saved_tensors
         need_x, need_matrix, _, _, need_weight, _ = ctx.needs_input_grad
         steps = matrix.shape[0] * x.shape[2] // weight.shape[1]
-        of_x, of_matrix, of_weight = [], None, None
+        grad_x, grad_matrix, grad_weight = [], None, None
         for rows in _tiles(x.shape[0], ctx.tile):
             reach = _reach(same, valid, rows)
             by_step = gradient[rows.start * steps : rows.stop * steps]
             if need_weight:
-                of_weight = _plus(of_weight, by_step.mT @ _by_step(expand(matrix, x[rows], reach), weight))
+                grad_weight = _plus(grad_weight, by_step.mT @ _by_step(expand(matrix, x[rows], reach), weight))
             if need_x or need_matrix:
-                of_m = (by_step @ weight).reshape(rows.stop - rows.start, matrix.shape[0], x.shape[2])
+                grad_m = (by_step @ weight).reshape(rows.stop - rows.start, matrix.shape[0], x.shape[2])
             if need_x:
-                of_x.append(contract(matrix, of_m, reach))
+                grad_x.append(contract(matrix, grad_m, reach))
             if need_matrix:
-                of_matrix = _plus(of_matrix, _matrix_gradient(of_m, x[rows], matrix, reach))
-            of_m = None
-        joined = None if not need_x else of_x[0] if len(of_x) == 1 else torch.cat(of_x)
-        return joined, _narrow(of_matrix, matrix), None, None, _narrow(of_weight, weight), None
+                grad_matrix = _plus(grad_matrix, _matrix_gradient(grad_m, x[rows], matrix, reach))
+            grad_m = None
+        joined = None if not need_x else grad_x[0] if len(grad_x) == 1 else torch.cat(grad_x)
+        return joined, _narrow(grad_matrix, matrix), None, None, _narrow(grad_weight, weight), None
 
 
 def _tiles(blocks: int, tile: int) -> list[slice]:

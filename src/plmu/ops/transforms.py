@@ -111,26 +111,26 @@ class _Tiles:
         rows: Tensor = m.flatten(3)[..., : steps.stop - steps.start].reshape(self.rows, -1)
         return rows
 
-    def collect(self, of_windows: Tensor, of_m: Tensor, sequences: slice, blocks: slice, steps: slice) -> None:
+    def collect(self, grad_windows: Tensor, grad_m: Tensor, sequences: slice, blocks: slice, steps: slice) -> None:
         """Add to the gradient of the windows what that of the m of a tile gives."""
-        of_m = of_m.reshape(-1, self.channels, sequences.stop - sequences.start, steps.stop - steps.start)
-        of_m = pad(of_m, (0, (blocks.stop - blocks.start) * self.block - of_m.shape[3]))
+        grad_m = grad_m.reshape(-1, self.channels, sequences.stop - sequences.start, steps.stop - steps.start)
+        grad_m = pad(grad_m, (0, (blocks.stop - blocks.start) * self.block - grad_m.shape[3]))
         # Behind a block of zeros, as it is in a window, its transform has the other sign at odd frequencies.
-        spectrum = torch.fft.rfft(of_m.unflatten(3, (-1, self.block)), n=2 * self.block)
-        of_windows = of_windows[:, :, sequences]
+        spectrum = torch.fft.rfft(grad_m.unflatten(3, (-1, self.block)), n=2 * self.block)
+        grad_windows = grad_windows[:, :, sequences]
         for k, piece in enumerate(self.spectra[: blocks.stop]):
             start = max(blocks.start, k)
-            for of_window, part in zip(of_windows, piece, strict=True):
+            for grad_window, part in zip(grad_windows, piece, strict=True):
                 product = spectrum[:, :, :, start - blocks.start :] * part.conj()[:, None, None, None]
-                of_window[:, :, start - k : blocks.stop - k] += product.sum(0)
+                grad_window[:, :, start - k : blocks.stop - k] += product.sum(0)
 
-    def of_inputs(self, of_windows: Tensor) -> Tensor:
+    def input_gradient(self, grad_windows: Tensor) -> Tensor:
         """The gradient of u from that of all windows."""
-        of_windows[..., 1::2].neg_()
-        by_window = torch.fft.irfft(of_windows, n=2 * self.block, norm="forward")
-        of_u: Tensor = by_window[..., self.block :]  # what is in two windows, from both
-        of_u[..., :-1, :] += by_window[..., 1:, : self.block]
-        by_step: Tensor = of_u.flatten(3)[..., : self.time].permute(2, 3, 0, 1)
+        grad_windows[..., 1::2].neg_()
+        by_window = torch.fft.irfft(grad_windows, n=2 * self.block, norm="forward")
+        grad_u: Tensor = by_window[..., self.block :]  # what is in two windows, from both
+        grad_u[..., :-1, :] += by_window[..., 1:, : self.block]
+        by_step: Tensor = grad_u.flatten(3)[..., : self.time].permute(2, 3, 0, 1)
         return by_step
 
 
@@ -164,11 +164,11 @@ class _States(torch.autograd.Function):
         if not _is_plain(gradient):
             u = spectra.real.new_zeros(tiles.batch, tiles.time, tiles.inputs, tiles.channels, requires_grad=True)
             return *_by_autograd(lambda: _all_blocks(u, spectra), [u], gradient), None, None  # the same for every u
-        of_m = gradient.reshape(tiles.batch, tiles.time, tiles.rows)
-        of_windows = spectra.new_zeros(tiles.shape)
+        grad_m = gradient.reshape(tiles.batch, tiles.time, tiles.rows)
+        grad_windows = spectra.new_zeros(tiles.shape)
         for place in tiles:
-            tiles.collect(of_windows, of_m[place[0], place[2]].flatten(0, 1).mT.contiguous(), *place)
-        return tiles.of_inputs(of_windows), None, None
+            tiles.collect(grad_windows, grad_m[place[0], place[2]].flatten(0, 1).mT.contiguous(), *place)
+        return tiles.input_gradient(grad_windows), None, None
 
 
 class _Project(torch.autograd.Function):
@@ -190,12 +190,12 @@ class _Project(torch.autograd.Function):
             inputs = [one for one, needed in ((u, need_u), (weight, need_weight)) if needed]
             found = iter(_by_autograd(lambda: _all_blocks(u, spectra).flatten(2) @ weight.mT, inputs, gradient))
             return next(found) if need_u else None, None, next(found) if need_weight else None, None
-        of_windows = spectra.new_zeros(tiles.shape) if need_u else None
-        windows, of_weight = (_windows(u, tiles.block), torch.zeros_like(weight)) if need_weight else (None, None)
+        grad_windows = spectra.new_zeros(tiles.shape) if need_u else None
+        windows, grad_weight = (_windows(u, tiles.block), torch.zeros_like(weight)) if need_weight else (None, None)
         for place in tiles:
-            of_o = gradient[place[0], place[2]].flatten(0, 1)
-            if windows is not None and of_weight is not None:
-                of_weight.addmm_(of_o.mT, tiles.states(windows, *place).mT)
-            if of_windows is not None:
-                tiles.collect(of_windows, weight.mT @ of_o.mT, *place)
-        return None if of_windows is None else tiles.of_inputs(of_windows), None, of_weight, None
+            grad_o = gradient[place[0], place[2]].flatten(0, 1)
+            if windows is not None and grad_weight is not None:
+                grad_weight.addmm_(grad_o.mT, tiles.states(windows, *place).mT)
+            if grad_windows is not None:
+                tiles.collect(grad_windows, weight.mT @ grad_o.mT, *place)
+        return None if grad_windows is None else tiles.input_gradient(grad_windows), None, grad_weight, None

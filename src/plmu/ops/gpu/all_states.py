@@ -62,8 +62,8 @@ def _states(
 
 @torch.library.custom_op("plmu::states_backward", mutates_args=())
 def _states_backward(
-    of_m: Tensor,
-    of_last: Tensor | None,
+    grad_m: Tensor,
+    grad_last: Tensor | None,
     segments: Tensor | None,
     toeplitz: Tensor,
     past: Tensor,
@@ -73,37 +73,38 @@ def _states_backward(
     last_advance: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of u and of the first state."""
-    batch, time, order, channels = of_m.shape
+    batch, time, order, channels = grad_m.shape
     chunks = tiles(time, CHUNK)
-    of_u = of_m.new_empty(batch, time, channels)
-    of_states = advance.new_empty(batch, chunks, order, channels)
+    grad_u = grad_m.new_empty(batch, time, channels)
+    grad_states = advance.new_empty(batch, chunks, order, channels)
     kernels, options = _kernels(), {**constants_of(order), "WIDTH": 64, "SEGMENTED": segments is not None}
-    marks = of_m if segments is None else segments  # any tensor; without segments it is not read
-    with on(of_m):
+    marks = grad_m if segments is None else segments  # any tensor; without segments it is not read
+    with on(grad_m):
         kernels.states_gradient[batch * chunks, tiles(channels, 64)](
-            of_m, toeplitz, past, marks, of_u, of_states, time, channels, chunks,
-            **options, PRECISION=precision(of_m.dtype), num_warps=4,
-            num_stages=3 if division.has_large_memory(of_m.device) else 2,
+            grad_m, toeplitz, past, marks, grad_u, grad_states, time, channels, chunks,
+            **options, PRECISION=precision(grad_m.dtype), num_warps=4,
+            num_stages=3 if division.has_large_memory(grad_m.device) else 2,
         )  # fmt: skip
-    if of_last is not None and segments is None:
-        of_states[:, -1] += last_advance.mT @ of_last
-        of_u[:, -last_taps.shape[2] :] += (sum_terms(last_taps).mT @ of_last).to(of_u.dtype)
+    if grad_last is not None and segments is None:
+        grad_states[:, -1] += last_advance.mT @ grad_last
+        grad_u[:, -last_taps.shape[2] :] += (sum_terms(last_taps).mT @ grad_last).to(grad_u.dtype)
     reach, back = 1, advance.mT
     before = (
         None if segments is None else torch.nn.functional.pad(segments, (1, 0))[:, :time:CHUNK]
     )  # segments before chunks
     while reach < chunks:  # s_k ← Aᵀ s_{k+1} + s_k from the last chunk on, by doubling
-        passed = back @ of_states[:, reach:]
+        passed = back @ grad_states[:, reach:]
         if before is not None:
             passed = torch.where((before[:, :-reach] == before[:, reach:])[:, :, None, None], passed, 0.0)
-        of_states[:, :-reach] += passed
+        grad_states[:, :-reach] += passed
         back, reach = finite(back @ back), 2 * reach
     if chunks > 1:
-        with on(of_m):
+        with on(grad_m):
             kernels.add_through_ends[batch * (chunks - 1), tiles(channels, 64)](
-                of_u, sum_terms(taps), of_states, marks, time, channels, chunks, **options, PRECISION=exact(of_u.dtype)
+                grad_u, sum_terms(taps), grad_states, marks, time, channels, chunks,
+                **options, PRECISION=exact(grad_u.dtype),
             )  # fmt: skip
-    return of_u, of_states[:, 0].clone()
+    return grad_u, grad_states[:, 0].clone()
 
 
 @_states.register_fake
@@ -115,9 +116,9 @@ def _(u: Tensor, first: Tensor | None, segments: Tensor | None, toeplitz: Tensor
 
 
 @_states_backward.register_fake
-def _(of_m: Tensor, of_last: Tensor | None, *tables: Tensor | None) -> tuple[Tensor, Tensor]:
-    batch, time, order, channels = of_m.shape
-    return of_m.new_empty(batch, time, channels), of_m.new_empty(batch, order, channels, dtype=torch.float32)
+def _(grad_m: Tensor, grad_last: Tensor | None, *tables: Tensor | None) -> tuple[Tensor, Tensor]:
+    batch, time, order, channels = grad_m.shape
+    return grad_m.new_empty(batch, time, channels), grad_m.new_empty(batch, order, channels, dtype=torch.float32)
 
 
 def _setup_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -127,12 +128,12 @@ def _setup_states(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
     ctx.set_materialize_grads(False)
 
 
-def _backward_states(ctx: Any, of_m: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward_states(ctx: Any, grad_m: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
     tables = ctx.saved_tensors
-    if of_m is None:
-        of_m = tables[1].new_zeros(ctx.m)
-    of_u, of_first = _states_backward(of_m.contiguous(), of_last, *tables)
-    return (of_u, of_first if ctx.needs_input_grad[1] else None, *([None] * 10))
+    if grad_m is None:
+        grad_m = tables[1].new_zeros(ctx.m)
+    grad_u, grad_first = _states_backward(grad_m.contiguous(), grad_last, *tables)
+    return (grad_u, grad_first if ctx.needs_input_grad[1] else None, *([None] * 10))
 
 
 _states.register_autograd(_backward_states, setup_context=_setup_states)

@@ -92,7 +92,7 @@ def _final_state(
 
 @torch.library.custom_op("plmu::output_backward", mutates_args=())
 def _output_backward(
-    of_o: Tensor,
+    grad_o: Tensor,
     u: Tensor,
     weight: Tensor,
     first: Tensor | None,
@@ -122,11 +122,11 @@ def _output_backward(
     call = prepared(u.shape, weight, Epilogue(x, input_weight, None, o is not None), segments, constants)
     saved = (u, weight, first, segments, x, input_weight, o, kept)
     with torch.no_grad():
-        gradients = by_kernels(constants, call, saved, (*needed[:2], False, *needed[2:]), of_o, None)
-    of_u, of_weight, _, of_x, of_input_weight, of_bias = (
+        gradients = by_kernels(constants, call, saved, (*needed[:2], False, *needed[2:]), grad_o, None)
+    grad_u, grad_weight, _, grad_x, grad_input_weight, grad_bias = (
         u.new_empty(0) if gradient is None else gradient for gradient in gradients
     )
-    return of_u, of_weight, of_x, of_input_weight, of_bias
+    return grad_u, grad_weight, grad_x, grad_input_weight, grad_bias
 
 
 @_output.register_fake
@@ -146,10 +146,10 @@ def _(u: Tensor, first: Any, segments: Any, carried: Any, taps: Tensor, *rest: A
 
 @_output_backward.register_fake
 def _(
-    of_o: Tensor, u: Tensor, weight: Tensor, first: Any, segments: Any, x: Any, input_weight: Any, *rest: Any
+    grad_o: Tensor, u: Tensor, weight: Tensor, first: Any, segments: Any, x: Any, input_weight: Any, *rest: Any
 ) -> tuple[Tensor, ...]:
-    of_x, of_input_weight = ((0,) if tensor is None else tensor.shape for tensor in (x, input_weight))
-    shapes = (u.shape, weight.shape, of_x, of_input_weight, weight.shape[:1])
+    x_shape, input_weight_shape = ((0,) if tensor is None else tensor.shape for tensor in (x, input_weight))
+    shapes = (u.shape, weight.shape, x_shape, input_weight_shape, weight.shape[:1])
     return tuple(u.new_empty(shape if need else (0,)) for shape, need in zip(shapes, rest[-1], strict=True))
 
 
@@ -160,7 +160,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, of_o: Tensor | None, *_: Tensor | None) -> Gradients:
+def _backward(ctx: Any, grad_o: Tensor | None, *_: Tensor | None) -> Gradients:
     *saved, powers, toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state = ctx.saved_tensors
     tables = Tables(toeplitz, past, future, taps, advance, leap, last_taps, last_advance, from_state)
     constants = Constants(tables, powers, ctx.steps, ctx.run, ctx.groups)
@@ -168,15 +168,15 @@ def _backward(ctx: Any, of_o: Tensor | None, *_: Tensor | None) -> Gradients:
     need_u, need_weight, need_first, _, *others = ctx.needs_input_grad[:7]
     needed = [need_u, need_weight, *others]
     gradients: list[Tensor | None] = [None] * 5
-    if of_o is not None and any(needed):
-        results = _output_backward(of_o, *saved, *tables, ctx.steps, ctx.run, ctx.groups, needed)
+    if grad_o is not None and any(needed):
+        results = _output_backward(grad_o, *saved, *tables, ctx.steps, ctx.run, ctx.groups, needed)
         gradients = [result if need else None for result, need in zip(results, needed, strict=True)]
-    of_u, of_weight, *of_others = gradients
-    if of_o is not None and o is not None and need_first:
-        of_o = torch.where(o <= 0, 0.0, of_o)
+    grad_u, grad_weight, *grad_others = gradients
+    if grad_o is not None and o is not None and need_first:
+        grad_o = torch.where(o <= 0, 0.0, grad_o)
     options = (constants, (need_u, need_weight, need_first))
-    of_u, of_first = through_states(u, weight, segments, *options, of_o, None, of_u)
-    return of_u, of_weight, of_first, None, *of_others, *([None] * 14)
+    grad_u, grad_first = through_states(u, weight, segments, *options, grad_o, None, grad_u)
+    return grad_u, grad_weight, grad_first, None, *grad_others, *([None] * 14)
 
 
 def _setup_final(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -185,14 +185,14 @@ def _setup_final(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(u, segments, *tables)
 
 
-def _final_backward(ctx: Any, of_last: Tensor) -> Gradients:
+def _final_backward(ctx: Any, grad_last: Tensor) -> Gradients:
     u, segments, taps, advance, last_taps, last_advance = ctx.saved_tensors
     # Only four tables are used; the others, and the weight, are not read without a gradient of o.
     all_tables = Tables(taps, taps, taps, taps, advance, advance, last_taps, last_advance, taps)
     constants = Constants(all_tables, None, 0 if ctx.carries else last_taps.shape[-1], 0, ctx.groups)
     need_u, need_first = ctx.needs_input_grad[:2]
-    of_u, of_first = through_states(u, u, segments, constants, (need_u, False, need_first), None, of_last, None)
-    return of_u if need_u else None, of_first, *([None] * 7)
+    grad_u, grad_first = through_states(u, u, segments, constants, (need_u, False, need_first), None, grad_last, None)
+    return grad_u if need_u else None, grad_first, *([None] * 7)
 
 
 _output.register_autograd(_backward, setup_context=_setup)

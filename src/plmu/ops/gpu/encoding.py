@@ -90,15 +90,15 @@ class _Output(torch.autograd.Function):
         return o, last
 
     @staticmethod
-    def backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> Gradients:
+    def backward(ctx: Any, grad_o: Tensor | None, grad_last: Tensor | None) -> Gradients:
         x, encoder, *saved = ctx.saved_tensors
-        need_x, *of_encoder, need_weight, need_first, need_input_weight, need_bias = ctx.needs_input_grad[:7]
+        need_x, *need_encoder, need_weight, need_first, need_input_weight, need_bias = ctx.needs_input_grad[:7]
         direct = need_x and saved[4] is not None  # by W_x
-        needed = (need_x or any(of_encoder), need_weight, need_first, direct, need_input_weight, need_bias)
-        result = gradients(ctx.constants, ctx.call, tuple(saved), needed, of_o, of_last)
-        of_u, of_weight, of_first, of_x, of_input_weight, of_bias = result
-        before = _through(x, encoder, (need_x, *of_encoder), of_u, of_x)
-        return *before, of_weight, of_first, of_input_weight, of_bias, None, None, None
+        needed = (need_x or any(need_encoder), need_weight, need_first, direct, need_input_weight, need_bias)
+        result = gradients(ctx.constants, ctx.call, tuple(saved), needed, grad_o, grad_last)
+        grad_u, grad_weight, grad_first, grad_x, grad_input_weight, grad_bias = result
+        before = _through(x, encoder, (need_x, *need_encoder), grad_u, grad_x)
+        return *before, grad_weight, grad_first, grad_input_weight, grad_bias, None, None, None
 
 
 class _Encode(torch.autograd.Function):
@@ -109,32 +109,32 @@ class _Encode(torch.autograd.Function):
         return linear(x, weight, bias), x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, of_u: Tensor | None, of_x: Tensor | None) -> Gradients:
+    def backward(ctx: Any, grad_u: Tensor | None, grad_x: Tensor | None) -> Gradients:
         x, weight = ctx.saved_tensors
-        return _through(x, weight, ctx.needs_input_grad, of_u, of_x)
+        return _through(x, weight, ctx.needs_input_grad, grad_u, grad_x)
 
 
 def _through(
-    x: Tensor, weight: Tensor, needed: tuple[bool, ...], of_u: Tensor | None, of_x: Tensor | None
+    x: Tensor, weight: Tensor, needed: tuple[bool, ...], grad_u: Tensor | None, grad_x: Tensor | None
 ) -> Gradients:
-    """The gradients of x, U and b from that of u. `of_x`: the direct gradient of x, which is added."""
+    """The gradients of x, U and b from that of u. `grad_x`: the direct gradient of x, which is added."""
     need_x, need_weight, need_bias = needed
-    if of_u is None:
-        return of_x if need_x else None, None, None
-    of_weight = of_bias = None
-    values = plain(of_u)
-    rows = of_u.reshape(-1, of_u.shape[2])
+    if grad_u is None:
+        return grad_x if need_x else None, None, None
+    grad_weight = grad_bias = None
+    values = plain(grad_u)
+    rows = grad_u.reshape(-1, grad_u.shape[2])
     if need_weight:
-        of_weight = torch.mm(rows.t(), x.reshape(-1, x.shape[2]))
+        grad_weight = torch.mm(rows.t(), x.reshape(-1, x.shape[2]))
     if need_bias and values:
         rows = laid_out(rows)
         with on(rows):
-            of_bias = launch.through_output(rows, None, True)[1]
+            grad_bias = launch.through_output(rows, None, True)[1]
     elif need_bias:
-        of_bias = of_u.sum((0, 1))
-    if need_x and of_x is not None and values and of_x.is_contiguous():
-        of_x.view(-1, of_x.shape[2]).addmm_(rows, weight)  # in place: nothing else uses it
+        grad_bias = grad_u.sum((0, 1))
+    if need_x and grad_x is not None and values and grad_x.is_contiguous():
+        grad_x.view(-1, grad_x.shape[2]).addmm_(rows, weight)  # in place: nothing else uses it
     elif need_x:
-        added = of_u @ weight
-        of_x = added if of_x is None else of_x + added
-    return of_x if need_x else None, of_weight, of_bias
+        added = grad_u @ weight
+        grad_x = added if grad_x is None else grad_x + added
+    return grad_x if need_x else None, grad_weight, grad_bias

@@ -5,7 +5,7 @@ groups every tile of channels would have to filter all of g by its group's syste
 g W_i is the gradient of order i of the states of these channels alone, and that is filtered. With the gradient λ of the
 state after a chunk,
 
-    of_u = Σ_i T_iᵀ P_i + Rᵀ λ,    and before the chunk    λ ← Aᵀ λ + Σ_i (powers of order i)ᵀ P_i.
+    grad_u = Σ_i T_iᵀ P_i + Rᵀ λ,    and before the chunk    λ ← Aᵀ λ + Σ_i (powers of order i)ᵀ P_i.
 
 T_i is the Toeplitz matrix of order i in a chunk, R leads from the inputs of a chunk to the state after it, and A from
 the state before a chunk to the state after it. P_i is rounded to the operands' precision, so in float16 it must stay
@@ -222,11 +222,11 @@ def _product(
 
 @gluon.jit
 def _start_filter(
-    c: gl.constexpr, buffers, barriers, turn, p, early, late, of_first, of_second,
+    c: gl.constexpr, buffers, barriers, turn, p, early, late, lambda1, lambda2,
     CHUNK: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr, SEQUENCES: gl.constexpr,
 ):  # fmt: skip
-    """Start to add the gradients through Pᵀ of an order: of the inputs of both chunks, and of the states before
-    them."""
+    """Start to add the gradients through Pᵀ of an order: of the inputs of both chunks (`early`, `late`), and of the
+    states before them (λ: `lambda1`, `lambda2`)."""
     _, ws, ps, _, _ = buffers
     full, empty = barriers
     by_step: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2)
@@ -238,9 +238,9 @@ def _start_filter(
     kernel, carried = ws.index(stage if SEQUENCES == 2 else 2 * stage + c), ps.index(0 if SEQUENCES == 2 else c)
     early = warpgroup_mma(gl.convert_layout(first, by_step), kernel, early, is_async=True)
     late = warpgroup_mma(gl.convert_layout(second, by_step), kernel, late, is_async=True)
-    of_first = warpgroup_mma(gl.convert_layout(first, by_row), carried, of_first, is_async=True)
-    of_second = warpgroup_mma(gl.convert_layout(second, by_row), carried, of_second, is_async=True)
-    return early, late, of_first, of_second
+    lambda1 = warpgroup_mma(gl.convert_layout(first, by_row), carried, lambda1, is_async=True)
+    lambda2 = warpgroup_mma(gl.convert_layout(second, by_row), carried, lambda2, is_async=True)
+    return early, late, lambda1, lambda2
 
 
 @gluon.jit
@@ -260,7 +260,7 @@ def _direct(
 
 
 @gluon.jit
-def _store(of_u, value, sequence, start, place, time, channels, exists, CHUNK: gl.constexpr, WIDTH: gl.constexpr):
+def _store(grad_u, value, sequence, start, place, time, channels, exists, CHUNK: gl.constexpr, WIDTH: gl.constexpr):
     """Store the gradient of a chunk's inputs, given its transpose."""
     _, column, begin, end = place
     in_rows: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -268,8 +268,8 @@ def _store(of_u, value, sequence, start, place, time, channels, exists, CHUNK: g
     channel = column + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, in_rows))[None, :]
     whole_rows = channels // 8 * 8  # always true; shows the compiler that rows are aligned
     inside = (moment < time) & (channel >= begin) & (channel < end) & exists
-    value = gl.convert_layout(gl.permute(value.to(of_u.dtype.element_ty), (1, 0)), in_rows)
-    gl.store(of_u + (sequence.to(gl.int64) * time + moment) * whole_rows + channel, value, mask=inside)
+    value = gl.convert_layout(gl.permute(value.to(grad_u.dtype.element_ty), (1, 0)), in_rows)
+    gl.store(grad_u + (sequence.to(gl.int64) * time + moment) * whole_rows + channel, value, mask=inside)
 
 
 @gluon.jit
@@ -282,7 +282,7 @@ def _multiply(
 
     A span, which is two chunks, is stored while the first product of the next span runs.
     """
-    buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels = args
+    buffers, barriers, taps, advance, grad_u, sequence, places, spans, exists, time, channels = args
     gs, _, _, rs, advances = buffers
     _, empty = barriers
     operand: gl.constexpr = gs.dtype
@@ -294,54 +294,54 @@ def _multiply(
     _keep_constants(c, taps, advance, rs, advances, place[0], ORDER, ROWS, CHUNK, PARTS)
     no_inputs = gl.zeros((WIDTH, CHUNK), gl.float32, by_step)
     no_state = gl.zeros((WIDTH, ROWS), gl.float32, by_row)
-    early, late, of_first, of_second = no_inputs, no_inputs, no_state, no_state
+    early, late, lambda1, lambda2 = no_inputs, no_inputs, no_state, no_state
     turn = 0
     for span in range(spans):
         start = (spans - span) * (2 * CHUNK)  # of the previous span, which is later in time
         _release(empty, turn - 1, STAGES)
-        early, of_first = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
+        early, lambda1 = _through_state(c, lambda2, rs, advances, early, lambda1, CHUNK, ROWS)
         acc = _start_product(c, buffers, barriers, turn, CHUNK, WIDTH, STAGES, SEQUENCES)
         if AHEAD == 2:
             part, steps = _operands(c, buffers, barriers, turn + 1, 1, CHUNK, WIDTH, STAGES, SEQUENCES)
             acc = warpgroup_mma(part, steps.permute((1, 0)), acc, is_async=True)
-        acc, early, of_first = warpgroup_mma_wait(AHEAD, deps=(acc, early, of_first))
+        acc, early, lambda1 = warpgroup_mma_wait(AHEAD, deps=(acc, early, lambda1))
         second, first = late.to(operand), early.to(operand)
-        late, of_second = _through_state(c, of_first, rs, advances, no_inputs, no_state, CHUNK, ROWS)
-        _store(of_u, second, sequence, start + CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
-        _store(of_u, first, sequence, start, place, time, channels, exists[c], CHUNK, WIDTH)
-        acc, late, of_second = warpgroup_mma_wait(0, deps=(acc, late, of_second))
-        early, of_first = no_inputs, no_state
+        late, lambda2 = _through_state(c, lambda1, rs, advances, no_inputs, no_state, CHUNK, ROWS)
+        _store(grad_u, second, sequence, start + CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
+        _store(grad_u, first, sequence, start, place, time, channels, exists[c], CHUNK, WIDTH)
+        acc, late, lambda2 = warpgroup_mma_wait(0, deps=(acc, late, lambda2))
+        early, lambda1 = no_inputs, no_state
         if AHEAD == 2:
             _release(empty, turn, STAGES)
         p = _product(c, buffers, barriers, turn, acc, AHEAD, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES)
         turn += BLOCKS
         for _i in range(1, ORDER):
-            early, late, of_first, of_second = _start_filter(
-                c, buffers, barriers, turn, p, early, late, of_first, of_second, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES
+            early, late, lambda1, lambda2 = _start_filter(
+                c, buffers, barriers, turn, p, early, late, lambda1, lambda2, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES
             )
             turn += 1
             acc = _start_product(c, buffers, barriers, turn, CHUNK, WIDTH, STAGES, SEQUENCES)
-            acc, early, late, of_first, of_second = warpgroup_mma_wait(1, deps=(acc, early, late, of_first, of_second))
+            acc, early, late, lambda1, lambda2 = warpgroup_mma_wait(1, deps=(acc, early, late, lambda1, lambda2))
             _release(empty, turn - 1, STAGES)
             p = _product(c, buffers, barriers, turn, acc, 1, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES)
             turn += BLOCKS
-        early, late, of_first, of_second = _start_filter(
-            c, buffers, barriers, turn, p, early, late, of_first, of_second, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES
+        early, late, lambda1, lambda2 = _start_filter(
+            c, buffers, barriers, turn, p, early, late, lambda1, lambda2, CHUNK, ROWS, WIDTH, STAGES, SEQUENCES
         )
         turn += 1
-        early, late, of_first, of_second = warpgroup_mma_wait(0, deps=(early, late, of_first, of_second))
+        early, late, lambda1, lambda2 = warpgroup_mma_wait(0, deps=(early, late, lambda1, lambda2))
         if DIRECT:
             early, late = _direct(c, buffers, barriers, turn, early, late, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES)
             turn += BLOCKS
-    early, of_first = _through_state(c, of_second, rs, advances, early, of_first, CHUNK, ROWS)
-    early, of_first = warpgroup_mma_wait(0, deps=(early, of_first))
-    _store(of_u, late, sequence, CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
-    _store(of_u, early, sequence, 0, place, time, channels, exists[c], CHUNK, WIDTH)
+    early, lambda1 = _through_state(c, lambda2, rs, advances, early, lambda1, CHUNK, ROWS)
+    early, lambda1 = warpgroup_mma_wait(0, deps=(early, lambda1))
+    _store(grad_u, late, sequence, CHUNK, place, time, channels, exists[c], CHUNK, WIDTH)
+    _store(grad_u, early, sequence, 0, place, time, channels, exists[c], CHUNK, WIDTH)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 def input_gradient(
-    gradient, weight, toeplitz, powers, input_weight, taps, advance, of_u, time, batch, channels, tiles,
+    gradient, weight, toeplitz, powers, input_weight, taps, advance, grad_u, time, batch, channels, tiles,
     ORDER: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr,
     STAGES: gl.constexpr, SEQUENCES: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr, PARTS: gl.constexpr,
     DIRECT: gl.constexpr,
@@ -374,7 +374,7 @@ def input_gradient(
     buffers, barriers = (gs, ws, ps, rs, advances), (full, empty)
     tensors = (gradient, weight, toeplitz, powers, input_weight)
     fetching = (tensors, buffers, barriers, sequence, places, spans, channels)
-    args = (buffers, barriers, taps, advance, of_u, sequence, places, spans, exists, time, channels)
+    args = (buffers, barriers, taps, advance, grad_u, sequence, places, spans, exists, time, channels)
     gl.warp_specialize(
         [
             (_multiply, (0, args, ORDER, ROWS, CHUNK, WIDTH, BLOCKS, STAGES, SEQUENCES, PARTS, DIRECT)),

@@ -107,75 +107,76 @@ class _Highway(torch.autograd.Function):
         return torch.lerp(x, torch.relu(transformed), torch.sigmoid(gate))
 
     @staticmethod
-    def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, pre = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
         kind, bias_kind = ctx.dtypes
         weight = None if weight is None else weight.to(x.dtype)
-        of_x: Tensor | None
-        of_bias: Tensor | None
+        grad_x: Tensor | None
+        grad_bias: Tensor | None
         if torch.compiler.is_compiling():
-            of_pre, of_x, of_bias = _highway_backward(of_out, x, weight, pre, bias_kind, need_bias)
-        elif plain(of_out):
-            of_pre, of_x, of_bias = gradients(of_out, x, weight, pre, bias_kind, need_bias)
+            grad_pre, grad_x, grad_bias = _highway_backward(grad_out, x, weight, pre, bias_kind, need_bias)
+        elif plain(grad_out):
+            grad_pre, grad_x, grad_bias = gradients(grad_out, x, weight, pre, bias_kind, need_bias)
         else:
             if ctx.versions != tuple(parameter._version for parameter in ctx.parameters):
                 raise RuntimeError("the weights of a highway layer were changed before a second derivative was taken")
-            of_pre, of_x, of_bias = by_operations(of_out, x, *ctx.parameters)
-        of_weight = (_rows(of_pre).mT @ _rows(x)).to(kind) if need_weight else None
-        return of_x if need_x else None, of_weight, of_bias if need_bias else None
+            grad_pre, grad_x, grad_bias = by_operations(grad_out, x, *ctx.parameters)
+        grad_weight = (_rows(grad_pre).mT @ _rows(x)).to(kind) if need_weight else None
+        return grad_x if need_x else None, grad_weight, grad_bias if need_bias else None
 
 
 def gradients(
-    of_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
+    grad_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
 ) -> Gradients:
     """The gradients by the kernel; None for x without a weight, and for the bias if not needed."""
-    of_out, x, pre = laid_out(of_out), laid_out(x), laid_out(pre)
+    grad_out, x, pre = laid_out(grad_out), laid_out(x), laid_out(pre)
     features = x.shape[-1]
     total = x.numel() // features
-    of_pre, of_x = pre.new_empty(pre.shape), None if weight is None else x.new_empty(x.shape)
+    grad_pre, grad_x = pre.new_empty(pre.shape), None if weight is None else x.new_empty(x.shape)
     if not total:
-        return of_pre, of_x, x.new_zeros(2 * features, dtype=bias_dtype) if need_bias else None
-    launch, add_up, shares = _launches(x.device, x.dtype, bias_dtype, total, features, of_x is not None, need_bias)
-    sums = x.new_empty(shares, 2 * features, dtype=torch.float32) if need_bias else of_pre
-    of_bias = None
+        return grad_pre, grad_x, x.new_zeros(2 * features, dtype=bias_dtype) if need_bias else None
+    launch, add_up, shares = _launches(x.device, x.dtype, bias_dtype, total, features, grad_x is not None, need_bias)
+    sums = x.new_empty(shares, 2 * features, dtype=torch.float32) if need_bias else grad_pre
+    grad_bias = None
     with on(x):
-        launch(of_out, x, pre, of_pre, of_pre if of_x is None else of_x, sums)
+        # `grad_pre` also stands for a grad_x or sums that nobody needs: the kernel then does not write to them.
+        launch(grad_out, x, pre, grad_pre, grad_pre if grad_x is None else grad_x, sums)
         if need_bias:
-            of_bias = x.new_empty(2 * features, dtype=bias_dtype)
-            add_up(sums, of_bias)
-        if of_x is not None and weight is not None:
-            _rows(of_x).addmm_(_rows(of_pre), weight)
-    return of_pre, of_x, of_bias
+            grad_bias = x.new_empty(2 * features, dtype=bias_dtype)
+            add_up(sums, grad_bias)
+        if grad_x is not None and weight is not None:
+            _rows(grad_x).addmm_(_rows(grad_pre), weight)
+    return grad_pre, grad_x, grad_bias
 
 
-def by_operations(of_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def by_operations(grad_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by torch's operations, which can be differentiated again."""
     weight = weight.to(x.dtype)
     transformed, gate = linear(x, weight, bias.to(x.dtype)).chunk(2, dim=-1)
     gate = torch.sigmoid(gate)
-    of_transformed = torch.where(transformed <= 0, 0.0, of_out * gate)
-    of_gate = of_out * (torch.relu(transformed) - x) * (gate * (1 - gate))
-    of_pre = torch.cat([of_transformed, of_gate], dim=-1)
-    return of_pre, of_out * (1 - gate) + of_pre @ weight, _rows(of_pre).sum(0).to(bias.dtype)
+    grad_transformed = torch.where(transformed <= 0, 0.0, grad_out * gate)
+    grad_gate = grad_out * (torch.relu(transformed) - x) * (gate * (1 - gate))
+    grad_pre = torch.cat([grad_transformed, grad_gate], dim=-1)
+    return grad_pre, grad_out * (1 - gate) + grad_pre @ weight, _rows(grad_pre).sum(0).to(bias.dtype)
 
 
 @torch.library.custom_op("plmu::highway_backward", mutates_args=())
 def _highway_backward(
-    of_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
+    grad_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of W x + b, x and b; empty if not needed. `pre` is W x + b of the forward pass."""
-    of_pre, of_x, of_bias = gradients(of_out, x, weight, pre, bias_dtype, need_bias)
+    grad_pre, grad_x, grad_bias = gradients(grad_out, x, weight, pre, bias_dtype, need_bias)
     nothing = x.new_empty(0, dtype=bias_dtype)
-    return of_pre, x.new_empty(0) if of_x is None else of_x, nothing if of_bias is None else of_bias
+    return grad_pre, x.new_empty(0) if grad_x is None else grad_x, nothing if grad_bias is None else grad_bias
 
 
 @_highway_backward.register_fake
 def _(
-    of_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
+    grad_out: Tensor, x: Tensor, weight: Tensor | None, pre: Tensor, bias_dtype: torch.dtype, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_bias = x.new_empty(pre.shape[-1] if need_bias else 0, dtype=bias_dtype)
-    return pre.new_empty(pre.shape), x.new_empty(0 if weight is None else x.shape), of_bias
+    grad_bias = x.new_empty(pre.shape[-1] if need_bias else 0, dtype=bias_dtype)
+    return pre.new_empty(pre.shape), x.new_empty(0 if weight is None else x.shape), grad_bias
 
 
 @prepared

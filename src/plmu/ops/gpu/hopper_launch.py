@@ -75,12 +75,12 @@ class WeightGradient:
         self._dtype = sizes.dtype if shares == 1 else torch.float32
 
     def __call__(
-        self, u: Tensor, before: Tensor | None, of_o: Tensor, toeplitz: Tensor, past: Tensor, marked: Tensor | None
+        self, u: Tensor, before: Tensor | None, grad_o: Tensor, toeplitz: Tensor, past: Tensor, marked: Tensor | None
     ) -> Tensor:
         partial = u.new_empty(self._shape, dtype=self._dtype)
         enter(self._device)
         rows = partial if marked is None else marked  # any tensor; without marks it is not read
-        self._launch(u, u if before is None else before, of_o, toeplitz, past, partial, rows)
+        self._launch(u, u if before is None else before, grad_o, toeplitz, past, partial, rows)
         return partial if self._whole else sum_shares(partial, u.dtype)
 
 
@@ -94,7 +94,7 @@ class InputGradient:
 
     def __call__(
         self,
-        of_o: Tensor,
+        grad_o: Tensor,
         weight: Tensor,
         toeplitz: Tensor,
         from_state: Tensor,
@@ -102,10 +102,10 @@ class InputGradient:
         advance: Tensor,
         input_weight: Tensor | None = None,
     ) -> Tensor:
-        of_u = of_o.new_empty(self._shape)
+        grad_u = grad_o.new_empty(self._shape)
         enter(self._device)
-        self._launch(of_o, weight, toeplitz, from_state, input_weight, taps, advance, of_u)
-        return of_u
+        self._launch(grad_o, weight, toeplitz, from_state, input_weight, taps, advance, grad_u)
+        return grad_u
 
 
 @prepared
@@ -123,16 +123,16 @@ def project(sizes: Sizes, features: int = 0, bias: bool = False, relu: bool = Fa
     columns, depth = _covering(outputs, across, out), _covering(inputs, blocks, WIDTH)
     whole, halved = _division(tiles(total, 2) * columns, depth, programs)
     work = whole + 2 * halved
-    of_weight = (WIDTH, out) if sizes.reversed else (out, WIDTH)
+    weight_box = (WIDTH, out) if sizes.reversed else (out, WIDTH)
     tiled: tuple[Tiled, ...] = (
         ((batch, sizes.time, inputs), (1, CHUNK, WIDTH)),
         _past(sizes, across),
-        ((inputs if sizes.reversed else outputs, order * channels), of_weight),
+        ((inputs if sizes.reversed else outputs, order * channels), weight_box),
         *_tables(sizes),
     )
     if features:
         direct = (features, outputs) if sizes.reversed else (outputs, features)
-        tiled += (((batch, sizes.time, features), (1, CHUNK, WIDTH)), (direct, of_weight))
+        tiled += (((batch, sizes.time, features), (1, CHUNK, WIDTH)), (direct, weight_box))
     constants = _constants(sizes) | {"OUT": out, "STAGES": stages, "UNIT": unit, "RESIDENT": resident}
     constants |= {"REVERSED": sizes.reversed, "MASKED": bool(blocks > 1 and inputs // blocks % WIDTH)}
     constants |= {"BIAS": bias, "DIRECT": bool(features), "RELU": relu}

@@ -169,7 +169,7 @@ def project(
 
 
 def input_gradient(
-    of_o: Tensor,
+    grad_o: Tensor,
     segments: Tensor | None,
     weight: Tensor,
     toeplitz: Tensor,
@@ -180,20 +180,20 @@ def input_gradient(
     groups: int,
 ) -> Tensor | None:
     """The gradient of u from that of o without states; None if `project` must make it."""
-    if groups == 1 or not for_hopper(of_o, weight):
+    if groups == 1 or not for_hopper(grad_o, weight):
         return None
     out, order, channels = weight.shape
     options = (from_state.shape[-1], groups, False, segments is not None, True)
-    sizes = Sizes(of_o.device, of_o.dtype, of_o.shape[0], of_o.shape[1], out, channels, order, *options)
+    sizes = Sizes(grad_o.device, grad_o.dtype, grad_o.shape[0], grad_o.shape[1], out, channels, order, *options)
     launch = hopper_launch.input_gradient(sizes)
-    return None if launch is None else launch(of_o, weight, toeplitz, from_state, taps, advance)
+    return None if launch is None else launch(grad_o, weight, toeplitz, from_state, taps, advance)
 
 
 def weight_gradient(
     u: Tensor,
     before: Tensor | None,
     segments: Tensor | None,
-    of_o: Tensor,
+    grad_o: Tensor,
     weight: Tensor,
     toeplitz: Tensor,
     past: Tensor,
@@ -206,23 +206,23 @@ def weight_gradient(
     options = (past.shape[-1], groups, before is None, segments is not None)
     sizes = Sizes(u.device, u.dtype, u.shape[0], u.shape[1], channels, out, order, *options)
     if for_hopper(u, weight):
-        return hopper_launch.weight_gradient(sizes)(u, before, of_o, toeplitz, past, marked)
+        return hopper_launch.weight_gradient(sizes)(u, before, grad_o, toeplitz, past, marked)
     launch, shares = triton_launch.weight_gradient(sizes, precision(u.dtype))
     partial = weight.new_empty(shares, *weight.shape, dtype=weight.dtype if shares == 1 else torch.float32)
-    launch(u, of_o, toeplitz, past, u if before is None else before, u if segments is None else segments, partial)
+    launch(u, grad_o, toeplitz, past, u if before is None else before, u if segments is None else segments, partial)
     return partial[0] if shares == 1 else sum_shares(partial, weight.dtype)
 
 
-def through_output(of_o: Tensor, o: Tensor | None, need_bias: bool) -> tuple[Tensor, Tensor | None]:
+def through_output(grad_o: Tensor, o: Tensor | None, need_bias: bool) -> tuple[Tensor, Tensor | None]:
     """The gradient before ReLU from that of the output o; without o there is no ReLU. Also, if needed, its sum over all
     steps, deterministic and rounded once."""
-    outputs = of_o.shape[-1]
-    passed = of_o if o is None else of_o.new_empty(of_o.shape)
-    sizes = (of_o.numel() // outputs, outputs)
-    launch, shares = triton_launch.through_output(of_o.device, of_o.dtype, *sizes, o is not None, need_bias)
-    sums = of_o.new_empty(shares, outputs, dtype=torch.float32) if need_bias else of_o
-    launch(of_o, of_o if o is None else o, passed, sums)
-    return passed, sum_shares(sums, of_o.dtype) if need_bias else None
+    outputs = grad_o.shape[-1]
+    passed = grad_o if o is None else grad_o.new_empty(grad_o.shape)
+    sizes = (grad_o.numel() // outputs, outputs)
+    launch, shares = triton_launch.through_output(grad_o.device, grad_o.dtype, *sizes, o is not None, need_bias)
+    sums = grad_o.new_empty(shares, outputs, dtype=torch.float32) if need_bias else grad_o
+    launch(grad_o, grad_o if o is None else o, passed, sums)
+    return passed, sum_shares(sums, grad_o.dtype) if need_bias else None
 
 
 def no_second(ctx: Any, *gradients: Tensor) -> None:

@@ -164,7 +164,7 @@ class Prepared:
 
     def gradients(
         self,
-        of_o: Tensor,
+        grad_o: Tensor,
         u: Tensor,
         weight: Tensor,
         first: Tensor | None,
@@ -176,27 +176,27 @@ class Prepared:
     ) -> tuple[Tensor | None, Tensor | None]:
         """The gradients of u and of the weight from that of o before ReLU; None if not needed. `states`: those that the
         forward pass kept, or None."""
-        u, weight, of_o, segments = laid_out(u), laid_out(weight), laid_out(of_o), aligned_if(segments)
+        u, weight, grad_o, segments = laid_out(u), laid_out(weight), laid_out(grad_o), aligned_if(segments)
         toeplitz, past, future, taps, advance, leap, _, _, from_state = self._tables
-        of_u = of_weight = None
+        grad_u = grad_weight = None
         with on(u):
             forwards, backwards = (None, None) if segments is None else launch.marks_of(segments)
             if need_weight:
                 before = self._before(u, aligned_if(first), segments)[0] if states is None else laid_out(states)
-                of_weight = self._weight_gradient(u, before, of_o, toeplitz, past, forwards)
+                grad_weight = self._weight_gradient(u, before, grad_o, toeplitz, past, forwards)
                 del before
             if need_u and self._input_gradient is not None:
                 direct = laid_out_if(input_weight) if self.direct else None
                 arrays = (toeplitz, from_state, taps, advance)
-                of_u = self._input_gradient(of_o, weight, *arrays, direct)
+                grad_u = self._input_gradient(grad_o, weight, *arrays, direct)
             elif need_u:
                 after = None
                 if not self._steps:
                     carrying = (segments, taps, advance, leap, self._run)
-                    after, _ = launch.carry(of_o, None, *carrying, groups=self._groups, reversed=True)
-                direct_part = (of_o, laid_out_if(input_weight)) if self.direct else ()
-                of_u, _ = self._project_back(of_o, after, weight, toeplitz, future, backwards, *direct_part)
-        return of_u, of_weight
+                    after, _ = launch.carry(grad_o, None, *carrying, groups=self._groups, reversed=True)
+                direct_part = (grad_o, laid_out_if(input_weight)) if self.direct else ()
+                grad_u, _ = self._project_back(grad_o, after, weight, toeplitz, future, backwards, *direct_part)
+        return grad_u, grad_weight
 
     def _before(
         self, u: Tensor, first: Tensor | None, segments: Tensor | None
@@ -230,8 +230,8 @@ class _Output(torch.autograd.Function):
         return o, last
 
     @staticmethod
-    def backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> Gradients:
-        result = gradients(ctx.constants, ctx.call, ctx.saved_tensors, ctx.needs_input_grad[:6], of_o, of_last)
+    def backward(ctx: Any, grad_o: Tensor | None, grad_last: Tensor | None) -> Gradients:
+        result = gradients(ctx.constants, ctx.call, ctx.saved_tensors, ctx.needs_input_grad[:6], grad_o, grad_last)
         return *result, None, None, None
 
 
@@ -240,13 +240,13 @@ def gradients(
     call: Prepared,
     saved: tuple[Tensor | None, ...],
     needed: tuple[bool, ...],
-    of_o: Tensor | None,
-    of_last: Tensor | None,
+    grad_o: Tensor | None,
+    grad_last: Tensor | None,
 ) -> Gradients:
     """The gradients of u, the weight, the first state, x, W_x and the bias, in the order of `needed`."""
-    if of_o is None or not plain(of_o):
-        return _by_operations(constants, call, saved, needed, of_o, of_last)
-    return by_kernels(constants, call, saved, needed, of_o, of_last)
+    if grad_o is None or not plain(grad_o):
+        return _by_operations(constants, call, saved, needed, grad_o, grad_last)
+    return by_kernels(constants, call, saved, needed, grad_o, grad_last)
 
 
 def by_kernels(
@@ -254,34 +254,36 @@ def by_kernels(
     call: Prepared,
     saved: tuple[Tensor | None, ...],
     needed: tuple[bool, ...],
-    of_o: Tensor,
-    of_last: Tensor | None,
+    grad_o: Tensor,
+    grad_last: Tensor | None,
 ) -> Gradients:
     """`gradients` by kernels, for a `plain` gradient."""
     u, weight, first, segments, x, input_weight, o, states = saved
     assert u is not None
     assert weight is not None
     need_u, need_weight, need_first, need_x, need_input_weight, need_bias = needed
-    of_bias = of_x = of_input_weight = None
+    grad_bias = grad_x = grad_input_weight = None
     if o is not None or need_bias:
-        of_o = laid_out(of_o)
-        with on(of_o):
-            of_o, of_bias = launch.through_output(of_o, laid_out_if(o), need_bias)
+        grad_o = laid_out(grad_o)
+        with on(grad_o):
+            grad_o, grad_bias = launch.through_output(grad_o, laid_out_if(o), need_bias)
     if need_x or need_input_weight:
         assert input_weight is not None
-        rows = of_o.reshape(-1, of_o.shape[2])
+        rows = grad_o.reshape(-1, grad_o.shape[2])
         inputs = u if x is None else x
         if need_x:
-            of_x = torch.mm(rows, input_weight).view(inputs.shape)
+            grad_x = torch.mm(rows, input_weight).view(inputs.shape)
         if need_input_weight:
-            of_input_weight = torch.mm(rows.t(), inputs.reshape(-1, inputs.shape[2]))
-    of_u = of_weight = of_first = None
+            grad_input_weight = torch.mm(rows.t(), inputs.reshape(-1, inputs.shape[2]))
+    grad_u = grad_weight = grad_first = None
     if need_u or need_weight:
-        of_u, of_weight = call.gradients(of_o, u, weight, first, segments, input_weight, states, need_u, need_weight)
-    if need_first or of_last is not None:
+        grad_u, grad_weight = call.gradients(
+            grad_o, u, weight, first, segments, input_weight, states, need_u, need_weight
+        )
+    if need_first or grad_last is not None:
         options = (constants, (need_u, need_weight, need_first))
-        of_u, of_first = through_states(u, weight, segments, *options, of_o, of_last, of_u)
-    return of_u, of_weight, of_first, of_x, of_input_weight, of_bias
+        grad_u, grad_first = through_states(u, weight, segments, *options, grad_o, grad_last, grad_u)
+    return grad_u, grad_weight, grad_first, grad_x, grad_input_weight, grad_bias
 
 
 def _by_operations(
@@ -289,23 +291,25 @@ def _by_operations(
     call: Prepared,
     saved: tuple[Tensor | None, ...],
     needed: tuple[bool, ...],
-    of_o: Tensor | None,
-    of_last: Tensor | None,
+    grad_o: Tensor | None,
+    grad_last: Tensor | None,
 ) -> Gradients:
     """`gradients` by single operations of torch, which it may look at."""
     u, _, _, _, x, input_weight, o, _ = saved
     need_u, need_weight, need_first, need_x, need_input_weight, need_bias = needed
-    of_x = of_input_weight = of_bias = None
-    if of_o is not None:
-        of_o = of_o if o is None else torch.where(o <= 0, 0.0, of_o)
-        of_bias = of_o.sum((0, 1)) if need_bias else None
+    grad_x = grad_input_weight = grad_bias = None
+    if grad_o is not None:
+        grad_o = grad_o if o is None else torch.where(o <= 0, 0.0, grad_o)
+        grad_bias = grad_o.sum((0, 1)) if need_bias else None
         if need_x and input_weight is not None:
-            of_x = of_o @ input_weight
+            grad_x = grad_o @ input_weight
         if need_input_weight:
             inputs = u if x is None else x
             assert inputs is not None
-            of_input_weight = of_o.reshape(-1, of_o.shape[2]).t() @ inputs.reshape(-1, inputs.shape[2])
-    of_u, of_weight, of_first = through(saved[:4], constants, (need_u, need_weight, need_first), of_o, of_last)
-    if call.direct and of_u is not None and of_o is not None and input_weight is not None:
-        of_u = of_u + of_o @ input_weight
-    return of_u, of_weight, of_first, of_x, of_input_weight, of_bias
+            grad_input_weight = grad_o.reshape(-1, grad_o.shape[2]).t() @ inputs.reshape(-1, inputs.shape[2])
+    grad_u, grad_weight, grad_first = through(
+        saved[:4], constants, (need_u, need_weight, need_first), grad_o, grad_last
+    )
+    if call.direct and grad_u is not None and grad_o is not None and input_weight is not None:
+        grad_u = grad_u + grad_o @ input_weight
+    return grad_u, grad_weight, grad_first, grad_x, grad_input_weight, grad_bias

@@ -99,7 +99,7 @@ def forward(
 
 
 def _gradients(
-    of_o: Tensor,
+    grad_o: Tensor,
     u: Tensor,
     weight: Tensor,
     first: Tensor | None,
@@ -109,33 +109,33 @@ def _gradients(
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of u and of the weight from that of o; None if not needed."""
-    of_o, u, weight = (aligned(tensor.contiguous()) for tensor in (of_o, u, weight))
+    grad_o, u, weight = (aligned(tensor.contiguous()) for tensor in (grad_o, u, weight))
     first, segments = aligned_if(first), aligned_if(segments)
     groups = constants.groups
     toeplitz, past, future, taps, advance, leap, _, _, from_state = constants.tables
-    of_u = of_weight = None
+    grad_u = grad_weight = None
     with on(u):
         passing = (segments, taps, advance, leap, constants.run)
         forwards, backwards = launch.marks(u, segments, weight) or (None, None)
         if need_weight:
             before = None if constants.steps else launch.carry(u, first, *passing, groups=groups)[0]
-            operands = (u, before, segments, of_o, weight, toeplitz, past)
+            operands = (u, before, segments, grad_o, weight, toeplitz, past)
             if constants.in_parts:
-                of_weight = split.weight_gradient(*operands, groups=groups)
+                grad_weight = split.weight_gradient(*operands, groups=groups)
             else:
-                of_weight = launch.weight_gradient(*operands, forwards, groups=groups)
+                grad_weight = launch.weight_gradient(*operands, forwards, groups=groups)
             del before, operands
         if need_u:
             arrays = (toeplitz, from_state, taps, advance)
-            of_u = launch.input_gradient(of_o, segments, weight, *arrays, groups=groups)
-        if need_u and of_u is None:
-            after = None if constants.steps else launch.carry(of_o, None, *passing, groups=groups, reversed=True)[0]
-            backward = (of_o, after, segments, weight, toeplitz, future)
+            grad_u = launch.input_gradient(grad_o, segments, weight, *arrays, groups=groups)
+        if need_u and grad_u is None:
+            after = None if constants.steps else launch.carry(grad_o, None, *passing, groups=groups, reversed=True)[0]
+            backward = (grad_o, after, segments, weight, toeplitz, future)
             if constants.in_parts:
-                of_u, _ = split.project(*backward, groups=groups, reversed=True)
+                grad_u, _ = split.project(*backward, groups=groups, reversed=True)
             else:
-                of_u, _ = launch.project(*backward, backwards, groups=groups, reversed=True)
-    return of_u, of_weight
+                grad_u, _ = launch.project(*backward, backwards, groups=groups, reversed=True)
+    return grad_u, grad_weight
 
 
 class _Project(torch.autograd.Function):
@@ -149,8 +149,8 @@ class _Project(torch.autograd.Function):
         return forward(u, weight, first, segments, constants)
 
     @staticmethod
-    def backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        gradients = through(ctx.saved_tensors, ctx.constants, ctx.needs_input_grad[:3], of_o, of_last)
+    def backward(ctx: Any, grad_o: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradients = through(ctx.saved_tensors, ctx.constants, ctx.needs_input_grad[:3], grad_o, grad_last)
         return *gradients, None, None
 
 
@@ -164,37 +164,37 @@ class _ProjectBackward(torch.autograd.Function):
     backward = staticmethod(launch.no_second)
 
 
-def plain(of_o: Tensor) -> bool:
+def plain(grad_o: Tensor) -> bool:
     """Whether a gradient is a plain tensor, and torch neither records nor transforms operations on it."""
-    return not (watched() or is_batched(of_o) or type(of_o) is not Tensor or torch.is_grad_enabled())
+    return not (watched() or is_batched(grad_o) or type(grad_o) is not Tensor or torch.is_grad_enabled())
 
 
 def through(
     saved: tuple[Tensor | None, ...],
     constants: Constants,
     needed: tuple[bool, bool, bool],
-    of_o: Tensor | None,
-    of_last: Tensor | None,
+    grad_o: Tensor | None,
+    grad_last: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of u, of the weight and of the first state from those of o and of the final state."""
     u, weight, first, segments = saved
     assert u is not None
     assert weight is not None
     need_u, need_weight, _ = needed
-    of_u = of_weight = None
-    if of_o is not None:
-        arguments = (of_o, u, weight, first, segments)
-        if watched() or is_batched(of_o) or type(of_o) is not Tensor:
+    grad_u = grad_weight = None
+    if grad_o is not None:
+        arguments = (grad_o, u, weight, first, segments)
+        if watched() or is_batched(grad_o) or type(grad_o) is not Tensor:
             sizes = (constants.steps, constants.run, constants.groups, need_u, need_weight)
-            of_u, of_weight = _project_backward(
-                of_o.contiguous(), *arguments[1:], *constants.tables[:6], constants.tables.from_state, *sizes
+            grad_u, grad_weight = _project_backward(
+                grad_o.contiguous(), *arguments[1:], *constants.tables[:6], constants.tables.from_state, *sizes
             )
         elif torch.is_grad_enabled():
-            of_u, of_weight = _ProjectBackward.apply(*arguments, constants, need_u, need_weight)
+            grad_u, grad_weight = _ProjectBackward.apply(*arguments, constants, need_u, need_weight)
         elif need_u or need_weight:
-            of_u, of_weight = _gradients(*arguments, constants, need_u, need_weight)
-    of_u, of_first = through_states(u, weight, segments, constants, needed, of_o, of_last, of_u)
-    return of_u if need_u else None, of_weight if need_weight else None, of_first
+            grad_u, grad_weight = _gradients(*arguments, constants, need_u, need_weight)
+    grad_u, grad_first = through_states(u, weight, segments, constants, needed, grad_o, grad_last, grad_u)
+    return grad_u if need_u else None, grad_weight if need_weight else None, grad_first
 
 
 @torch.library.custom_op("plmu::project", mutates_args=())
@@ -226,7 +226,7 @@ def _project(
 
 @torch.library.custom_op("plmu::project_backward", mutates_args=())
 def _project_backward(
-    of_o: Tensor,
+    grad_o: Tensor,
     u: Tensor,
     weight: Tensor,
     first: Tensor | None,
@@ -247,8 +247,8 @@ def _project_backward(
     """The gradients of u and of the weight; empty if not needed."""
     all_tables = Tables(toeplitz, past, future, taps, advance, leap, taps, advance, from_state)  # no final state
     constants = Constants(all_tables, None, steps, run, groups)
-    of_u, of_weight = _gradients(of_o, u, weight, first, segments, constants, need_u, need_weight)
-    return u.new_empty(0) if of_u is None else of_u, weight.new_empty(0) if of_weight is None else of_weight
+    grad_u, grad_weight = _gradients(grad_o, u, weight, first, segments, constants, need_u, need_weight)
+    return u.new_empty(0) if grad_u is None else grad_u, weight.new_empty(0) if grad_weight is None else grad_weight
 
 
 @_project.register_fake
@@ -259,7 +259,7 @@ def _(u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 @_project_backward.register_fake
-def _(of_o: Tensor, u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(grad_o: Tensor, u: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     need_u, need_weight = rest[-2:]
     none = u.new_empty(0)
     return torch.empty_like(u) if need_u else none, torch.empty_like(weight) if need_weight else none.clone()
@@ -271,12 +271,12 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, of_o: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_o: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
     u, weight, first, segments, powers, *tables, from_state = ctx.saved_tensors
     _, past, *_ = tables
     all_tables = Tables._make((*tables, past if from_state is None else from_state))
     constants = Constants(all_tables, powers, ctx.steps, ctx.run, ctx.groups)
-    gradients = through((u, weight, first, segments), constants, ctx.needs_input_grad[:3], of_o, of_last)
+    gradients = through((u, weight, first, segments), constants, ctx.needs_input_grad[:3], grad_o, grad_last)
     return *gradients, *([None] * 14)
 
 

@@ -163,7 +163,7 @@ def weight_gradient(
     u: Tensor,
     before: Tensor | None,
     segments: Tensor | None,
-    of_o: Tensor,
+    grad_o: Tensor,
     weight: Tensor,
     toeplitz: Tensor,
     past: Tensor,
@@ -177,13 +177,13 @@ def weight_gradient(
     out, order, _ = weight.shape
     if tile is None and toeplitz.shape[-4] == 2 and split_hopper.fits(u, weight, groups):
         sizes_of_u = _sizes(u, before[:, 0])
-        return split_hopper.weight_gradient(u, before, segments, of_o, weight, toeplitz, past, sizes_of_u)
+        return split_hopper.weight_gradient(u, before, segments, grad_o, weight, toeplitz, past, sizes_of_u)
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], groups, segments is not None)
     tile = tile or (WEIGHT_GRADIENT if division.has_large_memory(u.device) else SMALL_WEIGHT_GRADIENT)
     tile = tile.fitted(channels // groups, out)
     run, shares = _weight_gradient(*sizes, toeplitz.shape[-4], tile)
     partial = weight.new_empty(shares, *weight.shape)
-    run(u, of_o, toeplitz, past, before, u if segments is None else segments, partial)
+    run(u, grad_o, toeplitz, past, before, u if segments is None else segments, partial)
     return partial[0] if shares == 1 else partial.sum(0)
 
 

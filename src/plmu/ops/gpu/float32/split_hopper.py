@@ -142,15 +142,15 @@ def _project(
 
     stages = next(n for n in (budget.stages, 3, 2) if shared(n) <= hopper_launch.SHARED)
     channels = count if reversed else inputs
-    of_weight: Tiled = ((2, inputs, order * count), (1, WIDTH, wide))
+    weight_tiling: Tiled = ((2, inputs, order * count), (1, WIDTH, wide))
     if not reversed:
-        of_weight = ((2, count, order * inputs), (1, wide, WIDTH))
+        weight_tiling = ((2, count, order * inputs), (1, wide, WIDTH))
     constants: dict[str, Any] = {"ORDER": order, "ROWS": rows, "CHUNK": CHUNK, "WIDTH": WIDTH, "OUT": wide}
     constants |= {"STAGES": stages, "RESIDENT": resident, "REVERSED": reversed, "SCALE": SCALE, "SEGMENTED": segmented}
     constants |= {"STAGGERED": budget.staggered, "MULTIPLYING": budget.multiplying, "DIVIDING": budget.dividing}
     numbers = (time, inputs, count, length, channels, chunks, total, work)
     grid = (min(work, division.multiprocessors(device)),)
-    tiled = (of_weight, *_tables(order, rows))
+    tiled = (weight_tiling, *_tables(order, rows))
     return Launch(_gluon, "project_in_parts", grid, numbers, constants, tiled=tiled, num_warps=4)
 
 
@@ -158,7 +158,7 @@ def weight_gradient(
     u: Tensor,
     before: Tensor,
     segments: Tensor | None,
-    of_o: Tensor,
+    grad_o: Tensor,
     weight: Tensor,
     toeplitz: Tensor,
     past: Tensor,
@@ -170,11 +170,11 @@ def weight_gradient(
     sizes = (u.device, batch, time, channels, out, order, past.shape[-1], segments is not None)
     run, shares = _weight_gradient(*sizes, WEIGHT_GRADIENT)
     size, over_size = _powers_of_two(sizes_of_u)
-    largest = norm_over_steps(of_o, torch.inf)
+    largest = norm_over_steps(grad_o, torch.inf)
     partial = weight.new_empty(shares, *weight.shape)
     enter(u.device)
     marks = largest if segments is None else launch.marks_of(segments)[0]
-    run(toeplitz, past, u, before, over_size, of_o, largest, marks, partial)
+    run(toeplitz, past, u, before, over_size, grad_o, largest, marks, partial)
     total: Tensor = partial[0] if shares == 1 else partial.sum(0)
     return total.mul_(size)
 
