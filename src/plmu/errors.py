@@ -50,7 +50,7 @@ def how_to_install(module: str) -> str:
     return f"pip install {'scikit-learn' if module == 'sklearn' else module}"
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'train'?` if one of the known words is near, else nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+def suggestion(word: str, choices: Iterable[str]) -> str:
+    """`; did you mean 'train'?` if one of the choices is similar to the word, else nothing."""
+    near = difflib.get_close_matches(word, list(choices), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -96,7 +96,8 @@ def test_help_is_plain(name, capsys, monkeypatch):
             assert wrong not in text, (name, model, wrong)
         assert max(map(len, text.splitlines())) <= 80
         _, table = text.split("usage: ")
-        assert len(re.findall(r"^[│ ]{0,2}--[a-z]\S+", table, re.MULTILINE)) == table.count("(default:")
+        options = re.findall(r"^[│ ]{0,2}--[a-z]\S+", table, re.MULTILINE)
+        assert len(options) == len(re.findall(r"\((?:default:|required;)", table))
 
 
 @dataclass

@@ -14,8 +14,6 @@ VAGUE = {"begun", "every", "found", "given", "kept", "known", "left"}
 VAGUE |= {"mine", "more", "one", "own", "seen", "some", "told"}
 # How often they still are names in a room. A room that is not here has none; a number may only go down.
 STILL: dict[str, int] = {
-    "cli": 16,
-    "errors": 1,
     "experiments": 3,
     "exports": 2,
     "modelfiles": 5,

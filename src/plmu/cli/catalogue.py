@@ -1,4 +1,4 @@
-"""The experiments of `plmu train`: a sentence on each, and its class, which is imported when it is needed."""
+"""The experiments of `plmu train`: a phrase on each, and where its class is; `lookup` imports it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 class Entry(NamedTuple):
     about: str
-    place: str  # "module:Class"
-    file: str = ""  # which file it needs
+    target: str  # "module:Class"
+    file: str = ""  # what file the user must give
 
 
 OWN_DATA = {
@@ -47,8 +47,8 @@ def lookup(name: str) -> Experiment:
     """The experiment of this name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: there is no experiment of this name.
     """
-    module, _, kind = CATALOGUE[name].place.partition(":")
-    result: Experiment = getattr(import_module(module), kind)()
+    module, _, class_name = CATALOGUE[name].target.partition(":")
+    result: Experiment = getattr(import_module(module), class_name)()
     return result

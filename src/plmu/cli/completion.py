@@ -1,6 +1,7 @@
 """Completion of the command line: `plmu completion bash`, `zsh` or `fish` prints a script for that shell.
 
-The script holds all words, so that completing them takes no time; it is made again after an upgrade.
+The script contains all words to complete, so that plmu is not run to complete them; after an upgrade a new script is
+needed.
 """
 
 from __future__ import annotations
@@ -17,21 +18,27 @@ from plmu.runs.experiment import Experiment
 from plmu.runs.runner import Options
 from plmu.runs.sources import path_fields
 
-# What may come at a place, which is the command and, after `train`, the experiment; or after an option there.
+# What may follow a context, which is "", a command or "train EXPERIMENT"; for values, one of these and an option.
 Words = dict[str, list[str]]
 Flags = dict[str, Sequence[str]]  # options, each with the values it takes if they are few
 DEVICES = ("auto", "cpu", "cuda")  # the usual values of --device
 
 
 def script(shell: str, commands: Mapping[str, Parser | None], options: Sequence[str]) -> str:
-    """The script of a shell for these commands and the program's own options."""
+    """The completion script of a shell: "bash", "zsh" or "fish".
+
+    Args:
+        shell: its name.
+        commands: the parser of each command; None for `train`, whose words come from the catalogue.
+        options: the program's own options, such as --version.
+    """
     words, values = _words(commands, options)
     files = [name for name, parser in commands.items() if parser is not None and parser.takes_path]
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](words, values, files, paths(commands.values()))
 
 
 def paths(parsers: Iterable[Parser | None]) -> list[str]:
-    """The options of these commands and of all experiments that take a file or folder."""
+    """The options that take a file or folder, of these commands and of all experiments."""
     options = {option for parser in parsers if parser is not None for option in parser.paths}
     for experiment in map(lookup, CATALOGUE):
         data = experiment.defaults(experiment.models[0]).data
@@ -40,6 +47,7 @@ def paths(parsers: Iterable[Parser | None]) -> list[str]:
 
 
 def _words(commands: Mapping[str, Parser | None], options: Sequence[str]) -> tuple[Words, Words]:
+    """The words that may follow each context, and the values that may follow each context with an option."""
     words: Words = {"": [*commands, *options], "train": [*CATALOGUE, "--help"]}
     values: Words = {}
     options_of: dict[str, Flags] = {
@@ -52,22 +60,25 @@ def _words(commands: Mapping[str, Parser | None], options: Sequence[str]) -> tup
         for model in experiment.models:
             flags |= _options(experiment, model)
         options_of[f"train {name}"] = flags
-    for place, flags in options_of.items():
-        words[place] = list(flags)
-        values |= {f"{place} {flag}": list(taken) for flag, taken in flags.items() if taken}
-        values |= {f"{place} --device": list(DEVICES)} if "--device" in flags else {}
+    for context, flags in options_of.items():
+        words[context] = list(flags)
+        values |= {f"{context} {flag}": list(choices) for flag, choices in flags.items() if choices}
+        values |= {f"{context} --device": list(DEVICES)} if "--device" in flags else {}
     return words, values
 
 
 def _options(experiment: Experiment, model: str) -> Flags:
-    """The options of a model; those of training only where it is trained."""
+    """The options of a model: without those of training if it is fitted in closed form, and without unused ones."""
     flags = _flags(experiment.defaults(model))
-    hidden = "--training." if experiment.closed_form(model) else "no option"
+    hidden = (
+        *(["--training."] if experiment.closed_form(model) else []),
+        *(["--data.root"] if experiment.own_data else []),
+    )
     return {flag: values for flag, values in flags.items() if not flag.startswith(hidden)}
 
 
 def _flags(config: Any, prefix: str = "--") -> Flags:
-    """The options of a dataclass as tyro writes them, each with its choices if it has any."""
+    """The options of a configuration, nested ones included, as tyro names them, each with its choices if it has any."""
     flags: Flags = {}
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
@@ -85,7 +96,10 @@ def _flags(config: Any, prefix: str = "--") -> Flags:
 
 
 def _case(words: Words, values: Words, files: list[str], paths: list[str]) -> str:
-    """For bash and zsh: sets `found`, and `files` where a path may come, by `place` and the word `before`."""
+    """Shell code for bash and zsh that sets `found`, the words to offer, and `files`, to 1 where a path may come.
+
+    The shell variables `place` and `before` are the context and the word before the one to complete.
+    """
     patterns = " | ".join(f"*' {path}'" for path in paths)
     lines = ['    case "$place $before" in']
     lines += [

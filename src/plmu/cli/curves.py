@@ -15,13 +15,17 @@ WIDE = 10.0  # ratio of the largest to the smallest value from which an axis is 
 
 
 def labelled(summary: dict[str, Any]) -> str:
-    """The label in a plot: the model, and what sets the run apart."""
+    """The label in a plot, a line each: model, name unless the default, epochs if fewer than usual."""
     short = f"{epochs(summary)} epochs" if shortened(summary) else ""
     return literal("\n".join(part for part in (named(summary), run_name(summary), short) if part))
 
 
 def curves(summary: dict[str, Any]) -> tuple[Curve, Curve]:
-    """Training loss, and the validation score that decides, each the mean over the seeds that have a history."""
+    """Training loss, and the validation score that chooses the epoch: each the mean over the seeds with a history.
+
+    Raises:
+        TypeError: a history is damaged.
+    """
     histories = [seed["history"] for seed in summary["seeds"] if "history" in seed]
     if not all(map(is_history, histories)):
         raise TypeError("a history is not a list of numbers by name")
@@ -30,7 +34,7 @@ def curves(summary: dict[str, Any]) -> tuple[Curve, Curve]:
 
 
 def _mean(histories: list[list[dict[str, float]]], name: str, factor: float = 1.0) -> Curve:
-    """The mean over histories, at the epochs that all have: thinned histories differ a little."""
+    """`factor` times the mean of a value over histories, at the epochs that all have: thinned ones differ a little."""
     values = [{entry["epoch"]: factor * entry[name] for entry in history if name in entry} for history in histories]
     shared = sorted(set.intersection(*map(set, values))) if values else []
     return shared, [sum(curve[epoch] for curve in values) / len(values) for epoch in shared]
@@ -41,7 +45,7 @@ def has_curves(summary: dict[str, Any]) -> bool:
 
 
 def _label(summary: dict[str, Any]) -> str:
-    """The label in a legend, in short lines."""
+    """The label in a legend, wrapped at 30 characters."""
     return textwrap.fill(", ".join(labelled(summary).splitlines()), 30)
 
 
@@ -63,12 +67,12 @@ def plot_curves(summaries: list[dict[str, Any]], path: Path) -> bool:
     figure, axes = pyplot.subplots(
         len(rows), 2, figsize=(11, sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
     )
-    for (left, right), group in zip(axes, rows, strict=True):
+    for (loss_axis, score_axis), group in zip(axes, rows, strict=True):
         for summary in group:
-            for axis, (x, y) in zip((left, right), curves(summary), strict=True):
+            for axis, (x, y) in zip((loss_axis, score_axis), curves(summary), strict=True):
                 axis.plot(x, y, label=_label(summary), linewidth=1.4, marker="." if len(x) < 25 else "", markersize=5)
         score = literal(group[0]["metric"].replace("_", " ")) + (", %" if group[0]["percent"] else "")
-        for axis, title in ((left, "training loss"), (right, f"validation {score}")):
+        for axis, title in ((loss_axis, "training loss"), (score_axis, f"validation {score}")):
             axis.set_title(f"{literal(titled(group[0]))}: {title}", fontsize="medium")
             axis.set_xlabel("epoch")
             axis.set_xlim(left=0)
@@ -80,7 +84,8 @@ def plot_curves(summaries: list[dict[str, Any]], path: Path) -> bool:
                 axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
                 axis.yaxis.set_minor_formatter(NullFormatter())
-        right.legend(*left.get_legend_handles_labels(), fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+        handles = loss_axis.get_legend_handles_labels()
+        score_axis.legend(*handles, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return True

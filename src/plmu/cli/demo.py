@@ -1,4 +1,4 @@
-"""`plmu demo`: the main job on data that is included, from a file of measurements to C code, in plain words."""
+"""`plmu demo`: a forecast of data that is included, from a file of measurements to C code, explained in plain words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HORIZON = 26  # weeks
 TEST = 0.2  # the share of the weeks that is tested on
-METHODS = {
+METHODS = {  # prefixes of the names of scores, and what each model is called here
     "": "plmu",
     "last value ": "last value",
     "seasonal last value ": "value a year ago",
@@ -38,12 +38,13 @@ def demo_parser() -> Parser:
 
 
 def demo(options: Namespace) -> None:
-    """Run the demo and say what was done, where the plot is and what to type next."""
+    """Run the demo and print what was done, where the plot is and what to type next."""
     with as_file(files("plmu.cli") / "demo_data" / "mauna-loa-co2.csv") as path:
         _demo(path, options.out)
 
 
 def _demo(path: Path, out: Path) -> None:
+    """Fit, test, plot, stream and export a forecast of the table at `path`, and write everything into `out`."""
     import plmu
 
     out.mkdir(parents=True, exist_ok=True)
@@ -106,7 +107,7 @@ def _stream(forecaster: plmu.Forecaster, path: Path) -> None:
 
 
 def _command() -> str:
-    """How the reader started this program."""
+    """The command that started this program, for the reader to type again: plmu, or its path if that is not on PATH."""
     program = shutil.which("plmu")
     started = Path(sys.argv[0])
     if started.name != "plmu" or (program is not None and Path(program).resolve() == started.resolve()):

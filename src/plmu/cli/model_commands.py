@@ -27,7 +27,7 @@ def generate_parser() -> Parser:
         "run", type=Path, help="folder of a finished run of a language model (text8, reviews), or its model.plmu"
     )
     parser.add_argument("--prompt", help="text to begin with (a new text: a line break, space or separator)")
-    parser.add_argument("--length", type=int, default=500, help="number of tokens to sample, characters or words (500)")
+    parser.add_argument("--length", type=int, default=500, help="number of tokens to sample, characters or argv (500)")
     parser.add_argument(
         "--temperature", type=float, default=1.0, help="below 1 more likely, above 1 more varied; 0 is greedy (1)"
     )
@@ -230,7 +230,7 @@ def serve_parser() -> Parser:
     parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 for any that is free (8000)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
-    parser.add_argument("--token", help="what clients must know; needed for any other --host (PLMU_TOKEN)")
+    parser.add_argument("--token", help="shared secret of server and clients; needed for any other --host (PLMU_TOKEN)")
     parser.add_argument("--states", type=Path, help="folder in which states survive a restart, and a kill")
     parser.add_argument("--sessions", type=int, default=1000, help="sessions at once, at most (1000)")
     parser.add_argument("--idle", type=float, default=300.0, help="seconds after which an idle session ends (300)")

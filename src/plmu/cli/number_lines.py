@@ -12,7 +12,7 @@ DELIMITERS = (",", ";", "\t", " ")
 
 
 class NumberLines:
-    """Reads samples of `features` numbers, one a line.
+    """Reads samples of a fixed size, one per line.
 
     A line is numbers with commas, semicolons, tabs or spaces between them; or JSON: a number, a list, or an object with
     one number for each name. Before the first sample there may be one line of names. An empty field, NaN or null is a
@@ -21,9 +21,9 @@ class NumberLines:
     Args:
         features: number of numbers in a sample.
         columns: their names in the user's file, if it has any: a header or an object may then have others beside them.
-        time: the column of times, which may come along, before the numbers if there is no header.
-        series: the column that names series, which may come along where columns have names.
-        meaning: what a sample holds, in words, for lines of other numbers or names.
+        time: the name of the optional column of times; without a header the time is the first field.
+        series: the name of the optional column of names of series; it needs a header or objects.
+        meaning: what a sample holds, in words, for error messages.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class NumberLines:
         self.meaning = f": {meaning}" if meaning else ""
         self.names: list[str] | None = None  # of the header, or of the first object
         self.started = False
-        self.sample_time: str | None = None  # of the last sample, if it came along
-        self.sample_series: str | None = None  # of the last sample, if it came along
+        self.sample_time: str | None = None  # of the last sample, if its line had one
+        self.sample_series: str | None = None  # of the last sample, if its line had one
 
     def read(self, line: str) -> list[float] | None:
         """The sample of a line, NaN where a number is missing; None for the header.
@@ -53,6 +53,7 @@ class NumberLines:
         return sample
 
     def _fields(self, line: str) -> list[float] | None:
+        """The sample of a line of separated fields; None for a header, whose names are remembered."""
         first = (";", "\t") if self.columns else ()
         delimiter = next((mark for mark in (*first, *DELIMITERS) if mark in line.strip(" ")), ",")
         try:
@@ -63,6 +64,7 @@ class NumberLines:
         words = [field.strip() for field in fields]
         if self.columns and delimiter in (";", "\t"):  # decimal commas
             words = [word.replace(",", ".") if _is_number(word.replace(",", ".", 1)) else word for word in words]
+        # A line of words is a header, unless it is a time and missing numbers.
         header = not self.started and self.names is None and not any(map(_is_number, words)) and any(words)
         if header and not (self.time and words[1:] and len(words) == self.features + 1 and _all_absent(words[1:])):
             self._check_header(words)
@@ -79,6 +81,7 @@ class NumberLines:
         return [_number(words[place], place + 1) for place in places]
 
     def _check_header(self, words: list[str]) -> None:
+        """Raise ValueError unless a header has the model's columns, or, where these have no names, as many columns."""
         if self.columns:
             absent = [name for name in self.columns if name not in words]
             if absent:
@@ -100,6 +103,7 @@ class NumberLines:
             self.sample_series = str(fields[self.series])
 
     def _json(self, text: str) -> list[float]:
+        """The sample of a JSON list or object; remembers an object's time and series."""
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -124,6 +128,7 @@ def _all_absent(words: list[str]) -> bool:
 
 
 def _is_number(word: str) -> bool:
+    """Whether a field is a number or stands for a missing one."""
     try:
         float(word)
     except ValueError:
@@ -132,6 +137,7 @@ def _is_number(word: str) -> bool:
 
 
 def _number(word: str, place: int) -> float:
+    """The number in a field, NaN for a missing one; `place` counts from 1, for the error."""
     if word.lower() in ABSENT:
         return float("nan")
     try:

@@ -1,4 +1,6 @@
-"""The options of an experiment: dataclasses whose docstrings are the help, parsed by tyro.
+"""The options after `plmu train EXPERIMENT`: dataclasses whose docstrings are the help, parsed by tyro.
+
+This is the last part of the parsing: `cli.train` has taken out experiment, FILE and --model.
 
 A field's docstring may have the words `Default: chosen from the data.` or `(default: chosen from the data)`, which are
 shown as the default where the value is None or empty.
@@ -33,9 +35,10 @@ METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH", bool: "{True,F
 DEFAULT = re.compile(r"\s*(?:Default: (?P<sentence>.+?)\.(?=\s|$)|\(default: (?P<brackets>[^)]*)\))")
 
 
-def parse(experiment: Experiment, model: str, words: Sequence[str]) -> tuple[Config[Any], Options]:
-    """The configuration of a model and the options of its run, from the words of the command line."""
-    if {"-h", "--help"} & {*words}:
+def parse(experiment: Experiment, model: str, argv: Sequence[str]) -> tuple[Config[Any], Options]:
+    """The configuration of a model and the options of its run, from arguments without experiment, FILE and --model."""
+    asks_help = bool({"-h", "--help"} & {*argv})
+    if asks_help:
         print(_description(experiment, model) + "\n")
     default = experiment.defaults(model)
     command: Any = dataclasses.make_dataclass("Command", [("options", Any), ("config", Any)])
@@ -44,8 +47,8 @@ def parse(experiment: Experiment, model: str, words: Sequence[str]) -> tuple[Con
     parsed = tyro.cli(
         command,
         default=command(Options(), default),
-        args=[*words],
-        prog=f"plmu train {experiment.name}",
+        args=[*argv],
+        prog=f"plmu train {experiment.name}" + (" FILE" if asks_help and experiment.own_data else ""),
         description="",
         registry=registry,
     )
@@ -66,12 +69,15 @@ def _description(experiment: Experiment, model: str) -> str:
 
 
 def _fields(info: StructTypeInfo, experiment: Experiment, model: str) -> StructConstructorSpec | None:
-    """How tyro reads a dataclass: its fields with help, values and defaults in plain words."""
+    """How tyro reads a configuration or run options: each field with its help, its type in capitals and its default.
+
+    None, tyro's own way, for anything but an instance of a dataclass. Fields that this experiment or model does not
+    use are no options and keep their defaults; --data.root of an experiment on own data is read but not listed.
+    """
     default = info.default
     if not dataclasses.is_dataclass(default) or isinstance(default, type):
         return None
     hints, texts = typing.get_type_hints(type(default)), documentation(type(default))
-    # Fields that are no options here.
     fixed = (*(["start"] if not experiment.starts else []), *(["training"] if experiment.closed_form(model) else []))
     fields, values = [], {}
     for field in dataclasses.fields(default):
@@ -84,24 +90,26 @@ def _fields(info: StructTypeInfo, experiment: Experiment, model: str) -> StructC
             fields.append(StructFieldSpec(name=name, type=kind, default=value))
         else:
             text = texts.get(name, "")
-            if name == "root" and experiment.own_data:
-                text = "Not used: the data is --data.file."
             text, hint = shown(text, value)
+            if name == "file" and experiment.own_data:
+                hint = "(required; the same as FILE)"
             argument = tyro.conf.arg(metavar=_metavar(hints[name]), help_behavior_hint=hint)
             if name == "start":
                 text = f"Folder of a finished run of {' or '.join(experiment.starts)} to start from."
                 argument = tyro.conf.arg(name="from", metavar="PATH", help_behavior_hint=hint)
             annotated: Any = Annotated[hints[name], argument]
+            if name == "root" and experiment.own_data:
+                annotated = Annotated[annotated, tyro.conf.Suppress]
             fields.append(StructFieldSpec(name, annotated, value, text))
     return StructConstructorSpec(instantiate=functools.partial(type(default), **values), fields=tuple(fields))
 
 
 def shown(text: str, value: Any) -> tuple[str, str]:
     """The help of an option without its words on the default, and the default in brackets."""
-    words = DEFAULT.search(text)
+    sentence = DEFAULT.search(text)
     text = DEFAULT.sub("", text)
     if value is None or value == ():
-        default = words["sentence"] or words["brackets"] if words else "none"
+        default = sentence["sentence"] or sentence["brackets"] if sentence else "none"
     elif isinstance(value, bool):
         default = "on" if value else "off"
     else:
@@ -110,7 +118,7 @@ def shown(text: str, value: Any) -> tuple[str, str]:
 
 
 def _metavar(hint: Any) -> str | None:
-    """What stands for the value of an option that may be None, or a list; None for tyro's own."""
+    """The placeholder for the value of an option whose type is a tuple or may be None; None: tyro's own placeholder."""
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
     if kind is tuple and inner[-1] is ...:
         return f"[{METAVARS[inner[0]]} ...]"
@@ -122,7 +130,7 @@ def _metavar(hint: Any) -> str | None:
 
 @functools.cache
 def documentation(kind: type) -> dict[str, str]:
-    """The docstrings below the fields of a dataclass and its bases, by field."""
+    """The docstrings below the fields of a dataclass and of its bases, each on one line, by field."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         try:

@@ -27,55 +27,59 @@ USAGE = """usage: plmu COMMAND …
   plmu demo               fit, test, plot, stream and export a forecast of data that is included
   plmu train EXPERIMENT   train a model, test it once, write a run folder and a result
   plmu evaluate RUN       score the best model of a run again
-  plmu generate RUN       print text that a language model writes, as it is sampled
-  plmu translate RUN      translate sentences from a file or standard input, one a line
+  plmu generate RUN       print sample text of a language model as it is generated
+  plmu translate RUN      translate sentences from a file or standard input, one per line
   plmu predict RUN        forecast or classify the series of a file of your own, as CSV
   plmu stream RUN         read numbers or text line by line, print a prediction after each sample
   plmu serve RUN          serve a model to many sessions over HTTP and WebSockets, with a live page
   plmu export RUN         write a model for other programs: ONNX, torch.export or C
   plmu data               list data sets: which are here, which are complete, where to get them
   plmu report             show all results as a table, a page and plots
-  plmu bench KIND         measure speed on this machine: layers, training-time, complexity or streaming
+  plmu bench KIND         measure speed on this machine: layers, algorithms, training-time, complexity or
+                          streaming
   plmu completion SHELL   print a completion script for bash, zsh or fish
   plmu --version
 
 `plmu COMMAND --help` says more; `plmu train EXPERIMENT --help` lists every option of an experiment.
 --traceback also prints the Python traceback of an error."""
 OWN_OPTIONS = ("--help", "--version", "--traceback")
-OWN_FILES = {  # options of the data that are files of the user's own
+OWN_FILES = {  # options --data.NAME of `plmu evaluate` that are files of the user's own
     "file": "file",
-    "test-file": "file that tests",
+    "test-file": "test file",
     "labels": "table of labels",
-    "source": "sentences that were trained on",
-    "target": "translations that were trained on",
-    "valid-source": "sentences that validate",
-    "valid-target": "translations that validate",
-    "test-source": "sentences that test",
-    "test-target": "translations that test",
+    "source": "training sentences",
+    "target": "training translations",
+    "valid-source": "validation sentences",
+    "valid-target": "validation translations",
+    "test-source": "test sentences",
+    "test-target": "test translations",
 }
 PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE has ended
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Errors that a user can fix are one message and exit status 2."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Entry point: run the command that `arguments` name, by default sys.argv.
+
+    Errors that a user can fix are printed as one message, with exit status 2.
+    """
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may not have θ; that must not be an error
-    shows_traceback = "--traceback" in words
-    words = [word for word in words if word != "--traceback"]
+    shows_traceback = "--traceback" in argv
+    argv = [word for word in argv if word != "--traceback"]
     done = False
     try:
         try:
-            _run(words)
+            _run(argv)
             done = True
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, where a closed pipe can be caught
     except BrokenPipeError:  # what reads the output has gone, for example `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        works = words[:1] in (["train"], ["bench"]) and not {"-h", "--help"} & set(words) and len(words) > 1
-        if works and not done:
+        writes_files = argv[:1] in (["train"], ["bench"]) and not {"-h", "--help"} & set(argv) and len(argv) > 1
+        if writes_files and not done:  # a command that only prints has nothing else to do
             raise SystemExit(PIPE_CLOSED) from None
     except ModuleNotFoundError as error:
         missing = (error.name or "plmu").split(".")[0]
@@ -91,23 +95,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str, shows_traceback: bool = False, status: int = 2) -> NoReturn:
+    """Print a message on standard error, after the present traceback if asked, and exit."""
     if shows_traceback:
         traceback.print_exc()
     print(f"plmu: {message}", file=sys.stderr)
     raise SystemExit(status)
 
 
-def _run(words: list[str]) -> None:
-    if words and words[0] in ("--version", "version"):
+def _run(argv: list[str]) -> None:
+    """Run the command of the first argument with the other arguments, or print help or the version."""
+    if argv and argv[0] in ("--version", "version"):
         print(f"plmu {plmu.__version__}")
-    elif not words or words[0] in ("-h", "--help", "help"):
+    elif not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE)
-    elif words[0] not in COMMANDS:
+    elif argv[0] not in COMMANDS:
         commands = ", ".join(COMMANDS)
-        hint = suggestion(words[0], [*COMMANDS, *OWN_OPTIONS])
-        _fail(f"there is no command {words[0]!r}: the commands are {commands}{hint}")
+        hint = suggestion(argv[0], [*COMMANDS, *OWN_OPTIONS])
+        _fail(f"there is no command {argv[0]!r}: the commands are {commands}{hint}")
     else:
-        COMMANDS[words[0]](words[1:])
+        COMMANDS[argv[0]](argv[1:])
 
 
 def _evaluate_parser() -> Parser:

@@ -18,7 +18,7 @@ from plmu.training.terminal import Console, show_table
 
 
 def summary_table(summaries: list[dict[str, Any]]) -> None:
-    """Print results beside the paper's figures."""
+    """Print a table of results beside the paper's scores, and the hardware of the runs."""
     console = Console()
     show_table(HEADER, [row[:-1] for summary in summaries for row in rows(summary)], console=console)
     if any(shortened(summary) for summary in summaries):
@@ -29,7 +29,7 @@ def summary_table(summaries: list[dict[str, Any]]) -> None:
 def own_data_table(summary: dict[str, Any]) -> None:
     """Print the test scores of a run on the user's own data: a row for each model, a column for each score.
 
-    The score `last_value_mse` is the mse of the baseline "last value".
+    A score named after a baseline is in the baseline's row: `last_value_mse` is the mse of "last value".
     """
     scores, percent, many = summary["test"], summary["percent"], len(summary["seeds"]) > 1
     table: dict[str, dict[str, str]] = {summary["model"]: {}}
@@ -50,7 +50,7 @@ def own_data_table(summary: dict[str, Any]) -> None:
 
 
 def load(*folders: Path) -> list[dict[str, Any]]:
-    """All result files of the folders, in the order of their names; of files of the same name the first folder's."""
+    """The summaries in the folders, by file name. Of files of the same name the one in the first folder counts."""
     chosen: dict[str, Path] = {}
     for path in (path for folder in folders for path in folder.glob("*.json")):
         chosen.setdefault(path.name, path)
@@ -59,7 +59,11 @@ def load(*folders: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A result; None if the file is something else."""
+    """The summary in a file, checked by making all that the report shows of it; None if the file is something else.
+
+    Raises:
+        RunError: the file is damaged.
+    """
     try:
         summary: dict[str, Any] = read_json(path)
         if not isinstance(summary, dict) or not {"experiment", "seeds"} <= summary.keys():
@@ -79,7 +83,11 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def report(folders: Sequence[Path], out: Path) -> None:
-    """Print all results, and write report.html and the plots."""
+    """Print all results in the folders, and write report.html and the plots to `out`.
+
+    Raises:
+        RunError: a folder is missing, there are no results, one is damaged, or `out` cannot be written to.
+    """
     missing = [str(folder) for folder in folders if not folder.is_dir()]
     summaries = load(*folders)
     if missing or not summaries:
@@ -104,6 +112,7 @@ def report(folders: Sequence[Path], out: Path) -> None:
 
 
 def _page(summaries: list[dict[str, Any]]) -> str:
+    """The report as HTML."""
     body = "\n".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
         for summary in summaries
@@ -116,6 +125,7 @@ def _page(summaries: list[dict[str, Any]]) -> str:
 
 
 def _details(summary: dict[str, Any]) -> str:
+    """A section of the page on one result: command, source, versions and notes."""
     return (
         f"<h2>{html.escape(summary['name'])}: {html.escape(summary['experiment'])},"
         f" {html.escape(summary['model'])}</h2>"
@@ -126,19 +136,19 @@ def _details(summary: dict[str, Any]) -> str:
 
 
 def _points(summary: dict[str, Any]) -> tuple[float, float, float | None]:
-    """The deciding score in a plot: mean, spread, and the paper's."""
+    """The experiment's main score as it is plotted: mean, standard deviation over seeds, and the paper's score."""
     factor = 100 if summary["percent"] else 1
     score, paper = summary["test"][summary["metric"]], summary["paper"]
     return factor * float(score["mean"]), factor * float(score["std"]), None if paper is None else factor * float(paper)
 
 
 def _wrapped(label: str) -> str:
-    """A label in short lines, which fit under the plot."""
+    """A label wrapped at 20 characters, to fit under the plot."""
     return "\n".join(textwrap.fill(line, 20) for line in label.splitlines())
 
 
 def plot(summaries: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each experiment: each model's test score with its spread, and the paper's."""
+    """Draw a panel for each experiment: each model's test score with its spread, and the paper's score."""
     import matplotlib
 
     matplotlib.use("Agg")

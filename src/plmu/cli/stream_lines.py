@@ -1,4 +1,4 @@
-"""`plmu stream`: lines come in, numbers or text, and after each sample the prediction goes out at once."""
+"""`plmu stream`: read lines of numbers or text, and print the prediction after each sample at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LineStream:
     Args:
         deployed: the model.
         options: how it runs.
-        clock: of a forecast: the step of each time, so that a stream may begin anywhere in the season.
+        clock: of a forecast: converts times to steps, so that a stream may begin anywhere in the season.
     """
 
     def __init__(self, deployed: Deployed, options: Options, clock: Clock | None = None) -> None:
@@ -96,10 +96,10 @@ class LineStream:
                 yield {"token": name, **self._answer(out.tolist())}
 
     def _other_series(self, name: str | None) -> bool:
-        """Whether a sample of this name ends the series before it.
+        """Whether a sample of the series `name` ends the series before it. Remembers new names.
 
         Raises:
-            ValueError: its series has ended already.
+            ValueError: the series `name` has ended already.
         """
         if name is None or (self.names and self.names[-1] == name):
             return False
@@ -112,7 +112,7 @@ class LineStream:
         """The model's state before a sample of this time; None for a model without a season.
 
         Raises:
-            ValueError: it is not a time as in the data.
+            ValueError: `time` is not written as the times of the training data are.
         """
         forecast = self.deployed.forecast
         if self.clock is None or forecast is None or not forecast.season:
@@ -120,6 +120,7 @@ class LineStream:
         return forecast.state_at(self.clock.step_of(time))
 
     def _begin(self) -> None:
+        """Reset the state before a sample that begins another sequence."""
         if self.ended:
             self.stream.reset()
             self.ended, self.expected = False, None
@@ -139,10 +140,10 @@ class LineStream:
 
 
 def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None = None) -> None:
-    """Print what the model of a run says after each sample of these lines, as soon as it is known.
+    """Print the prediction of a run's model after each sample of these lines at once.
 
-    A line that cannot be read is named: `on_error` says whether it stops the program, as ValueError, or is left out.
-    The state is saved at the end, however that comes about.
+    At a line that cannot be read `options.on_error` decides: "stop" raises ValueError, "skip" reports the line on
+    standard error and goes on. The state is saved at the end, also after an error or a signal.
     """
     screen = sys.stdout if out is None else out
     deployed, folder = load(run), run if run.is_dir() else run.parent
@@ -166,7 +167,7 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
 
 
 def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
-    """A line of output."""
+    """An answer as a line to print; `line` is the number of the line that it was read from."""
     if stream.options.json:
         return json.dumps({"line": line, **({"end": True} if answer is None else answer)}, ensure_ascii=False)
     if answer is None:
@@ -190,13 +191,16 @@ def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
 
 
 def _joined(output: list[float]) -> str:
-    """Numbers with commas between them, with the digits that float32 has."""
+    """Numbers with commas between them, in 9 digits, which identify a float32."""
     return ",".join(f"{value:.9g}" for value in output)
 
 
 @contextmanager
 def _stoppable() -> Iterator[Any]:
-    """While lines are awaited, SIGINT and SIGTERM end them; while one is worked on, they wait for it to be finished."""
+    """Give a function that yields lines until SIGINT or SIGTERM.
+
+    A signal ends the lines at once while the next is awaited, and after the present line while it is worked on.
+    """
     asked, waits = False, False
 
     def stop(*_: object) -> None:

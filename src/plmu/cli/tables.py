@@ -11,7 +11,7 @@ SHORTENED = "“n of N” epochs: the run was given fewer epochs than the experi
 
 
 def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A row for each score of a result, the deciding score first; the hardware is the last cell."""
+    """A row for each score of a result, its main score first: the cells of HEADER and the hardware."""
     metric = summary["metric"]
     names = [metric, *(name for name in summary["test"] if name != metric)]
     lines: list[tuple[str, ...]] = []
@@ -39,19 +39,19 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def titled(summary: dict[str, Any]) -> str:
-    """The experiment, and whether its data were incomplete."""
+    """The experiment's name, marked if its data were incomplete."""
     partial = "partial" in str(summary.get("notes", {}).get("data", ""))
     return f"{summary['experiment']} (partial data)" if partial else str(summary["experiment"])
 
 
 def named(summary: dict[str, Any]) -> str:
-    """The model, and whether it was trained on validation data too."""
+    """The model's name, marked if it was trained on validation data too."""
     refit = summary["config"]["training"].get("refit", False)
     return f"{summary['model']}, refit" if refit else str(summary["model"])
 
 
 def epochs(summary: dict[str, Any]) -> str:
-    """The number of epochs, and of how many if the run was shortened. A closed form has none."""
+    """The number of epochs, "n of N" if the run was shortened; empty for a model fitted in closed form."""
     name = summary["experiment"]
     if name in CATALOGUE and lookup(name).closed_form(summary["model"]):
         return ""
@@ -60,13 +60,13 @@ def epochs(summary: dict[str, Any]) -> str:
 
 
 def shortened(summary: dict[str, Any]) -> bool:
-    """Whether it had fewer epochs than this model has by default. The epochs of a refit are not compared."""
+    """Whether a result had fewer epochs than its model has by default. The epochs of a refit are not compared."""
     training, usual = summary["config"]["training"], _usual_epochs(summary)
     return usual is not None and not training.get("refit", False) and bool(training["epochs"] < usual)
 
 
 def _usual_epochs(summary: dict[str, Any]) -> int | None:
-    """The experiment's number of epochs; None for an experiment or a model of another version."""
+    """The model's default number of epochs; None for an experiment or a model that this version does not have."""
     name, model = summary["experiment"], summary["model"]
     if name not in CATALOGUE or model not in lookup(name).models:
         return None
@@ -80,6 +80,7 @@ def run_name(summary: dict[str, Any]) -> str:
 
 
 def shown(value: float, percent: bool, std: float | None = None) -> str:
+    """A score, a fraction if `percent`, as text with its standard deviation: "98.49 ± 0.03 %", "1.470"."""
     if percent:
         return f"{100 * value:.2f}" + ("" if std is None else f" ± {100 * std:.2f}") + " %"
     mean = f"{value:#.{3 if abs(value) < 1 else 4}g}".rstrip(".")  # with its zeros: 1.470

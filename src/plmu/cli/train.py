@@ -1,4 +1,4 @@
-"""The command `plmu train`."""
+"""The command `plmu train`: splits its arguments into experiment, file, --model and the options for `cli.options`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 RENAMED_OPTIONS = {"--model.strength": "--model.alpha"}
 
 
-def main(words: list[str]) -> None:
-    if not words or words[0] in ("-h", "--help"):
+def main(argv: list[str]) -> None:
+    """Train an experiment, or print the list of experiments. `argv` is what follows `plmu train`."""
+    if not argv or argv[0] in ("-h", "--help"):
         print(listing())
         return
-    name, *rest = words
+    name, *rest = argv
     if name not in CATALOGUE:
         names = ", ".join(CATALOGUE)
         raise RunError(f"there is no experiment {name!r}: the experiments are {names}{suggestion(name, CATALOGUE)}")
@@ -71,18 +72,22 @@ def listing() -> str:
 
 
 def without_file(name: str) -> str:
-    """What to do about a missing file."""
+    """The message for a missing file: what the file must be and how to give it."""
     return (
         f"{name} needs a file of your own: {OWN_DATA[name].file}. Give it as\n\n    plmu train {name} my.csv\n\n"
         f"`plmu train {name} --help` lists the options; `plmu demo` shows a forecast of data that is included."
     )
 
 
-def with_option(name: str, words: list[str]) -> list[str]:
-    """The words after an experiment; a file that comes first is written as --data.file."""
-    if not words or words[0].startswith("-"):
-        return words
-    file, *rest = words
+def with_option(name: str, argv: list[str]) -> list[str]:
+    """The arguments after the experiment, with a file that comes first turned into the option --data.file.
+
+    Raises:
+        RunError: the experiment takes no file, the file is not there, or it is given twice.
+    """
+    if not argv or argv[0].startswith("-"):
+        return argv
+    file, *rest = argv
     if name not in (*OWN_DATA, "text8"):
         raise RunError(f"{name} takes no file, got {file!r}: `plmu train {name} --help` lists its options")
     if not Path(file).exists():
@@ -93,7 +98,7 @@ def with_option(name: str, words: list[str]) -> list[str]:
 
 
 def _renamed(word: str) -> str:
-    """An option by its new name."""
+    """An argument, with an option of version 0.1 replaced by its new name after a warning."""
     option, equals, value = word.partition("=")
     if option not in RENAMED_OPTIONS:
         return word
@@ -102,17 +107,22 @@ def _renamed(word: str) -> str:
     return new + equals + value
 
 
-def chosen_model(experiment: Experiment, words: list[str]) -> tuple[str, list[str]]:
-    """Take `--model NAME` out of the words: it decides which other options there are."""
-    options = [word.partition("=")[0] for word in words]
+def chosen_model(experiment: Experiment, argv: list[str]) -> tuple[str, list[str]]:
+    """Split the arguments into the value of `--model`, or the default, and the rest, whose options depend on the model.
+
+    Raises:
+        RunError: --model has no value.
+        ValueError: there is no such model, or it cannot start with, or without, --from.
+    """
+    options = [word.partition("=")[0] for word in argv]
     started = "--from" in options
-    model, rest = experiment.default_model(started), words
+    model, rest = experiment.default_model(started), argv
     if "--model" in options:
         i = options.index("--model")
-        after = words[i + 1 : i + 2] if words[i] == "--model" else [words[i].removeprefix("--model=")]
+        after = argv[i + 1 : i + 2] if argv[i] == "--model" else [argv[i].removeprefix("--model=")]
         if not after:
             raise RunError(f"--model needs a name: {', '.join(experiment.models)}")
-        model, rest = experiment.check(after[0]), words[:i] + words[i + (2 if words[i] == "--model" else 1) :]
-    if not {"-h", "--help"} & set(words):
+        model, rest = experiment.check(after[0]), argv[:i] + argv[i + (2 if argv[i] == "--model" else 1) :]
+    if not {"-h", "--help"} & set(argv):
         experiment.check_start(model, started)
     return model, rest
