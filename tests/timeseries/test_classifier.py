@@ -126,9 +126,9 @@ def test_leave_one_out_is_what_leaving_one_out_gives(features: int) -> None:
 def test_scores_above_one_are_no_errors() -> None:
     labels = torch.tensor([0, 1, 2])
     right = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
-    errors = [float(ridge_classes.softened(factor * right, labels)) for factor in (-50, -1, 0, 1, 2, 50)]
+    errors = [float(ridge_classes.softened_error_rate(factor * right, labels)) for factor in (-50, -1, 0, 1, 2, 50)]
     assert errors == pytest.approx([1, 1 / (1 + math.exp(-4)), 0.5, 1 / (1 + math.exp(4)), 1 / (1 + math.exp(8)), 0])
-    assert ridge_classes.softened(torch.stack([right, right.flip(0)]), labels)[0] == pytest.approx(errors[3])
+    assert ridge_classes.softened_error_rate(torch.stack([right, right.flip(0)]), labels)[0] == pytest.approx(errors[3])
 
 
 def test_alpha_has_the_fewest_errors_rather_than_the_smallest_square() -> None:
@@ -161,7 +161,7 @@ def test_the_readout_is_the_ridge_of_weighted_features(features: int, monkeypatc
     found = leave_one_out(x, labels, [10.0], torch.ones(features))
     spread, mean = torch.std_mean(x.double(), dim=0, correction=0)
     z = (x.double() - mean) / spread
-    z = z * ridge_classes.explained(z, labels)
+    z = z * ridge_classes.separating_weights(z, labels)
     target = 2.0 * torch.nn.functional.one_hot(labels, 3).double() - 1
     weight = torch.linalg.solve(z.mT @ z + 10.0 * torch.eye(features, dtype=torch.float64), z.mT @ target)
     expected = z @ weight + target.mean(0)

@@ -1,4 +1,4 @@
-"""What scikit-learn expects of an estimator, without importing it."""
+"""What scikit-learn expects of an estimator, without importing scikit-learn."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Estimator:
 
     @classmethod
     def _names(cls) -> list[str]:
+        """The names of the constructor's arguments."""
         return [name for name in inspect.signature(cls).parameters if name != "self"]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -91,7 +92,7 @@ class Estimator:
 
 
 def _accepts_old_names(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that also takes the old names of its arguments; its signature has the new ones alone."""
+    """A constructor that also takes the old names of its arguments, with a warning; its signature has only the new."""
 
     @functools.wraps(init)
     def accepting(self: Estimator, *args: Any, **params: Any) -> None:
@@ -105,6 +106,7 @@ def _accepts_old_names(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _new_name(cls: type[Estimator], old: str) -> str:
+    """The new name of a renamed parameter or attribute, with a DeprecationWarning."""
     new = cls._renamed[old]
     message = f"{cls.__name__}: {old} is now called {new}; the old name will go with the next version"
     warnings.warn(message, DeprecationWarning, stacklevel=3)
@@ -112,7 +114,7 @@ def _new_name(cls: type[Estimator], old: str) -> str:
 
 
 def warn_of_column() -> None:
-    """Warn that labels came as a column, with scikit-learn's own kind of warning where it is installed."""
+    """Warn that labels have the shape (examples, 1), with scikit-learn's kind of warning if it is installed."""
     try:
         from sklearn.exceptions import DataConversionWarning as Kind
     except ImportError:

@@ -55,7 +55,7 @@ class ClassificationReport:
 
     @property
     def mean_f1(self) -> float:
-        """The mean F1 of the classes that have series here."""
+        """The mean F1 of the classes that have series in the report."""
         return float(np.mean([scores["f1"] for scores in self.by_class() if scores["series"]]))
 
     @property
@@ -68,7 +68,7 @@ class ClassificationReport:
         return ClassificationReport(self.classes, confusion, self.most_frequent)
 
     def by_class(self) -> list[dict[str, Any]]:
-        """For each class the number of its series, precision, recall and F1; 0 where it was never predicted."""
+        """For each class a dictionary with the number of its series, precision, recall and F1; 0 for 0 / 0."""
         scores = []
         for hits, actual, predicted in zip(
             self.confusion.diagonal().tolist(),
@@ -82,7 +82,7 @@ class ClassificationReport:
         return scores
 
     def lines(self) -> list[str]:
-        """The scores of each class as lines of text."""
+        """The scores of each class as lines of text, of the first 20 classes."""
         rows = [
             [shortened(name), str(scores["series"]), *(f"{scores[key]:.3f}" for key in ("precision", "recall", "f1"))]
             for name, scores in zip(self.classes, self.by_class(), strict=True)

@@ -144,7 +144,7 @@ class SequenceClassifier(Estimator):
         return arrays, labels
 
     def _features(self, arrays: list[Array], normalize: Any) -> tuple[Sequential, Tensor]:
-        """All but the readout, made for these series, and its outputs (examples, features)."""
+        """The layers before the readout, built for these series, and their outputs (examples, features)."""
         x, lengths = threshold_features.padded(arrays, normalize)
         front = threshold_features.build(
             x,
@@ -159,7 +159,8 @@ class SequenceClassifier(Estimator):
         return front, threshold_features.outputs(front, x, lengths)
 
     def _readout(self, features: Tensor, labels: Tensor, copies: int = 1) -> Readout:
-        """The ridge regression to classes from features (examples, features), of so many copies of the series."""
+        """The ridge regression to classes from features (examples, copies · features of each), where `copies` are the
+        normalisations of the series whose features are joined."""
         alphas = [10.0 ** (k / 2) for k in range(-6, 11)] if self.alphas is None else list(self.alphas)
         scales = threshold_features.scales(features.shape[1] // copies).repeat(copies)
         return leave_one_out(features, labels, alphas, scales)
@@ -167,7 +168,8 @@ class SequenceClassifier(Estimator):
     def _best_normalization(
         self, arrays: list[Array], labels: Tensor
     ) -> tuple[bool | str, tuple[Sequential, Tensor] | None]:
-        """The normalisation with the smallest leave-one-out error, and its features where all series were compared."""
+        """The normalisation with the smallest leave-one-out error on a sample of the series, and what `_features`
+        returned for it; None instead if the sample or the normalisation is another."""
         if _are_alike(arrays):
             return True, None
         generator = torch.Generator().manual_seed(int(self.random_state))
@@ -295,7 +297,7 @@ class SequenceClassifier(Estimator):
 
     @staticmethod
     def _labels(X: Any, y: Any, series: int) -> NDArray[Any]:
-        """The labels y, or else those of data that was read."""
+        """The labels y, or else those that X was read with; ValueError unless there is one for each series."""
         return checked_labels(
             np.array(X.labels, dtype=object) if y is None and isinstance(X, LabelledData) else y, series
         )
@@ -346,6 +348,7 @@ class SequenceClassifier(Estimator):
         )
 
     def _windows(self, longest: int) -> list[float]:
+        """θ of the memories: as given, or 9, 18, 36 … up to the number of steps of the longest series."""
         if self.windows is not None:
             return [float(window) for window in self.windows]
         windows = [9.0]
@@ -363,6 +366,7 @@ class SequenceClassifier(Estimator):
 
 
 def _are_positive(values: Any) -> bool:
+    """Whether these are a list or array (n,), not empty, of positive finite numbers."""
     try:
         return bool(np.ndim(values) == 1 and len(values)) and all(0 < float(value) < np.inf for value in values)
     except (TypeError, ValueError):

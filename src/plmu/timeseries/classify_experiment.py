@@ -52,7 +52,8 @@ class ClosedModel(Checked):
     thresholds: int = 6
     """Thresholds of each projection."""
     normalize: Literal["auto", "series", "none", "both"] = "auto"
-    """Each series to mean 0 and standard deviation 1, as it is, both, or the best of these by leave-one-out errors."""
+    """Each series scaled to mean 0 and standard deviation 1 (series), as it is (none), both, or the best of these by
+    leave-one-out errors (auto)."""
 
     def classifier(self, seed: int) -> SequenceClassifier:
         """The estimator with these parameters."""
@@ -68,7 +69,7 @@ class ClosedModel(Checked):
 
 @dataclass
 class GradientModel(ClosedModel):
-    """The same, with a readout that is trained further by gradients."""
+    """The closed form, with a readout that is trained further by gradients."""
 
 
 @dataclass
@@ -90,7 +91,8 @@ class ClassifyTask(Task):
     report: ClassificationReport | None = None  # of the test series
 
     def logits(self, model: nn.Module, indices: Tensor) -> Tensor:
-        """The scores of the classes, (series, classes)."""
+        """The scores of the classes, (series, classes), for series with these indices: of the model's readout where
+        gradients train it, else of the classifier."""
         if len(self.features):
             readout = _readout(model)
             logits: Tensor = readout(self.features[indices.cpu()].to(next(model.parameters()).device))
@@ -102,7 +104,8 @@ class ClassifyTask(Task):
         return functional.cross_entropy(self.logits(model, batch[0]), self.targets[batch[0].cpu()].to(batch[0].device))
 
     def scores(self, model: nn.Module, split: Batch) -> dict[str, float]:
-        """The accuracy; for the test series also the mean F1, and the accuracy of the most frequent class."""
+        """The accuracy; for the test series also the mean F1, and the accuracy of the most frequent class. Their report
+        is kept for `Classify.write_more`."""
         tested = torch.equal(split[0].cpu(), self.test[0])
         if not tested and not len(self.features):
             return {"accuracy": self.classifier.loo_accuracy_}  # each training series left out in turn
@@ -238,7 +241,7 @@ class Classify(Experiment):
 
 
 def _read_splits(config: LabelledConfig, generator: np.random.Generator) -> tuple[LabelledData, LabelledData]:
-    """Training and test series; the notes of the training series say what was found in both.
+    """Training and test series. The notes of the training series also say what was found in the test series.
 
     Raises:
         DataError: they cannot be read, or do not suffice to train and test a classifier.
@@ -278,7 +281,7 @@ def _readout(model: nn.Module) -> nn.Module:
 
 
 def _groups(model: nn.Module) -> list[Group]:
-    """The readout learns, all layers before it do not."""
+    """Groups of parameters for the optimiser: the readout learns, all layers before it do not."""
     readout = list(_readout(model).parameters())
     frozen = [parameter for parameter in model.parameters() if all(parameter is not other for other in readout)]
     return [Group(readout), Group(frozen, rate=0.0, decay=False)]

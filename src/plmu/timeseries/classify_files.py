@@ -1,4 +1,5 @@
-"""The files of a run of classify: its models, series.json (what they read, and the classes) and normalization.json."""
+"""The files of a run of classify: its models, outputs.json, series.json (the columns that were read, and the classes)
+and normalization.json."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ Content = TypeVar("Content")
 
 
 def series_json(data: LabelledData, classes: tuple[str, ...]) -> str:
-    """The content of series.json: what a model reads, and its classes."""
+    """The content of series.json: the format of the data, the number of channels, and the classes."""
     content = {"form": asdict(data.format), "channels": data.channels, "classes": classes}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -37,12 +38,13 @@ def series_json(data: LabelledData, classes: tuple[str, ...]) -> str:
 def write_models(
     folder: Path, classifier: SequenceClassifier, network: nn.Module, streaming: SequenceClassifier | None
 ) -> None:
-    """Write the models: model.plmu, which takes samples as they come, and whole.plmu, which takes whole series.
+    """Write outputs.json, normalization.json and the models: model.plmu, which takes samples as they come, and, if
+    series are normalised, whole.plmu, which takes whole series.
 
     Args:
         folder: of the run.
-        classifier: what was fitted.
-        network: its model, whose readout may have been trained further.
+        classifier: the fitted classifier.
+        network: the classifier's model, whose readout may have been trained further.
         streaming: a classifier without normalisation, for model.plmu, where `classifier` normalises series.
     """
     form, classes = classifier.format_, tuple(classifier.classes_.tolist())
@@ -78,6 +80,7 @@ def read_fitted(folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, parse: Callable[[Any], Content]) -> Content:
+    """The parsed content of a JSON file; RunError if it is missing or damaged."""
     try:
         return parse(read_json(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -85,6 +88,7 @@ def _read(path: Path, parse: Callable[[Any], Content]) -> Content:
 
 
 def _series(content: Any) -> tuple[Format, int, tuple[str, ...]]:
+    """The format, the number of channels and the classes that `series_json` wrote."""
     form = content["form"]
     columns = form["id"], form["label"], form["time"], tuple(form["values"]), tuple(form.get("left_out", ()))
     return Format(form["layout"], *columns), int(content["channels"]), tuple(map(str, content["classes"]))
@@ -97,7 +101,8 @@ def _normalization(content: Any) -> tuple[Any, list[int] | None]:
 
 
 def predictions(classifier: SequenceClassifier, data: LabelledData) -> Predictions:
-    """The class of each series, with the probability of each class."""
+    """The class of each series and the probability of each class, as columns of text; a note counts the labels in the
+    data, if any, that are as predicted."""
     classes = classifier.classes_.tolist()
     probabilities = torch.from_numpy(classifier.scores(data)).float().softmax(1)
     predicted = [classes[i] for i in probabilities.argmax(1).tolist()]

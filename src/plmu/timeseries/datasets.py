@@ -28,11 +28,11 @@ class LabelledSeries(Dataset[tuple[Tensor, int]]):
         labels: the label of each series: numbers or names.
 
     Attributes:
-        classes: the different labels, numbers in their order, then names; the numbers count them.
+        classes: the different labels, numbers by value, then names; the number of a class is its index here.
 
     Raises:
-        ValueError: there are not as many labels as series, one is missing, or a series has no steps, NaN, or other
-            channels.
+        ValueError: there are not as many labels as series, a label is missing, or a series has no steps, NaN, or
+            another number of channels.
     """
 
     def __init__(self, series: Sequence[Any], labels: Sequence[Any]) -> None:
@@ -117,7 +117,7 @@ class ForecastWindows(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _series(array: Any, name: str) -> Tensor:
-    """(time, channels) in float32."""
+    """A checked series (time, channels) in float32; `name` is for errors."""
     series = torch.tensor(np.asarray(array, dtype=np.float64), dtype=torch.float32)
     series = series[:, None] if series.ndim == 1 else series
     if series.ndim != 2 or not series.numel():

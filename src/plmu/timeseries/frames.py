@@ -274,7 +274,11 @@ def is_table(X: Any) -> bool:
 
 
 def series_of(X: Any) -> list[Array]:
-    """Series (time, channels), checked."""
+    """Arrays (time, channels) of float64 from an array (examples, time[, channels]), or a list of arrays or frames.
+
+    Raises:
+        ValueError: shapes or columns differ, a series is empty, or it has NaN or infinity.
+    """
     if is_list_of_series(X):
         arrays = [numbers(values, f"X[{i}]") for i, values in enumerate(X)]
         wrong = next((i for i, array in enumerate(arrays) if array.ndim not in (1, 2)), None)

@@ -1,4 +1,4 @@
-"""Labelled series: where they come from and what reading them returns; and their labels: as text, in their order, as
+"""Labelled series: the options for reading them, the data class that holds them, and their labels: as text, sorted, as
 indices of classes, and from a table with a label for each series."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def label_text(cell: str | None) -> str | None:
 
 
 def by_number(label: Any) -> tuple[bool, float, Any]:
-    """Sorting key of labels: numbers, also those in text, by their value, then names."""
+    """Sorting key of labels: first numbers and text that is a number, by value, then other text."""
     try:
         return False, float(label), label
     except ValueError:
@@ -40,7 +40,7 @@ def by_number(label: Any) -> tuple[bool, float, Any]:
 
 
 def checked_labels(y: Any, series: int) -> NDArray[Any]:
-    """Labels as an array (series,); ValueError unless there is one for each series."""
+    """Labels as an array (series,); a column (series, 1) gives a warning, any other shape ValueError."""
     labels = np.asarray(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         warn_of_column()
@@ -51,7 +51,11 @@ def checked_labels(y: Any, series: int) -> NDArray[Any]:
 
 
 def classes_of(y: Any, series: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The classes, sorted, and for each series the index of its class."""
+    """The classes of labels y, sorted, and for each series the index of its class.
+
+    Raises:
+        ValueError: there is not one label for each series, there are fewer than two classes, or labels are no classes.
+    """
     if y is None:
         raise ValueError(
             "This estimator requires y to be passed, but the target y is None: give a label for each series"
@@ -85,7 +89,19 @@ def stratified(labels: Sequence[Any], fraction: float, generator: np.random.Gene
 
 
 def labels_from_table(names: Sequence[str], path: Path, header: bool | None) -> tuple[list[str | None], str]:
-    """The labels of series that a table lists by their ids or file names, and a note on the columns it used."""
+    """The labels of series that a table lists by their ids or file names, and a note on the columns that were used.
+
+    Args:
+        names: of the series: ids, or the folder and name of a file without its suffix, such as "walk/7".
+        path: the table.
+        header: whether its first line names the columns; None detects it.
+
+    Returns:
+        The label of each series, None where the table has none; and the note.
+
+    Raises:
+        DataError: the table cannot be read, or has several labels for a series.
+    """
     table = read_table(path, header)
     if len(table.names) < 2:
         raise DataError(f"{path} needs two columns: names of the series, and their labels")
@@ -122,25 +138,25 @@ class LabelledConfig(DataConfig):
     file: Path | None = None
     """CSV, Parquet, NumPy (.npz with X and y), .ts or .arff file, or a folder with a sub-folder for each class."""
     test_file: Path | None = None
-    """File or folder to test on. Default: some series of each class of --data.file."""
+    """File or folder to test on. Default: the fraction --data.test of each class of --data.file."""
     labels: Path | None = None
-    """Table with a label for each series (columns of ids and labels), where the data has none."""
+    """Table of ids and labels, a row for each series, where the data has no labels."""
     label: str | None = None
     """Column of labels. Default: detected by its name."""
     id: str | None = None
     """Column that names the series of a row, where a series has many rows. Default: detected by its name."""
     time: str | None = None
-    """Column of times, which put the rows of a series in order. Default: detected by its name."""
+    """Column of times, by which the rows of a series are put in order. Default: detected by its name."""
     values: tuple[str, ...] = ()
     """Columns of measurements. Default: all other columns of numbers."""
     missing: Literal["linear", "hold", "raise"] = "linear"
     """How gaps inside a series are filled: linearly, with the last value, or not at all (raise)."""
     bad: Literal["raise", "missing"] = "raise"
-    """What text in a column of numbers is: an error, or a missing value."""
+    """How text in a column of numbers is treated: as an error (raise), or as a missing value."""
     header: bool | None = None
     """Whether the first line of a CSV file names the columns. Default: detected."""
     test: float = 0.25
-    """Fraction of the series of each class to test on, without --data.test-file."""
+    """Fraction of the series of each class to test on, unless --data.test-file is given."""
 
     def __post_init__(self) -> None:
         if not 0 < self.test < 1:
@@ -158,7 +174,7 @@ class LabelledData:
         series: arrays (time, channels).
         labels: the label of each series, None where the file has none.
         names: the name of each series.
-        format: the columns that were read; other files are read alike.
+        format: the layout and columns that were read, by which other files are read alike.
         notes: what was found and changed, in plain English.
     """
 
@@ -173,7 +189,7 @@ class LabelledData:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The different labels: numbers by their value, then names."""
+        """The different labels, sorted: numbers by their value, then names."""
         return tuple(sorted({label for label in self.labels if label is not None}, key=by_number))
 
     @property

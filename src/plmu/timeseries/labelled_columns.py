@@ -1,4 +1,4 @@
-"""The columns of a table of labelled series: ids, labels, times and values, detected where they are not named."""
+"""The columns of a table of labelled series: ids, labels, times and values, detected where options do not name them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,16 @@ class Format:
     id: str | None = None
     label: str | None = None
     time: str | None = None
-    values: tuple[str, ...] = ()  # channels; in a wide table, the steps
+    values: tuple[str, ...] = ()  # channels; in a wide table, which has a series in each row, the steps
     left_out: tuple[str, ...] = ()  # columns that number the rows
 
 
 def find_format(table: Table, config: LabelledConfig) -> Format:
-    """The format of a table: the columns that the configuration names, the others detected."""
+    """The format of a table: the columns that the configuration names, the others detected; notes say what is left out.
+
+    Raises:
+        DataError: there is no such column, or no column of measurements; or it is unclear which rows are a series.
+    """
     for name in (config.label, config.id, config.time, *config.values):
         if name is not None:
             table.kind(name)  # raises unless there is such a column
@@ -74,7 +78,14 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
 
 
 def like_format(table: Table, form: Format, config: LabelledConfig, classes: Collection[str]) -> Format:
-    """The format of another table, written like one of format `form`; it may lack labels and have other steps."""
+    """The format of another table that is written like one of format `form`, but may lack labels or have other steps.
+
+    Args:
+        table: the other table.
+        form: the format of the table that a model was trained on.
+        config: names of columns that replace those of `form`.
+        classes: the classes of that table. They tell whether the first column of a file without header has labels.
+    """
     unlabelled = form.label not in table.names
     if form.layout == "wide" and form.label == "column 1" and not unlabelled:  # without a header
         cells = [cell for cell in table.text("column 1") if cell]
@@ -88,13 +99,13 @@ def like_format(table: Table, form: Format, config: LabelledConfig, classes: Col
 
 
 def named(table: Table, names: tuple[str, ...], taken: set[str | None]) -> str | None:
-    """The column with the first of these names, if any."""
+    """The column, not in `taken`, whose name in lower case comes first in `names`; None if there is none."""
     columns = {name.strip().lower(): name for name in reversed(table.names) if name not in taken}
     return next((columns[name] for name in names if name in columns), None)
 
 
 def _has_many_rows(table: Table, id_column: str, time: str | None, taken: set[str | None]) -> bool:
-    """Whether a series has many rows: its id repeats. A few ids that repeat by mistake do not count."""
+    """Whether series have many rows, so that ids repeat; notes a few ids that repeat by mistake, which do not count."""
     counts = np.bincount(table.codes(id_column)[0])
     if counts.max() == 1:
         return False
@@ -109,8 +120,8 @@ def _has_many_rows(table: Table, id_column: str, time: str | None, taken: set[st
 
 
 def _numbers_rows(table: Table, name: str) -> bool:
-    """Whether a column only numbers the rows, like the index that pandas writes. A model would learn from it in which
-    part of the file a class is."""
+    """Whether a column only numbers the rows, like the index that pandas writes. From such a column a model would learn
+    in which part of the file a class is."""
     if table.kind(name) != "number":
         return False
     values = _silent_numbers(table, name)
@@ -124,7 +135,7 @@ def _numbers_rows(table: Table, name: str) -> bool:
 
 
 def _ids_across_labels(table: Table, label: str | None) -> set[str]:
-    """Columns that are named like ids, but whose ids have several labels: they do not tell series apart."""
+    """Columns that are named like ids, but in which most ids have several labels: they do not tell series apart."""
     if label is None:
         return set()
     labels, crossing = table.codes(label)[0], set()

@@ -48,8 +48,8 @@ def load(config: LabelledConfig, form: Format | None = None, classes: Collection
 
     Args:
         config: the file and how to read it.
-        form: the format of the data that a model was trained on, to read other data alike; labels may then be missing.
-        classes: the labels of that data.
+        form: the format of the data that a model was trained on, to read this data alike; labels may then be missing.
+        classes: the classes of the data that the model was trained on.
 
     Raises:
         DataError: there is no file, or it cannot be read.
@@ -71,7 +71,7 @@ def load(config: LabelledConfig, form: Format | None = None, classes: Collection
 
 
 class _Reader:
-    """Collects the series of a file, with gaps filled, and notes on what it found."""
+    """Collects the series of a file, with gaps filled, and notes on what was found and changed."""
 
     def __init__(self, config: LabelledConfig, path: Path) -> None:
         self.config, self.path = config, path
@@ -83,7 +83,8 @@ class _Reader:
         self.counts: Counter[str] = Counter()
 
     def add(self, name: str, values: Array, label: str | None, file: Path) -> None:
-        """Add a series (time, channels), without the missing values at its end and with gaps filled."""
+        """Add a series (time, channels), without missing rows at its end and with gaps filled; count it in `counts` and
+        leave it out if a channel has no value at all."""
         present = ~np.isnan(values)
         rows = np.flatnonzero(present.any(axis=1))
         if not len(rows) or not present.any(axis=0).all():
@@ -102,7 +103,7 @@ class _Reader:
         self.labels.append(label_text(label))
 
     def from_table(self, form: Format | None, classes: Collection[str]) -> None:
-        """A table with a series in each row, or in many rows each."""
+        """Add the series of a table, which has one or many rows per series; `form` and `classes` are as in `load`."""
         table, config = read_table(self.path, self.config.header), self.config
         detected = form or find_format(table, config)
         if detected.layout not in ("rows", "wide"):
@@ -124,13 +125,19 @@ class _Reader:
         self._note_format()
 
     def _from_rows(self, table: Table, values: Array, labels: NDArray[np.object_] | None) -> None:
-        """The series of a table with many rows a series."""
+        """Add the series of a table with many rows per series, in the order of their times.
+
+        Args:
+            table: the table.
+            values: the channels of each row, (rows, channels).
+            labels: the label of each row, if the table has any.
+        """
         assert self.format.id is not None
         codes, names = table.codes(self.format.id)
         order = np.argsort(codes, kind="stable")
         if self.format.time is not None:
             times = table.times(self.format.time, bad=self.config.bad)
-            order = _with_time(np.lexsort((times, codes)), times, self.format.time, self.notes)
+            order = _timed_rows(np.lexsort((times, codes)), times, self.format.time, self.notes)
         ends = np.searchsorted(codes[order], np.arange(1, len(names) + 1))
         for name, rows in zip(names, np.split(order, ends[:-1]), strict=True):
             if name:
@@ -156,7 +163,7 @@ class _Reader:
         return next(iter(first_rows), None)
 
     def _is_constant(self, channel: int) -> bool:
-        """Whether a channel differs between series, but not within one, as the number of a subject does."""
+        """Whether a channel differs between series, but never within a series, as the number of a subject does."""
         ranges = {(float(series[:, channel].min()), float(series[:, channel].max())) for series in self.series}
         long = any(len(series) > 1 for series in self.series)
         return long and len(ranges) > 1 and all(low == high for low, high in ranges)
@@ -173,7 +180,7 @@ class _Reader:
             self.notes.append(f"labels: column {form.label!r}")
 
     def from_folder(self, form: Format | None) -> None:
-        """A series in each file; the sub-folders are the classes."""
+        """Add a series for each file of the folder; the names of sub-folders are the labels."""
         self.format = Format("files")
         config = self.config
         for file in nested_files(self.path):
@@ -189,7 +196,7 @@ class _Reader:
             rows = np.stack([table.numbers(name, config.bad) for name in values], axis=1)
             if time is not None:
                 times = table.times(time, bad=config.bad)
-                rows = rows[_with_time(np.argsort(times, kind="stable"), times, time, table.notes)]
+                rows = rows[_timed_rows(np.argsort(times, kind="stable"), times, time, table.notes)]
             if not self.format.values:
                 self.format = Format("files", time=time, values=values)
                 self.notes += table.notes[:1]
@@ -200,8 +207,10 @@ class _Reader:
         self.notes.append(f"one series a file; channels: {', '.join(self.format.values[:6])}")
 
     def from_arrays(self) -> None:
-        """An .npz file with X (series, time) or (series, time, channels), and y; NaN at the end of a series is
-        padding."""
+        """Add the series of an .npz file with X (series, time) or (series, time, channels), and labels y.
+
+        NaN at the end of a series is padding.
+        """
         path = self.path
         arrays = {name.lower(): array for name, array in read_arrays(path).items()}
         x = _first(arrays, ("x", "data", "series", "values"))
@@ -225,7 +234,12 @@ class _Reader:
             self.add(name_cells[number], values, label_cells[number], path)
 
     def finished(self, form: Format | None) -> LabelledData:
-        """The series, without those that lack a label where no format of other data is given."""
+        """The collected series, with labels from --data.labels and closing notes. `form` is as in `load`; without it,
+        series without a label are left out.
+
+        Raises:
+            DataError: there are no series or no labels, or the number of channels differs.
+        """
         config = self.config
         if config.labels is not None:
             self.labels, note = labels_from_table(self.names, config.labels, config.header)
@@ -261,7 +275,7 @@ class _Reader:
 
 
 def _fill(values: Array, present: NDArray[np.bool_], how: Literal["linear", "hold"]) -> None:
-    """Fill the missing values of a series (time, channels) in place."""
+    """Fill the missing values of a series (time, channels) in place; before a channel's first value, with that value."""
     steps = np.arange(len(values))
     for column, there in zip(values.T, present.T, strict=True):
         if how == "hold":
@@ -271,8 +285,8 @@ def _fill(values: Array, present: NDArray[np.bool_], how: Literal["linear", "hol
             column[:] = np.interp(steps, steps[there], column[there])
 
 
-def _with_time(order: NDArray[np.intp], times: NDArray[Any], name: str, notes: list[str]) -> NDArray[np.intp]:
-    """The rows in order, without those that have no time, whose place in a series is unknown."""
+def _timed_rows(order: NDArray[np.intp], times: NDArray[Any], name: str, notes: list[str]) -> NDArray[np.intp]:
+    """The indices in `order` of rows that have a time, which tells their place; notes how many rows have none."""
     missing = np.isnan(times[order]) if times.dtype.kind == "f" else np.isnat(times[order])
     if missing.any():
         notes.append(f"left out: {int(missing.sum()):,} rows without a time in column {name!r}")

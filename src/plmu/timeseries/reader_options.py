@@ -1,4 +1,4 @@
-"""Keyword arguments of the readers in Python, checked like the command line's options of the same names."""
+"""Keyword arguments of the readers in Python, checked as the command line checks its options of the same names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plmu.data.files import DataConfig
 from plmu.errors import suggestion
 
 Config = TypeVar("Config", bound=DataConfig)
-_COMMAND_ONLY = ("root", "file", "test_file", "valid", "test")  # what only the command line uses
+_COMMAND_ONLY = ("root", "file", "test_file", "valid", "test")  # fields that are no options of readers in Python
 
 
 def configured(kind: type[Config], path: str | Path, options: dict[str, Any], reader: str) -> Config:

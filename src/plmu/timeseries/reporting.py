@@ -11,7 +11,7 @@ WIDTH = 80  # letters of a line
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, drawing into files."""
+    """matplotlib's pyplot, set to draw into files and to be silent on letters that its fonts lack."""
     import matplotlib
 
     warnings.filterwarnings("ignore", "Glyph .* missing from")  # names may be in any script; they are drawn as boxes
@@ -27,13 +27,13 @@ def shortened(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A name for a plot, where dollars would begin a formula."""
+    """A name for a plot, cut if it is long, with dollars escaped, which would begin a formula."""
     return shortened(text).replace("$", r"\$")
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A header and rows as aligned lines: the first column to the left, the others to the right. Columns after the
-    third that do not fit into a line of 80 letters are left out."""
+    """A header and rows as aligned lines: the first column to the left, the others to the right. If these do not fit in
+    80 letters, columns are left out from the right, down to three."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     while len(widths) > 3 and sum(widths) + 2 * len(widths) > WIDTH:
         widths.pop()

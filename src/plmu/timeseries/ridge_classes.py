@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_SHARPNESS = 2.0**-4, 2.0**7  # the smallest and the largest
-_MAX_SAMPLE = 2000  # examples by which alpha is chosen
-_FOLDED = 600  # examples times folds, of which there are 2 to 10
+_SHARPNESS = 2.0**-4, 2.0**7  # the smallest and the largest factor of scores
+_MAX_SAMPLE = 2000  # largest number of examples by which alpha is chosen
+_FOLDED = 600  # examples times folds, as near as 2 to 10 folds allow
 _CHUNK = 1024  # features or examples whose products are summed in float32
 _ROUNDING = 4e-6  # bound on the relative rounding error of such sums
 
@@ -31,9 +31,9 @@ def leave_one_out(features: Tensor, labels: Tensor, alphas: Sequence[float], sca
     """The ridge regression from features (examples, features) to labels with the fewest leave-one-out errors.
 
     Features are standardised, multiplied by `scales` (features,), and weighted by how well they tell the classes apart
-    (`explained`). A left-out example takes no part in these weights: they are computed without its fold. If there are
-    many examples, only a sample is left out in turn. Errors are counted as in `softened`; scores are scaled so that
-    their softmax is a probability (`sharpness`).
+    (`separating_weights`). A left-out example takes no part in these weights: they are computed without its fold. If
+    there are many examples, only a sample is left out in turn. Errors are counted as in `softened_error_rate`; scores
+    are scaled so that their softmax is a probability (`sharpness`).
 
     Args:
         features: (examples, features).
@@ -53,7 +53,7 @@ def leave_one_out(features: Tensor, labels: Tensor, alphas: Sequence[float], sca
     whole = len(sample) == len(x)
     alpha, scores, error = _choose_alpha(x if whole else x[sample], target[sample], labels[sample], alphas)
     sharp = sharpness(scores, labels[sample])
-    share = explained(x, labels)  # of all examples
+    share = separating_weights(x, labels)  # of all examples
     centre = target.mean(0)
     solution = _solve(x * share, target - centre, alpha) * (share / spread)[:, None]
     weight = solution.double().mT * sharp
@@ -62,7 +62,7 @@ def leave_one_out(features: Tensor, labels: Tensor, alphas: Sequence[float], sca
     return Readout(weight, bias, alpha, accuracy, error)
 
 
-def explained(x: Tensor, labels: Tensor) -> Tensor:
+def separating_weights(x: Tensor, labels: Tensor) -> Tensor:
     """Weights of features (examples, features): the fraction of their variance that lies between the classes, scaled
     to a mean square of 1."""
     member = torch.nn.functional.one_hot(labels).to(x.dtype)
@@ -75,7 +75,7 @@ def explained(x: Tensor, labels: Tensor) -> Tensor:
     return share / size if size > 0 else torch.ones_like(share)
 
 
-def softened(scores: Tensor, labels: Tensor) -> Tensor:
+def softened_error_rate(scores: Tensor, labels: Tensor) -> Tensor:
     """The softened error rate of scores (…, examples, classes): (…,).
 
     An example counts 1 where another class has a far higher score than its own, ½ where both are equal, and 0 where its
@@ -88,7 +88,7 @@ def softened(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def sharpness(scores: Tensor, labels: Tensor) -> float:
-    """The factor of left-out scores (examples, classes) that makes their softmax a probability.
+    """The factor by which left-out scores (examples, classes) are multiplied so that their softmax is a probability.
 
     It maximises the likelihood of smoothed labels: by Laplace's rule of succession, after n correctly classified
     examples the next one is correct with probability (n + 1) / (n + 2). Without smoothing, n correct ones would give
@@ -98,7 +98,7 @@ def sharpness(scores: Tensor, labels: Tensor) -> float:
     correct = scores.gather(1, labels[:, None])[:, 0]
     expected = (1 - doubt) * correct + doubt * (scores.sum(1) - correct) / (scores.shape[1] - 1)
     low, high = _SHARPNESS
-    while high > 1.001 * low:  # the likelihood's slope falls
+    while high > 1.001 * low:  # bisection: the slope of the log-likelihood falls with the factor
         middle = math.sqrt(low * high)
         slope = expected - (torch.softmax(middle * scores, 1) * scores).sum(1)
         low, high = (middle, high) if slope.mean() > 0 else (low, middle)
@@ -106,21 +106,21 @@ def sharpness(scores: Tensor, labels: Tensor) -> float:
 
 
 def _choose_alpha(x: Tensor, target: Tensor, labels: Tensor, alphas: Sequence[float]) -> tuple[float, Tensor, float]:
-    """The alpha with the lowest error rate, its left-out scores (examples, classes), and the smallest mean square error
-    of any alpha."""
+    """Returns the alpha with the lowest softened error rate, its left-out scores (examples, classes), and the smallest
+    mean square error of any alpha."""
     y = target - target.mean(0)
     residual = y.new_zeros(len(alphas), *y.shape)
     folds = _folds(labels)
     for fold in range(int(folds.max()) + 1):
         out = folds == fold
-        residual[:, out] = _residuals(x * explained(x[~out], labels[~out]), y, alphas, out)
+        residual[:, out] = _residuals(x * separating_weights(x[~out], labels[~out]), y, alphas, out)
     scores = target - residual
-    best = int(softened(scores, labels).argmin())
+    best = int(softened_error_rate(scores, labels).argmin())
     return alphas[best], scores[best], float(residual.square().mean((1, 2)).min())
 
 
 def _folds(labels: Tensor) -> Tensor:
-    """The fold of each example, stratified by class. Few examples have more folds."""
+    """The fold of each example, (examples,), stratified by class. The fewer examples, the more folds: 2 to 10."""
     folds = min(len(labels), max(2, min(10, _FOLDED // len(labels))))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     order = order[labels[order].argsort(stable=True)]
@@ -130,13 +130,21 @@ def _folds(labels: Tensor) -> Tensor:
 
 
 def _residuals(x: Tensor, y: Tensor, alphas: Sequence[float], rows: Tensor) -> Tensor:
-    """Leave-one-out residuals of the ridge from x to centred y: (alphas, rows, classes), from one decomposition."""
-    # x = U √w Vᵀ without the directions of no variance, such as that of the mean.
+    """Leave-one-out residuals (alphas, rows, classes) of the ridge from x (examples, features) to centred y (examples,
+    classes), from one decomposition for all alphas.
+
+    Args:
+        x: features.
+        y: targets whose mean over all examples is 0.
+        alphas: penalties.
+        rows: mask of the examples whose residuals are returned, (examples,).
+    """
+    # x = U √w Vᵀ without directions of no variance. One decomposition of the smaller of x xᵀ and xᵀ x gives U.
     x = x - x.mean(0)
     wide = x.shape[1] >= x.shape[0]
     gram = _gram(x if wide else x.mT)
     w, vectors = torch.linalg.eigh(gram)
-    significant = w > _floor(gram)
+    significant = w > _rounding_bound(gram)
     w, vectors = w[significant], vectors[:, significant]
     u = vectors if wide else x.double() @ (vectors / w.sqrt())
     projected = u.mT @ y
@@ -151,16 +159,17 @@ def _residuals(x: Tensor, y: Tensor, alphas: Sequence[float], rows: Tensor) -> T
 
 
 def _solve(x: Tensor, y: Tensor, alpha: float) -> Tensor:
-    """The weights (features, classes) of the ridge from x to centred y."""
+    """The weights (features, classes) of the ridge from x to centred y. The penalty is raised above alpha as far as
+    rounding errors require: to `_rounding_bound`, and again while the matrix is not positive definite."""
     x = x - x.mean(0)
     wide = x.shape[1] >= x.shape[0]
     gram = _gram(x if wide else x.mT)
-    penalty = max(alpha, _floor(gram))
+    penalty = max(alpha, _rounding_bound(gram))
     gram.diagonal().add_(penalty)
     factor, failed = torch.linalg.cholesky_ex(gram)
     if failed and not gram.isfinite().all():
         raise ValueError("the series have values too large to compute with: scale them down")
-    while failed:  # where all features are alike, their rounding errors add up
+    while failed:  # where all features are alike, their rounding errors add up and exceed the bound
         gram.diagonal().add_(penalty)
         factor, failed = torch.linalg.cholesky_ex(gram)
         penalty *= 2
@@ -177,6 +186,6 @@ def _gram(x: Tensor) -> Tensor:
     return total
 
 
-def _floor(gram: Tensor) -> float:
-    """A bound on the rounding errors in the eigenvalues of such a matrix."""
+def _rounding_bound(gram: Tensor) -> float:
+    """A bound on the rounding errors in the eigenvalues of a matrix of `_gram`."""
     return _ROUNDING * math.sqrt(len(gram)) * float(gram.diagonal().mean())

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from plmu.nn import CausalConvolution, DelayLayer, Sequential, ThresholdShares
 from plmu.timeseries.frames import Array
 
-_DEGREE = 3  # of the polynomials in time that tell where thresholds are exceeded
-_POSITION_WEIGHT = 0.5  # of these positions beside shares of time in the ridge regression
+_DEGREE = 3  # of the polynomials in time that tell where in a series thresholds are exceeded
+_POSITION_WEIGHT = 0.5  # weight of these positions in the ridge regression, relative to shares of time
 _BLOCK = 2**22  # largest number of projected values held at a time
 _SAMPLED_STEPS = 1000  # of training series, from which thresholds are taken
 _SAMPLED_SERIES = 100  # training series from which scales and thresholds are taken
@@ -21,7 +21,10 @@ _GOLDEN = 0.6180339887498949  # its multiples fill the unit interval evenly
 
 
 def padded(arrays: list[Array], normalize: Any) -> tuple[Tensor, Tensor]:
-    """Series (examples, time, channels), normalised and padded on the right with zeros, and their lengths."""
+    """Series (examples, time, channels), normalised and padded on the right with zeros, and their lengths (examples,).
+
+    `normalize` is True, False, or "both": then the normalised channels come first, and the plain ones after them.
+    """
     lengths = torch.tensor([len(array) for array in arrays])
     out = torch.zeros(len(arrays), int(lengths.max()), arrays[0].shape[1] * (2 if normalize == "both" else 1))
     for row, array in zip(out, arrays, strict=True):
@@ -103,7 +106,8 @@ def build(
 
 
 def scales(features: int) -> Tensor:
-    """Factors of the standardised features: shares of time come first, then positions of each degree."""
+    """Factors (features,) of the standardised features: 1 for shares of time, which come first, and less for the
+    positions of each degree after them."""
     out = torch.ones(features)
     out[features // (1 + _DEGREE) :] = _POSITION_WEIGHT**0.5
     return out
@@ -115,6 +119,7 @@ def outputs(model: Sequential, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _output_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """The outputs of blocks of series, window by window where `_by_windows` can split the model."""
     equal = bool((lengths == x.shape[1]).all())
     device = next(model.parameters()).device
     with torch.no_grad():
@@ -130,7 +135,7 @@ def _output_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Te
                 continue
             inputs = head(series, lengths=block_lengths)[0].chunk(len(branches), 2)
             parts = [branch(part, lengths=block_lengths)[0] for branch, part in zip(branches, inputs, strict=True)]
-            # Of each degree and threshold, the projections of all windows.
+            # The order of the whole model's features: for each degree and threshold the projections of all windows.
             out = torch.cat([part.unflatten(1, (-1, projections)) for part in parts], 2).flatten(1)
             for readout in list(model)[5:]:
                 out = readout(out)
@@ -138,7 +143,8 @@ def _output_blocks(model: Sequential, x: Tensor, lengths: Tensor) -> Iterator[Te
 
 
 def _by_windows(model: Sequential) -> list[Sequential]:
-    """For each window its memory, projections and shares, which is less work: the whole weight is 0 between windows.
+    """For each window the memory, projections and shares of a model of `build`. Computing these one after the other is
+    less work than the whole model, whose projection is 0 between windows.
 
     Empty where a projection sees several windows, as it may after training, or the model is not as `build` made it.
     """
