@@ -275,7 +275,7 @@ class _Reader:
 
 
 def _fill(values: Array, present: NDArray[np.bool_], how: Literal["linear", "hold"]) -> None:
-    """Fill the missing values of a series (time, channels) in place; before a channel's first value, with that value."""
+    """Fill the missing values of a series (time, channels) in place; those before the first value with it."""
     steps = np.arange(len(values))
     for column, there in zip(values.T, present.T, strict=True):
         if how == "hold":
