@@ -33,7 +33,7 @@ SetLimit = Callable[[int], int]
 
 def held() -> int:
     """Bytes of all cached constants."""
-    return sum(value.nbytes for one in list(derived._of_systems.values()) for *_, value in one.entries())
+    return sum(value.nbytes for one in list(derived._by_matrices.values()) for *_, value in one.entries())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -22,13 +22,13 @@ from plmu.core.modes import among_fakes, without_modes
 Key = tuple[str, tuple[int, ...], torch.dtype, torch.device]
 
 MOST_NUMBERS = 4096  # results of `LinearSystem.numbers` that one system keeps
-MOST_ROUTES = 256  # of `plmu.ops.routes`
+MOST_ROUTES = 256  # routes (`plmu.ops.routes`) that one system keeps
 
 _lock = threading.RLock()
 _uses = itertools.count()
 _limit = 1 << 30
 _held = 0  # bytes of constants that are not pinned
-_of_systems: WeakValueDictionary[bytes, Constants] = WeakValueDictionary()
+_by_matrices: WeakValueDictionary[bytes, Constants] = WeakValueDictionary()
 
 
 def set_cache_limit(size: int) -> int:
@@ -63,12 +63,12 @@ def set_cache_limit(size: int) -> int:
 
 def constants_of(A: Tensor, B: Tensor) -> Constants:
     """The constants of all systems with these matrices, on this device. They live as long as any of those systems."""
-    key = hashlib.blake2b(repr((A.device, A.shape, B.shape)).encode())
+    digest = hashlib.blake2b(repr((A.device, A.shape, B.shape)).encode())
     for matrix in (A, B):
         values = matrix.detach().to("cpu", torch.float64).contiguous()
-        key.update(ctypes.string_at(values.data_ptr(), values.nbytes))
+        digest.update(ctypes.string_at(values.data_ptr(), values.nbytes))
     with _lock:
-        return _of_systems.setdefault(key.digest(), Constants())
+        return _by_matrices.setdefault(digest.digest(), Constants())
 
 
 class Constants:
@@ -91,15 +91,17 @@ class Constants:
 
     @staticmethod
     def name(key: Key) -> str:
+        """The attribute that holds the constant: "power_64_torch_float32_cpu"."""
         build, sizes, dtype, device = key
         return "_".join(map(str, (build, *sizes, dtype, device))).replace(".", "_").replace(":", "_")
 
     def get(self, key: Key, pin: bool = False) -> Tensor | None:
+        """The constant under that key, or None; `pin` pins it."""
         with _lock:
             return self._find(key, pin)
 
     def put(self, key: Key, value: Tensor, pin: bool = False) -> Tensor:
-        """The tensor under that key: this one, or another thread's that was there first."""
+        """Cache `value` unless another thread was first; returns the cached tensor."""
         with _lock:
             if (earlier := self._find(key, pin)) is not None:
                 return earlier
@@ -109,7 +111,7 @@ class Constants:
             else:
                 self._entries[key], self._last_use[key] = value, next(_uses)
                 _count(value.nbytes)
-                _drop_oldest(but=value)
+                _drop_oldest(keep=value)
             return value
 
     def put_numbers(self, key: tuple[str, tuple[int, ...]], values: tuple[float, ...]) -> None:
@@ -126,13 +128,14 @@ class Constants:
         return route
 
     def keep_route(self, key: Any, route: Any) -> None:
-        """Keep a route, which holds constants, until one of this system's is dropped."""
+        """Keep a route until any constant of this system is dropped: the route may hold that constant."""
         with _lock:
             while len(self._routes) >= MOST_ROUTES:
                 del self._routes[next(iter(self._routes))]
             route.last_use, self._routes[key] = next(_uses), route
 
     def drop(self, key: Key) -> None:
+        """Drop a constant that is not pinned, and all routes, which may hold it."""
         self._routes.clear()
         delattr(self, self.name(key))
         del self._last_use[key]
@@ -145,6 +148,7 @@ class Constants:
             yield max(self._last_use[key], *(route.last_use for route in routes), 0), key, value
 
     def _find(self, key: Key, pin: bool) -> Tensor | None:
+        """`get` without the lock. Marks the constant as used now."""
         if key in self._entries:
             self._last_use[key] = next(_uses)
             if pin:
@@ -155,24 +159,25 @@ class Constants:
 
 
 def _count(change: int) -> None:
+    """Add `change` bytes to the size of the cache."""
     global _held
     with _lock:
         _held += change
 
 
-def _drop_oldest(but: Tensor | None = None) -> None:
-    """Drop the least recently used constants until the rest is within the limit, but not a tensor about to be used."""
+def _drop_oldest(keep: Tensor | None = None) -> None:
+    """Evict least recently used constants until the cache fits its limit, never `keep`, which is about to be used."""
     if _held <= _limit:
         return
     entries = [
         (last_use, constants, key, value)
-        for constants in list(_of_systems.values())
+        for constants in list(_by_matrices.values())
         for last_use, key, value in constants.entries()
     ]
     for _, constants, key, value in sorted(entries, key=lambda entry: entry[0]):
         if _held <= _limit:
             return
-        if value is not but:
+        if value is not keep:
             constants.drop(key)
 
 
@@ -236,8 +241,8 @@ class Derived:
         return self.numbers(_largest_of_power, operator.index(exponent))[0] < FLUSHED.get(dtype, 0.0)
 
     def _cached_name(self, build: Callable[..., Tensor], *sizes: int, dtype: torch.dtype, device: torch.device) -> str:
-        """Runs once, while torch.compile traces; the tensor of that name is then an input of the graph. It is pinned:
-        without it the graph would be compiled again, and it may be captured as a CUDA graph later."""
+        """Cache the constant, pinned, and return the name of its attribute in the cache. Runs once, while torch.compile
+        traces: the tensor becomes an input of the graph, which would be compiled again if the tensor were dropped."""
         self._cached(build, *sizes, dtype=dtype, device=device, pin=True)
         return Constants.name((build.__name__, sizes, dtype, device))
 
@@ -258,10 +263,12 @@ class Derived:
 
 
 def _cast(value: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A float64 tensor as `dtype` on the device, overflow clamped to the largest number and values below `FLUSHED` set
+    to zero; a complex tensor as the complex type of that precision, neither clamped nor flushed."""
     if value.is_complex() and not dtype.is_complex:
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
     elif dtype in FLUSHED:
-        # Values of a growing system that overflow stay finite, so that they make zero of a zero input.
+        # Values of an unstable system that overflow stay finite, so that their product with a zero input is zero.
         largest = torch.finfo(dtype).max
         value = value.clamp(-largest, largest)
         # Taps and powers that have decayed to nothing would become subnormal numbers, which a CPU multiplies many times

@@ -130,7 +130,8 @@ def _bandwidth(dn: DelayNetwork, system: LinearSystem, dt: float, tolerance: flo
 
 
 def _leakage(system: LinearSystem, window: float) -> float:
-    """The share of the impulse response, by magnitude, beyond a window of that many samples."""
+    """The share of Σ_k ‖Ā^k B̄‖ that lies beyond a window of `window` samples. Long windows are sampled at 2048 lags,
+    and the tail is followed for 12 windows at most."""
     stride = max(1, math.ceil(window / 2048))
     taps: Tensor = system.B.reshape(system.order, -1)
     advance = system.power(stride)

@@ -1,5 +1,5 @@
-"""What torch does with a call besides running it (autocast, compiling, tracing, transforms, hooks), and whether values
-can be read meanwhile."""
+"""torch modes active during a call (autocast, compiling, exporting, tracing, transforms, hooks), and whether values of
+tensors can be read under them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def transformed() -> bool:
 
 
 def watched() -> bool:
-    """Whether something sees the single operations of a call: transforms, torch.compile, tracing or dispatch modes."""
+    """Whether torch intercepts each operation of a call: transforms, torch.compile, tracing or dispatch modes."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return True
     if torch.autograd.forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() > 0:
@@ -60,7 +60,7 @@ def is_batched(gradient: Tensor) -> bool:
 
 
 def values_unknown(value: Tensor) -> bool:
-    """Whether a tensor's values cannot be looked at: under torch.compile, make_fx or torch.func, or without any."""
+    """Whether a tensor's values cannot be read: under torch.compile, make_fx or torch.func, or on the meta device."""
     if torch.compiler.is_compiling() or value.is_meta or hasattr(value, "fake_mode"):
         return True
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
@@ -69,7 +69,7 @@ def values_unknown(value: Tensor) -> bool:
 
 
 def among_fakes(value: Tensor) -> Tensor:
-    """A tensor as a fake one, under a FakeTensorMode that takes no others; else the tensor itself."""
+    """The tensor converted to a fake tensor if the active FakeTensorMode accepts only those; else the tensor itself."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is None or mode.allow_non_fake_inputs or hasattr(value, "fake_mode"):
         return value
@@ -89,19 +89,19 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a module is of one of these classes, no subclass, and calling it does nothing else, such as hooks."""
+    """Whether a module is of exactly one of these classes, and a call runs its `forward` alone, without hooks."""
     if type(module) not in kinds or nn.modules.module._has_any_global_hook():
         return False
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def watched_backward(module: nn.Module) -> bool:
-    """Whether hooks wait for its gradients."""
+    """Whether a module has backward hooks."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def without_modes(build: Callable[[], Tensor]) -> Tensor:
-    """Run `build` in a fresh thread, where none of the caller's modes holds.
+    """The result of `build`, run in a new thread, where none of the caller's modes is active.
 
     Inference mode, autocast, a default device, torch.func transforms and fake tensors all belong to a thread.
     A tensor that outlives the call must not be made under them.

@@ -164,7 +164,7 @@ class DelayNetwork:
 
 
 class LinearSystem(Derived):
-    """A discrete linear system m_t = Ā m_{t-1} + B̄ u_t (equation 19), any with finite entries.
+    """A discrete linear system m_t = Ā m_{t-1} + B̄ u_t (equation 19) with any finite Ā and B̄, stable or not.
 
     It is immutable. What algorithms derive from it (impulse responses, powers, block matrices) is cached for all
     systems with these values, unless A or B is being trained; `plmu.set_cache_limit` bounds that cache.
@@ -331,7 +331,7 @@ def _checked_theta(theta: float | Tensor) -> Tensor:
 
 
 def _nearer_to_identity(matrix: Tensor) -> bool:
-    """Whether a matrix differs from the identity by less than it is itself: then the difference rounds better."""
+    """Whether ‖matrix − I‖ < ‖matrix‖: then matrix − I loses less in rounding than the matrix itself."""
     identity = torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
     return bool(torch.linalg.matrix_norm(matrix - identity) < torch.linalg.matrix_norm(matrix))
 

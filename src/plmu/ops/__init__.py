@@ -9,7 +9,9 @@ keeps it for the next call of these sizes), and calls `project` of the algorithm
 file: `recurrent.py`, `toeplitz.py`, `fft.py` (with `transforms.py`), `chunked.py` (with `blocks.py`) and `fused.py`,
 the only one that calls kernels of our own (`gpu/`). A layer calls `output` instead of `project`: W_m m with what else
 the layer does (`Epilogue`), which an algorithm may make in one go. Calls that repeat on a GPU skip the checks and the
-plan (`routes.py`). `layer_kernels.py` has kernels for other parts of layers.
+plan (`routes.py`). `layer_kernels.py` has kernels for other parts of layers. `final_state` is not in the table
+`ALGORITHMS`: it has one algorithm, equation 25, in `final.py`, which its `plan` names "product".
+In code, `grad_m` is the gradient of the loss for m; u, o, x, weights and states likewise.
 `docs/adding-an-algorithm.md` shows how to add an algorithm.
 """
 

@@ -11,7 +11,7 @@ from plmu.ops.rates import Rates, rates_of
 
 @dataclass(frozen=True)
 class Case:
-    """All that a choice may depend on: sizes, precision, device and properties of the system, but no values."""
+    """All that a choice may depend on: sizes, precision, device and properties of the system, but no tensors."""
 
     kind: str  #: "states", "project" or "final_state"
     batch: int  #: number of sequences
@@ -70,7 +70,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs: `print(plan)` explains it.
+    """The chosen algorithm and its options: `print(plan)` explains them.
 
     Attributes:
         kind: "states", "project" or "final_state"; for an `LMU`, "recurrence".
@@ -82,7 +82,7 @@ class Plan:
         kernel: what computes the products: "library" (torch), "Triton" or "Hopper" (plmu's own kernels).
         stored: what is stored for the backward pass, beside constants.
         costs: estimated seconds, forward and backward, of all candidates.
-        passed_over: why each other algorithm, or a faster kernel, was no candidate.
+        passed_over: why each other algorithm, or a faster kernel, was rejected.
     """
 
     kind: str

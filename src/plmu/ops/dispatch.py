@@ -1,6 +1,7 @@
 """The functions of `plmu.ops`: each checks its arguments, chooses an algorithm and runs it.
 
-`states`, `final_state`, `project` and `plan` are public. Layers have checked their input already: they make a `Problem`
+`states`, `final_state`, `project` and `plan` are public. `final_state` has one algorithm, equation 25 (`final.py`),
+outside the table of `plan.py`. Layers have checked their input already: they make a `Problem`
 of it and call `states_of`, `final_state_of` and `output`.
 """
 
@@ -205,17 +206,17 @@ def plan(
         batch: number of sequences in u.
         time: number of steps.
         channels: number of channels of u.
-        system: the `LinearSystem`. For a fixed one the plan depends on whether it grows and how long its memory
+        system: the `LinearSystem`. For a fixed one the plan depends on whether it is unstable and how long its memory
             lasts; for a trained one on shapes alone.
-        out: the first size of the weight, for "project".
+        out: the first dimension of the weight, for "project".
         dtype: of u; under autocast, autocast's is planned for.
-        device: where u is. A GPU need not be there, but without one its kernels for Hopper are not planned.
+        device: where u is. No GPU is required, but without one the kernels for Hopper are not planned.
         algorithm: "auto", or one by name.
         lengths: whether the call has lengths.
         resets: whether the call has resets.
 
     Returns:
-        A `Plan`. It depends on nothing but these arguments and torch's modes, so a choice repeats.
+        A `Plan`, deterministic: it depends on these arguments and torch's modes alone.
 
     Raises:
         ValueError: if a size is not a positive integer, and where an algorithm asked for by name cannot run.
@@ -228,7 +229,7 @@ def plan(
     if algorithm != "auto":
         named(algorithm)
     if kind == "project" and out is None:
-        raise ValueError("out is needed to plan project: the first size of its weight")
+        raise ValueError("out is needed to plan project: the first dimension of its weight")
     if not isinstance(system, LinearSystem):
         raise TypeError(f"system must be a plmu.LinearSystem, got {type(system).__name__}")
     if not isinstance(dtype, torch.dtype):
@@ -271,8 +272,8 @@ def plan_groups(
 
 
 def _plan(kind: str, problem: Problem, algorithm: str, out: int = 0) -> Plan | None:
-    """What runs; None where torch.export leaves a size open, so that nothing can be chosen by it, and for groups of
-    channels that are not run together."""
+    """The plan for a call; None where torch.export leaves the batch or time open, so that nothing can be chosen by it,
+    and for groups of channels that are not run together."""
     batch, time, inputs, channels = problem.u.shape
     if is_open(batch, time):
         return None
@@ -320,11 +321,13 @@ def _algorithm(chosen: Plan) -> Algorithm:
 
 
 def _planned_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The precision of results, which is autocast's where it is on; torch does not know it on all devices."""
+    """The precision of results: autocast's where it is on. Only asked for on `DEVICES`: torch knows no autocast for
+    some others."""
     return precision(dtype, device) if device.type in DEVICES else dtype
 
 
 def _at_least(least: int, value: int, name: str) -> int:
+    """`value` as an int. Raises ValueError unless it is an integer of at least `least`."""
     try:
         whole = operator.index(value)
     except TypeError:
@@ -335,12 +338,12 @@ def _at_least(least: int, value: int, name: str) -> int:
 
 
 def _isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
-    """The problem without NaN and infinity, and where its results must be marked, if anywhere."""
+    """The problem with zeros in place of NaN and infinity, and where its results must become NaN, or None."""
     return (problem, None) if finite_by_sum(problem.u, problem.state) else isolated(problem)
 
 
 def _driven(problem: Problem) -> Problem:
-    """Where more inputs than the order drive one system, B̄ u in their place: a smaller problem with B̄ = I."""
+    """The problem; if its system has more inputs than its order, the smaller problem with input B̄ u and B̄ = I."""
     system = problem.system
     if system.inputs is None or system.inputs <= system.order:
         return problem
@@ -357,6 +360,7 @@ def _exported(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _check_weight(weight: Tensor, problem: Problem) -> None:
+    """Raise unless the weight is floating point, (out, order, channels) and on the device of u."""
     order, channels = problem.system.order, problem.u.shape[3]
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__

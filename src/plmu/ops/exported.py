@@ -1,8 +1,8 @@
 """`chunked` for torch.export with a batch or time left open, in operations that hold for every size.
 
 No decision in Python looks at an open size, and no constant depends on one. States pass between chunks in as many
-rounds as the longest sequence needs that the export allows, or until Ā has died out. In a round that a shorter sequence
-does not need, the power of Ā is zero.
+rounds as the longest allowed sequence needs, or until the power of Ā has faded to zero. In a round that a shorter
+sequence does not need, the power of Ā is zero.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def driven(u: Tensor, system: LinearSystem) -> Tensor:
 
 
 def decayed(state: Tensor, system: LinearSystem, time: int, lengths: Tensor | None) -> Tensor:
-    """Ā^time m_0, or Ā^length m_0, with the power taken bit by bit."""
+    """Ā^time m_0, or Ā^length m_0 with `lengths` (batch,): the state (batch, order, channels) times Ā^1, Ā^2, Ā^4, …
+    where the bit of the exponent is set."""
     steps = torch.full((state.shape[0],), time, device=state.device) if lengths is None else lengths
     shift = 0
     for shift, advance in _advances(system, 1, time + 1, state):
@@ -94,12 +95,14 @@ def _chunk(system: LinearSystem, inputs: int) -> int:
 
 
 def _first(values: Tensor, count: int) -> Tensor:
-    """The first `count` along time. As a copy: torch would compare the strides of a slice with its sizes."""
+    """A copy of the first `count` steps or chunks (axis 1); torch would compare the strides of a slice with its
+    sizes."""
     return values.index_select(1, torch.arange(count, device=values.device))
 
 
 def _advances(system: LinearSystem, stride: int, count: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """1, 2, 4, … with Ā^stride, Ā^2·stride, Ā^4·stride, …; zero in their place from `count` on, which they may pass."""
+    """Pairs (shift, Ā^(stride · shift)) for shift = 1, 2, 4, …, with zero in place of the power if shift ≥ `count`. The
+    last shift depends on the largest value that an open `count` may have, and on when the powers fade to zero."""
     power_now, shift = None, 1
     steps = torch.full((), count, device=like.device)
     while stride * shift < LONGEST and not surely(count <= shift):

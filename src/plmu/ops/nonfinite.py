@@ -4,10 +4,11 @@ A non-finite value at step t makes the states of its channel NaN, and every outp
 end of its sequence or to the next reset. A non-finite initial state does the same from the first step. Nothing before
 step t, behind a reset or in another sequence changes.
 
-The recurrence behaves so by itself, and so does the final state alone, but for infinity. A product for many steps does
-not: zero times NaN is NaN. So the algorithms get an input without such values, and their results are marked afterwards.
-On a CPU that is always done, at the price of one sum over the input. On a GPU, and in a graph that is compiled,
-exported or traced, it is done within `isolate_nonfinite()`: it costs a pass over the input and one over the output.
+The recurrence does this for NaN, and so does `final_state`; for infinity they need a correction. A product over many
+steps does not: zero times NaN is NaN. So the algorithms get an input with zeros in place of NaN and infinity, and their
+results are set to NaN afterwards. On a CPU this is always done, at the price of one sum over the input. On a GPU, and
+in a graph that is compiled, exported or traced, it is done inside `isolate_nonfinite()` alone, at the price of a pass
+over the input and one over the output.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _isolating_lock = threading.Lock()
 
 @contextlib.contextmanager
 def isolate_nonfinite() -> Iterator[None]:
-    """Within it NaN and infinity stay where they are on a GPU and in compiled graphs too, as they always do on a CPU.
+    """Context manager: inside it NaN and infinity do not spread on a GPU and in compiled graphs, as never on a CPU.
 
-    Outputs before a bad value, behind a reset or in other sequences are then as if it were not there. Without it a bad
-    value may spoil steps before it and behind a reset, in its own sequence: those of its chunk with "chunked" and
-    "fused", all with "toeplitz" and "fft". It holds for all threads of the process.
+    Outputs before a bad value, behind a reset or in other sequences are then unaffected by it. Outside, a bad value may
+    also make steps before it and behind a reset NaN, in its own sequence: those of its chunk with "chunked" and
+    "fused", all with "toeplitz" and "fft". It affects all threads of the process.
 
     >>> with plmu.isolate_nonfinite():  # doctest: +SKIP
     ...     out, state = layer(x)
@@ -97,8 +98,8 @@ def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
 
 
 def suspect(*tensors: Tensor | None) -> bool:
-    """Whether to look for bad values in tensors, of which the first decides where: they may have some, and this is a
-    place where those are isolated."""
+    """Whether NaN or infinity must be looked for element by element: on a CPU if the sum of a tensor is not finite,
+    elsewhere if such values are isolated on the device and in the mode of the first tensor."""
     finite = finite_by_sum(*tensors)
     if finite is None:
         assert tensors[0] is not None
@@ -107,7 +108,7 @@ def suspect(*tensors: Tensor | None) -> bool:
 
 
 def isolates() -> bool:
-    """Whether a call on a GPU looks for bad values."""
+    """Whether `isolate_nonfinite` is active."""
     return _isolating
 
 

@@ -57,10 +57,10 @@ _in_graphs_lock = threading.Lock()
 
 @contextlib.contextmanager
 def for_graphs() -> Iterator[None]:
-    """Within it `"auto"` chooses for calls that are captured as a CUDA graph, where launches cost next to nothing.
+    """Context manager: inside it `"auto"` plans calls for capture as a CUDA graph, where launches cost next to nothing.
 
-    Calls that warm up for the capture belong in it too: they build the constants of what is chosen. It holds for all
-    threads of the process.
+    Put the warm-up calls before a capture inside it too: they build the constants of the chosen algorithms. It affects
+    all threads of the process.
 
     >>> with plmu.for_graphs():  # doctest: +SKIP
     ...     step()
@@ -86,7 +86,8 @@ def in_graphs() -> bool:
 
 
 def choice(*facts: Any) -> tuple[str, int, bool, int, str, str] | None:
-    """What torch.compile needs of `known_plan`, worked out once, while tracing."""
+    """The first fields of the `Plan` that `known_plan` returns, with an empty reason, as constants for torch.compile,
+    which evaluates this once, while tracing."""
     chosen = known_plan(*facts)
     return None if chosen is None else (chosen.algorithm, chosen.chunk, chosen.fold, chosen.tile, "", chosen.kernel)
 
@@ -97,8 +98,7 @@ choice._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.lru_cache(maxsize=4096)
 def known_plan(algorithm: str, *facts: Any) -> Plan | None:
-    """The plan for the facts of a `Case`, kept for the next call; None for groups of channels that are not run
-    together."""
+    """The plan for `Case(*facts)`, cached; None for groups of channels that are not run together."""
     case = Case(*facts)
     if case.kind == "final_state":
         return final.plan(case)
@@ -135,6 +135,7 @@ def _together(case: Case, algorithm: str) -> Plan | None:
 
 
 def _cheapest(case: Case) -> Plan:
+    """The plan of "auto": the option of least estimated time of all algorithms without a `limit` or `auto_limit`."""
     candidates: list[Candidate] = []
     passed_over: dict[str, str] = {}
     for name, candidate in ALGORITHMS.items():
@@ -175,8 +176,8 @@ def _explained(
 
 
 def joined(plans: Sequence[Plan]) -> Plan:
-    """The plan of a layer that makes one call for each group of channels: that of each call, or all where they
-    differ."""
+    """One plan for a layer that makes one call for each group of channels: the plan of these calls if all are equal,
+    else the first with the algorithms, kernels, reasons and stored tensors of all."""
     first = plans[0]
     if len(plans) == 1:
         return first
@@ -190,8 +191,8 @@ def joined(plans: Sequence[Plan]) -> Plan:
     return replace(first, algorithm=names, kernel=kernels, reason=reason, stored=stored)
 
 
-# The table: each file has its algorithm as `ALGORITHM`. The first takes every case. Of equal estimates the first is
-# taken.
+# The table: each file has its algorithm as `ALGORITHM`. The first takes every case. Among equal estimates the earlier
+# algorithm is chosen.
 for _file in (
     "chunked",
     "fused",

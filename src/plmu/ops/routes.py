@@ -1,7 +1,7 @@
 """Calls of `project` that repeat on a GPU: with arguments of the same shapes, checks, plan and constants are the same.
 
-A route is what an algorithm found out in an earlier call. It is kept with the constants of its system, and goes when
-one of them does. Only plain calls have one: eager, without lengths.
+A route is what an algorithm found out in an earlier call. It is kept with the constants of its system and evicted with
+them. Only plain calls have one: eager, without lengths.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key = tuple[object, ...]
 
 
 class Route(ABC):
-    """What runs further calls with arguments of the same shapes."""
+    """Runs further calls with arguments of the same shapes, without checks or plan."""
 
     uses: tuple[Tensor, ...]  #: the constants of the system that it holds
     last_use = 0  #: counted by the cache
@@ -48,15 +48,15 @@ class Route(ABC):
         resets: Tensor | None,
         epilogue: Epilogue | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """The same for u = U x + b, where that is made in one go; None elsewhere."""
+        """`output` for u = U x + b with `encoder` (U, b), encoder included; None if this route cannot."""
         return None
 
 
 def key_of(
     u: Tensor, weight: Tensor, state: Tensor | None, resets: Tensor | None, algorithm: str, channels: int | None = None
 ) -> Key | None:
-    """All that a plain call depends on besides values; None where this is no such call. `channels`: of what an encoder
-    makes of u."""
+    """All that a plain call depends on besides the values of its tensors; None if the call is not plain. `channels`:
+    those of the encoder's output, if u is the input of an encoder."""
     if torch.compiler.is_compiling() or not (type(u) is Tensor and type(weight) in PLAIN):
         return None
     if u.device.type not in DEVICES:
@@ -77,7 +77,8 @@ def key_of(
 def run(
     key: Key | None, u: Tensor, system: LinearSystem | SystemGroups, *operands: Any
 ) -> tuple[Tensor, Tensor] | None:
-    """The output and the final state, if the route of such a call is known; `operands` are those of `Route.output`."""
+    """The output and the final state by the route under that key, None if there is none. `operands`: as for
+    `Route.output`, after u."""
     route = _known(key, system)
     return None if route is None else route.output(u, *operands)
 
@@ -92,13 +93,13 @@ def run_encoded(
     algorithm: str,
     epilogue: Epilogue | None,
 ) -> tuple[Tensor, Tensor] | None:
-    """The same for what an encoder makes of x, in one go; None unless the route of such a call is known."""
+    """`run` for u = U x + b with `encoder` (U, b); None unless there is a route, and it takes the encoder too."""
     route = _known(key_of(x, weight, state, resets, algorithm, encoder[0].shape[0]), system)
     return None if route is None else route.encoded_output(x, encoder, weight, state, resets, epilogue)
 
 
 def keep(key: Key, algorithm: Algorithm, problem: Problem, weight: Tensor) -> Route | None:
-    """The route that an algorithm makes of a call, if it does, kept for further ones."""
+    """The route that the algorithm makes for such calls, cached under the key; None if it makes none."""
     cache = (problem.groups or problem.system)._cache
     route = None if cache is None else algorithm.route(problem, weight)
     if cache is not None and route is not None:
