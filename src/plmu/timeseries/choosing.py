@@ -23,16 +23,16 @@ from plmu.timeseries.series import Numbers
 from plmu.timeseries.split import SCORED, Settings, Split, first_rows
 
 _AMPLITUDES = (0.3, 3.0)  # pulls of a season's amplitude towards 1 that are tried
-_FREE, _ROOM = 0.0, 100.0  # of several series the amplitude is not pulled, and may exceed that of the largest series
+_FREE, _ROOM = 0.0, 100.0  # with several series the pull, and the factor by which an amplitude may exceed the largest
 FOLDS = 4  # fits to fewer rows, for intervals where there are few validation rows
-VALIDATED = 0.2  # share of the rows to choose by, of fits for intervals and backtests and of the final refit
-GAIN = 0.5  # share of the error that covariates must take away, divided by the number of horizons it is measured on
+VALIDATED = 0.2  # share of validation rows in fits for intervals and backtests, and in the final refit
+GAIN = 0.5  # covariates are used if they lower the error by this share, divided by the horizons in the validation rows
 _TRIED = 20_000  # windows over all channels, up to which options are compared
 _FITTED = 1_000_000  # windows over all channels, up to which the last fit takes every one
 
 
 class Summary(dict[str, Any]):
-    """What was chosen, and the errors by which."""
+    """The options that were chosen, by name, and their validation errors."""
 
     def __missing__(self, name: str) -> Any:
         if name != "strength":
@@ -43,7 +43,7 @@ class Summary(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Chosen:
-    """The model in the units of the data."""
+    """The fitted models, in the units of the data, and what was chosen."""
 
     model: LookbackForecast
     unrefitted: LookbackForecast  # the model fitted without the validation rows
@@ -52,7 +52,7 @@ class Chosen:
 
 
 class Options(NamedTuple):
-    """Of a `Forecaster`, None where they are to be chosen."""
+    """Options of a `Forecaster` for the fit; None where one is to be chosen."""
 
     individual: bool | None = None
     alpha: float | None = None
@@ -63,14 +63,16 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings and options of a fit."""
+    """Settings and options of a fit, and the models that they give."""
 
     settings: Settings
     options: Options
-    unit: Numbers  # of the scaled series, (channels,)
+    unit: Numbers  # (channels,): the standard deviation that is 1 in the scaled series
 
-    def of(self, data: ScaledSeries) -> Chosen:
-        """The model with the smallest error on the validation data."""
+    def best_model(self, data: ScaledSeries) -> Chosen:
+        """The model with the smallest error on the validation data, over the seasons, amplitudes and penalties that the
+        options leave open; refitted to all rows if they say so. Without validation data a season that was found is used
+        with the last amplitude, and the median alpha."""
         lookback, steps = self.settings.lookback, self.settings.season
         shape = pattern(data.past(), steps, data.start_rows) if steps else torch.zeros(0, data.channels)
         calendars: list[Tensor] = []
@@ -93,10 +95,10 @@ class Choice:
         layer = self._layer(data, amplitude, shape)
         train, valid = data.sums(layer, _FITTED)
         best = best_ridge(train, valid, alphas, pulls)
-        unrefitted = model = self._final(layer, best.weight)
+        unrefitted = model = self._in_data_units(layer, best.weight)
         if self.options.refit and valid is not None:
             again = best_ridge(data.all_sums(layer, _FITTED), valid, (best.alpha,), (best.pull,))
-            model = self._final(layer, again.weight)
+            model = self._in_data_units(layer, again.weight)
         summary = Summary(
             mse=best.error,
             lookback=lookback,
@@ -110,17 +112,18 @@ class Choice:
         return Chosen(model, unrefitted, summary)
 
     def with_covariates(self, data: ScaledSeries, covariates: Sequence[Tensor], size: Tensor) -> Chosen:
-        """The better of a model with an effect of covariates and one without.
+        """The model with an effect of covariates, but one without if validation data show no clear gain; in both cases a
+        `CovariateForecast`.
 
         Args:
             data: the series.
-            covariates: (covariates, time) of each, scaled.
-            size: their scale, (covariates,).
+            covariates: of each series, (covariates, time), scaled.
+            size: the scale of the covariates, (covariates,).
         """
         layer = self._layer(data, None, torch.zeros(0, data.channels))
         effect = best_effect(data, covariates, layer, self.options.lags, self.options.alpha)
-        without = self.of(data)
-        chosen = self.of(replace(data, effects=effects_of(effect, covariates)))
+        without = self.best_model(data)
+        chosen = self.best_model(replace(data, effects=effects_of(effect, covariates)))
         errors = without.summary["mse"], chosen.summary["mse"]
         # The error on few horizons is uncertain, and a small gain proves nothing. Without validation data it is NaN.
         horizons = max(1.0, sum(data.validation_rows) / data.horizon)
@@ -141,7 +144,13 @@ class Choice:
         return Chosen(model(chosen.model), model(chosen.unrefitted), summary, without.unrefitted)
 
     def _layer(self, data: ScaledSeries, amplitude: float | None, shape: Tensor) -> LookbackForecast:
-        """A layer for scaled series, without its readout."""
+        """A layer for scaled series, whose readout is still to be fitted.
+
+        Args:
+            data: the series.
+            amplitude: pull of the season's amplitude towards 1; None for no season.
+            shape: the season's pattern, (steps, channels).
+        """
         lookback, order, theta = self.settings.lookback, self.settings.order, self.settings.theta
         season = 0 if amplitude is None else len(shape)
         with torch.random.fork_rng(devices=[]):
@@ -153,8 +162,8 @@ class Choice:
             layer.prior.copy_(1e-9 * _ROOM * power + 1e-30 if data.relative else amplitude * power + 1e-9)
         return layer.float()
 
-    def _final(self, layer: LookbackForecast, weight: Tensor) -> LookbackForecast:
-        """The layer with its readout, in the units of the data."""
+    def _in_data_units(self, layer: LookbackForecast, weight: Tensor) -> LookbackForecast:
+        """The layer for series in the units of the data, with the readout `weight` (1 or channels, order, horizon)."""
         model = LookbackForecast(**{**layer.config, "individual": weight.shape[0] > 1}, dtype=torch.float32)
         scale = torch.tensor(self.unit, dtype=torch.float64)
         with torch.no_grad():
@@ -165,7 +174,7 @@ class Choice:
 
 
 def standard_deviation(rows: Numbers) -> Numbers:
-    """Of each column; 1 where it is constant."""
+    """The standard deviation of each column of rows (rows, columns); 1 for constant columns."""
     spread = rows.std(axis=0)
     varies = spread > 1e-12 * np.maximum(np.abs(rows.mean(axis=0)), 1e-300)
     deviation: Numbers = np.where(varies, spread, 1.0)
@@ -173,7 +182,7 @@ def standard_deviation(rows: Numbers) -> Numbers:
 
 
 def fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
-    """Fit to the rows before the test rows.
+    """Fit to the rows before the test rows. Several series are each scaled by a standard deviation of their own.
 
     Returns:
         What was chosen; and the mean and the standard deviation of each channel before the validation rows.
@@ -217,19 +226,20 @@ def fit(split: Split, options: Options) -> tuple[Chosen, Numbers, Numbers]:
         middle, size = trained.mean(axis=0), standard_deviation(trained)
         scaled = [torch.tensor(((rows - middle) / size).T, dtype=torch.float32) for rows in covariates]
         return choice.with_covariates(data, scaled, torch.tensor(size)), mean, scale
-    return choice.of(data), mean, scale
+    return choice.best_model(data), mean, scale
 
 
 class Fold(NamedTuple):
-    """A fit to the first rows of series."""
+    """A fit to the first rows of series, for tests on later rows."""
 
     model: LookbackForecast
-    split: Split  # of these rows
-    origins: Tensor  # of windows that follow them
+    split: Split  # the rows of the fit
+    origins: Tensor  # of windows whose horizon follows these rows
 
 
 def rolling(split: Split, options: Options, rows: list[int], folds: int) -> Iterator[Fold]:
-    """Fits to a half and more of these first rows of each series, with the same settings."""
+    """Fits with the settings of `split` to a growing share, from a half, of the first `rows` of each piece. Horizons of
+    a fold's origins lie between its last row and that of the next fold; folds with too few rows are left out."""
     settings = split.settings
     for share, following in pairwise(np.linspace(0.5, 1.0, folds + 1)):
         ends, after = (first_rows(split.data, rows, part) for part in (share, following))

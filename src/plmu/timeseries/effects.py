@@ -22,10 +22,10 @@ REPEATS = 20  # the longest series must be at least this many times as long as t
 _ORDER = 8  # the largest number of Legendre coefficients of the lags
 _ALPHAS = tuple(10.0**k for k in range(-5, 3))  # of the ridge, for features of unit power
 _TRIED = 20_000  # windows over all channels, to which the readout is fitted
-_ROUNDS = 2  # rounds in which the readout is fitted without the effect, and the effect to the readout's errors
-_STEPS = 24  # largest number of steps ahead that are regressed on
-_ROWS, _WHOLE = 2**19, 10  # largest number of rows of all series, and smallest number of windows of each
-_WINDOWS, _LEAST = 200_000, 2000  # windows over all channels and features, and at least of each
+_ROUNDS = 2  # rounds of fitting the readout to series without the effect, and then the effect to its errors
+_STEPS = 24  # largest number of steps ahead whose errors the effect is fitted to
+_ROWS, _WHOLE = 2**19, 10  # rows of all series that are used, and at least this many windows with horizons of each
+_WINDOWS, _LEAST = 200_000, 2000  # windows, counted over channels and features, that are used; and at least of each
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def best_effect(
 
     Args:
         data: the series.
-        covariates: scaled, (covariates, time) of each.
-        layer: its readout is fitted.
+        covariates: of each series, (covariates, time), scaled.
+        layer: the forecast layer, whose readout is fitted here without being stored.
         lags: steps of a covariate that its effect depends on; by default the number with the smallest error.
         alpha: of the ridge of the readout; by default chosen.
     """
@@ -83,7 +83,8 @@ def padded(rows: Tensor, count: int) -> Tensor:
 def _recent(
     data: ScaledSeries, covariates: Sequence[Tensor], layer: LookbackForecast
 ) -> tuple[ScaledSeries, Sequence[Tensor]]:
-    """The last rows of long series, so that memory stays bounded: features of all lags are held at once."""
+    """The last rows of long series and of their covariates, so that memory stays bounded: features of all lags are held
+    at once. At most a quarter of the rows are validation rows."""
     rows = max(_ROWS // len(data.series), _WHOLE * (layer.lookback + layer.horizon))
     validation_rows = [min(count, rows // 4) for count in data.validation_rows]
     counts = zip(data.series, data.validation_rows, validation_rows, strict=True)
@@ -99,6 +100,7 @@ def _recent(
 
 
 def _model(channels: int, covariates: int, lags: int) -> CovariateForecast:
+    """A layer that computes effects; its own forecasts, of look-back 1, are not used."""
     model = CovariateForecast(channels, covariates, 1, 1, 1.0, 1, lags=lags, lag_order=lag_order(lags))
     return model.requires_grad_(False)
 
@@ -106,6 +108,8 @@ def _model(channels: int, covariates: int, lags: int) -> CovariateForecast:
 def _effect(
     data: ScaledSeries, covariates: Sequence[Tensor], layer: LookbackForecast, lags: int, alpha: float | None
 ) -> Effect:
+    """The effect with this number of lags, by alternately fitting the readout and the effect; its ridge penalty has the
+    smallest error on validation data. The arguments are those of `best_effect`."""
     count, columns = covariates[0].shape[0], 1 + lag_order(lags)
     reader = _model(count * columns, count, lags)  # a channel for each covariate and column of its weight
     reader.effect_weight.copy_(torch.eye(count * columns).reshape(count * columns, count, columns))
@@ -143,7 +147,15 @@ class _Errors:
     def of(
         cls, layer: LookbackForecast, readout: Tensor, data: ScaledSeries, parts: list[Part], relative: bool
     ) -> _Errors:
-        """Over windows of the rows of `parts`, in which the features follow the channels of the layer."""
+        """The means over windows of `parts`, whose channels are those of the layer and then the features.
+
+        Args:
+            layer: the forecast layer.
+            readout: of the layer, (order, horizon).
+            data: the series with the features as further channels.
+            parts: the rows from which windows are taken.
+            relative: whether features are multiplied by the spread of each window.
+        """
         channels, count = layer.channels, data.channels - layer.channels
         ahead = torch.linspace(0, layer.horizon - 1, min(layer.horizon, _STEPS)).round().long()
         taps = window_taps(layer._system, layer.lookback).float() @ readout[:, ahead]  # (lookback, steps)
@@ -174,7 +186,7 @@ class _Errors:
         return cls(gram / max(total, 1), cross / max(total, 1), square / max(total, 1), total)
 
     def solve(self, alpha: float) -> Tensor:
-        """The ridge weights (channels, features); alpha is for features of unit power."""
+        """The weights (channels, features) of the ridge regression; alpha is for features of unit power."""
         scale = self.gram.diagonal(dim1=1, dim2=2).sqrt()
         scale = torch.where(scale > 1e-9, scale, torch.inf)  # what does not vary has no effect
         scaled = self.gram / scale[:, :, None] / scale[:, None]

@@ -1,4 +1,5 @@
-"""Ridge regression over all windows of long tables: sums of products in blocks, so that memory stays bounded."""
+"""Ridge regression over all windows of series, from sums of products that are computed in blocks, so that memory stays
+bounded."""
 
 from __future__ import annotations
 
@@ -13,19 +14,19 @@ from plmu.nn.covariates import spread
 from plmu.nn.forecast import Standard as Standard  # what a reader returns
 from plmu.timeseries.windows import Part, Sizes, blocks, stride_of
 
-ALPHAS = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # of the ridge, for features of unit power
-PULLS = (float("inf"), 3.0, 1.0, 0.3, 0.1, 0.03)  # of each channel's readout towards the shared one
+ALPHAS = tuple(10.0 ** (k / 2) for k in range(-8, 5))  # penalties of the ridge, for features of unit power
+PULLS = (float("inf"), 3.0, 1.0, 0.3, 0.1, 0.03)  # penalties on each channel's difference from the shared readout
 
 
 class Reader(Sizes, Protocol):
-    """What reads windows: a `LookbackForecast`, or another with its sizes."""
+    """A layer that makes features of windows, such as a `LookbackForecast`."""
 
     @property
     def order(self) -> int:
         """The number of features of a window."""
 
     def standard(self, windows: Tensor, phase: Tensor) -> Standard:
-        """Features, level and season ahead of windows (..., channels, lookback)."""
+        """The features, the last value and the season ahead of windows (..., channels, lookback)."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class Sums:
 
     gram: Tensor  # (channels, order, order)
     cross: Tensor  # (channels, order, horizon)
-    square: Tensor  # (channels,)
-    count: int
+    square: Tensor  # (channels,), summed over the horizon
+    count: int  # the number of windows
 
     @classmethod
     def of(cls, layer: Reader, parts: Sequence[Part], stride: int = 1) -> Sums:
-        """Over the windows of the parts that start at every stride-th row."""
+        """The means over the windows of `parts` that begin at every stride-th row; all 0 without windows."""
         gram = torch.zeros(layer.channels, layer.order, layer.order, dtype=torch.float64)
         cross = torch.zeros(layer.channels, layer.order, layer.horizon, dtype=torch.float64)
         square = torch.zeros(layer.channels, dtype=torch.float64)
@@ -57,33 +58,33 @@ class Sums:
         return cls(gram / max(count, 1), cross / max(count, 1), square / max(count, 1), count)
 
     def scaled(self, scale: Tensor) -> Sums:
-        """The same with features divided by their scale (order,)."""
+        """The means for features that are divided by their scale (order,)."""
         return Sums(self.gram / scale[:, None] / scale, self.cross / scale[:, None], self.square, self.count)
 
     def error(self, weight: Tensor) -> float:
-        """The mean squared error of readouts (1 or channels, order, horizon)."""
+        """The mean squared error of the readouts `weight`, (1 or channels, order, horizon)."""
         explained = (weight * (2 * self.cross - self.gram @ weight)).sum((1, 2))
         return float((self.square - explained).mean()) / self.cross.shape[2]
 
 
 @dataclass(frozen=True)
 class ScaledSeries:
-    """Scaled series (channels, time), the number of validation rows at the end of each, and the number of each one's
-    first row; and the effects of covariates on them."""
+    """Series in units of a standard deviation, of which the last rows are for validation."""
 
-    series: list[Tensor]
-    validation_rows: list[int]
-    start_rows: list[int]
+    series: list[Tensor]  # (channels, time) each
+    validation_rows: list[int]  # of each series: how many rows at its end
+    start_rows: list[int]  # of each series: the number of its first row, for the season
     channels: int
     horizon: int
-    effects: list[Tensor] | None = None
-    relative: bool = False
+    effects: list[Tensor] | None = None  # of covariates on each series, (channels, time)
+    relative: bool = False  # whether effects are in units of each window's spread
 
     def past(self) -> list[Tensor]:
         """The rows before the validation rows, without the effects of covariates."""
         return [self._without_effect(place)[:, : self._end(place)] for place in range(len(self.series))]
 
     def has_validation(self, lookback: int) -> bool:
+        """Whether a series has validation rows and, before them, enough rows for a window."""
         pairs = zip(self.series, self.validation_rows, strict=True)
         return any(rows and series.shape[1] - rows >= lookback for series, rows in pairs)
 
@@ -101,17 +102,19 @@ class ScaledSeries:
         ]
 
     def sums(self, layer: Reader, limit: int) -> tuple[Sums, Sums | None]:
-        """Of the windows before the validation rows, and of those whose horizon lies in them."""
+        """Means over at most about `limit` windows before the validation rows, and over as many whose horizon lies in
+        the validation rows; None if no horizon does."""
         train, valid = self.train(), self.valid(layer.lookback)
         checked = Sums.of(layer, valid, self.stride(layer, valid, limit)) if valid else None
         return Sums.of(layer, train, self.stride(layer, train, limit)), checked if checked and checked.count else None
 
     def all_sums(self, layer: Reader, limit: int) -> Sums:
+        """Means over at most about `limit` windows of all rows, validation rows included."""
         parts = [self._part(place, 0, None) for place in range(len(self.series))]
         return Sums.of(layer, parts, self.stride(layer, parts, limit))
 
     def stride(self, layer: Sizes, parts: list[Part], limit: int) -> int:
-        """So that at most `limit` windows are taken, over all channels."""
+        """The stride at which at most `limit` windows of these parts are taken, counted over all channels."""
         return stride_of(sum(part.windows(layer) for part in parts) * self.channels, limit, layer.season)
 
     def _end(self, place: int) -> int:
@@ -131,16 +134,26 @@ class ScaledSeries:
 
 @dataclass(frozen=True)
 class Ridge:
-    """A readout, the regularisation that gave it, and its error on validation data."""
+    """A readout, the penalties with which it was fitted (`solve`), and its error on validation data."""
 
     weight: Tensor  # (1 or channels, order, horizon), of unscaled features
     alpha: float
     pull: float
-    error: float
+    error: float  # mean squared; NaN without validation data
 
 
 def solve(train: Sums, alpha: float, pull: float, shared: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The shared readout (order, horizon) of scaled features, and that of each channel, pulled towards it."""
+    """The ridge regression of scaled features.
+
+    Args:
+        train: means over windows.
+        alpha: penalty on the shared readout.
+        pull: penalty on the difference of a channel's readout from the shared one; infinite for the shared one alone.
+        shared: the shared readout (order, horizon), if it is known; then alpha has no effect.
+
+    Returns:
+        The shared readout, and the readouts (1 or channels, order, horizon) of the channels.
+    """
     eye = torch.eye(train.gram.shape[1], dtype=torch.float64)
     if shared is None:
         shared = torch.linalg.solve(train.gram.mean(0) + alpha * eye, train.cross.mean(0))
@@ -156,7 +169,8 @@ def best_ridge(
     alphas: Sequence[float] = ALPHAS,
     pulls: Sequence[float] = PULLS,
 ) -> Ridge:
-    """The readout with the smallest error on validation data; that of the median alpha where there is none."""
+    """The readout with the smallest error on validation data; without such data, the shared one of the median alpha.
+    Alpha is chosen for the shared readout, then the pull of the channels' readouts with this alpha."""
     scale = train.gram.diagonal(dim1=1, dim2=2).mean(0).sqrt()
     scale = torch.where(scale > 0, scale, 1.0)
     train = train.scaled(scale)

@@ -9,21 +9,21 @@ from torch import Tensor
 
 _LONGEST = 1024  # longest period that is considered, in steps
 _ROWS = 2**15  # rows of a series that are considered
-_CANDIDATES = 8  # periods that are compared, from the changes over each of these numbers of steps
-_STEPS = (1, 8)
+_STEPS = (1, 8)  # steps over which changes are taken
+_CANDIDATES = 8  # periods that are compared, for each of these steps
 _CLEAR = 0.05  # share of the changes that a season must explain
 _REPEATS = 4  # periods that a series must have
 CALENDARS = {"day": (7, 365.2425), "weekday": (5, 260.8875), "week": (1, 52.1775)}  # rows of a week and of a year
 _HARMONICS = 3  # of the profile of a year
 _YEARS = 2  # years of rows that it takes
-_DRIFT = 2e-3  # largest difference of the rows of a pattern from a number of years, as a share
+_DRIFT = 2e-3  # largest relative difference of the length of a pattern from a whole number of years
 
 
 def period(series: Sequence[Tensor]) -> int:
     """The seasonal period, in steps, that explains most of the changes of series (channels, time); 0 for none.
 
-    Candidates are peaks of the autocorrelation. The pattern of each is measured on the first half of the longest
-    series and compared on the second.
+    Candidates are the lags of peaks of the autocorrelation, and halves and thirds of them. The pattern of each is
+    measured on the first half of the longest series and compared on the second.
     """
     longest = max(series, key=lambda rows: rows.shape[1])[:, -_ROWS:].double()
     half = longest.shape[1] // 2
@@ -72,8 +72,8 @@ def _unexplained(values: Tensor, pattern: Tensor) -> float:
 
 
 def pattern(series: Sequence[Tensor], steps: int, starts: Sequence[int] | None = None) -> Tensor:
-    """The seasonal profile (steps, channels) of series (channels, time), around zero; `starts` are the numbers of their
-    first steps."""
+    """The mean seasonal profile (steps, channels) of series (channels, time), with mean 0. `starts` are the numbers of
+    the first steps of the series, which tell their phase. Phases without rows are 0."""
     channels = series[0].shape[0]
     total = torch.zeros(steps, channels, dtype=torch.float64)
     count = torch.zeros(steps, 1, dtype=torch.float64)
@@ -88,18 +88,18 @@ def pattern(series: Sequence[Tensor], steps: int, starts: Sequence[int] | None =
 
 
 def has_years(rows: int, calendar: str) -> bool:
-    """Whether a series of this number of rows shows a profile of the year."""
+    """Whether a series with this number of rows is long enough for a profile of the year."""
     return calendar in CALENDARS and rows >= _YEARS * CALENDARS[calendar][1]
 
 
 def calendar_patterns(series: Sequence[Tensor], calendar: str, starts: Sequence[int]) -> list[Tensor]:
-    """The profile (steps, channels) of the week in series (channels, time), plus a smooth one of the year; none where
-    no series has two years. The steps are a number of weeks that is close to a number of years.
+    """A list with the profile (steps, channels) of the week plus a smooth one of the year; empty where no series has
+    two years. Its length is a number of weeks that is close to a number of years.
 
     Args:
-        series: their levels and trends are taken out.
+        series: (channels, time); levels and trends are taken out.
         calendar: what a row is: "day", "weekday" or "week".
-        starts: the numbers of their first steps.
+        starts: the numbers of the first steps of the series.
     """
     if not has_years(max(rows.shape[1] for rows in series), calendar):
         return []
@@ -130,7 +130,8 @@ def _waves(rows: Tensor, year: float) -> Tensor:
 
 
 def aligned(values: Tensor, shape: Tensor) -> int:
-    """The phase at which values (time, channels) begin that agrees best with the pattern (steps, channels)."""
+    """The phase, from 0 to steps - 1, of the first of `values` (time, channels) at which these agree best with the
+    pattern `shape` (steps, channels)."""
     steps = shape.shape[0]
     values = values - values.mean(0)
     sums = torch.zeros(steps, values.shape[1])
@@ -141,7 +142,8 @@ def aligned(values: Tensor, shape: Tensor) -> int:
 
 
 def _correlation(sums: Tensor, shape: Tensor) -> Tensor:
-    """Sums at each phase, counted from the beginning, times the pattern from every phase: (steps,)."""
+    """The circular correlation (steps,) of sums by phase (steps, channels) with the pattern (steps, channels), for each
+    phase at which the values may begin."""
     spectra = torch.fft.rfft(sums.double(), dim=0).conj() * torch.fft.rfft(shape.double(), dim=0)
     correlation: Tensor = torch.fft.irfft(spectra.sum(1), sums.shape[0])
     return correlation

@@ -1,5 +1,5 @@
-"""Windows of series and what follows them, indexed by forecast origin: the last row of the window; and all windows in
-blocks, for sums."""
+"""Windows of series and the rows that follow them, indexed by forecast origin, which is the last row of the window; and
+all windows of series in blocks, for sums."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _transposed(rows: list[Numbers]) -> Tensor:
 
 
 class Sizes(Protocol):
-    """How large windows are."""
+    """Sizes of the windows that a layer reads, the seasonal period, and its phase at row 0."""
 
     @property
     def channels(self) -> int: ...
@@ -147,10 +147,10 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one series (channels, time) from which windows are taken; its first row has the number `start`.
+    """Rows of one series (channels, time) from which windows are taken. The first row has the number `start`.
 
-    With the effect of covariates on these rows, it is subtracted from the windows, in units of each window's spread if
-    it is relative.
+    `effect` is that of covariates on these rows, which is subtracted from the windows; if `relative`, in units of each
+    window's spread.
     """
 
     values: Tensor
@@ -164,8 +164,8 @@ class Part:
 
 
 def blocks(layer: Sizes, parts: Sequence[Part], stride: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Windows (windows, channels, lookback), what follows them (windows, channels, horizon), and the phase of their
-    last steps (windows,)."""
+    """Blocks of windows (windows, channels, lookback), the rows that follow them (windows, channels, horizon), and the
+    phase of their last rows in the season (windows,). Windows begin at every stride-th row."""
     reach = layer.lookback + layer.horizon
     for part in parts:
         count = part.windows(layer)
