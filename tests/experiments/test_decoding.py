@@ -41,7 +41,7 @@ def _probability(model, source, tokens) -> float:
 @torch.no_grad()
 def test_a_wide_beam_finds_the_best_of_all_translations(penalty, monkeypatch):
     monkeypatch.setattr(decoding, "RATIO", 0)
-    monkeypatch.setattr(decoding, "MORE", 2)
+    monkeypatch.setattr(decoding, "ALLOWANCE", 2)
     model = _model()
     source = torch.tensor([[4, 5, 6], [6, 1, 0]])
     lengths = torch.tensor([3, 2])
@@ -59,7 +59,7 @@ def test_a_wide_beam_finds_the_best_of_all_translations(penalty, monkeypatch):
 @torch.no_grad()
 def test_a_beam_wider_than_all_translations_ends(monkeypatch):
     monkeypatch.setattr(decoding, "RATIO", 0)
-    monkeypatch.setattr(decoding, "MORE", 2)
+    monkeypatch.setattr(decoding, "ALLOWANCE", 2)
     source, lengths = torch.tensor([[4, 5, 6], [6, 1, 0]]), torch.tensor([3, 2])
     wide, wider = (translate(_model(), source, lengths, beam=beam) for beam in (21, 100))
     assert [(one.tokens, one.score) for one in wide] == [(one.tokens, one.score) for one in wider]

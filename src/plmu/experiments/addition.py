@@ -86,9 +86,8 @@ class Addition(Experiment):
         length = config.model.length
         return Task(
             addition.sequences(10_000, length, seed=1, shortest=config.model.shortest),
-            addition.sequences(
-                1_000, 2 * length, seed=2
-            ),  # longer, so that the epoch that has learned the rule is chosen
+            # Longer than in training, so that an epoch is chosen whose model has learned the rule.
+            addition.sequences(1_000, 2 * length, seed=2),
             addition.sequences(1_000, length, seed=3),
             loss=lambda model, batch: nn.functional.mse_loss(_sums(model, batch), batch[1]),
             measure=_measure,
@@ -100,7 +99,7 @@ class Addition(Experiment):
         )
 
     def more_tests(self, config: Config[Any]) -> dict[str, Batch]:
-        """Longer sequences than were trained."""
+        """Sequences longer than those in training."""
         return {f"mse_at_{n}": addition.sequences(1_000, n, seed=4) for n in (2000, 5000)}
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:
@@ -128,5 +127,6 @@ def _sums(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _measure(model: nn.Module, batch: Batch) -> Tensor:
+    """The sum of squared errors, and the number of examples."""
     error = (_sums(model, batch) - batch[1]).double().square().sum()
     return torch.stack([error, torch.full_like(error, batch[1].shape[0])])

@@ -9,12 +9,15 @@ from plmu.nn import open_forget_gates
 
 
 def lstm(inputs: int, hidden: int, layers: int = 1, forget_bias: float = 1.0) -> nn.LSTM:
-    """torch's LSTM, batch first, whose forget gates start open: otherwise it learns little over long sequences."""
+    """torch's LSTM, batch first. Its forget gates start open, since otherwise it learns little over long sequences."""
     return open_forget_gates(nn.LSTM(inputs, hidden, layers, batch_first=True), forget_bias)
 
 
 class LastOutput(nn.Module):
-    """A torch LSTM and a linear map of its last output, at each sequence's own end. Called as our models are."""
+    """A torch LSTM and a linear map of its output at each sequence's own end.
+
+    As our models do, it returns outputs (batch, outputs) and a state, here None.
+    """
 
     def __init__(self, layer: nn.LSTM, out: nn.Linear) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""IMDB (the paper's section 4.3): is a film review positive? From its last 500 words.
+"""IMDB (the paper's section 4.3): is a film review positive? The last 500 words of a review are read.
 
 Ours: a Delay Network of order 1 and θ = 500 on word vectors, and one output: 301 parameters besides the embeddings
-(`plmu`, embeddings trained; `frozen`, as they come). Baselines: an LSTM of 50k parameters, and `deep`, of no more: a
-parallel LMU of short windows before the Delay Network and a hidden layer after it. The paper does not say whether its
-embeddings were trained, for how long, or how. Here trained ones start at random (`--model.vectors auto` starts them
-from word vectors). The model is linear before the output: a review's score is a weighted sum over its words, in which
-later words count more. It overfits easily; a low learning rate, few epochs and dropped words help more than weight
-decay. Settings were chosen on reviews of films that are not in the training data.
+(`plmu` trains the embeddings, `frozen` does not). Baselines: an LSTM of 50k parameters; and `deep`, with at most as
+many: a parallel LMU of short windows before the Delay Network and a hidden layer after it. The paper does not say
+whether its embeddings were trained, for how long, or how. Here trained ones start at random (`--model.vectors auto`
+starts them from word vectors). The model is linear before the output: a review's score is a weighted sum over its
+words, in which later words count more. It overfits easily; a low learning rate, few epochs and dropped words help more
+than weight decay. Settings were chosen on reviews of films that are not in the training data.
 
 `--from RUN` starts from a language model of `plmu train reviews`. `pretrained` fine-tunes its blocks, and
 `pretrained-paper` does so with Adam's defaults; `scratch` is the same model without pre-training. The other models
@@ -106,9 +106,8 @@ class IMDB(TextExperiment):
         start = pretrained.read(config.start, self.starts)
         table = start.embedding.weight.detach()
         task.notes |= start.notes
-        scaled = table * (
-            RANDOM / table.std()
-        )  # to the scale of random embeddings, so that the same learning rate suits
+        # To the scale of random embeddings, so that the same learning rate suits.
+        scaled = table * (RANDOM / table.std())
         return nn.Embedding.from_pretrained(scaled, freeze=False), f"of {start.name}, {table.shape[1]} numbers each"
 
     def build(self, config: Config[Any], task: Task) -> nn.Module:

@@ -64,12 +64,12 @@ class PretrainedModel(ClassifierModel):
     layer_rate: float = 0.5
     """Learning rate of each block, as a fraction of that of the one above it."""
     unfreezing: float = 0.3
-    """Epochs by which a block starts to train after the one above it; 0: all start at once."""
+    """Epochs between the start of training of a block and that of the block below it; 0: all start at once."""
 
 
 @dataclass
 class ScratchModel(ClassifierModel):
-    """The classifier without pre-training: random weights, and the most frequent words of the labelled reviews."""
+    """The classifier without pre-training: random initial weights, and the vocabulary of the labelled reviews."""
 
     vocabulary: int = 30_000
     """Vocabulary size: the most frequent words of the training texts."""
@@ -125,7 +125,7 @@ def build(model: ClassifierModel, start: Pretrained | None, tokens: int, task: T
     Args:
         model: the options.
         start: the language model to start from; None for random weights.
-        tokens: size of the vocabulary, for random weights.
+        tokens: size of the vocabulary, used only for random weights.
         task: has the training reviews; its notes are extended.
     """
     if start is not None:
@@ -150,7 +150,7 @@ def build(model: ClassifierModel, start: Pretrained | None, tokens: int, task: T
 
 
 def _parts(model: nn.Module) -> tuple[nn.Embedding, list[Steppable], list[nn.Module]]:
-    """Embedding, blocks and last norm of a language model, without its output layer."""
+    """Embedding, blocks and last norm of a language model, without its output layer; the list has at most one norm."""
     layers = list(model.layers) if isinstance(model, plmu.Sequential) else []
     embedding, last = (layers[0], layers[-1]) if layers else (None, None)
     inner = [layer for layer in layers[1:-1] if not isinstance(layer, nn.Dropout)]
@@ -162,7 +162,10 @@ def _parts(model: nn.Module) -> tuple[nn.Embedding, list[Steppable], list[nn.Mod
 
 
 def adversarial_loss(model: nn.Module, batch: Batch, size: float) -> Tensor:
-    """Mean of the loss on reviews, and on reviews whose embeddings are moved in the direction of steepest ascent."""
+    """The mean of two losses: on reviews, and with their embeddings moved in the direction of steepest ascent.
+
+    The step is `size` standard deviations of the embeddings for each review. In evaluation it is the first loss alone.
+    """
     if not isinstance(model, plmu.Sequential):
         raise ValueError("model.adversarial is for one process: set it to 0, or start without torchrun")
     tokens, lengths, labels = batch
@@ -180,30 +183,34 @@ def adversarial_loss(model: nn.Module, batch: Batch, size: float) -> Tensor:
 
 
 def _sample(train: Batch) -> list[Batch]:
-    """A fixed random sample of training reviews, without labels, in batches."""
+    """A fixed random sample of SAMPLE training reviews, without labels, in batches."""
     rows = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     return [tuple(part[batch] for part in train[:-1]) for batch in rows.split(AT_ONCE)]
 
 
 def groups(model: ClassifierModel) -> Callable[[nn.Module], list[Group]]:
-    """Parameter groups with their learning rates and starts: classifier, top block, …, lowest block, embeddings."""
+    """A function that divides a classifier's parameters into groups, for layer-wise rates and gradual unfreezing.
+
+    Groups go from the top down: classifier and top norm, top block, …, lowest block, embeddings. Each has a rate, a
+    fraction of the learning rate, and the epoch at which it begins to train.
+    """
     rate, wait = (model.layer_rate, model.unfreezing) if isinstance(model, PretrainedModel) else (1.0, 0.0)
 
-    def of(network: nn.Module) -> list[Group]:
+    def layer_groups(network: nn.Module) -> list[Group]:
         assert isinstance(network, plmu.Sequential)
         embedding = network[0]
         stack = next((layer for layer in network if isinstance(layer, plmu.WeightedStack)), None)
         layers = list(network) if stack is None else list(stack.layers)
         blocks = [layer for layer in layers if isinstance(layer, Steppable) and not isinstance(layer, plmu.DelayLayer)]
-        lower = [*blocks[::-1], embedding]
+        lower = [*blocks[::-1], embedding]  # from the top down: the embeddings come last, also in `levels`
         below = {id(p) for part in lower for p in part.parameters()}
         levels = [[p for p in network.parameters() if id(p) not in below], *(list(part.parameters()) for part in lower)]
         result = []
         for depth, level in enumerate(levels):
-            for decay in (True, False):  # not of biases, norms and embeddings
+            for decay in (True, False):  # weight decay of matrices, but not of embeddings, the last level
                 parameters = [p for p in level if (p.dim() > 1 and level is not levels[-1]) == decay]
                 if parameters:
                     result.append(Group(parameters, rate=rate**depth, decay=decay, begins=wait * depth))
         return result
 
-    return of
+    return layer_groups

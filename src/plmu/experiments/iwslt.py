@@ -2,9 +2,9 @@
 translations of each other, with --data.source and --data.target.
 
 `plmu` and `lstm` write words; those that occur fewer than 5 times in training are <unk>. `bpe` is `plmu` on pieces of
-words. On IWSLT'15 all have at most 24.5 million parameters. tst2012 chooses the epoch, by BLEU of greedy translations;
-tst2013 tests, by beam search. BLEU is sacrebleu's on tokenised text, against unchanged references; <unk> is not
-replaced.
+words. On IWSLT'15 all have at most 24.5 million parameters. The epoch is chosen by BLEU of greedy translations of
+tst2012; the test is BLEU of translations of tst2013 by beam search. BLEU is sacrebleu's on tokenised text, against
+unchanged references; <unk> is not replaced.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class IWSLT(Experiment):
         return task.outputs
 
     def scored_later(self, folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
-        """The result with sacrebleu's scores of the translations in the folder, if it was missing at the test."""
+        """The result with sacrebleu's scores of the translations in the folder, if sacrebleu was missing at the test.
+
+        None if there is nothing to add, or sacrebleu is missing still.
+        """
         files = [folder / name for name in (HYPOTHESES, REFERENCES)]
         if result["notes"].get("scoring") != UNSCORED or not all(path.is_file() for path in files):
             return None

@@ -28,7 +28,7 @@ from plmu.training.task import Batch, Group, Task
 
 PIECE = 1 << 16  # tokens scored at a time, at most
 LOGITS = 1 << 28  # logits at a time, at most
-ROWS, LEAD = 64, 4096  # an LSTM, slow in one row, reads a text in this many rows, each after so many tokens before it
+ROWS, LEAD = 64, 4096  # an LSTM, slow in one row, reads a text in ROWS rows, each after LEAD tokens that are not scored
 
 
 @dataclass
@@ -38,7 +38,7 @@ class PlmuModel(Checked):
     width: int = 256
     """Features of each token and block."""
     blocks: int = 3
-    """Number of blocks; their windows add up."""
+    """Number of blocks. A token depends on as many tokens before it as the windows of all blocks together."""
     order: int = 8
     """Legendre coefficients of each memory channel."""
     theta: float = 15.0
@@ -81,7 +81,7 @@ class ModernModel(Checked):
     kernel: int = 0
     """Kernel size of a short causal convolution before the memory; 0 for none."""
     heads: int = 0
-    """Number of heads whose weights, by which the memory is read, depend on the input; 0: constant weights."""
+    """Number of heads that read the memory with weights that depend on the input; 0: constant weights."""
     dropout: float = 0.05
     """Dropout rate, at the end of each half of a block."""
     tied: bool = True
@@ -119,7 +119,7 @@ class LSTMModel(Checked):
 
 @dataclass(kw_only=True)
 class LanguageTask(Task):
-    """A task that knows what its token numbers stand for."""
+    """A task with the symbols that its token numbers stand for."""
 
     symbols: Symbols
 
@@ -252,12 +252,16 @@ def carried_loss(model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, An
 
 
 def _cross_entropy(out: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """Cross-entropy, in nats, of logits (batch, time, tokens) for targets (batch, time)."""
     return cross_entropy(out.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
 
 
 def scores(model: nn.Module, tokens: Tensor, metric: str, reset: int, piece: int = PIECE) -> dict[str, float]:
-    """Bits per token, or perplexity, over a whole split with the state carried; and, if `reset` is above 0, with the
-    state reset after that many tokens. At most `piece` tokens are scored at a time."""
+    """Bits per token, or perplexity, over a whole split.
+
+    The score `metric`, "bpc" or "perplexity", carries the state; `METRIC_reset_N` with N = `reset`, if that is above 0,
+    resets it after every N tokens. At most `piece` tokens are scored at a time.
+    """
     device = next(model.parameters()).device
     rows, lead = (1, 0) if isinstance(model, Steppable) else (ROWS, LEAD)
     losses = {metric: carried_nats(model, tokens, device, rows, lead, piece)}
@@ -269,7 +273,7 @@ def scores(model: nn.Module, tokens: Tensor, metric: str, reset: int, piece: int
 def carried_nats(
     model: nn.Module, tokens: Tensor, device: torch.device, rows: int = 1, lead: int = 0, piece: int = PIECE
 ) -> float:
-    """Mean loss of each token but the first, the state carried from the beginning.
+    """Mean loss, in nats, of each token but the first, the state carried from the beginning.
 
     With several rows, each reads a part of the text. A row overlaps the end of the row before by `lead` tokens, which
     are read but not counted.
@@ -292,7 +296,7 @@ def carried_nats(
 
 
 def reset_nats(model: nn.Module, tokens: Tensor, device: torch.device, length: int, piece: int = PIECE) -> float:
-    """Mean loss of each token but the first, in windows of `length` tokens that start without a state."""
+    """Mean loss, in nats, of each token but the first, in windows of `length` tokens that start without a state."""
     count = len(tokens) - 1
     windows, total = count // length, 0.0
     end = windows * length  # of the full windows
@@ -314,8 +318,8 @@ def groups(model: nn.Module) -> list[Group]:
 
 
 def matrix_groups(model: nn.Module, *outer: Tensor) -> list[Group]:
-    """Two parameter groups: the embeddings, the weights `outer`, norms and biases; and the other matrices, which have
-    weight decay and may be trained by Muon."""
+    """Two parameter groups: embeddings, the weights `outer`, norms and biases, without weight decay; and the other
+    matrices, with weight decay, which Muon may train."""
     embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     excluded = {id(weight) for weight in (*embeddings, *outer)}
     inner = [p for p in model.parameters() if p.dim() > 1 and id(p) not in excluded]

@@ -174,7 +174,7 @@ class MackeyGlass(Experiment):
 
 
 class Recurrent(nn.Module):
-    """Layers in a row; the recurrent ones return outputs and a state."""
+    """Layers in a row, of which all but the linear ones return outputs and a state. Returns no state itself."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def _output(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _measure(model: nn.Module, batch: Batch) -> Tensor:
-    """Squared errors and squared targets, over the whole series and after the warm-up."""
+    """Sums of squared errors and of squared targets over whole series, and the same two after the warm-up."""
     x, y = batch
     error = (_output(model, x).double() - y.double()).square()
     target = y.double().square()

@@ -1,8 +1,8 @@
 """QQP (the paper's section 4.3): do two questions ask the same?
 
 Ours: a Delay Network of order 1 and θ = 25 on word vectors; both states, their distance and their product; and one
-output: 1,201 parameters besides the embeddings (`plmu`, embeddings trained; `frozen`, as they come). Baselines: an
-LSTM of 220k parameters, and `deep`, of no more: a parallel LMU of short windows before the Delay Network and a hidden
+output: 1,201 parameters besides the embeddings (`plmu` trains the embeddings, `frozen` does not). Baselines: an LSTM of
+220k parameters; and `deep`, with at most as many: a parallel LMU of short windows before the Delay Network and a hidden
 layer after it. The first 25 words of a question are read. `--model.split` chooses one of the paper's two splits of the
 official file, 390k/8k/8k or 280k/80k/40k, both drawn with a fixed seed, or the partition of Wang et al.
 """
@@ -20,7 +20,7 @@ from plmu.text.words import TextData
 
 @dataclass
 class Split:
-    """An option of all models."""
+    """The option `--model.split`, which all models have."""
 
     split: qqp.Choice = "auto"
     """Data: 390k or 280k (pairs of the official file), partition, or auto (390k if the file is there)."""

@@ -1,4 +1,4 @@
-"""A word-level language model of reviews, to start other models from (the paper's section 4.3, semi-supervised).
+"""A word-level language model of reviews for pre-training (the paper's section 4.3, semi-supervised).
 
 Five of the paper's blocks with windows of 6 words and order 4, a vocabulary of 30,000 words, at most 34 million
 parameters. It is trained on Amazon's reviews (`--data.corpus amazon`), on IMDB's unlabelled ones (imdb), or on both.

@@ -1,9 +1,9 @@
 """SNLI (the paper's section 4.3): does the second sentence follow from the first, contradict it, or neither?
 
 Ours: a Delay Network of order 1 and θ = 25 on word vectors; both states, their distance and their product; and three
-outputs: 3,603 parameters besides the embeddings (`plmu`, embeddings trained; `frozen`, as they come). Baselines: an
-LSTM of 220k parameters, and `deep`, of no more: a parallel LMU of short windows before the Delay Network and a hidden
-layer after it. The first 25 words of a sentence are read.
+outputs: 3,603 parameters besides the embeddings (`plmu` trains the embeddings, `frozen` does not). Baselines: an LSTM
+of 220k parameters; and `deep`, with at most as many: a parallel LMU of short windows before the Delay Network and a
+hidden layer after it. The first 25 words of a sentence are read.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class LSTMModel(TextModel):
 
 @dataclass(kw_only=True)
 class TextTask(Task):
-    """A task that knows the words of its token numbers."""
+    """A task with the words of its token numbers."""
 
     words: tuple[str, ...]
 
@@ -194,7 +194,14 @@ class PairExperiment(TextExperiment):
 
 
 def classifier(config: TextModel, embedding: nn.Embedding, sides: int, outputs: int) -> nn.Module:
-    """The untrained model of a configuration."""
+    """The untrained model of a configuration.
+
+    Args:
+        config: the options.
+        embedding: of the words.
+        sides: 1 for single texts, 2 for pairs.
+        outputs: number of logits.
+    """
     size = embedding.embedding_dim
     words = nn.Dropout1d(config.word_dropout)
     if isinstance(config, LSTMModel):
@@ -258,7 +265,7 @@ class LSTMEncoder(nn.Module):
 
 
 def logits(model: nn.Module, inputs: Batch) -> Tensor:
-    """Tokens and lengths of each text to logits."""
+    """Logits (batch, outputs) of one or two texts: inputs are tokens and lengths of each."""
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     out: Tensor = model(inputs[0], lengths=inputs[1])[0] if isinstance(inner, plmu.Sequential) else model(*inputs)
     return out
@@ -282,6 +289,7 @@ def classification_loss(out: Tensor, labels: Tensor) -> Tensor:
 
 
 def _measure(model: nn.Module, batch: Batch) -> Tensor:
+    """The number of right answers, and of examples."""
     out = logits(model, batch[:-1])
     chosen = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
     right = (chosen == batch[-1]).sum()

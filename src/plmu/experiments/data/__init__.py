@@ -1,1 +1,1 @@
-"""The data sources of the experiments, one module a source: find or download, verify, parse, split."""
+"""The data sources of the experiments, one module per source: find or download, verify, parse, split."""

@@ -1,4 +1,4 @@
-"""The adding problem: two marked numbers in a long sequence of random ones; the answer is their sum."""
+"""The adding problem: the answer is the sum of two marked numbers in a long sequence of random numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Text as one long sequence of characters or bytes: text8, or the user's own text.
 
 text8 is the first 100,000,000 bytes of a cleaned English Wikipedia: the letters a to z and spaces. The usual split is
-its first 90 million to train, 5 to validate and 5 to test. A shorter text is split in the same proportion.
+90 million bytes for training, then 5 million each for validation and test. Shorter texts are split in proportion.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CharactersConfig(DataConfig):
     """Which text, and where it is."""
 
     file: Path | None = None
-    """A text file of your own, in UTF-8, instead of text8. Its first 90 % train, 5 % validate, 5 % test."""
+    """A text file of your own, in UTF-8, instead of text8. Split 90/5/5 % into train, validation and test."""
     tokens: Literal["auto", "characters", "bytes"] = "auto"
     """Tokens of your own text: its characters if there are at most 256 different ones, else bytes."""
 
@@ -69,10 +69,11 @@ def load(config: CharactersConfig) -> CharacterData:
     if not is_file(path):
         raise DataError(f"{path} is {'not a file' if path.exists() else 'not there'}: --data.file takes a text file")
     settings = {"tokens": tokens, "version": 1}
-    return cached("text", [path], settings, lambda: _arrays(*_own(path, tokens)), _data)
+    return cached("text", [path], settings, lambda: _arrays(*_user_text(path, tokens)), _data)
 
 
 def _text8(path: Path) -> tuple[Array, Symbols, str]:
+    """text8 or its beginning: token numbers (uint8), symbols, and how complete it is."""
     raw = content(path, WHOLE, "text8")
     others = raw.translate(None, ALPHABET.encode())
     if others:
@@ -87,7 +88,11 @@ def _text8(path: Path) -> tuple[Array, Symbols, str]:
     return np.frombuffer(raw.translate(table), np.uint8), Characters(ALPHABET), completeness
 
 
-def _own(path: Path, tokens: str) -> tuple[Array, Symbols, str]:
+def _user_text(path: Path, tokens: str) -> tuple[Array, Symbols, str]:
+    """The user's own text: token numbers (uint8), symbols, and a description of the data.
+
+    `tokens` is that of CharactersConfig.
+    """
     raw = content(path, LARGEST).removeprefix(codecs.BOM_UTF8)
     _check_length(path, len(raw))
     used: Array = np.zeros(0, np.int64)
@@ -128,6 +133,7 @@ def _decoded(path: Path, raw: bytes) -> Iterator[Array]:
 
 
 def _place(path: Path, raw: bytes, place: int) -> str:
+    """A position in a text as file, line and byte, for an error message."""
     line, start = raw.count(b"\n", 0, place) + 1, raw.rfind(b"\n", 0, place) + 1
     return f"{path}, line {line}, byte {place - start + 1}"
 
@@ -138,6 +144,7 @@ def _check_length(path: Path, length: int) -> None:
 
 
 def _arrays(numbers: Array, symbols: Symbols, completeness: str) -> dict[str, Array]:
+    """The arrays for the cache, with the numbers split by PERCENT."""
     alphabet = symbols.alphabet if isinstance(symbols, Characters) else ()
     arrays: dict[str, Array] = {
         "alphabet": np.array([ord(character) for character in alphabet], np.uint32),
@@ -152,7 +159,11 @@ def _arrays(numbers: Array, symbols: Symbols, completeness: str) -> dict[str, Ar
 
 
 def _data(arrays: dict[str, Array]) -> CharacterData:
-    """From the cache. KeyError or ValueError if the arrays do not fit together."""
+    """Build CharacterData from cached arrays.
+
+    Raises:
+        KeyError, ValueError: the arrays do not fit together.
+    """
     codes = arrays["alphabet"].tolist()
     symbols = Characters([chr(code) for code in codes]) if codes else Bytes()
     splits = {name: arrays[name] for name in PERCENT}

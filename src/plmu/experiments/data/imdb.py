@@ -1,12 +1,13 @@
-"""IMDB: 25,000 reviews to train and 25,000 to test, from the archive of its authors or from Keras' numbered copy.
+"""IMDB: 25,000 training and 25,000 test reviews, from the archive of its authors or from Keras' numbered copy.
 
-A tenth of the training reviews validates. The vocabulary is counted on the rest.
+A tenth of the training reviews is the validation set. The vocabulary is counted on the rest.
 
 No film of the test set is in the training set, so validation should share none with training either: a model that
 learned the names of actors would look better than it is. The archive names no films, but it numbers the reviews of each
 class film by film, at most 30 of one. The films come in the same order in both classes up to about the 3,960th negative
-review; those of the later ones have no positive review. So the last tenth of the positive reviews validates, and the
-tenth of the negative ones that begins with the same films. Keras' copy is shuffled, and a seeded tenth of it validates.
+review; films of later negative reviews have no positive review. So the validation set is the last tenth of the positive
+reviews and the tenth of the negative ones that begins with the same films. Keras' copy is shuffled: there it is a tenth
+drawn with a seed.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def read_archive(path: Path, builder: Builder) -> list[tuple[str, int]]:
 
 
 def reviews(path: Path, unlabelled: bool = False) -> Iterator[tuple[str, str, int, str]]:
-    """Split, class (pos, neg or unsup), number and text of the reviews of the archive. `unlabelled` adds unsup."""
+    """Split, class (pos, neg or unsup), number and text of each review of the archive; unsup only if `unlabelled`."""
     for match, raw in members(path, _ALL if unlabelled else _LABELLED):
         split, kind, number = match.groups()
         try:
@@ -103,7 +104,11 @@ def read_keras(path: Path, index: Path, builder: Builder) -> None:
 
 
 def by_films(numbered: list[tuple[str, int]]) -> tuple[Array, Array]:
-    """Rows of training reviews that train and that validate, with hardly a film in both."""
+    """Rows of the training and of the validation set, which share hardly a film.
+
+    Args:
+        numbered: class and number of each review in the archive's training folder.
+    """
     train: list[int] = []
     valid: list[int] = []
     for kind, start in FROM.items():
@@ -117,7 +122,7 @@ def by_films(numbered: list[tuple[str, int]]) -> tuple[Array, Array]:
 
 
 def _seeded(count: int) -> tuple[Array, Array]:
-    """A random tenth validates, where the order does not tell the films apart."""
+    """Rows of the training and of the validation set, a random tenth, where the order does not tell the films apart."""
     order = np.random.default_rng(SPLIT_SEED).permutation(count)
     first = count - max(1, round(VALIDATING * count))
     return order[:first], order[first:]
@@ -126,6 +131,7 @@ def _seeded(count: int) -> tuple[Array, Array]:
 def _finished(
     path: Path, builder: Builder, train: Array, valid: Array, size: int, words: Sequence[str] | None
 ) -> TextData:
+    """The data of a builder whose "train" is divided into these rows for training and validation."""
     counts = {split: (builder.count(split), WHOLE) for split in ("train", "test")}
     for split, (count, _) in counts.items():
         if count < 2:
@@ -136,6 +142,7 @@ def _finished(
 
 
 def _index(path: Path) -> dict[int, str]:
+    """The words of Keras' word index by rank."""
     try:
         words = {rank: word for word, rank in json.loads(content(path, LARGEST_INDEX)).items()}
         if not all(isinstance(rank, int) and word.encode() and "\n" not in word for rank, word in words.items()):

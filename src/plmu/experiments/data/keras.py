@@ -49,7 +49,7 @@ class Lists(pickle.Unpickler):
 
 
 def split(path: Path, name: str) -> tuple[list[list[int]], Array]:
-    """The reviews of "train" or "test", each with the ranks of its words, and their labels."""
+    """The reviews of "train" or "test", each as the ranks of its words, and their labels, 0 or 1."""
     (kind, count, raw), (label_kind, label_count, labels) = (_array(path, f"{letter}_{name}.npy") for letter in "xy")
     if kind != b"|O" or label_kind not in _LABELS:
         raise DataError(f"{path} is not Keras' imdb.npz: x_{name} and y_{name} are not lists of ranks and labels")
@@ -89,7 +89,7 @@ def ranks(raw: bytes, count: int) -> list[list[int]]:
 
 
 def _array(path: Path, name: str) -> tuple[bytes, int, bytes]:
-    """Type and length of an array of one axis, and its bytes."""
+    """NumPy's type code, length and bytes of the one-dimensional array `name` in the file."""
     raw = content(path, MOST, name)
     head = _HEAD.match(raw)
     if head is None:

@@ -9,15 +9,15 @@ from torch import Tensor
 from plmu.data.cache import Array, cached
 
 TAU = 17
-SUBSTEPS = 10  # Euler steps a sample
+SUBSTEPS = 10  # Euler steps per sample
 SERIES, LENGTH, HORIZON, WASHOUT = 128, 5000, 15, 100
 
 
 def generate(series: int, length: int, seed: int = 0) -> Array:
-    """`series` runs of `length` samples of tanh(x − 1), where dx/dt = 0.2 x(t−τ) / (1 + x(t−τ)^10) − 0.1 x.
+    """Samples (series, length) of tanh(x − 1), where dx/dt = 0.2 x(t−τ) / (1 + x(t−τ)^10) − 0.1 x.
 
-    Each starts from a random history; x itself goes on from one series to the next, from 1.2. The system is chaotic, so
-    the order of the arithmetic is part of the definition: plain Python numbers, one Euler step after another.
+    Each series starts from a random history; x starts at 1.2 and continues from one series to the next. The system is
+    chaotic, so the order of the arithmetic is part of the definition: plain Python numbers, one Euler step at a time.
     """
     generator = np.random.RandomState(seed)  # the published series come from this one
     delay = TAU * SUBSTEPS
@@ -26,7 +26,7 @@ def generate(series: int, length: int, seed: int = 0) -> Array:
     for number in range(series):
         past = (1.2 + 0.2 * (generator.rand(delay) - 0.5)).tolist()
         row = []
-        position = 0
+        position = 0  # in `past`, a ring of the last `delay` values, of the oldest
         for _ in range(length):
             for _ in range(SUBSTEPS):
                 delayed = past[position]

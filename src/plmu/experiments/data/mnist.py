@@ -68,7 +68,7 @@ def permuted_sequences(config: DataConfig) -> tuple[tuple[Tensor, Tensor], ...]:
     """psMNIST: train, valid and test as pixels (examples, 784) in [0, 1] and labels.
 
     The permutation and the split are those of the LMU and NRU papers: one generator first shuffles the 60,000 training
-    images, of which the first 50,000 train and the last 10,000 validate, then permutes the pixels.
+    images, of which the first 50,000 are the training set and the last 10,000 the validation set, then the pixels.
     """
     arrays = load(config)
     generator = np.random.RandomState(50)  # the published permutation comes from this one

@@ -12,18 +12,18 @@ from plmu.training.terminal import show_table
 
 
 def overview(config: DataConfig) -> None:
-    """A table of all sources."""
+    """Print a table of all sources."""
     folder = config.folder()
     rows = [
         ("Mackey-Glass series", "mackey-glass", "generated when needed", "an equation"),
         ("adding problem", "addition", "generated when needed", "a generator"),
-        ("MNIST, 4 files", "psmnist", _mnist(config), mnist.HOME),
-        ("IMDB", "imdb", _text(config, imdb.FOLDER, _loaded(imdb.load)), imdb.HOME),
-        ("Quora question pairs", "qqp", _text(config, qqp.FOLDER, _loaded(qqp.load)), qqp.HOME),
-        ("SNLI 1.0", "snli", _text(config, snli.FOLDER, _loaded(snli.load)), snli.HOME),
-        ("text8", "text8", _text(config, characters.FOLDER, _text8), characters.HOME),
-        ("Amazon reviews", "reviews", _text(config, reviews.FOLDER, _reviews), reviews.HOME),
-        ("IWSLT'15 En–Vi", "iwslt", _text(config, parallel.FOLDER, _iwslt), parallel.HOME),
+        ("MNIST, 4 files", "psmnist", _mnist_status(config), mnist.HOME),
+        ("IMDB", "imdb", _text_status(config, imdb.FOLDER, _loaded(imdb.load)), imdb.HOME),
+        ("Quora question pairs", "qqp", _text_status(config, qqp.FOLDER, _loaded(qqp.load)), qqp.HOME),
+        ("SNLI 1.0", "snli", _text_status(config, snli.FOLDER, _loaded(snli.load)), snli.HOME),
+        ("text8", "text8", _text_status(config, characters.FOLDER, _text8), characters.HOME),
+        ("Amazon reviews", "reviews", _text_status(config, reviews.FOLDER, _reviews), reviews.HOME),
+        ("IWSLT'15 En–Vi", "iwslt", _text_status(config, parallel.FOLDER, _iwslt), parallel.HOME),
         ("word vectors", "imdb, qqp, snli", _vectors(config), vectors.HOME),
     ]
     title = f"data folder: {folder or 'none set; downloads go to the cache'}"
@@ -31,7 +31,8 @@ def overview(config: DataConfig) -> None:
     print(f"cache: {cache_folder()} (set PLMU_CACHE to move it); data folder: set PLMU_DATA or --data.root")
 
 
-def _mnist(config: DataConfig) -> str:
+def _mnist_status(config: DataConfig) -> str:
+    """How complete MNIST is; four files are verified by their checksums."""
     folder = config.folder() or cache_folder()
     try:
         names = [name for name in mnist.FILES if any(is_file(folder / "mnist" / f"{name}{end}") for end in (".gz", ""))]
@@ -45,8 +46,11 @@ def _mnist(config: DataConfig) -> str:
     return "complete"
 
 
-def _text(config: DataConfig, name: str, describe: Callable[[DataConfig], str]) -> str:
-    """How complete a source is, read from its files at first and from the cache of parsed data later."""
+def _text_status(config: DataConfig, name: str, describe: Callable[[DataConfig], str]) -> str:
+    """How complete a source is, by `describe`, which reads its files the first time and the cache of parsed data later.
+
+    `name` is the source's folder in the data folder: "no" if that is empty or not there.
+    """
     folder = config.folder() or cache_folder()
     try:
         if not (folder / name).is_dir() or not any((folder / name).iterdir()):
@@ -59,6 +63,7 @@ def _text(config: DataConfig, name: str, describe: Callable[[DataConfig], str]) 
 
 
 def _loaded(load: Callable[[DataConfig], TextData]) -> Callable[[DataConfig], str]:
+    """A function that loads a source and returns how complete it is."""
     return lambda config: load(config).completeness
 
 
@@ -67,7 +72,7 @@ def _text8(config: DataConfig) -> str:
 
 
 def _reviews(config: DataConfig) -> str:
-    """Only the names of the files: reading them takes minutes."""
+    """The names of the files alone: reading them takes minutes."""
     return ", ".join(path.name for path in reviews.locate(config))
 
 

@@ -1,8 +1,9 @@
 """Sentences and their translations: IWSLT'15 English–Vietnamese, or files of the user's own.
 
-Stanford's files of IWSLT'15 are downloaded where no data folder is set. They are tokenised as Moses does, and so is
-each line of own files. tst2012 validates and tst2013 tests. Own files may leave out validation and test: a hash of its
-source then says whether a pair trains (98 %), validates (1 %) or tests (1 %).
+Stanford's files of IWSLT'15 are downloaded if no data folder is set. They are tokenised as by Moses, and so is each
+line of the user's own files. tst2012 is the validation set and tst2013 the test set. Users may leave out validation and
+test files: a hash of the source then decides whether a training pair stays in the training set (98 %) or moves to the
+validation set (1 %) or the test set (1 %).
 
 Words that occur fewer than 5 times in the training sentences are unknown words.
 """
@@ -57,7 +58,7 @@ class ParallelConfig(DataConfig):
     source: Path | None = None
     """Sentences of your own to train on, one a line in UTF-8, instead of IWSLT'15."""
     target: Path | None = None
-    """Their translations: line by line, those of `source`."""
+    """Their translations: each line that of the same line of --data.source."""
     valid_source: Path | None = None
     """Sentences to validate on. Default: 1 % of the training pairs, by a hash."""
     valid_target: Path | None = None
@@ -68,7 +69,11 @@ class ParallelConfig(DataConfig):
     """Their translations."""
 
     def own_files(self) -> dict[str, tuple[Path, Path]]:
-        """The user's own pairs of files by split; none for IWSLT'15."""
+        """The user's own pairs of files, source and target, by split; empty for IWSLT'15.
+
+        Raises:
+            DataError: a file is missing, or is given without the other of its pair or without training files.
+        """
         files = {}
         for split, start in (("train", ""), ("valid", "valid_"), ("test", "test_")):
             names = [f"{start}{side}" for side in ("source", "target")]
@@ -93,14 +98,14 @@ class ParallelData:
     splits: dict[str, tuple[Ragged, Ragged]]
     source: Vocabulary
     target: Vocabulary
-    references: dict[str, list[str]]  # of valid and test: a sentence each, its words with spaces between them
+    references: dict[str, list[str]]  # of valid and test: tokenised target sentences, words separated by spaces
     completeness: str
 
 
 def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
     """The pairs as words; or, with `pieces` above 0, as pieces of one vocabulary of that size for both languages.
 
-    They come through the cache, which serves on other machines too, even on one without a tokenizer library.
+    They come through the cache, whose files also work on other machines, even without a tokenizer library.
     """
     own_files = config.own_files()
     files = own_files or {split: _files(config, stem) for split, stem in SPLITS.items()}
@@ -137,6 +142,7 @@ def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
 
 
 def _files(config: DataConfig, stem: str) -> tuple[Path, Path]:
+    """The files of IWSLT'15 for a split, source and target; `stem` is the name without its language."""
     source, target = (_file(config, f"{stem}.{language}") for language in LANGUAGES)
     return source, target
 
@@ -146,7 +152,7 @@ def _file(config: DataConfig, name: str) -> Path:
 
 
 def _vocabulary_file(config: DataConfig, language: str) -> Path | None:
-    """None if the user's folder has no such file: the training sentences then give the words."""
+    """The vocabulary file of a language; None if the user's folder has none: training sentences then give the words."""
     name = f"vocab.{language}"
     if config.folder() is None:
         return _file(config, name)
@@ -154,6 +160,7 @@ def _vocabulary_file(config: DataConfig, language: str) -> Path | None:
 
 
 def _vocabulary(path: Path) -> list[str]:
+    """The words of a vocabulary file with one word per line, without SPECIAL."""
     words: dict[str, int] = {}
     for number, line in lines(path):
         word = line.strip()
@@ -165,6 +172,10 @@ def _vocabulary(path: Path) -> list[str]:
 
 
 def _frequent(pairs: Iterable[Pair], side: int, path: Path) -> list[str]:
+    """The words of one side, 0 source or 1 target, that occur at least RAREST times, most frequent first, MOST at most.
+
+    `path` is the file of this side, for an error message.
+    """
     counts = Counter(word for pair in pairs for word in pair[side])
     frequent = [word for word, count in counts.items() if count >= RAREST]
     if not frequent:
@@ -175,7 +186,12 @@ def _frequent(pairs: Iterable[Pair], side: int, path: Path) -> list[str]:
 def _read(
     files: dict[str, tuple[Path, Path]], words: Callable[[str], list[str]]
 ) -> tuple[dict[str, list[Pair]], list[int]]:
-    """The pairs of each split, and the numbers of the training lines with an empty side."""
+    """The pairs of each split as words, and the numbers of the training lines with an empty side, which are left out.
+
+    Args:
+        files: source and target by split. Splits without files get training pairs by a hash.
+        words: splits a line into words.
+    """
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     skipped = []
     for split, paths in files.items():
@@ -186,6 +202,7 @@ def _read(
             if not all(pair):
                 skipped.append(number)
             else:
+                # A training pair may move to a split without files, unless it is too long to be held out.
                 stays = split != "train" or max(map(len, texts)) > LONGEST
                 target = split if stays else split_of(fingerprint(texts[0]))
                 splits[split if target in files else target].append(pair)
@@ -199,6 +216,7 @@ def _read(
 
 
 def _check_held_out(paths: tuple[Path, Path], number: int, texts: tuple[str, str], pair: Pair, split: str) -> None:
+    """Raise DataError if a line of a validation or test file, on either side, is empty or too long."""
     for path, text, words in zip(paths, texts, pair, strict=True):
         if not words:
             raise DataError(f"{path}, line {number}: it is empty, and a sentence to {PURPOSES[split]} may not be")
@@ -210,21 +228,21 @@ def _check_held_out(paths: tuple[Path, Path], number: int, texts: tuple[str, str
 
 
 def _aligned(source: Path, target: Path) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Numbered lines of two files, side by side."""
-    for left, right in zip_longest(lines(source), lines(target)):
-        if left is None or right is None:
-            number, longer, shorter = (right or left)[0], *((target, source) if left is None else (source, target))
+    """Line numbers, from 1, and the lines of two files side by side. DataError if one is longer."""
+    for first, second in zip_longest(lines(source), lines(target)):
+        if first is None or second is None:
+            number, longer, shorter = (second or first)[0], *((target, source) if first is None else (source, target))
             raise DataError(
                 f"{longer}, line {number}: {shorter} ends before it, at line {number - 1}; each line of one must be the"
                 " translation of the same line of the other"
             )
-        yield left[0], (left[1], right[1])
+        yield first[0], (first[1], second[1])
 
 
 def _arrays(
     pairs: dict[str, list[Pair]], source: Vocabulary, target: Vocabulary, tokenizer: str, remark: str
 ) -> dict[str, Array]:
-    """The arrays for the cache."""
+    """The arrays for the cache. `tokenizer` is its JSON, empty for words; `remark` says how complete the data is."""
     arrays: dict[str, Array] = {}
     for split, examples in pairs.items():
         for side, vocabulary in enumerate((source, target)):
@@ -240,7 +258,11 @@ def _arrays(
 
 
 def _data(arrays: dict[str, Array]) -> ParallelData:
-    """From the cache. KeyError or ValueError if the arrays do not fit together."""
+    """Build ParallelData from cached arrays.
+
+    Raises:
+        KeyError, ValueError: the arrays do not fit together.
+    """
     tokenizer = bytes(arrays["tokenizer"]).decode()
     vocabularies: list[Vocabulary] = []
     for side in (0, 1):

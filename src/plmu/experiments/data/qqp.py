@@ -1,9 +1,9 @@
 """Quora question pairs: do two questions ask the same? From the official file, or from the partition of Wang et al.
 
-The official file has no splits. The paper's two are drawn here, since no list of theirs is public: all pairs in the
-order of `numpy.random.default_rng(0).permutation`, of which the last ones test, those before them validate and the
-rest trains: 8,000 and 8,000 ("390k"), or 40,000 and 80,000 ("280k"). The partition ("partition": train, dev and test
-files of label, question, question and number) is used as it is.
+The official file has no splits. The paper's two are drawn here, since their lists are unpublished: all pairs in the
+order of `numpy.random.default_rng(0).permutation`, of which the last ones are the test set, those before them the
+validation set and the rest the training set: 8,000 and 8,000 ("390k"), or 40,000 and 80,000 ("280k"). The partition
+("partition": train, dev and test files of label, question, question and number) is used as it is.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ HOME = "http://qim.fs.quoracdn.net/quora_duplicate_questions.tsv"
 PARTITION_HOME = "the partition of Wang et al., BiMPM: https://github.com/zhiguowang/BiMPM"
 COLUMNS = ("question1", "question2", "is_duplicate")
 PAIRS = 404_290
-HELD_OUT = {"390k": (8_000, 8_000), "280k": (80_000, 40_000)}  # pairs that validate and that test
+HELD_OUT = {"390k": (8_000, 8_000), "280k": (80_000, 40_000)}  # sizes of validation and test set
 FILES = {"train": "train", "valid": "dev", "test": "test"}
 PARTITION = {"train": 384_348, "dev": 10_000, "test": 10_000}
 SPLIT_SEED = 0
 
 
 def locate(config: DataConfig, choice: Choice = "auto") -> tuple[str, list[Path]]:
-    """Which split, and its files. "auto" is 390k if the official file is there, else the partition."""
+    """The split that is chosen, and its files. "auto" is 390k if the official file is there, else the partition."""
     split: str = choice
     if choice == "auto":
         official = present(config, FOLDER, packed(OFFICIAL))
@@ -59,6 +59,7 @@ def load(config: DataConfig, choice: Choice = "auto", size: int = VOCABULARY) ->
 
 
 def _official(path: Path, split: str, builder: Builder) -> str:
+    """Add the pairs of the official file, split at random. Returns how complete the data is."""
     for number, (first, second, label) in table(path, COLUMNS):
         builder.add("all", _label(path, number, label), tokenise(first), tokenise(second))
     count = builder.count("all")
@@ -74,6 +75,7 @@ def _official(path: Path, split: str, builder: Builder) -> str:
 
 
 def _partition(paths: list[Path], builder: Builder) -> str:
+    """Add the pairs of the partition's files, in the order of FILES. Returns how complete the data is."""
     counts = {}
     for path, (split, part) in zip(paths, FILES.items(), strict=True):
         for number, line in filled_lines(path):

@@ -1,9 +1,9 @@
 """A stream of words to pre-train on: reviews of products from Amazon, of films from IMDB, or both.
 
 Each review is a 0 followed by the numbers of its words, and a text that occurs more than once is taken once. A hash of
-its text says whether a review trains (98 %), validates (1 %) or tests (1 %), so it stays where it is whatever other
-reviews there are. Of IMDB the unlabelled and the training reviews are read, without those that validate in
-`plmu.experiments.data.imdb` and without any text that is also there or in IMDB's test reviews.
+its text decides whether a review is in the training set (98 %), the validation set (1 %) or the test set (1 %), which
+other reviews do not change. Of IMDB the unlabelled and the training reviews are read, without the texts that occur in
+the validation set of `plmu.experiments.data.imdb` or among IMDB's test reviews.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FOLDER = "amazon"
 HOME = "https://nijianmo.github.io/amazon/"
 ENDS = (*packed(".json"), *packed(".jsonl"))
 PAPER = 3_700_000  # reviews of the paper's language model
-FILMS = 72_500  # reviews of IMDB that are unlabelled or train
+FILMS = 72_500  # unlabelled and training reviews of IMDB, those held out included
 VOCABULARY = 30_000
 SPLITS = ("train", "valid", "test")
 CHUNK = 2**22  # words numbered at a time
@@ -120,18 +120,18 @@ def read(path: Path) -> Iterator[str]:
 
 
 def fingerprint(text: str) -> int:
-    """Eight bytes that stand for a text; its spaces at both ends do not count."""
+    """A hash of a text in eight bytes, which ignores white space at both ends."""
     raw = text.strip().encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
 
 
-def split_of(number: int) -> str:
-    """The split of a review by its fingerprint."""
-    return {0: "valid", 1: "test"}.get(number % 100, "train")
+def split_of(fingerprint: int) -> str:
+    """The split of the text with this fingerprint."""
+    return {0: "valid", 1: "test"}.get(fingerprint % 100, "train")
 
 
 def _films(path: Path) -> tuple[list[str], set[int]]:
-    """IMDB's reviews to train on, and the fingerprints of those that validate or test classifiers."""
+    """IMDB's texts to train on, and the fingerprints of the reviews in the classifiers' validation and test sets."""
     labelled, unlabelled, numbered = [], [], []
     held_out = set()
     for split, kind, number, text in imdb.reviews(path, unlabelled=True):
@@ -165,11 +165,11 @@ class _Streams:
 
     def __init__(self, held_out: Iterable[int]) -> None:
         self.fingerprints = set(held_out)  # of texts that are not added
-        self.numbers = {"": 0}  # not a word: it begins each review
+        self.numbers = {"": 0}  # of words in order of appearance; 0, which begins each review, is not a word
         self.parts = {name: array("I") for name in SPLITS}
 
     def add(self, texts: Iterable[str]) -> tuple[int, int]:
-        """Returns the number of texts added, and of those skipped: empty, repeated or held out."""
+        """Add texts. Returns the number of texts added, and of those skipped: empty, repeated or held out."""
         numbers, fingerprints = self.numbers, self.fingerprints
         added = skipped = 0
         for text in texts:
@@ -186,7 +186,14 @@ class _Streams:
         return added, skipped
 
     def finish(self, files: list[Path], size: int, words: Sequence[str] | None, remark: str) -> dict[str, Array]:
-        """The arrays for the cache."""
+        """Number the words by the vocabulary and return the arrays for the cache.
+
+        Args:
+            files: where the texts come from, for an error message.
+            size: number of words of the vocabulary, the most frequent of train; unused if `words` are given.
+            words: the vocabulary.
+            remark: how complete the data is.
+        """
         parts = {name: np.frombuffer(part, np.uint32) for name, part in self.parts.items() if part}
         if len(parts) < len(SPLITS):
             raise DataError(
@@ -214,7 +221,11 @@ def _chunks(values: Array) -> Iterator[Array]:
 
 
 def _data(arrays: dict[str, Array]) -> ReviewData:
-    """From the cache. KeyError or ValueError if the arrays do not fit together."""
+    """Build ReviewData from cached arrays.
+
+    Raises:
+        KeyError, ValueError: the arrays do not fit together.
+    """
     words = tuple(array_texts(arrays["words"]))
     splits = {name: arrays[name] for name in SPLITS}
     for name, split in splits.items():

@@ -57,7 +57,10 @@ def load(config: DataConfig, size: int = VOCABULARY) -> TextData:
 
 
 def read(path: Path, part: str, split: str, builder: Builder) -> int:
-    """Add the labelled pairs of a file. Returns the number of all pairs, with and without a label."""
+    """Add the labelled pairs of a file to a split. Returns the number of all pairs, with and without a label.
+
+    `part` is train, dev or test: the name of the split in the archive.
+    """
     pairs = 0
     for number, pair in json_lines(path, f"snli_1.0_{part}.jsonl"):
         names = ("gold_label", "sentence1", "sentence2")

@@ -1,6 +1,6 @@
-"""Word vectors in GloVe's text format: a word and its numbers a line; plain, .zip, .gz, .bz2 or .xz.
+"""Word vectors in GloVe's text format: a word and its numbers per line; plain, .zip, .gz, .bz2 or .xz.
 
-Vectors of different origin differ in size: all are brought to one mean absolute component, about that of GloVe 840B.
+Vectors of different origin differ in size: all are scaled to the same mean absolute component, about GloVe 840B's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def locate(config: DataConfig, name: str = "auto") -> Path:
 
 
 def load(config: DataConfig, words: Sequence[str], dimension: int, name: str = "auto") -> Vectors:
-    """Scaled vectors for a vocabulary, through the cache."""
+    """Scaled vectors for a vocabulary, through the cache; `name` as in `locate`."""
     path = locate(config, name)
     digest = hashlib.sha256("\n".join(words).encode()).hexdigest()
 
@@ -78,8 +78,10 @@ def load(config: DataConfig, words: Sequence[str], dimension: int, name: str = "
 
 @np.errstate(over="ignore")  # a number too large for float32 is refused below
 def read(path: Path, words: Sequence[str], dimension: int) -> tuple[Array, int]:
-    """The matrix, unscaled, and the number of words with a vector. A word in lower case that has no vector of its own
-    takes that of the same word with capitals."""
+    """The matrix (words + FIRST, dimension), unscaled, and the number of words with a vector.
+
+    A word without a vector takes that of the same word with capitals.
+    """
     numbers = {word: number for number, word in enumerate(words, FIRST)}
     matrix = np.zeros((len(words) + FIRST, dimension), np.float32)
     state = bytearray(len(matrix))  # of a row: 1 a vector of the word in another case, 2 the word's own

@@ -1,4 +1,4 @@
-"""BLEU of translations: our own, which needs no library, to choose the best epoch; and sacrebleu's, to publish.
+"""BLEU of translations: our own, without a library, to choose the best epoch; and sacrebleu's, to publish.
 
 Both split sentences at spaces, and agree up to rounding.
 """
@@ -17,8 +17,11 @@ DETOKENISED = "bleu_detokenised"
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False) -> float:
-    """BLEU from 0 to 100 over a corpus, with sacrebleu's smoothing: the k-th order without a match counts as 1 / 2^k
-    matches."""
+    """BLEU from 0 to 100 over a corpus of sentences whose words are separated by spaces.
+
+    Smoothed as by sacrebleu: the k-th n-gram order without a match counts as 1 / 2^k matches. Without any match, or
+    without n-grams of some order, BLEU is 0.
+    """
     matches, total = [0] * ORDER, [0] * ORDER
     length = reference_length = 0
     for hypothesis, reference in zip(hypotheses, references, strict=True):

@@ -16,14 +16,14 @@ from plmu.nn import EncoderDecoder
 from plmu.runtime.state_tree import map_state
 from plmu.text.vocabularies import BEGIN, END, PADDING
 
-RATIO, MORE = 2, 10  # a translation has at most RATIO times as many tokens as its source, plus MORE
+RATIO, ALLOWANCE = 2, 10  # a translation has at most RATIO times as many tokens as its source, plus ALLOWANCE
 
 
 @dataclass
 class Translation:
-    """Token numbers of a translation, without BEGIN and END."""
+    """A translation and its score."""
 
-    tokens: list[int]
+    tokens: list[int]  # without BEGIN and END
     score: float  # log-probability, END included, divided by (tokens + 1) to the power of the length penalty
     attention: Tensor | None  # (tokens + 1, source tokens): attention of each token and of END
 
@@ -57,7 +57,11 @@ def translate(
 
 
 class _Search:
-    """The unfinished sources, `rows`, with their hypotheses (sources, beam)."""
+    """Beam search over a batch of sources.
+
+    Tensors have an entry for each unfinished source: `rows` is its number in the batch, `tokens` (sources, beam, time)
+    starts with BEGIN, `total` is the log-probability of each hypothesis.
+    """
 
     def __init__(
         self, model: EncoderDecoder, source: Tensor, lengths: Tensor, beam: int, penalty: float, attention: bool
@@ -66,12 +70,12 @@ class _Search:
             raise ValueError(f"beam must be at least 1, got {beam}")
         self.model, self.beam, self.penalty = model, beam, penalty
         device, count = source.device, source.shape[0]
-        self.lengths, self.limits = lengths, RATIO * lengths + MORE
+        self.lengths, self.limits = lengths, RATIO * lengths + ALLOWANCE
         self.context = model.encode(source, lengths)
         self.state: Any = None
         self.rows = torch.arange(count, device=device)
         self.tokens = torch.full((count, beam, 1), BEGIN, device=device)
-        self.done = torch.zeros(count, beam, dtype=torch.bool, device=device)
+        self.done = torch.zeros(count, beam, dtype=torch.bool, device=device)  # whether a hypothesis has ended
         # At first there is one hypothesis: all would be equal.
         self.total = torch.full((count, beam), -torch.inf, device=device)
         self.total[:, 0] = 0.0
@@ -99,7 +103,7 @@ class _Search:
         self._finish()
 
     def _choose(self, totals: Tensor) -> None:
-        """Choose the best continuations, by totals (sources, beam, tokens)."""
+        """Choose the best continuations by their log-probabilities, `totals` (sources, beam, vocabulary)."""
         longer = self.size + ~self.done
         ranked = totals / longer[:, :, None] ** self.penalty
         _, places = ranked.flatten(1).topk(self.beam)
@@ -118,7 +122,7 @@ class _Search:
             self.state = map_state(self.state, lambda part: part[flat])
 
     def _finish(self) -> None:
-        """Remove the sources that are done, once at least half of them are."""
+        """Move the sources that are done to `finished`, once at least half of them are."""
         done = self.done.all(1)
         if 2 * int(done.sum()) < len(done):
             return

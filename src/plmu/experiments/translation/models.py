@@ -69,7 +69,7 @@ class PlmuModel(TranslationModel):
 
 @dataclass
 class BpeModel(PlmuModel):
-    """The same on pieces of words. One table of embeddings serves source, target and output."""
+    """PlmuModel on pieces of words. One table of embeddings serves source, target and output."""
 
     embedding: int = 384
     encoder_blocks: int = 5
@@ -113,6 +113,7 @@ def build(model: TranslationModel, source: Vocabulary, target: Vocabulary) -> pl
 
 
 def _table(size: int, width: int) -> nn.Embedding:
+    """Embeddings of `size` tokens, initialised for use as output weights too."""
     table = nn.Embedding(size, width)
     nn.init.normal_(table.weight, std=width**-0.5)
     return table
@@ -126,7 +127,7 @@ def _entry(table: nn.Embedding, model: TranslationModel) -> list[nn.Module]:
 
 
 def _encoder_block(model: TranslationModel) -> plmu.nn.Steppable:
-    """The decoder's block with a second memory, or LSTM, that reads from the right; each makes half of the features."""
+    """A block whose memory or LSTM reads in both directions; each direction makes half of the features."""
     width = model.width
     if isinstance(model, LSTMModel):
         return _lstm_block(model, plmu.Bidirectional(plmu.nn.LSTM(width, width // 2, model.forget_bias)))
@@ -150,6 +151,7 @@ def _encoder_block(model: TranslationModel) -> plmu.nn.Steppable:
 
 
 def _decoder_block(model: TranslationModel) -> plmu.nn.Steppable:
+    """A causal block, as of the language model `modern`, or a causal LSTM."""
     if isinstance(model, LSTMModel):
         return _lstm_block(model, plmu.nn.LSTM(model.width, model.width, model.forget_bias))
     assert isinstance(model, PlmuModel)

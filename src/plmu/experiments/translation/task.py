@@ -1,4 +1,4 @@
-"""The task of translation models: pairs of sentences as batches, the loss, and BLEU of what a model writes."""
+"""The task of translation models: pairs of sentences as batches, the loss, and BLEU of a model's translations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IGNORED = -100  # target of the padding
 
 @dataclass(kw_only=True)
 class TranslationTask(Task):
-    """A task that knows its vocabularies, and keeps the translations of the test sentences."""
+    """A task with its vocabularies and, once it is tested, the translations of the test sentences."""
 
     source: Vocabulary
     target: Vocabulary
@@ -93,6 +93,7 @@ def loss(network: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
 
 
 def _summed_loss(network: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The summed cross-entropy of the target's tokens, END included, in nats; and their number."""
     source, source_lengths, target, target_lengths = batch[:4]
     target = target.long()
     steps = torch.arange(target.shape[1], device=target.device)

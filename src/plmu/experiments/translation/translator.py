@@ -56,7 +56,7 @@ class Options:
 
 @dataclass
 class Written:
-    """A sentence's translation, as words of the tokenised text."""
+    """A sentence's translation as tokenised words."""
 
     source: list[str]  # its tokens, for the attention
     words: list[str]
@@ -64,7 +64,15 @@ class Written:
 
 
 class Translator:
-    """The best model of a run, with its vocabularies."""
+    """The best model of a run, with its vocabularies.
+
+    Args:
+        folder: of a run of `iwslt`.
+        device: where the model runs.
+
+    Raises:
+        RunError: it is a run of another experiment, or has no trained model.
+    """
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
         def lookup(name: str) -> Experiment:
@@ -91,22 +99,25 @@ class Translator:
     def translate(self, sentences: Sequence[str], options: Options) -> list[Written | None]:
         """The translation of each raw sentence; None for one without words."""
         words = [tokenise(text) for text in sentences]
-        numbered = [list(self.source.encode([word] for word in sentence)) for sentence in words]  # tokens of each word
-        waiting = sorted((i for i, sentence in enumerate(words) if sentence), key=lambda i: sum(map(len, numbered[i])))
+        token_ids = [list(self.source.encode([word] for word in sentence)) for sentence in words]  # of each word
+        by_length = sorted(
+            (i for i, sentence in enumerate(words) if sentence), key=lambda i: sum(map(len, token_ids[i]))
+        )
         result: list[Written | None] = [None] * len(words)
-        while waiting:
+        while by_length:
             count = 1  # sentences of the next batch; the last is the longest
-            while count < min(options.batch, len(waiting)):
-                if (count + 1) * sum(map(len, numbered[waiting[count]])) > MOST_TOKENS:
+            while count < min(options.batch, len(by_length)):
+                if (count + 1) * sum(map(len, token_ids[by_length[count]])) > MOST_TOKENS:
                     break
                 count += 1
-            batch, waiting = waiting[:count], waiting[count:]
-            sources = [[number for word in numbered[i] for number in word] for i in batch]
-            for i, translation in zip(batch, self._translated(sources, options), strict=True):
-                result[i] = self._written(words[i], numbered[i], translation, options)
+            batch, by_length = by_length[:count], by_length[count:]
+            sources = [[number for word in token_ids[i] for number in word] for i in batch]
+            for i, translation in zip(batch, self._decode_batch(sources, options), strict=True):
+                result[i] = self._written(words[i], token_ids[i], translation, options)
         return result
 
-    def _translated(self, sources: list[list[int]], options: Options) -> list[Translation]:
+    def _decode_batch(self, sources: list[list[int]], options: Options) -> list[Translation]:
+        """Pads sources, the token numbers of sentences, and runs beam search."""
         lengths = torch.tensor([len(source) for source in sources])
         padded = torch.full((len(sources), int(lengths.max())), PADDING)
         for row, source in enumerate(sources):
@@ -122,24 +133,33 @@ class Translator:
         )
 
     def _written(
-        self, words: list[str], numbered: list[list[int]], translation: Translation, options: Options
+        self, words: list[str], token_ids: list[list[int]], translation: Translation, options: Options
     ) -> Written:
-        owners = [place for place, numbers in enumerate(numbered) for _ in numbers]  # the word of each source token
+        """A translation as words; with `copy_unknown` each <unk> is the source word with the highest attention.
+
+        Args:
+            words: of the source sentence.
+            token_ids: the token numbers of each of these words.
+            translation: of the sentence.
+            options: how it is translated.
+        """
+        owners = [place for place, numbers in enumerate(token_ids) for _ in numbers]  # the word of each source token
         copied: list[str] = []
         if options.copy_unknown:
             assert translation.attention is not None
             unknown = [place for place, number in enumerate(translation.tokens) if number == UNKNOWN]
             copied = [words[owners[int(translation.attention[place].argmax())]] for place in unknown]
-        pairs = zip(words, numbered, strict=True)
+        pairs = zip(words, token_ids, strict=True)
         source = [_shown(self.source, number, word) for word, numbers in pairs for number in numbers]
         return Written(source, self.target.decode(translation.tokens, copied), translation)
 
-    def drawn(self, written: Written) -> list[str]:
+    def target_labels(self, written: Written) -> list[str]:
         """The tokens of a translation and END, to label the picture of its attention."""
         return [*(_shown(self.target, number, "<unk>") for number in written.translation.tokens), "</s>"]
 
 
 def _shown(vocabulary: Vocabulary, number: int, unknown: str) -> str:
+    """The text of a token number; `unknown` stands for that of an unknown word."""
     words = vocabulary.decode([number], [unknown])
     return unescaped(words[0]) if words else ""
 
@@ -166,7 +186,9 @@ def show(folder: Path, file: Path | None, options: Options, device: str = "cpu",
             text = detokenise(written.words)
             print(f"{written.translation.score:.4f}\t{text}" if options.scores else text, file=screen)
             if options.attention is not None and not drawn:
-                draw(options.attention, written.source, translator.drawn(written), written.translation.attention)
+                draw(
+                    options.attention, written.source, translator.target_labels(written), written.translation.attention
+                )
                 drawn = True
         screen.flush()
     if options.attention is not None and not drawn:
