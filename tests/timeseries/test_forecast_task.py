@@ -12,11 +12,13 @@ from forecasts import written
 
 import plmu
 from plmu.timeseries.choosing import Options, rolling
+from plmu.timeseries.clock import Clock
+from plmu.timeseries.columns import Columns
 from plmu.timeseries.forecast_experiment import Forecast, ForecastTask, prepare
 from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size
 from plmu.timeseries.scores import Intervals, errors_of, last_value, score
-from plmu.timeseries.series import Piece, SeriesConfig
-from plmu.timeseries.windows import Windows
+from plmu.timeseries.series import Piece, SeriesConfig, SeriesData
+from plmu.timeseries.split import Split, Wanted
 
 HORIZON = 6
 
@@ -104,12 +106,13 @@ def test_intervals_are_quantiles_of_errors() -> None:
     """Of 99 errors the 80 % interval reaches from the 10th to the 90th, and it always holds the forecast."""
     errors = torch.randperm(99, generator=torch.Generator().manual_seed(0)).float() - 30
     pieces = [Piece("", 0, np.stack([np.zeros(99), errors.numpy()], 1).reshape(-1, 1), np.ones((198, 1), bool))]
-    windows = Windows.of(pieces)
-    origins = torch.arange(0, 198, 2)
+    data = SeriesData(Columns(None, ("v",), None), Clock(), pieces)
+    split = Split.of_file(data, Wanted(1, lookback=1, season=0))
+    windows, origins = split.windows, torch.arange(0, 198, 2)
     found = Intervals((0.8,), False, 1, torch.zeros(1))
     filled = found.fitted(errors_of(found, [(last_value(1), origins)], windows, 1, 1))
     assert (float(filled.low), float(filled.high)) == (9 - 30, 89 - 30)
     above = found.fitted(errors_of(found, [(lambda one: one.windows - 100, origins)], windows, 1, 1))
     assert (float(above.low), float(above.high)) == (0.0, 189 - 30)
-    scores = score({"model": last_value(1)}, windows, origins, 1, 1, torch.ones(1), filled)
+    scores = score({"model": last_value(1)}, split, origins, filled)
     assert scores.coverage == [pytest.approx(81 / 99)]

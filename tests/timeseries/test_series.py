@@ -131,6 +131,13 @@ def test_rows_without_a_time_or_value_at_the_end(data: Any) -> None:
     assert "times: 1 rows without one left out" in found.notes
 
 
+def test_a_gap_in_the_first_row_holds_the_value_before_it(data: Any) -> None:
+    piece = data("t,a,b\n0,1,\n1,,2\n2,3,3\n3,4,4\n").pieces[0]
+    assert piece.start == 1
+    assert piece.values.tolist() == [[1, 2], [3, 3], [4, 4]]
+    assert piece.measured.tolist() == [[False, True], [True, True], [True, True]]
+
+
 def test_a_column_that_begins_late_is_told(data: Any) -> None:
     found = data("\n".join(["t,a,b", *(f"{i},{i},{'' if i < 4 else i}" for i in range(10)), ""]))
     assert found.pieces[0].start == 4

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from plmu.errors import RunError
 from plmu.modelfiles.atomic import replacing
 
+Content = TypeVar("Content")
 CONFIG_FILE = "config.json"
 RESULT_FILE = "result.json"
 DATA_FILE = "data.json"
@@ -61,6 +62,18 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def parsed(path: Path, parse: Callable[[Any], Content]) -> Content:
+    """The content of a JSON file of a run, through a function that raises ValueError, KeyError or TypeError.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        return parse(read_json(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is missing or damaged ({type(error).__name__}): copy it again") from None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.timeseries.reporting import literal, pyplot, shortened, text_table
+from plmu.timeseries.reporting import literal, pyplot, shortened, text_table, write_plot
 
 BASELINE = "most frequent class"
 _PRINTED = 20  # classes that are printed
@@ -116,9 +116,7 @@ class ClassificationReport:
         axis.set_xlabel("predicted class")
         axis.set_ylabel("true class")
         figure.colorbar(image, label="fraction of the true class", shrink=0.8)
-        figure.tight_layout()
-        figure.savefig(path, dpi=120)
-        drawing.close(figure)
+        write_plot(figure, path)
 
 
 def score_lines(reports: dict[str, ClassificationReport]) -> list[str]:

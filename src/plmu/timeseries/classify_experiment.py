@@ -57,14 +57,7 @@ class ClosedModel(Checked):
 
     def classifier(self, seed: int) -> SequenceClassifier:
         """The estimator with these parameters."""
-        return SequenceClassifier(
-            order=self.order,
-            windows=self.windows,
-            projections=self.projections,
-            thresholds=self.thresholds,
-            normalize=NORMALIZE[self.normalize],
-            random_state=seed,
-        )
+        return SequenceClassifier(**{**vars(self), "normalize": NORMALIZE[self.normalize]}, random_state=seed)
 
 
 @dataclass

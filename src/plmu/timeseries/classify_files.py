@@ -4,10 +4,9 @@ and normalization.json."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ import plmu
 from plmu.errors import RunError
 from plmu.nn import Sequential
 from plmu.runs.experiment import Predictions
-from plmu.runs.folder import MODEL_FILE, NORMALIZATION_FILE, SERIES_FILE, WHOLE_MODEL_FILE, read_json, write_json
+from plmu.runs.folder import MODEL_FILE, NORMALIZATION_FILE, SERIES_FILE, WHOLE_MODEL_FILE, parsed, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
 from plmu.timeseries.labelled import LabelledData
@@ -25,8 +24,6 @@ from plmu.timeseries.labelled_columns import Format
 
 if TYPE_CHECKING:
     from plmu.timeseries.classifier import SequenceClassifier
-
-Content = TypeVar("Content")
 
 
 def series_json(data: LabelledData, classes: tuple[str, ...]) -> str:
@@ -64,8 +61,8 @@ def read_fitted(folder: Path) -> dict[str, Any]:
     Raises:
         RunError: a file is missing or damaged.
     """
-    form, channels, classes = _read(folder / SERIES_FILE, _series)
-    normalize, counts = _read(folder / NORMALIZATION_FILE, _normalization)
+    form, channels, classes = parsed(folder / SERIES_FILE, _series)
+    normalize, counts = parsed(folder / NORMALIZATION_FILE, _normalization)
     model = plmu.load(folder / (MODEL_FILE if normalize is False else WHOLE_MODEL_FILE))
     if not isinstance(model, Sequential):
         raise RunError(f"{folder} has no model of classify")
@@ -77,14 +74,6 @@ def read_fitted(folder: Path) -> dict[str, Any]:
         "model_": model,
     }
     return fitted if counts is None else fitted | {"class_count_": np.array(counts)}
-
-
-def _read(path: Path, parse: Callable[[Any], Content]) -> Content:
-    """The parsed content of a JSON file; RunError if it is missing or damaged."""
-    try:
-        return parse(read_json(path))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} is missing or damaged ({type(error).__name__}): copy it again") from None
 
 
 def _series(content: Any) -> tuple[Format, int, tuple[str, ...]]:

@@ -113,7 +113,7 @@ class Fitted:
         tested = []
         for fold in rolling(split, self.options, [len(piece) for piece in split.data.pieces], folds):
             methods = {"model": model_method(fold.model), "last value": last_value(split.horizon)}
-            scores = score(methods, split.windows, fold.origins, split.length, split.horizon, split.scale)
+            scores = score(methods, split, fold.origins)
             errors = {f"{name}_mse".replace(" ", "_"): error.mse for name, error in scores.errors.items()}
             rows = sum(end for _, end in fold.split.cuts)
             tested.append({"rows": rows, "windows": scores.windows, **errors})
@@ -146,7 +146,7 @@ class Fitted:
             needed, longest = split.settings.lookback + split.horizon, max(map(len, pieces))
             raise ValueError(f"X must have at least {needed} rows for one window and its horizon, got {longest}")
         methods = {"model": model_method(self.model), **methods}
-        scores = score(methods, windows, origins, split.length, split.horizon, split.scale)
+        scores = score(methods, split, origins, windows=windows)
         return scores, variance(windows, origins, split, mean)
 
     def read(self, X: Any, start: int | None = None, future: Any = None) -> Input:

@@ -182,7 +182,7 @@ class ForecastTask(Task):
         tested = torch.equal(origins, self.test[0])
         methods = {"model": model_method(model), **(self.baselines if tested else {})}
         intervals = self.intervals(model) if tested else None
-        scores = score(methods, split.windows, origins, split.length, split.horizon, split.scale, intervals)
+        scores = score(methods, split, origins, intervals)
         errors = scores.errors["model"]
         results = {"mse": errors.mse, "mae": errors.mae}
         if len(self.config.horizon) > 1:
@@ -209,20 +209,8 @@ def forecaster_of(config: ForecastConfig[Any], horizon: int, covariates: tuple[s
     """The estimator with the options of a configuration."""
     model = config.model
     closed = model if isinstance(model, ClosedModel) else ClosedModel(lookback=model.lookback, season=model.season)
-    return Forecaster(
-        horizon,
-        lookback=closed.lookback,
-        order=closed.order,
-        theta=closed.theta,
-        season=closed.season,
-        individual=closed.individual,
-        alpha=closed.alpha,
-        validation=config.data.valid,
-        covariates=covariates,
-        lags=closed.lags,
-        calendar=None if closed.calendar else "none",
-        test=config.data.test,
-    )
+    options = {**vars(closed), "calendar": None if closed.calendar else "none"}
+    return Forecaster(horizon, **options, validation=config.data.valid, covariates=covariates, test=config.data.test)
 
 
 def prepare(config: ForecastConfig[Any]) -> ForecastTask:
@@ -288,9 +276,7 @@ def trained_lstm(task: ForecastTask) -> nn.Module:
     split = task.split
 
     def mse(model: nn.Module, batch: Batch) -> dict[str, float]:
-        methods = {"model": model_method(model)}
-        scores = score(methods, split.windows, batch[0], split.length, split.horizon, split.scale)
-        return {METRIC: scores.errors["model"].mse}
+        return {METRIC: score({"model": model_method(model)}, split, batch[0]).errors["model"].mse}
 
     # The test rows are for `scores`: here the validation rows stand for them.
     plain = Task(task.train, task.valid, task.valid, task.loss, METRIC, higher_is_better=False, score=mse)

@@ -15,12 +15,12 @@ from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
 from plmu.modelfiles.files import save
 from plmu.nn.forecast import LookbackForecast
-from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, read_json, write_json
+from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, parsed, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
 from plmu.timeseries.clock import Clock
 from plmu.timeseries.predictions import at_phase
-from plmu.timeseries.reporting import literal, pyplot, shortened, text_table
+from plmu.timeseries.reporting import literal, pyplot, shortened, text_table, write_plot
 from plmu.timeseries.scores import Errors, Intervals, Scores, model_method
 from plmu.timeseries.series import Numbers
 from plmu.timeseries.split import Settings, Split
@@ -49,30 +49,27 @@ def write_model(folder: Path, split: Split, model: LookbackForecast, intervals: 
 
 def read_settings(folder: Path) -> Settings:
     """The content of series.json."""
-    try:
-        content = dict(read_json(folder / SERIES_FILE))
-        clock = Clock(**content.pop("clock"))
+
+    def settings(content: Any) -> Settings:
         tuples = {name: tuple(content.get(name, ())) for name in ("values", "covariates")}  # old runs lack covariates
-        return Settings(**{**content, **tuples}, clock=clock)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        kind = type(error).__name__
-        raise RunError(f"{folder / SERIES_FILE} is missing or damaged ({kind}): copy it again") from None
+        return Settings(**{**content, **tuples, "clock": Clock(**content["clock"])})
+
+    return parsed(folder / SERIES_FILE, settings)
 
 
 def read_run(folder: Path) -> tuple[LookbackForecast, Settings, Intervals]:
     """The model of a run, what it reads and forecasts, and the intervals of its test."""
     settings = read_settings(folder)
-    try:
-        content = read_json(folder / INTERVALS_FILE)
+
+    def intervals(content: Any) -> Intervals:
         floor, low, high = (torch.tensor(content[name]) for name in ("floor", "low", "high"))
-        levels, relative = tuple(content["levels"]), bool(content["relative"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        kind = type(error).__name__
-        raise RunError(f"{folder / INTERVALS_FILE} is missing or damaged ({kind}): copy it again") from None
+        return Intervals(tuple(content["levels"]), bool(content["relative"]), settings.lookback, floor, low, high)
+
+    stored = parsed(folder / INTERVALS_FILE, intervals)
     model = load_model(folder / MODEL_FILE)
     if not isinstance(model, LookbackForecast):
         raise RunError(f"{folder / MODEL_FILE} is not a model of forecast")
-    return model, settings, Intervals(levels, relative, settings.lookback, floor, low, high)
+    return model, settings, stored
 
 
 def as_text(values: Numbers, levels: Numbers) -> list[str]:
@@ -194,9 +191,7 @@ def plot_forecasts(path: Path, split: Split, network: nn.Module, intervals: Inte
     title = f", series {literal(split.data.pieces[piece].name)}" if several else ""
     axes[0, 0].set_title(f"Forecasts of the {kinds[kind]} rows{title}", pad=26)
     figure.autofmt_xdate()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    drawing.close(figure)
+    write_plot(figure, path)
 
 
 def _axis(clock: Clock, steps: Any) -> Any:
@@ -218,6 +213,4 @@ def plot_errors(path: Path, errors: Mapping[str, Errors]) -> None:
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
     axis.legend(fontsize="small", frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    drawing.close(figure)
+    write_plot(figure, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 _LONGEST = 40  # letters of a name
@@ -19,6 +20,13 @@ def pyplot() -> Any:
     from matplotlib import pyplot as drawing
 
     return drawing
+
+
+def write_plot(figure: Any, path: str | Path) -> None:
+    """Write a figure of `pyplot` to a file, and close it."""
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot().close(figure)
 
 
 def shortened(name: str) -> str:

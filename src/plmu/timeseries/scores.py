@@ -239,30 +239,26 @@ def baselines(split: Split) -> dict[str, Method]:
 
 def score(
     methods: dict[str, Method],
-    windows: Windows,
+    split: Split,
     origins: Tensor,
-    length: int,
-    horizon: int,
-    scale: Tensor,
     intervals: Intervals | None = None,
+    windows: Windows | None = None,
 ) -> Scores:
     """Errors of each method over these origins, and the share of values within the first method's intervals.
 
     Args:
         methods: by name.
-        windows: the series.
+        split: the series.
         origins: the last rows of the windows.
-        length: rows of a window.
-        horizon: steps ahead.
-        scale: the unit of errors, (channels,).
         intervals: of the first method.
+        windows: of other series; by default those of `split`.
     """
-    shape = (len(scale), horizon)
+    scale, shape = split.scale, (len(split.scale), split.horizon)
     sums = {name: Errors(*(torch.zeros(shape, dtype=torch.float64) for _ in range(3))) for name in methods}
     levels = () if intervals is None else intervals.levels
     inside = torch.zeros(len(levels), dtype=torch.float64)
     with torch.no_grad():
-        for examples in windows.blocks(origins, length, horizon):
+        for examples in (windows or split.windows).blocks(origins, split.length, split.horizon):
             future = examples.future
             counted = torch.ones_like(future, dtype=torch.bool) if examples.measured is None else examples.measured
             for name, method in methods.items():

@@ -288,6 +288,8 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
         data.counts["empty"] += last
         return []
     data.counts["before"] += first
+    latest = np.where(np.isnan(values[: first + 1]), 0, np.arange(first + 1)[:, None]).max(axis=0)
+    held = values[latest, np.arange(values.shape[1])]  # the last values up to the first row
     steps, values, last = steps[first:], values[first:], last - first
     rows = int(steps[last - 1] - steps[0]) + 1  # up to the last value; covariates may go on
     if len(steps) == int(steps[-1] - steps[0]) + 1 and not np.isnan(values).any():
@@ -313,6 +315,7 @@ def _filled(name: str, steps: Steps, values: Numbers, config: SeriesConfig, data
         ]
     at = np.arange(len(grid))
     before = grid.copy() if channels < grid.shape[1] else None
+    grid[0] = held
     for filled, present in zip(grid.T, measured.T, strict=True):
         end = max(rows, len(present) - int(present[::-1].argmax()))  # missing covariates at the end stay missing
         if config.missing == "linear":
