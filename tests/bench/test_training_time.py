@@ -75,7 +75,9 @@ def test_a_step_is_timed_in_training_mode_eager_and_as_a_graph(
     made: list[Any] = []
 
     def trainer(task: Any, network: nn.Module, training: Any, group: Any, seed: int) -> Any:
-        made.append(SimpleNamespace(task=task, model=network.eval(), training=training, one_step=object()))
+        made.append(
+            SimpleNamespace(task=task, model=network.eval(), training=training, stepping=SimpleNamespace(run=object()))
+        )
         return made[-1]
 
     @contextmanager
@@ -92,7 +94,7 @@ def test_a_step_is_timed_in_training_mode_eager_and_as_a_graph(
     found = training_time.step_times("mackey-glass", "plmu", "auto", 130, 3, device, rounds)
     assert found == {kind: 1.0 + number for number, kind in enumerate(kinds)}
     for one, kind in zip(made, kinds, strict=True):
-        assert one.timed == ({"step": one.one_step}, device, taken)
+        assert one.timed == ({"step": one.stepping.run}, device, taken)
         assert one.model.training
         assert (one.training.graph, one.training.batch_size) == (kind == "graph", 3)
         assert one.task.train[0].shape == (3, 130, 1)

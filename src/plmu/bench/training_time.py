@@ -148,7 +148,7 @@ def step_times(
             training = replace(MODELS[data][model][1], batch_size=batch, graph=mode == "graph")
             trainer = Trainer(task, network, training, group, 0)
             trainer.model.train()
-            seconds[mode] = medians({"step": trainer.one_step}, device=kind, rounds=max(3, rounds // 3))["step"]
+            seconds[mode] = medians({"step": trainer.stepping.run}, device=kind, rounds=max(3, rounds // 3))["step"]
     return seconds
 
 

@@ -81,10 +81,6 @@ def translate(options: Namespace) -> None:
         show(run, file, translating, str(group.device))
 
 
-# Options for reading a file to predict.
-READING = ("bad", "absent", "missing", "longest_gap", "irregular", "duplicates", "day_first", "header")
-
-
 def predict_parser() -> Parser:
     parser = Parser(
         prog="plmu predict",
@@ -99,10 +95,9 @@ def predict_parser() -> Parser:
         nargs="?",
         help="CSV, Parquet or NumPy file, or a folder of them, with the columns of the run's file",
     )
-    parser.add_argument("--data.file", dest="data_file", type=Path, help="the same file, as an option")
+    parser.add_argument("--data.file", type=Path, help="the same file, as an option")
     parser.add_argument(
         "--data.future",
-        dest="future",
         type=Path,
         help="file with the covariates after the last row (rows at the end of the file without values)",
     )
@@ -112,25 +107,16 @@ def predict_parser() -> Parser:
         ("irregular", ("grid", "raise"), "times off the grid: grid or raise"),
         ("duplicates", ("mean", "first", "last", "raise"), "rows with the same time: mean, first, last or raise"),
     ):
-        parser.add_argument(f"--data.{name}", dest=name, type=OneOf(*choices), help=f"{text} (as in training)")
+        parser.add_argument(f"--data.{name}", type=OneOf(*choices), help=f"{text} (as in training)")
     parser.add_argument(
-        "--data.absent",
-        dest="absent",
-        type=float,
-        nargs="+",
-        help="numbers that stand for a missing value (as in training)",
+        "--data.absent", type=float, nargs="+", help="numbers that stand for a missing value (as in training)"
     )
-    parser.add_argument(
-        "--data.longest-gap",
-        dest="longest_gap",
-        type=int,
-        help="steps; at longer gaps a series is split (as in training)",
-    )
+    parser.add_argument("--data.longest-gap", type=int, help="steps; at longer gaps a series is split (as in training)")
     for name, yes, no in (
         ("day-first", "2/1/2024 is the second of January (as in training)", "2/1/2024 is the first of February"),
         ("header", "the first line of a CSV file names the columns (detected)", "the file has no header"),
     ):
-        field = name.replace("-", "_")
+        field = f"data.{name}".replace("-", "_")
         parser.add_argument(f"--data.{name}", dest=field, action="store_true", default=None, help=yes)
         parser.add_argument(f"--data.no-{name}", dest=field, action="store_false", default=None, help=no)
     parser.add_argument("--out", type=Path, help="CSV file to write (standard output)")
@@ -140,16 +126,17 @@ def predict_parser() -> Parser:
 
 
 def predict(options: Namespace) -> None:
-    if (options.file is None) == (options.data_file is None):
+    fields = {name.removeprefix("data."): value for name, value in vars(options).items() if name.startswith("data.")}
+    reading = {name: value for name, value in fields.items() if value is not None}
+    option_file, future = reading.pop("file", None), reading.pop("future", None)
+    if (options.file is None) == (option_file is None):
         problem = "a file is missing" if options.file is None else "the file is given twice"
         raise ValueError(f"{problem}: plmu predict RUN my.csv")
     with _threads(options.threads):
         from plmu.cli.catalogue import lookup
         from plmu.runs.predict import predict as run_model
 
-        reading = {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
-        file = options.file or options.data_file
-        run_model(options.run, file, lookup, options.out, options.quiet, options.future, reading)
+        run_model(options.run, options.file or option_file, lookup, options.out, options.quiet, future, reading)
 
 
 def stream_parser() -> Parser:

@@ -23,11 +23,11 @@ from plmu.experiments.baselines import lstm
 from plmu.experiments.data import vectors
 from plmu.runs.experiment import Config, Experiment
 from plmu.runs.fields import Checked
+from plmu.text.symbols import Words
 from plmu.text.words import FIRST, TextData
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
 
-VOCABULARY_FILE = "vocabulary.txt"
 SAMPLE = 2000  # training texts by which states are standardised
 RANDOM = 0.1  # standard deviation of embeddings that start at random
 
@@ -170,7 +170,7 @@ class TextExperiment(Experiment):
 
     def companions(self, task: Task) -> dict[str, str]:
         assert isinstance(task, TextTask)
-        return {VOCABULARY_FILE: "".join(f"{word}\n" for word in task.words)}
+        return Words(task.words).companions()
 
 
 class PairExperiment(TextExperiment):

@@ -96,21 +96,8 @@ class Trainer:
         self.stepping = TrainingStep(
             self.model, self.task, config, processes, self.source, self.optimizers, on_device, graphed
         )
+        self.average, self.loss_sum = self.stepping.average, self.stepping.loss_sum  # changed in place
         self.prefetcher = None if on_device else Prefetcher(self.source, self.device)
-
-    @property
-    def average(self) -> list[Tensor] | None:
-        """The averaged weights."""
-        return self.stepping.average
-
-    @property
-    def loss_sum(self) -> Tensor:
-        """The sum of the losses of the epoch so far."""
-        return self.stepping.loss_sum
-
-    def one_step(self) -> None:
-        """One training step on the batch that was loaded last. Benchmarks time it."""
-        self.stepping.run()
 
     def run(self) -> Outcome:
         """Train to the last epoch, then score the best model on test."""
