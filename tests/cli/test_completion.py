@@ -153,9 +153,9 @@ def test_scripts_hold_words_values_and_paths(capsys):
         "            case data\n                printf '%s\\n' -h --help --data.root\n            case report" in fish
     )
     for script in (zsh, bash):
-        assert "        'train psmnist --model') found='plmu lstm lmu' ;;\n" in script
-        assert f"                stream) found='{options}' files=1 ;;\n" in script
-        assert "                data) found='-h --help --data.root' ;;\n" in script
+        assert "        'train psmnist --model') choices='plmu lstm lmu' ;;\n" in script
+        assert f"                stream) choices='{options}' files=1 ;;\n" in script
+        assert "                data) choices='-h --help --data.root' ;;\n" in script
     assert zsh.startswith("#compdef plmu\n")
 
 

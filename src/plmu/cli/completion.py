@@ -96,36 +96,37 @@ def _flags(config: Any, prefix: str = "--") -> Flags:
 
 
 def _case(words: Words, values: Words, files: list[str], paths: list[str]) -> str:
-    """Shell code for bash and zsh that sets `found`, the words to offer, and `files`, to 1 where a path may come.
+    """Shell code for bash and zsh that sets `choices`, the words to offer, and `files`, to 1 where a path may come.
 
     The shell variables `place` and `before` are the context and the word before the one to complete.
     """
     patterns = " | ".join(f"*' {path}'" for path in paths)
     lines = ['    case "$place $before" in']
     lines += [
-        f"        {shlex.quote(place)}) found={shlex.quote(' '.join(choices))} ;;" for place, choices in values.items()
+        f"        {shlex.quote(place)}) choices={shlex.quote(' '.join(choices))} ;;"
+        for place, choices in values.items()
     ]
     lines += [f"        {patterns}) files=1 ;;", "        *)", '            case "$place" in']
     for place, choices in words.items():
         also = " files=1" if place in files else ""
-        lines.append(f"                {shlex.quote(place)}) found={shlex.quote(' '.join(choices))}{also} ;;")
+        lines.append(f"                {shlex.quote(place)}) choices={shlex.quote(' '.join(choices))}{also} ;;")
     return "\n".join([*lines, "            esac ;;", "    esac"])
 
 
 def _bash(words: Words, values: Words, files: list[str], paths: list[str]) -> str:
     return f"""_plmu() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}} given=() before= place= found= files= i
+    local word=${{COMP_WORDS[COMP_CWORD]}} typed=() before= place= choices= files= i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${{COMP_WORDS[i]}} in
             = | --traceback) ;;  # bash takes --option=value for three words
-            *) before=${{COMP_WORDS[i]}} given+=("$before") ;;
+            *) before=${{COMP_WORDS[i]}} typed+=("$before") ;;
         esac
     done
     [ "$word" = "=" ] && word=
-    place=${{given[0]}}
-    [ "${{#given[@]}}" -gt 1 ] && [ "$place" = train ] && place="train ${{given[1]}}"
+    place=${{typed[0]}}
+    [ "${{#typed[@]}}" -gt 1 ] && [ "$place" = train ] && place="train ${{typed[1]}}"
 {_case(words, values, files, paths)}
-    mapfile -t COMPREPLY < <(compgen -W "$found" -- "$word")
+    mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$word")
     if [ -n "$files" ] && [[ $word != -* ]]; then
         mapfile -t -O "${{#COMPREPLY[@]}}" COMPREPLY < <(compgen -f -- "$word")
         compopt -o filenames
@@ -138,12 +139,12 @@ complete -F _plmu plmu
 def _zsh(words: Words, values: Words, files: list[str], paths: list[str]) -> str:
     return f"""#compdef plmu
 _plmu() {{
-    local -a given
-    given=(${{words[2,CURRENT-1]:#--traceback}})
-    local before=${{given[-1]}} place=${{given[1]}} found= files=
-    (( $#given > 1 )) && [[ $place == train ]] && place="train ${{given[2]}}"
+    local -a typed
+    typed=(${{words[2,CURRENT-1]:#--traceback}})
+    local before=${{typed[-1]}} place=${{typed[1]}} choices= files=
+    (( $#typed > 1 )) && [[ $place == train ]] && place="train ${{typed[2]}}"
 {_case(words, values, files, paths)}
-    compadd -- ${{=found}}
+    compadd -- ${{=choices}}
     [[ -n $files ]] && _files
 }}
 if [ "$funcstack[1]" = "_plmu" ]; then
@@ -165,11 +166,11 @@ def _fish(words: Words, values: Words, files: list[str], paths: list[str]) -> st
     after.append(case(" ".join(f"'* {path}'" for path in paths), [], True))
     usual = [case(shlex.quote(place), choices, place in files) for place, choices in words.items()]
     return f"""function __plmu_complete
-    set -l given (string match -v -- --traceback (commandline -opc))
+    set -l typed (string match -v -- --traceback (commandline -opc))
     set -l place
-    set -q given[2]; and set place $given[2]
-    set -q given[3]; and test "$place" = train; and set place "train $given[3]"
-    switch "$place $given[-1]"
+    set -q typed[2]; and set place $typed[2]
+    set -q typed[3]; and test "$place" = train; and set place "train $typed[3]"
+    switch "$place $typed[-1]"
 {chr(10).join(after)}
         case '*'
             switch "$place"
