@@ -2,7 +2,7 @@
 
 A folded model is lowered to a program, a list of simple operations (`lowering.py`, `builder.py`, `program.py`). Each
 format is written from it: ONNX by `onnx_model.py` and the files it imports, C by `c_files.py` and those it imports.
-`evaluate.py` runs a program with torch, to compare. torch.export is made of the model itself, by `torch_program.py`.
+`evaluate.py` runs a program with torch, to compare. torch.export is made from the model itself, by `torch_program.py`.
 """
 
 from plmu.exports.accuracy import AccuracyWarning

@@ -1,4 +1,4 @@
-"""What int8 costs: the measured error of the outputs, and a warning where a model amplifies it."""
+"""The error of int8 weights: measured on the outputs, and a warning where a model amplifies it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from plmu.exports.evaluate import Evaluator
 from plmu.exports.program import Program
 from plmu.folded import fold
 
-_STEPS = 200  # over which the error is measured
-_AMPLIFIED = 4  # times the error of the rounded weights: above it the model amplifies it
+_STEPS = 200  # steps over which the error is measured without samples
+_AMPLIFIED = 4  # an output error above this many times that of the rounded weights is amplified by the model
 
 
 class AccuracyWarning(UserWarning):
@@ -19,7 +19,8 @@ class AccuracyWarning(UserWarning):
 
 
 def int8_error(model: nn.Module, program: Program, samples: Tensor | None, fixed: bool = False) -> float:
-    """|y − y with rounded weights| / |y| over a sequence, of random numbers if none is given."""
+    """|y − y with rounded weights| / |y| over the samples (time, features), by default random numbers. `fixed` also
+    sums in fixed point."""
     inputs = sequence(program, _STEPS) if samples is None else samples
     shape = "(time,)" if program.tokens is not None else f"(time, {program.x.size})"
     if inputs.dim() != (1 if program.tokens is not None else 2) or not inputs.shape[0]:
@@ -35,7 +36,8 @@ def int8_error(model: nn.Module, program: Program, samples: Tensor | None, fixed
 
 
 def int8_warning(error: float, program: Program, random: bool) -> str | None:
-    """A warning if the error is far larger than that of the rounded weights; else None."""
+    """A warning if the error is far larger than rounding explains, else None; `random`: it was measured on random
+    inputs."""
     usual = program.rounding_error
     if error <= max(_AMPLIFIED * usual, TOLERANCE):
         return None

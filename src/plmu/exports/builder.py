@@ -13,7 +13,7 @@ from plmu.exports import program as ops
 from plmu.exports.program import Operation, Value, Weight
 from plmu.folded import Folded
 
-Lowering = Callable[..., tuple[Value, Any]]  # of a builder, a part, x and the state, to the output and the next state
+Lowering = Callable[..., tuple[Value, Any]]  # (builder, part, x, state) -> (output, next state)
 
 
 class NotExportable(ValueError):
@@ -27,9 +27,10 @@ class Builder:
     def __init__(self, kinds: Mapping[type[Folded], Lowering], int8: bool) -> None:
         self.lowerings, self.int8 = kinds, int8
         self.operations: list[Operation] = []
-        self.kinds: dict[Value, str] = {}  # of states
+        self.kinds: dict[Value, str] = {}  # what each state is, such as "memory"
 
     def lower(self, part: Folded, x: Value, state: Any) -> tuple[Value, Any]:
+        """Add the operations of a part; returns its output and next state."""
         lower = self.lowerings.get(type(part))
         if lower is None:
             raise self.unknown(part)
@@ -38,29 +39,34 @@ class Builder:
 
     @staticmethod
     def unknown(part: Folded) -> NotExportable:
+        """The error for a kind of part that has no lowering."""
         return NotExportable(
             f"{name_of(part)} cannot be exported: plmu does not know what it computes."
             " Give its class a fold() that returns kinds of plmu.folded"
         )
 
     def each(self, part: Folded | None, x: Value) -> Value:
-        """A part without a state; None does nothing."""
+        """Add the operations of a part without a state, and return its output; None is the identity."""
         return x if part is None else self.lower(part, x, None)[0]
 
     def add(self, kind: type[Operation], size: int, *arguments: Any, **options: Any) -> Value:
+        """Append an operation; returns its output, a new value of `size` numbers."""
         out = Value(size)
         self.operations.append(kind(out, *arguments, **options))
         return out
 
     def product(self, weight: Tensor, *parts: Value, bias: Tensor | None = None, add: Value | None = None) -> Value:
+        """W [parts] + bias + add, with a weight that int8 may round."""
         return self.add(ops.MatVec, weight.shape[0], Weight(cast(weight)), parts, cast(bias), add)
 
     def split(self, x: Value, *sizes: int) -> tuple[Value, ...]:
+        """x cut into consecutive values of these sizes."""
         pieces = tuple(Value(size) for size in sizes)
         self.operations.append(ops.Split(pieces[0], x, pieces))
         return pieces
 
     def remember(self, memory: folded.Delay, u: Value, m: Value) -> Value:
+        """The next m of a memory with input u."""
         self.kinds[m] = "memory"
         if memory.scale is not None:
             u = self.add(ops.Scale, u.size, u, cast(memory.scale), None)
@@ -69,17 +75,18 @@ class Builder:
         return self.add(ops.Remember, m.size, m, u, cast(memory.matrix), memory.near_identity, memory.channels)
 
     def linear(self, system: Weight, m: Value, u: Value, near_identity: bool) -> Value:
+        """[Ā | B̄] [m ; u]; near the identity the matrix holds Ā − I and m is added."""
         return self.add(ops.MatVec, m.size, system, (m, u), None, m if near_identity else None)
 
 
 def name_of(part: Folded) -> str:
-    """What to call a part in an error: its module where it holds one."""
+    """The class name of a part for an error, or that of the module that it holds a copy of."""
     module = getattr(part, "module", None)
     return type(part).__name__ if module is None else type(module).__name__
 
 
 def cast(value: Tensor | None) -> Any:
-    """As float32, without subnormal numbers, on the CPU."""
+    """An array as float32 on the CPU, without subnormal numbers; None stays None."""
     if value is None:
         return None
     array = value.detach().cpu().float()

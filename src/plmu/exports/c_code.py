@@ -1,4 +1,7 @@
-"""A program as C99: constants, the helper functions that it uses, `init` and `step`."""
+"""A program as C99: constants, the helper functions that it uses, and the statements of `step`.
+
+The function of each operation, such as `_scale`, adds its statements to the code `c`.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from plmu.exports.c_helpers import DEFAULTS, FUNCTIONS, HELPERS
 from plmu.exports.c_memory import Memory
 from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
 
-FEW_ROWS = 8  # a matrix with fewer is stored by rows
-_ACROSS = 10  # numbers in a line
+FEW_ROWS = 8  # a matrix with fewer rows is stored by rows, any other by columns
+_ACROSS = 10  # numbers in a line of a constant array
 
 
 class Code:
-    """Statements of a step and what they need."""
+    """The statements of a step, and the constant arrays, helper functions and memory that they use."""
 
     def __init__(self, program: Program, int8: bool, fixed: bool = False) -> None:
         self.program, self.int8, self.fixed = program, int8, fixed
-        self.fixed_inputs = 0  # int16 numbers that a fixed-point product needs at most
+        self.fixed_inputs = 0  # inputs of the largest fixed-point product, which are rounded to int16
         self.memory = Memory(program)
         self.arrays: list[str] = []
         self.statements: list[str] = []
@@ -37,14 +40,16 @@ class Code:
             self.call("set", "y", self.at(program.y), program.y.size)
 
     def at(self, value: Value) -> str:
+        """The C expression of a pointer to a value."""
         return self.memory.pointer(value)
 
     def call(self, name: str, *arguments: Any) -> None:
+        """Add a statement that calls a helper function, and the helper."""
         self.helpers.setdefault(name, HELPERS[name]) if name in HELPERS else None
         self.statements.append(f"{name}({', '.join(map(str, arguments))});")
 
     def constant(self, array: Tensor | None) -> str:
-        """The name of a constant array, or NULL."""
+        """Add a constant array of float or int8_t; returns its name in C, NULL for None."""
         if array is None:
             return "NULL"
         name = f"constant_{len(self.arrays)}"
@@ -57,7 +62,7 @@ class Code:
         return name
 
     def function(self, name: str, options: dict[str, Any]) -> str:
-        """The name of a helper that applies a function to each number."""
+        """The name of a helper that applies an activation to each number, which is added unless it is there already."""
         body = FUNCTIONS[name].format(**{key: number(value) for key, value in options.items()})
         same = next((name for name, code in self.helpers.items() if f"= {body};" in code), None)
         if same is not None:
@@ -78,6 +83,7 @@ def number(value: float) -> str:
 
 
 def _mat_vec(c: Code, op: ops.MatVec) -> None:
+    """out = W x + bias + add: out is set to one term, each part of x adds its product, int8 scales the sum."""
     out, array, rows = c.at(op.out), op.weight.array, op.out.size
     int8 = c.int8 and not op.weight.is_system
     if int8 and c.fixed:

@@ -16,13 +16,14 @@ from plmu.exports.program import Fill, Program, fixed_limit
 # Limits of the check program: steps, expected outputs, and multiply-adds to compute them.
 CHECK_STEPS, CHECK_NUMBERS, CHECK_WORK = 1000, 100_000, 400_000_000
 TOLERANCE = 1e-5  # error of an output, relative to the largest output
-# Fixed-point sums round inputs to integers, and float32 rounds some to the other neighbour than float64 does. The check
-# allows `LARGER` times the difference of a neighbour, or that torch measures, and ends where it reaches `APART`.
+# Fixed-point sums round inputs to integers, in float32 sometimes to another integer than in float64. The check allows
+# `LARGER` times a difference of one integer, or the difference that torch measures, and ends once that exceeds `APART`.
 LARGER, APART = 4.0, 1e-3
 FLAGS = "-std=c99 -O3 -ffp-contract=fast -Wall -Wextra -Wconversion -pedantic"
 
 
 def checked_name(name: str) -> str:
+    """The name of an export, which C functions and files get; ValueError unless it is a C name in small letters."""
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name):
         raise ValueError(f"name must be a C name in small letters, such as 'model'; got {name!r}")
     return name
@@ -31,7 +32,7 @@ def checked_name(name: str) -> str:
 def c_files(
     program: Program, name: str, metadata: Mapping[str, str], int8: bool, fixed: bool = False
 ) -> tuple[dict[str, str], Code]:
-    """Contents by file name, and the code with its sizes."""
+    """The contents of each file by its name; and the code, which has the sizes of the memory it uses."""
     code = Code(program, int8, fixed)
     files = {
         f"{name}.h": _header(program, code, name, metadata),
@@ -78,6 +79,7 @@ int {name}_step({name}_state *state, const {kind} *x, float *y);
 
 
 def _comment(text: str) -> str:
+    """A text that may stand in a C comment: ASCII, without an end of the comment."""
     ascii_text = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
     return ascii_text.replace("*/", "* /").replace("/*", "/ *")
 
@@ -107,12 +109,13 @@ def _source(program: Program, code: Code, name: str) -> str:
 
 
 def _reads_x(statement: str) -> bool:
+    """Whether a statement uses the input x of a step."""
     return bool(re.search(r"\bx\b", statement))
 
 
 def sequence(program: Program, steps: int) -> Tensor:
-    """The inputs of the check program: (steps, features) from −1 to 1, or token numbers (steps,). The same generator is
-    in C."""
+    """The inputs of the check program, by the same generator as in C: (steps, features) from −1 to 1, or token numbers
+    (steps,)."""
     count = steps * program.x.size
     values, seed = [], 1
     for _ in range(count):
@@ -124,25 +127,28 @@ def sequence(program: Program, steps: int) -> Tensor:
 
 
 def expected_outputs(program: Program, int8: bool, fixed: bool = False) -> tuple[Tensor, float]:
-    """What the check program compares with, (steps, outputs), from float64, and the error it allows. A model whose
-    recurrence is not linear can be chaotic: it ends where rounding to float32 alone comes near the tolerance."""
+    """The outputs that the check program expects, (steps, outputs), computed in float64; and the relative error that it
+    allows.
+
+    The check stops once float32 and float64 diverge, as they do in a model whose nonlinear recurrence is chaotic.
+    """
     limits = CHECK_STEPS, CHECK_NUMBERS // program.y.size, CHECK_WORK // max(program.multiply_adds, 1)
     steps = max(20, min(limits))
     narrow, wide = (Evaluator(program, int8, dtype, fixed) for dtype in (torch.float32, torch.float64))
     outputs: list[Tensor] = []
-    largest = furthest = 0.0
-    end = APART if fixed else TOLERANCE / 8
+    largest = largest_error = 0.0
+    divergence_limit = APART if fixed else TOLERANCE / 8
     with torch.inference_mode():
         for x in sequence(program, steps):
             output = wide.step(x[None])
             error = (narrow.step(x[None]) - output).abs().max().item()
             largest = max(largest, output.abs().max().item())
-            if outputs and not error <= end * largest:
+            if outputs and not error <= divergence_limit * largest:
                 break
-            furthest = max(furthest, error)
+            largest_error = max(largest_error, error)
             outputs.append(output.float())
-    neighbour = 1 / fixed_limit(max((weight.shape[1] for weight in program.roundable), default=1))
-    return torch.cat(outputs), LARGER * max(neighbour, furthest / (largest or 1.0)) if fixed else TOLERANCE
+    one_integer = 1 / fixed_limit(max((weight.shape[1] for weight in program.roundable), default=1))
+    return torch.cat(outputs), LARGER * max(one_integer, largest_error / (largest or 1.0)) if fixed else TOLERANCE
 
 
 def _check(program: Program, name: str, int8: bool, fixed: bool) -> str:

@@ -1,4 +1,4 @@
-"""The C functions of which a step is made. Only those that a model uses are written."""
+"""The C functions that a step calls. Only those that a model uses are written."""
 
 from __future__ import annotations
 

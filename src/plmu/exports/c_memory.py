@@ -1,6 +1,6 @@
 """Where the values of a program are in C: in the input, the state, the output, or a shared work area.
 
-Values whose lives do not overlap share the work area, and elementwise operations work in place.
+Values whose lifetimes do not overlap share the work area, and elementwise operations work in place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from plmu.exports.program import Operation, Program, Value
 
 @dataclass(eq=False)
 class Buffer:
-    """Consecutive numbers: `name` is the C expression of the first; those of the work area get an offset."""
+    """Consecutive numbers from the C expression `name` + `offset` on; a buffer without a name lies in the work area."""
 
     size: int
     name: str | None = None
@@ -31,18 +31,19 @@ class Range:
     size: int
 
     def overlaps(self, other: Range) -> bool:
+        """Whether the ranges share a number."""
         apart = self.start + self.size <= other.start or other.start + other.size <= self.start
         return self.buffer is other.buffer and not apart
 
 
 class Memory:
-    """The place of every value."""
+    """The place of every value, and the sizes of state and work area."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.places: dict[Value, Range] = {program.x: Range(Buffer(program.x.size, "x"), 0, program.x.size)}
         self._work: list[Buffer] = []
-        self.extra: dict[Operation, Buffer] = {}
+        self.extra: dict[Operation, Buffer] = {}  # what an operation needs beside its output
         self._reads = self._all_reads()
         states = 0
         for state in program.states:
@@ -52,7 +53,7 @@ class Memory:
         for index, operation in enumerate(program.operations):
             self._place(index, operation)
         self.stores = self._stores()
-        self.work_size = self._arrange()
+        self.work_size = self._assign_offsets()
 
     def pointer(self, value: Value) -> str:
         """The C expression of a value's first number."""
@@ -62,11 +63,13 @@ class Memory:
         return f"{name} + {start}" if start else name
 
     def _all_reads(self) -> list[tuple[Value, int]]:
+        """Each value that is read, with the index of the operation; at the end, the next states and y are."""
         reads = [(value, i) for i, operation in enumerate(self.program.operations) for value in operation.inputs()]
         end = len(self.program.operations)
         return [*reads, *((value, end) for value in (*self.program.next_states, self.program.y))]
 
     def _place(self, index: int, operation: Operation) -> None:
+        """Choose the place of an operation's outputs: inside what is split, in y, in place of an input, or anew."""
         if isinstance(operation, ops.Split):
             whole, start = self.places[operation.x], 0
             for piece in operation.pieces:
@@ -86,21 +89,23 @@ class Memory:
         self.places[out] = Range(self._new(out.size, index), 0, out.size)
 
     def _new(self, size: int, index: int) -> Buffer:
+        """A buffer of the work area that operation `index` writes."""
         self._work.append(Buffer(size, None, index, index))
         return self._work[-1]
 
     def _free_after(self, value: Value, index: int) -> bool:
-        """Whether an operation may write over what it reads. A value that shares its place must not be read later."""
+        """Whether operation `index` may overwrite a value that it reads: it lies in the work area, and nothing that
+        shares its place is read later."""
         place = self.places[value]
         if place.buffer.name is not None:
             return False
         later = {reader for reader, at in self._reads if at > index}
-        # A split of the whole comes after what it splits was placed, and is a read of it.
+        # Values that are not placed yet cannot share the place: a later split of this value counts as a read of it.
         return not any(place.overlaps(self.places[reader]) for reader in later if reader in self.places)
 
     def _stores(self) -> dict[int, list[tuple[Value, Value]]]:
-        """After which operation each next state can be copied into the state: once it is computed and the old one is no
-        longer read."""
+        """Pairs of a state and its next state, by the index of the operation after which the next state can be copied
+        into the state: it is computed then, and the old state no longer read. Extends lifetimes up to the copy."""
         end = len(self.program.operations)
         written = {value: i for i, operation in enumerate(self.program.operations) for value in operation.outputs()}
         stores: dict[int, list[tuple[Value, Value]]] = {}
@@ -114,10 +119,12 @@ class Memory:
         return stores
 
     def _shares(self, value: Value, other: Value) -> bool:
+        """Whether two values lie in the same buffer."""
         return self.places[value].buffer is self.places[other].buffer
 
-    def _arrange(self) -> int:
-        """Give each buffer of the work area the lowest offset that is free during its life."""
+    def _assign_offsets(self) -> int:
+        """Extend the lifetime of each buffer to its last read, then give each buffer of the work area the lowest offset
+        that is free during its lifetime. Returns the size of the work area."""
         end = len(self.program.operations)
         for value, at in self._reads:
             if at < end or value is self.program.y:

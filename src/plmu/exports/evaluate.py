@@ -1,4 +1,7 @@
-"""A program run by torch: the reference of every export, also with weights rounded to int8."""
+"""A program run by torch: the reference of every export, also with weights rounded to int8.
+
+The function of each operation, such as `_scale`, puts its output into `v`, the values (batch, size) so far.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from plmu.exports.program import Operation, Program, Value, fixed_limit, rounded
 
 
 class Evaluator:
-    """Takes steps.
+    """Runs a program step by step, and keeps its states.
 
     >>> evaluator = Evaluator(program, int8=True)
     >>> y = evaluator.step(x)  # x: (batch, features), or token numbers (batch,)
 
-    With `fixed`, products of int8 weights are sums of integers, as in C.
+    With `fixed`, products with int8 weights are sums of integers, as in C.
     """
 
     def __init__(
@@ -32,12 +35,13 @@ class Evaluator:
         self._rounded: dict[int, list[Tensor]] = {}
 
     def step(self, x: Tensor) -> Tensor:
+        """The output (batch, outputs) of one step."""
         values = self.values(x)
         self.states = [values[state] for state in self.program.next_states]
         return values[self.program.y]
 
     def values(self, x: Tensor) -> dict[Value, Tensor]:
-        """All values of the next step (batch, size), which is not taken."""
+        """All values (batch, size) of the next step; the states stay as they are."""
         program, batch = self.program, x.shape[0]
         values: dict[Value, Tensor] = {program.x: x if program.tokens is not None else x.to(self.dtype)}
         states = self.states or [torch.zeros(batch, state.size, dtype=self.dtype) for state in program.states]
@@ -47,7 +51,8 @@ class Evaluator:
         return values
 
     def array(self, array: Tensor, rounding: bool = False) -> Tensor:
-        """A constant in the precision of the evaluation, perhaps after rounding to int8."""
+        """A constant in the precision of the evaluation; with `rounding`, as int8 would store it if the evaluator says
+        so."""
         key = id(array)
         if key not in self._arrays:
             if rounding and self.int8:
@@ -58,13 +63,14 @@ class Evaluator:
         return self._arrays[key]
 
     def rounded(self, weight: Tensor) -> list[Tensor]:
-        """A weight as int8 numbers, scales of its rows and of its columns."""
+        """A weight as int8 numbers, and the scales of its rows and columns; cached."""
         if id(weight) not in self._rounded:
             numbers, rows, columns = rounded(weight)
             self._rounded[id(weight)] = [numbers.double(), rows.to(self.dtype), columns.to(self.dtype)]
         return self._rounded[id(weight)]
 
     def maybe(self, array: Tensor | None) -> Tensor | None:
+        """`array` for a constant that may be None."""
         return None if array is None else self.array(array)
 
 
@@ -79,7 +85,7 @@ def _mat_vec(e: Evaluator, op: ops.MatVec, v: dict[Value, Tensor]) -> None:
 
 
 def _fixed(e: Evaluator, weight: Tensor, x: Tensor) -> Tensor:
-    """W x with the inputs of each row of the batch as integers, of which the largest is `fixed_limit`."""
+    """W x with each row of x (batch, inputs) rounded to integers of at most `fixed_limit`, as in C."""
     numbers, rows, columns = e.rounded(weight)
     x = x * columns
     limit = float(fixed_limit(x.shape[1]))

@@ -31,14 +31,14 @@ FORMATS = ("onnx", "torch", "c")
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote and measured; `str()` of it is a report."""
+    """The files of an export, with sizes and measurements; `str()` gives a report."""
 
     files: tuple[Path, ...]
-    multiply_adds: int  # of a step, products alone
-    weight_bytes: int  # of constants; in C the flash they take
+    multiply_adds: int  # of a step, in matrix products only
+    weight_bytes: int  # of constants; in C, of flash
     state_bytes: int  # of a stream, between steps
-    work_bytes: int | None  # of C: used within a step
-    microseconds: dict[str, float] = field(default_factory=dict)  # a step on one core, by what ran it
+    work_bytes: int | None  # of C: used only within a step
+    microseconds: dict[str, float] = field(default_factory=dict)  # time of a step on one core, by runtime
     int8_error: float | None = None  # |y − y with rounded weights| / |y|
     fixed_error: float | None = None  # the same with fixed-point sums too
     notes: tuple[str, ...] = ()
@@ -89,28 +89,28 @@ def export(
         model: any steppable module. AveragedModel, DDP and torch.compile wrappers are removed.
         path: a folder, which is made if it is not there. Files are replaced only when all of them have been written.
         to: "onnx", "torch" or "c".
-        name: of the files, and of the functions in C.
+        name: first part of the names of files, and of functions in C.
         whole: also write the ONNX model of a whole sequence, name.onnx, which runs the step in a loop.
         int8: round weights to int8, with a scale for each row; the memory's own matrices stay as they are. In ONNX the
             file is smaller and steps are as fast, in C the program takes less flash.
         fixed_point: in C, with int8: also round the inputs of each product, to int16, and sum in int32. It is for
             processors that have no floating-point unit; the memory and activations stay float32.
-        metadata: more to write into the files, such as {"classes": ["no", "yes"], "units": "mV", "dt": 0.01}; values
+        metadata: entries to add to the files, such as {"classes": ["no", "yes"], "units": "mV", "dt": 0.01}; values
             that are not text are written as JSON.
-        samples: inputs (time, features), or token numbers (time,), on which the error by int8 is measured; random
-            numbers if not given.
+        samples: inputs (time, features), or token numbers (time,), on which the quantisation error is measured;
+            random numbers if not given.
         measure: also measure the time of a step.
 
     Returns:
         The files, sizes and measurements.
 
     Warns:
-        AccuracyWarning: int8 changes the outputs far more than the rounded weights themselves are changed, as in the
-            original LMU, whose recurrence amplifies it.
+        AccuracyWarning: int8 changes the outputs far more than the weights, as in the original LMU, whose recurrence
+            amplifies rounding errors.
 
     Raises:
         TypeError: the model is not steppable.
-        ValueError: an argument is not one of those allowed, or a part of the model cannot be exported; it is named.
+        ValueError: an argument is not allowed, or a part of the model, which the message names, cannot be exported.
         OSError: the folder cannot be written.
     """
     if to not in FORMATS:
@@ -160,7 +160,7 @@ def export(
 
 @dataclass
 class _Output:
-    """The files of a format, before they are written, and what was measured of them."""
+    """The contents of a format's files, before they are written, and measurements."""
 
     contents: dict[str, bytes]
     microseconds: dict[str, float] = field(default_factory=dict)
@@ -174,12 +174,12 @@ def prepared(model: nn.Module) -> Any:
 
 
 def program_of(model: Any, int8: bool = False) -> Program:
-    """The program of a prepared model."""
+    """The program of a prepared model, after a trial step of both."""
     features, tokens = model.input_sizes()
     if tokens is None and features is None:
         raise ValueError("the model does not say how many features it takes: begin it with a layer that does")
     x = torch.zeros(1, dtype=torch.int64) if features is None else torch.zeros(1, features)
-    model.step(x)  # raises what is wrong in a model that cannot run
+    model.step(x)  # raises the model's own error if it cannot run
     program = lowered(fold(model), features, tokens, int8)
     for value, computed in Evaluator(program).values(x).items():
         if value is not program.x and computed.shape != (1, value.size):
@@ -188,6 +188,7 @@ def program_of(model: Any, int8: bool = False) -> Program:
 
 
 def _metadata(program: Program, extra: Mapping[str, Any] | None, int8: bool, fixed: bool) -> dict[str, str]:
+    """The metadata of every format, as text or JSON: plmu's version, inputs, outputs, states, and `extra`."""
     states = [
         {"name": f"state_{i}", "kind": kind, "shape": ["batch", *(state.shape or (state.size,))], "start": 0}
         for i, (state, kind) in enumerate(zip(program.states, program.kinds, strict=True))
@@ -265,7 +266,7 @@ def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, fixed:
 
 
 def _write(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
-    """All files, or none."""
+    """Write all files into the folder, or none of them, and return their paths."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,5 +1,8 @@
-"""`WindowForecast` and `CovariateForecast` of `plmu.folded` as operations: windows are shifted, and so is the season's
-pattern, by its phase."""
+"""`WindowForecast` and `CovariateForecast` of `plmu.folded` as operations.
+
+Windows are shifted by Split and Concat. The phase is a float32 number, so tables of the season are read by products
+with values that are 0 or 1.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +18,33 @@ from plmu.exports.program import Value, Weight
 from plmu.folded import CovariateForecast, WindowForecast
 from plmu.folded.forecast import AMPLITUDE, season_in
 
-LARGEST = 2**26  # elements of a matrix
+LARGEST = 2**26  # most elements of the readout matrix
 
 
 def lower_forecast(b: Builder, part: WindowForecast, x: Value, state: Any) -> tuple[Value, Any]:
-    """One step."""
-    window, place = state
-    b.kinds.update({window: "inputs", place: "phase, and 1 after the first step"})
-    clock = _Clock.of(b, part, place)
+    """One step of `WindowForecast`."""
+    window, position = state
+    b.kinds.update({window: "inputs", position: "phase, and 1 after the first step"})
+    clock = _Clock.of(b, part, position)
     rows = clock.pushed(b, window, x)
     return _readout(b, part, rows, x, clock), (rows, clock.after)
 
 
 def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) -> tuple[Value, Any]:
-    """One step with covariates: their effect is subtracted from the window, and added ahead."""
-    window, place, effects, recent = state
-    b.kinds.update({window: "inputs", place: "phase, and 1 after the first step"})
+    """One step of `CovariateForecast`: the covariates' effect is subtracted from the window, and added to the
+    forecast."""
+    window, position, effects, recent = state
+    b.kinds.update({window: "inputs", position: "phase, and 1 after the first step"})
     b.kinds.update({effects: "effects of covariates", recent: "covariates"})
     channels, lookback, horizon = part.channels, part.lookback, part.horizon
     lags, count = part.lags, part.covariates
-    clock = _Clock.of(b, part, place)
+    clock = _Clock.of(b, part, position)
     values, now, future = b.split(x, channels, count, count * horizon)
     recent = clock.pushed(b, recent, now)
     kernel = part.kernel().mT  # (channels, lags, covariates)
     effect = b.add(ops.MatVec, channels, Weight(cast(kernel.flatten(1)), True), (recent,))
     effects, rows = clock.pushed(b, effects, effect), clock.pushed(b, window, values)
-    # The kernel at each step ahead, over the last covariates and the next ones.
+    # The kernel for each step ahead, over the rows of recent and future covariates.
     reach = torch.zeros(horizon, channels, lags + horizon, count, dtype=torch.float64)
     for step in range(horizon):
         reach[step, :, step + 1 : step + 1 + lags] = kernel
@@ -61,17 +65,18 @@ def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) 
 
 @dataclass(frozen=True)
 class _Clock:
-    """Where in the season a step is. `started` is 0 before the first step and 1 after it, `fresh` the opposite, so that
+    """The phase of a step in the season. `started` is 0 at a sequence's first step, else 1, and `fresh` is 1 − started:
     products with them select."""
 
     started: Value
     fresh: Value
     phase: Value  # of this step
-    after: Value  # the place after it
+    after: Value  # the position after it: the next phase, and 1
 
     @classmethod
-    def of(cls, b: Builder, part: WindowForecast, place: Value) -> _Clock:
-        phase, started = b.split(place, 1, 1)
+    def of(cls, b: Builder, part: WindowForecast, position: Value) -> _Clock:
+        """The clock of a step, from the position before it; a preset phase (a flag of −1) is not supported."""
+        phase, started = b.split(position, 1, 1)
         fresh = b.add(ops.Scale, 1, started, -torch.ones(1), torch.ones(1))
         season = max(part.season, 1)
         now = b.add(
@@ -80,14 +85,14 @@ class _Clock:
             b.add(ops.Multiply, 1, started, phase),
             b.add(ops.Scale, 1, fresh, torch.full((1,), float(part.phase)), None),
         )
-        # The phase after this step: one more, and 0 after the last.
+        # The next phase: now + 1, less the season at its last phase.
         last = _at_least(b, now, torch.tensor([season - 1.0]))
         following = b.add(ops.MatVec, 1, Weight(torch.full((1, 1), -float(season)), True), (last,), torch.ones(1), now)
         one = b.add(ops.Constant, 1, torch.ones(1))
         return cls(started, fresh, now, b.add(ops.Concat, 2, (following, one)))
 
     def pushed(self, b: Builder, rows: Value, row: Value) -> Value:
-        """Rows with a new one at the end, which fills them if it is the first."""
+        """Rows without the oldest and with a new one at the end; the first row fills all of them."""
         repeated = b.add(ops.Concat, rows.size, (row,) * (rows.size // row.size))
         if rows.size == row.size:
             return repeated
@@ -97,7 +102,8 @@ class _Clock:
 
 
 def _readout(b: Builder, part: WindowForecast, rows: Value, last: Value, clock: _Clock) -> Value:
-    """The forecast from the rows of a window, of which `last` is the last."""
+    """The forecast (horizon · channels) from the rows of a window (lookback · channels), of which `last` is the
+    last."""
     channels, lookback, horizon = part.channels, part.lookback, part.horizon
     if horizon * lookback * channels**2 > LARGEST:
         raise NotExportable(
@@ -106,7 +112,7 @@ def _readout(b: Builder, part: WindowForecast, rows: Value, last: Value, clock: 
     changes = _minus(b, rows, last)
     level = b.add(ops.Concat, horizon * channels, (last,) * horizon)
     if part.season:
-        # A season of some amplitude is taken out of the window, and added ahead.
+        # The season's pattern times its amplitude is subtracted from the window, and added to the forecast.
         amplitude, past, ahead = _seasonal(b, part, changes, clock.phase)
         present = b.add(ops.Multiply, past.size, past, b.add(ops.Concat, past.size, (amplitude,) * lookback))
         changes = b.add(ops.Add, past.size, changes, _negative(b, present))
@@ -120,7 +126,8 @@ def _readout(b: Builder, part: WindowForecast, rows: Value, last: Value, clock: 
 
 
 def _seasonal(b: Builder, part: WindowForecast, changes: Value, phase: Value) -> tuple[Value, Value, Value]:
-    """The season's amplitude in a window, and its pattern there and ahead, both relative to the last step."""
+    """The season's amplitude in a window (channels,), and its pattern in the window and ahead, both relative to the
+    last step."""
     channels, lookback, horizon = part.channels, part.lookback, part.horizon
     pattern = _around(b, part.season_pattern, phase, lookback - 1, horizon)
     past, ahead = b.split(pattern, lookback * channels, horizon * channels)
@@ -139,7 +146,7 @@ def _seasonal(b: Builder, part: WindowForecast, changes: Value, phase: Value) ->
 
 
 def _read(part: WindowForecast) -> Tensor:
-    """The readout of each value of a window, relative to its last: (channels, horizon, lookback)."""
+    """The weights of a window's values, relative to the last, in the forecast: (channels, horizon, lookback)."""
     taps = part.taps.clone()
     taps[-1] = 0.0  # the last value is the level
     return torch.einsum("lo,cho->chl", taps, part.weight.expand(part.channels, -1, -1))
@@ -156,10 +163,12 @@ def _select(b: Builder, first: Value, x: Value, second: Value, y: Value) -> Valu
 
 
 def _around(b: Builder, table: Tensor, phase: Value, before: int, after: int) -> Value:
-    """Of a table (season, numbers) that repeats, the rows from `before` a phase to `after` it.
+    """The rows of a periodic table (season, numbers) from `before` rows before the phase to `after` rows after it,
+    flat.
 
-    Phases come in blocks, of a power of two. One product takes the rows that any phase of the block needs; then they
-    are shifted by the phase's place in it, bit by bit. A year of days with all rows of each would be megabytes.
+    Phases are divided into blocks of a power of two. One product chooses the rows that any phase of the block needs;
+    these are shifted by the offset of the phase in the block, bit by bit. A matrix with all rows for each phase would
+    take megabytes for a year of days.
     """
     season, numbers = table.shape
     bits = season.bit_length() // 2
@@ -168,24 +177,24 @@ def _around(b: Builder, table: Tensor, phase: Value, before: int, after: int) ->
     first = torch.arange(blocks)[:, None] * block - before
     needed = table[(first + torch.arange(block - 1 + count)) % season].flatten(1)  # (blocks, rows · numbers)
     starts = block * torch.arange(1.0, blocks)
-    place = phase
+    offset = phase
     if blocks == 1:
         rows = b.add(ops.Constant, needed.shape[1], cast(needed[0]))
     else:
         reached = _at_least(b, phase, starts)
-        steps = torch.eye(blocks)[:, 1:] - torch.eye(blocks)[:, :-1]  # 1 at the last block that is reached
+        steps = torch.eye(blocks)[:, 1:] - torch.eye(blocks)[:, :-1]  # pick the last block that is reached
         chosen = b.add(ops.MatVec, blocks, Weight(steps, True), (reached,), torch.eye(blocks)[0])
         rows = b.add(ops.MatVec, needed.shape[1], Weight(cast(needed.mT), True), (chosen,))
         back = torch.full((1, blocks - 1), -float(block))
-        place = b.add(ops.MatVec, 1, Weight(back, True), (reached,), None, phase)
+        offset = b.add(ops.MatVec, 1, Weight(back, True), (reached,), None, phase)
     for bit in reversed(range(bits)):
         size = 1 << bit
-        bit_set = _at_least(b, place, torch.tensor([float(size)]))
+        bit_set = _at_least(b, offset, torch.tensor([float(size)]))
         bit_clear = b.add(ops.Scale, 1, bit_set, -torch.ones(1), torch.ones(1))
         remaining = rows.size - size * numbers
         shifted, unshifted = b.split(rows, size * numbers, remaining)[1], b.split(rows, remaining, size * numbers)[0]
         rows = _select(b, bit_set, shifted, bit_clear, unshifted)
-        place = b.add(ops.Add, 1, place, b.add(ops.Scale, 1, bit_set, torch.full((1,), -float(size)), None))
+        offset = b.add(ops.Add, 1, offset, b.add(ops.Scale, 1, bit_set, torch.full((1,), -float(size)), None))
     return rows
 
 
@@ -197,12 +206,13 @@ def _at_least(b: Builder, number: Value, bounds: Tensor) -> Value:
 
 
 def _minus(b: Builder, rows: Value, row: Value) -> Value:
-    """Rows, each without this one."""
+    """Each of the rows minus `row`."""
     repeated = b.add(ops.Concat, rows.size, (row,) * (rows.size // row.size))
     return b.add(ops.Add, rows.size, rows, _negative(b, repeated))
 
 
 def _absolute(b: Builder, x: Value) -> Value:
+    """|x| as relu(x) + relu(−x)."""
     return b.add(ops.Add, x.size, _positive(b, x), _positive(b, _negative(b, x)))
 
 

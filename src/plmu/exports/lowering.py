@@ -1,4 +1,7 @@
-"""A folded model as a program: one function for each kind of `plmu.folded`."""
+"""A folded model as a program: one function for each kind of `plmu.folded`, listed in `_KINDS`.
+
+Each adds the operations of the kind's `advance` to the builder `b`, and returns the output and the next state.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool 
 
     Args:
         model: what `plmu.fold` returned for a float32 model.
-        features: how many the input has; None for token numbers.
-        tokens: how many token numbers there are; None for features.
-        int8: whether products of weights stand apart from those of Ā and B̄, so that they can be rounded alone.
+        features: number of features of the input; None for token numbers.
+        tokens: size of the vocabulary; None for features.
+        int8: keep products of weights apart from those of Ā and B̄, which are never rounded.
     """
     start = model.initial_state(1, torch.float32, torch.device("cpu"))
     state = map_state(start, lambda leaf: Value(leaf[0].numel(), tuple(leaf.shape[1:])))
@@ -61,7 +64,7 @@ def _norm(b: Builder, part: folded.Norm, x: Value, state: Any) -> tuple[Value, A
 
 
 def _unit(b: Builder, part: folded.Unit, x: Value, state: Any, features: int | None = None) -> tuple[Value, Any]:
-    """x / √(|x|² + floor²) is an RMS norm, divided by √n."""
+    """x / √(|x|² + floor²), as an RMS norm over `features` numbers, divided by √n."""
     count = features or x.size
     weight = torch.full((count,), count**-0.5)
     return b.add(ops.Normalize, x.size, x, count, float(part.floor) ** 2 / count, False, weight), None
@@ -91,12 +94,13 @@ def _carry(b: Builder, part: folded.Carry, x: Value, state: Any) -> tuple[Value,
 
 
 def _halves(b: Builder, both: folded.Affine, x: Value) -> tuple[Value, ...]:
+    """The two halves of a product."""
     half = both.weight.shape[0] // 2
     return b.split(b.product(both.weight, x, bias=both.bias), half, half)
 
 
 def _linear_memory(b: Builder, part: folded.LinearMemory, x: Value, state: Any) -> tuple[Value, Any]:
-    """One product for the memory and the output; two for int8, of which the memory's is exact."""
+    """A step that is linear up to the activation."""
     b.kinds[state] = "memory"
     out, m = _coupled(b, part, (state, x), state)
     return b.each(part.activation, out), m
@@ -111,6 +115,8 @@ def _coupled_memory(b: Builder, part: folded.CoupledMemory, x: Value, state: Any
 
 
 def _coupled(b: Builder, part: folded.LinearMemory, inputs: tuple[Value, ...], m: Value) -> tuple[Value, Value]:
+    """The output before its activation and the next m: one product, or two where only the output's may be rounded to
+    int8, or only m is added."""
     size = part.memory_size
     matrix, constant = cast(part.matrix), cast(part.constant)
     outputs = matrix.shape[0] - size
@@ -158,7 +164,7 @@ def _selective(b: Builder, part: folded.SelectiveMemory, x: Value, state: Any) -
 
 
 def _over_heads(b: Builder, norm: Folded, x: Value, width: int) -> Value:
-    """A norm over the features of each head."""
+    """A norm over each head, of `width` features."""
     for step in norm.parts if isinstance(norm, folded.Chain) else (norm,):
         if isinstance(step, folded.Unit):
             x = _unit(b, step, x, None, width)[0]
@@ -243,7 +249,8 @@ def _attention(b: Builder, part: folded.WindowAttention, x: Value, state: Any) -
     present = b.add(ops.Concat, steps, (present, b.add(ops.Constant, 1, torch.ones(1))))
     cos, sin = rotation(0, steps, width // part.heads // 2, torch.float32, torch.device("cpu"))
     cos, sin = cos.double(), sin.double()
-    turned = cos * cos[-1] + sin * sin[-1], sin * cos[-1] - cos * sin[-1]  # against the query, which is the last
+    # Angles relative to the query, which is the last step.
+    turned = cos * cos[-1] + sin * sin[-1], sin * cos[-1] - cos * sin[-1]
     mixed = b.add(ops.Attend, width, query, keys, values, present, part.heads, *map(cast, turned))
     out = b.product(part.output_weight, mixed, bias=part.output_bias)
     size = (steps - 1) * width
@@ -281,6 +288,7 @@ _KINDS: dict[type[Folded], Lowering] = {
 
 
 def _flat(state: Any) -> list[Value]:
+    """The values of a nested state, in order."""
     if state is None:
         return []
     return [state] if isinstance(state, Value) else [value for part in state for value in _flat(part)]

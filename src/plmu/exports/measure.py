@@ -1,4 +1,4 @@
-"""How long a step takes: in ONNX Runtime, in C, in torch and in `plmu.Stream`, each on one core."""
+"""The time of a step in microseconds: in ONNX Runtime, in C, in torch and in `plmu.Stream`, each on one core."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import plmu
 from plmu.exports.c_files import FLAGS
 from plmu.exports.program import Program
 
-SECONDS = 0.2  # that a measurement takes
-SERIES = 0.002  # seconds of calls that are timed together: short, so that some run without interruption
-REPEATS = 7  # of series in C, which count the processor's time
+SECONDS = 0.2  # duration of a measurement
+SERIES = 0.002  # seconds of a series of calls, timed together: short, so that some run without interruption
+REPEATS = 7  # series in C, which measure processor time
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def one_thread() -> Iterator[None]:
 
 
 def microseconds(step: Callable[[], Any]) -> float:
-    """Shortest time of a call among many series: other programs on the machine only make it longer."""
+    """The time of a call in microseconds, the shortest mean of many series: other programs only make it longer."""
     for _ in range(10):
         step()
     start = time.perf_counter()
@@ -59,7 +59,7 @@ def stream_time(model: nn.Module, program: Program) -> float:
 
 
 def onnx_time(data: bytes, program: Program) -> float | None:
-    """None where ONNX Runtime is not installed."""
+    """The time of a step in ONNX Runtime, in microseconds; None if it is not installed."""
     try:
         import numpy as np
         import onnxruntime
@@ -84,13 +84,13 @@ def torch_time(data: bytes, program: Program) -> float:
 
 
 def compiler() -> str | None:
-    """The C compiler: $CC, or cc, gcc or clang."""
+    """The path of the C compiler: $CC, cc, gcc or clang; None without any."""
     paths = (shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
     return next((path for path in paths if path is not None), None)
 
 
 def c_time(files: Mapping[str, str], name: str, program: Program) -> float | None:
-    """None where there is no compiler."""
+    """The time of a step in C, in microseconds; None without a compiler that works."""
     cc = compiler()
     if cc is None:
         return None
@@ -121,8 +121,8 @@ int main(void)
     return 0;
 }}
 """
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for file, content in {**files, "bench.c": bench}.items():
             (folder / file).write_text(content, encoding="utf-8")
         command = [cc, *FLAGS.split(), "-o", "bench", f"{name}.c", "bench.c", "-lm"]

@@ -1,4 +1,4 @@
-"""Functions of torch in nodes of ONNX."""
+"""Functions of torch as nodes of ONNX: each adds nodes to a graph and returns the name of the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Emitter = Callable[..., str]
 
 
 def _plain(kind: str, **attributes: Any) -> Emitter:
-    """One node, with options of torch that have another name in ONNX."""
+    """A function that is a single node of ONNX, with these attributes."""
     return lambda g, x: g.node(kind, x, **attributes)
 
 

@@ -1,4 +1,4 @@
-"""Nodes and constants of an ONNX graph while it is made."""
+"""Nodes and constants of an ONNX graph while it is built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plmu.exports.program import Program, Value
 
 
 class Graph:
-    """Nodes and constants of one step. Each value has a tensor's name for each shape it is used in."""
+    """Nodes and constants of one step. A value of the program is a named tensor for each shape in which it is used."""
 
     def __init__(self, program: Program, int8: bool) -> None:
         self.program, self.int8 = program, int8
@@ -21,7 +21,7 @@ class Graph:
         self._names: dict[Value, dict[tuple[int, ...], str]] = {}
 
     def get(self, value: Value, shape: tuple[int, ...] | None = None) -> str:
-        """The tensor (batch, *shape) of a value, a vector by default."""
+        """The name of a value's tensor (batch, *shape), by default (batch, size); reshapes it where needed."""
         names = self._names[value]
         shape = shape or (value.size,)
         if shape not in names:
@@ -29,12 +29,15 @@ class Graph:
         return names[shape]
 
     def put(self, value: Value, name: str, shape: tuple[int, ...] | None = None) -> None:
+        """Name the tensor (batch, *shape) that holds a value."""
         self._names[value] = {shape or (value.size,): name}
 
     def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node; returns the name of its output."""
         return self.nodes_of(kind, inputs, 1, **attributes)[0]
 
     def nodes_of(self, kind: str, inputs: tuple[str, ...], outputs: int, **attributes: Any) -> list[str]:
+        """Add a node with several outputs; returns their names."""
         names = [f"{kind.lower()}_{len(self.nodes)}{f'_{i}' if i else ''}" for i in range(outputs)]
         self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
         return names
@@ -58,6 +61,7 @@ class Graph:
         return self._shared(name, lambda name: helper.make_tensor(name, TensorProto.INT64, [len(values)], values))
 
     def _shared(self, name: str, make: Callable[[str], Any]) -> str:
+        """The name of a constant, which `make` builds at its first use."""
         if name not in self.constants:
             self.constants[name] = make(name)
         return name

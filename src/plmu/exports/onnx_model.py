@@ -12,12 +12,13 @@ from plmu.exports.onnx_graph import Graph
 from plmu.exports.onnx_operations import emit_step
 from plmu.exports.program import Program
 
-OPSET, IR_VERSION = 20, 10  # which ONNX Runtime has since 1.19
-LARGEST = 2**31 - 2**20  # bytes that a file of protobuf may have
+OPSET, IR_VERSION = 20, 10  # supported by ONNX Runtime since 1.19
+LARGEST = 2**31 - 2**20  # bytes: protobuf allows less than 2 GiB
 
 
 def step_model(program: Program, metadata: Mapping[str, str], int8: bool = False) -> bytes:
-    """Inputs x (batch, features), or token numbers (batch,), and state_0_in, …; outputs y and state_0_out, …"""
+    """The ONNX file of one step: inputs x (batch, features), or token numbers (batch,), and state_0_in, …; outputs y
+    and state_0_out, …"""
     graph = Graph(program, int8)
     y, after = emit_step(graph, "x", _inputs(program))
     nodes = [*graph.nodes, _named(y, "y"), *(_named(state, f"state_{i}_out") for i, state in enumerate(after))]
@@ -25,8 +26,8 @@ def step_model(program: Program, metadata: Mapping[str, str], int8: bool = False
 
 
 def whole_model(program: Program, metadata: Mapping[str, str], sequences: bool, int8: bool = False) -> bytes:
-    """Inputs x (batch, time, features), or token numbers (batch, time), and state_0_in, …; outputs y, of every step or
-    of the last alone, and state_0_out, …"""
+    """The ONNX file of a whole sequence: inputs x (batch, time, features), or token numbers (batch, time), and
+    state_0_in, …; outputs y and state_0_out, …, with `sequences` y of every step, else of the last."""
     graph = Graph(program, int8)
     states = [f"state_{i}_now" for i in range(len(program.states))]
     y, after = emit_step(graph, "x_now", states)
@@ -64,6 +65,7 @@ def _model(
     metadata: Mapping[str, str],
     sequences: bool = True,
 ) -> bytes:
+    """A checked ONNX file of these nodes; `axes` are the names of x's axes before the features."""
     y: list[str | int | None] = [*(axes if sequences else axes[:1]), program.y.size]
     graph_proto = helper.make_graph(
         nodes,
@@ -94,12 +96,14 @@ def _named(value: str, name: str) -> Any:
 
 
 def _info(program: Program, name: str, axes: list[str]) -> Any:
+    """Type and shape of the input x under this name."""
     if program.tokens is not None:
         return helper.make_tensor_value_info(name, TensorProto.INT64, axes)
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [*axes, program.x.size])
 
 
 def _state_infos(program: Program, suffix: str) -> list[Any]:
+    """Types and shapes of the states, named state_0_suffix, …"""
     return [
         helper.make_tensor_value_info(
             f"state_{i}_{suffix}", TensorProto.FLOAT, ["batch", *(state.shape or (state.size,))]

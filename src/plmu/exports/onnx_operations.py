@@ -1,4 +1,4 @@
-"""The operations of a program in nodes of ONNX."""
+"""The operations of a program as nodes of ONNX: the function of each, such as `_scale`, adds nodes to the graph `g`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plmu.exports.program import Operation, rounded
 
 
 def emit_step(graph: Graph, x: str, states: list[str]) -> tuple[str, list[str]]:
-    """Add the nodes of the step for these inputs: the names of y and of the next states."""
+    """Add the nodes of a step for inputs of these names; returns the names of y and of the next states."""
     program = graph.program
     graph.put(program.x, x)
     for value, name in zip(program.states, states, strict=True):
@@ -143,7 +143,7 @@ def _fill(g: Graph, op: ops.Fill) -> None:
 
 
 def _constant(g: Graph, op: ops.Constant) -> None:
-    """Repeated for each sequence of the batch."""
+    """A constant array, repeated for each sequence of the batch."""
     batch = g.node("Shape", g.get(g.program.x), start=0, end=1)
     shape = g.node("Concat", batch, g.integers(op.out.size), axis=0)
     g.put(op.out, g.node("Expand", g.constant(op.array), shape))
@@ -163,7 +163,7 @@ def _attend(g: Graph, op: ops.Attend) -> None:
 
 
 def _rotated(g: Graph, x: str, cos: Tensor, sin: Tensor) -> str:
-    """Pairs of features, the halves of the last axis, turned by their angles."""
+    """x (…, features) with pairs of features, one of each half, rotated by angles with these cosines and sines."""
     half, c, s = cos.shape[-1], g.constant(cos), g.constant(sin)
     left, right = g.nodes_of("Split", (x, g.integers(half, half)), 2, axis=-1)
     first = g.node("Sub", g.node("Mul", left, c), g.node("Mul", right, s))

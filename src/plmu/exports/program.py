@@ -1,7 +1,7 @@
 """One step of a model as a list of simple operations on vectors, from which every format is written.
 
-`plmu.exports.lowering` makes a program of a folded model. A value is a vector of float32 numbers for each sequence of a
-batch; here shapes leave the batch out. An operation reads values that come before it and gives new ones.
+A program is made from a folded model by `plmu.exports.lowering`. A value is a vector of float32 numbers for each
+sequence of a batch; shapes here omit the batch. An operation reads earlier values and computes new ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A vector. States also have a shape, in which they enter and leave."""
+    """A vector; a state also has the shape of its tensor in the exported model."""
 
     size: int
     shape: tuple[int, ...] | None = None
@@ -23,7 +23,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A constant matrix (rows, columns). What comes from Ā or B̄ alone, or mixes them, is never rounded to int8."""
+    """A constant matrix (rows, columns); `is_system` marks a matrix of a linear system, which int8 never rounds."""
 
     array: Tensor
     is_system: bool = False
@@ -31,7 +31,7 @@ class Weight:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """What all operations have: the values that they give."""
+    """An operation with its output. Its other fields are the values it reads, its constants and its options."""
 
     out: Value
 
@@ -47,13 +47,13 @@ class Operation:
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     def multiply_adds(self) -> int:
-        """Of its products alone."""
+        """Number of multiply-adds in its products."""
         return 0
 
 
 @dataclass(frozen=True, eq=False)
 class MatVec(Operation):
-    """W x + b + add, for the x of all parts below each other."""
+    """W x + bias + add, with x the concatenation of the parts."""
 
     weight: Weight
     parts: tuple[Value, ...]
@@ -89,7 +89,7 @@ class Remember(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Split(Operation):
-    """A vector cut into consecutive ones; `out` is the first."""
+    """A vector cut into consecutive pieces; `out` is the first piece."""
 
     x: Value
     pieces: tuple[Value, ...]
@@ -103,7 +103,7 @@ class Split(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Concat(Operation):
-    """Vectors below each other."""
+    """The concatenation of vectors."""
 
     parts: tuple[Value, ...]
 
@@ -152,7 +152,7 @@ class Mix(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Normalize(Operation):
-    """(x − mean) / √(variance + eps) over each `features` numbers in a row, or without the mean."""
+    """(x − mean) / √(variance + eps) for every `features` consecutive numbers; without the mean unless `centred`."""
 
     x: Value
     features: int
@@ -210,7 +210,7 @@ class Constant(Operation):
 class Attend(Operation):
     """softmax(q · k / √d) v for each head, over the steps that `present` marks with 1.
 
-    Pairs of features of the keys (steps, width), the halves of a head, are rotated by an angle for each step.
+    Keys (steps, width) are rotated by an angle for each step: pairs of features, one of each half of a head.
     """
 
     query: Value
@@ -227,8 +227,8 @@ class Attend(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Count(Operation):
-    """Counts after a step t: how often x was above each threshold, the sums of those steps' (t + ½)ᵏ for each degree of
-    `positions`, and last the number of steps."""
+    """Counts after a step t, from the `counts` before it: how often x was above each threshold, for each degree k up to
+    `positions` the sum of those steps' (t + ½)ᵏ, and last the number of steps."""
 
     x: Value
     counts: Value
@@ -258,7 +258,7 @@ class Program:
 
     @property
     def multiply_adds(self) -> int:
-        """Of a step, products alone."""
+        """Number of multiply-adds of a step, in products only."""
         return sum(operation.multiply_adds() for operation in self.operations)
 
     @property
@@ -266,7 +266,7 @@ class Program:
         return 4 * sum(state.size for state in self.states)
 
     def weight_bytes(self, int8: bool) -> int:
-        """Of all constants, with weights as int8 numbers or not."""
+        """Bytes of all constants; with `int8`, weights take a byte each and a scale for each row and column."""
         total = 4 * sum(array.numel() for array in self.constants)
         for weight in self.roundable if int8 else ():
             total += 4 * sum(weight.shape) - 3 * weight.numel()  # a scale for each row and column
@@ -284,8 +284,8 @@ class Program:
 
     @property
     def rounding_error(self) -> float:
-        """The relative error of outputs to expect from int8: that of each weight matrix, as if they were independent
-        and each passed through once."""
+        """The relative error of outputs to expect from int8: √Σ of the squared relative errors of the weight matrices,
+        as if these were independent and each used once."""
         total = 0.0
         for weight in self.roundable:
             numbers, rows, columns = rounded(weight)
@@ -298,9 +298,9 @@ class Program:
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A matrix (rows, columns) as int8 numbers q with a scale for each row and each column: W ≈ rows · q · columns.
+    """A matrix W as int8 numbers q, scales of the rows and scales of the columns: W ≈ rows[:, None] · q · columns.
 
-    A memory's coefficients differ in size, and so do the columns of the weights that read them.
+    Columns have scales because a memory's coefficients differ in size, and so do the columns that read them.
     """
     columns = _or_one(weight.abs().amax(0).sqrt())
     rows = _or_one((weight / columns).abs().amax(1) / 127)
@@ -308,11 +308,11 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fixed_limit(count: int) -> int:
-    """The largest int16 number to which inputs are rounded for fixed-point sums: `count` of them, each times an int8
-    weight, must not overflow int32."""
+    """The largest int16 number to which inputs of a fixed-point sum are rounded, so that the sum of `count` products
+    with int8 weights cannot overflow int32."""
     return max(1, min(2**15 - 1, (2**31 - 1) // (127 * count)))
 
 
 def _or_one(scale: Tensor) -> Tensor:
-    """Without zeros."""
+    """The scales, with 1 in place of zeros."""
     return torch.where(scale > 0, scale, 1.0)

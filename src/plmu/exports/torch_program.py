@@ -1,4 +1,4 @@
-"""A model as a program of torch.export: one step, or a whole sequence with batch and time open."""
+"""A model as a program of torch.export: one step, or a whole sequence, for any batch and length."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ METADATA = "metadata.json"  # among the program's extra files
 
 
 def torch_program(model: Any, program: Program, metadata: Mapping[str, str], whole: bool) -> bytes:
-    """(x, state_0, …) → (y, state_0, …) with operations of torch alone.
+    """The .pt2 file of a program (x, state_0, …) → (y, state_0, …) with operations of torch only.
 
     Args:
         model: in evaluation mode, on the CPU.
-        program: for the sizes of its input.
+        program: the lowered model, for the sizes of its input.
         metadata: kept in the file as `metadata.json`.
-        whole: for x (batch, time, features), or token numbers (batch, time), instead of one step.
+        whole: whether x is a sequence (batch, time, features), or token numbers (batch, time), instead of one step.
     """
     start = model.initial_state(2, torch.float32, torch.device("cpu"))
     states = leaves(start)
@@ -49,12 +49,12 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, str], who
 
 
 def runs_whole(model: nn.Module) -> bool:
-    """Whether a whole sequence of any length can be a program of torch: not where it runs one step after another."""
+    """Whether a program for sequences of any length can be made: not if a layer runs one step after another."""
     return all(getattr(module, "parallel", True) for module in model.modules())
 
 
 class _Flat(nn.Module):
-    """A model with its states as single tensors."""
+    """A model that takes and returns its state as separate tensors; `like` is a state of the same form."""
 
     def __init__(self, model: Any, like: Any, whole: bool) -> None:
         super().__init__()
