@@ -112,7 +112,7 @@ class Choice:
         return Chosen(model, unrefitted, summary)
 
     def with_covariates(self, data: ScaledSeries, covariates: Sequence[Tensor], size: Tensor) -> Chosen:
-        """The model with an effect of covariates, but one without if validation data show no clear gain; in both cases a
+        """The model with an effect of covariates, or one without if validation data show no clear gain; in both cases a
         `CovariateForecast`.
 
         Args:

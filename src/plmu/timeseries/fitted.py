@@ -15,7 +15,7 @@ from torch import Tensor
 from plmu.nn.forecast import LookbackForecast
 from plmu.timeseries import series
 from plmu.timeseries.choosing import FOLDS, Options, rolling
-from plmu.timeseries.frames import Form, Table, as_list, check_ahead, is_list_of_series, with_future
+from plmu.timeseries.frames import Form, SeriesTable, as_list, check_ahead, is_list_of_series, with_future
 from plmu.timeseries.predictions import file_frame, forecast, formed, found_start
 from plmu.timeseries.scores import (
     Intervals,
@@ -56,7 +56,7 @@ class Fitted:
     split: Split | None = None  # the series of the fit
     options: Options = field(default_factory=Options)
     without_covariates: LookbackForecast | None = None
-    tables: list[Table] | None = None  # arrays and frames as they were given
+    tables: list[SeriesTable] | None = None  # arrays and frames as they were given
     several: bool = False  # whether as a list
 
     def series(self, method: str) -> Split:
@@ -196,7 +196,7 @@ class Fitted:
             _log.info(note)
         return data
 
-    def _with_future(self, tables: list[Table], future: Any, several: bool) -> list[Table]:
+    def _with_future(self, tables: list[SeriesTable], future: Any, several: bool) -> list[SeriesTable]:
         if not several:
             return [with_future(tables[0], future, self.covariates, "future")]
         if not is_list_of_series(future) or len(future) != len(tables):
@@ -204,7 +204,7 @@ class Fitted:
         pairs = enumerate(zip(tables, future, strict=True))
         return [with_future(table, plan, self.covariates, f"future[{i}]") for i, (table, plan) in pairs]
 
-    def _check_channels(self, table: Table) -> None:
+    def _check_channels(self, table: SeriesTable) -> None:
         features = table.values.shape[1] + len(self.covariates)
         expected = len(self.settings.values) + len(self.settings.covariates)
         if features != expected:

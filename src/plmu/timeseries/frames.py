@@ -20,9 +20,9 @@ _REGULAR = 0.01  # share of rows that may be missing in a calendar
 
 @dataclass(frozen=True)
 class Form:
-    """What a series was given as, so that its forecast is returned alike."""
+    """The form of a series in memory, in which its forecast is returned, too."""
 
-    flat: bool = False  # (time,)
+    flat: bool = False  # whether the array has the shape (time,)
     frame: str | None = None  # "pandas" or "polars"
     names: tuple[str, ...] | None = None  # of the columns to forecast
     columns: tuple[str, ...] | None = None  # of all columns of numbers
@@ -30,13 +30,14 @@ class Form:
     index: bool = False  # whether the times are the index
 
     def like(self, values: Numbers) -> Any:
-        """Values (time, channels) in the same form."""
+        """Values (time, channels) in this form."""
         if self.frame is not None:
             return self.table(dict(zip(self.names or (), values.T, strict=True)))
         return values[:, 0] if self.flat else values
 
     def table(self, columns: dict[str, Any], stamps: NDArray[Any] | None = None) -> Any:
-        """A data frame, with a column or an index of times."""
+        """A data frame of these columns, with a column or an index of times where the series has one and `stamps`, in
+        UTC, are given."""
         library = sys.modules[self.frame or "polars"]
         if stamps is None or self.times is None:
             return library.DataFrame(columns)
@@ -52,8 +53,8 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Table:
-    """One series as it was given, checked."""
+class SeriesTable:
+    """A checked series from an array or a data frame."""
 
     values: Numbers  # (time, channels)
     form: Form
@@ -61,7 +62,7 @@ class Table:
     covariates: Numbers | None = None  # (time and steps ahead, covariates); NaN where a value ahead is missing
 
     def piece(self, name: str, clock: Clock | None, start: int = 0) -> Piece:
-        """On the clock of the series of `fit`, where both have times; else beginning at `start`."""
+        """The series on the clock of `fit`, where both have times; else with `start` as the step of its first row."""
         measured = np.broadcast_to(np.True_, self.values.shape)
         if clock is None or clock.kind == "rows" or self.times is None:
             return Piece(name, start, self.values, measured, covariates=self.covariates)
@@ -70,8 +71,9 @@ class Table:
         return Piece(name, first, self.values, measured, covariates=self.covariates, skipped=skipped)
 
 
-def data_of(tables: Sequence[Table], covariates: Sequence[str | int], starts: Sequence[int] | None) -> SeriesData:
-    """The series of `fit`, on the clock of the first one; `starts` are the numbers of their first rows."""
+def data_of(tables: Sequence[SeriesTable], covariates: Sequence[str | int], starts: Sequence[int] | None) -> SeriesData:
+    """The series of `fit`, on the clock of the first series; `starts`, if not None, are the steps of their first
+    rows."""
     form, clock = tables[0].form, clock_of(tables[0])
     width = tables[0].values.shape[1]
     values = form.names or tuple(f"value {number}" for number in range(1, 1 + width))
@@ -83,16 +85,16 @@ def data_of(tables: Sequence[Table], covariates: Sequence[str | int], starts: Se
     return SeriesData(columns, clock, pieces)
 
 
-def clock_of(table: Table) -> Clock:
-    """The clock of a series; without times, or with times that do not rise, it counts rows."""
+def clock_of(table: SeriesTable) -> Clock:
+    """The clock of a series. Without times, or with times that do not increase, the clock counts rows."""
     times = table.times
     if times is None or len(times) < 2 or not np.median(np.diff(times.astype(np.int64))) > 0:
         return Clock()
     return replace(find_clock([times]), first=float(times[0].astype(np.int64)))
 
 
-def calendar_of(table: Table) -> str | None:
-    """What a row is, "day" or "week", where the time stamps tell and hardly any row is missing."""
+def calendar_of(table: SeriesTable) -> str | None:
+    """What a row is, "day" or "week", if time stamps say so and hardly any row is missing; else None."""
     if table.times is None or len(table.times) < 2:
         return None
     apart = np.diff(table.times.astype(np.int64)) / DAY
@@ -103,12 +105,13 @@ def calendar_of(table: Table) -> str | None:
 
 
 def is_list_of_series(X: Any) -> bool:
-    """Whether it is a list of arrays, tensors or frames, rather than nested lists of numbers."""
+    """Whether X is a list or tuple of arrays, tensors or frames, rather than nested lists of numbers."""
     return isinstance(X, list | tuple) and bool(X) and all(getattr(series, "shape", ()) for series in X)
 
 
-def as_list(X: Any, name: str, covariates: Sequence[str | int] = ()) -> list[Table]:
-    """One or several series, checked."""
+def as_list(X: Any, name: str, covariates: Sequence[str | int] = ()) -> list[SeriesTable]:
+    """The checked series of X, which is one series or a list of them with equally many channels. `name` is for errors;
+    `covariates` are as in `as_table`."""
     if is_list_of_series(X):
         tables = [as_table(series, f"{name}[{i}]", covariates) for i, series in enumerate(X)]
         widths = sorted({table.values.shape[1] for table in tables})
@@ -118,14 +121,18 @@ def as_list(X: Any, name: str, covariates: Sequence[str | int] = ()) -> list[Tab
     return [as_table(X, name, covariates)]
 
 
-def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> Table:
-    """A series from an array (time,) or (time, channels), or from a frame; NaN and infinity are refused.
+def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> SeriesTable:
+    """A series from an array (time,) or (time, channels), or from a frame.
 
     Args:
         X: the array or frame.
-        name: what to call it in errors.
-        covariates: its columns that are known ahead, by name or number. Rows at the end in which all others are empty
-            are ahead of the series.
+        name: what to call X in errors.
+        covariates: the columns of X that are known ahead, by name or number. Rows at the end in which all other columns
+            are NaN are ahead of the series.
+
+    Raises:
+        ValueError: the shape is another, a value is NaN or infinite, or `covariates` are not columns of X, not
+            different, or all of them.
     """
     table = _unchecked(X, name)
     form = table.form
@@ -142,7 +149,7 @@ def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> Table:
     measured = np.flatnonzero(~np.isnan(values).all(axis=1))
     rows = int(measured[-1]) + 1 if len(measured) else len(values)
     _checked(ahead[:rows], name, tuple(map(str, covariates)) if form.names is not None else None, places)
-    return Table(
+    return SeriesTable(
         _checked(values[:rows], name, names, rest),
         replace(form, names=names),
         None if table.times is None else table.times[:rows],
@@ -150,8 +157,9 @@ def as_table(X: Any, name: str, covariates: Sequence[str | int] = ()) -> Table:
     )
 
 
-def with_future(table: Table, future: Any, covariates: Sequence[str | int], name: str) -> Table:
-    """A series whose covariates ahead are those of an array (time,) or (time, covariates), or of a frame."""
+def with_future(table: SeriesTable, future: Any, covariates: Sequence[str | int], name: str) -> SeriesTable:
+    """The series with other covariates ahead: those in `future`, an array (time,) or (time, covariates), or a frame.
+    `name` is what to call `future` in errors."""
     assert table.covariates is not None
     plan = _unchecked(future, name)
     columns, names = plan.values, table.form.columns
@@ -171,7 +179,8 @@ def with_future(table: Table, future: Any, covariates: Sequence[str | int], name
 
 
 def check_ahead(piece: Piece, horizon: int, covariates: Sequence[str | int], name: str) -> None:
-    """Raise unless the covariates are known for `horizon` rows ahead."""
+    """Raise ValueError unless the covariates are known for `horizon` rows after the last; `name` is that of the series
+    in the message."""
     assert piece.covariates is not None
     ahead = np.isfinite(piece.covariates[len(piece) :][:horizon])
     for column, present in zip(covariates, ahead.T, strict=True):
@@ -184,7 +193,7 @@ def check_ahead(piece: Piece, horizon: int, covariates: Sequence[str | int], nam
 
 
 def _place(column: str | int, names: tuple[str, ...] | None, width: int, name: str) -> int:
-    """The number of a column."""
+    """The index of a column of `width`, which is named or counted, also from the end; ValueError if there is none."""
     if isinstance(column, str):
         if names is None:
             raise ValueError(
@@ -198,8 +207,8 @@ def _place(column: str | int, names: tuple[str, ...] | None, width: int, name: s
     return int(column) % width
 
 
-def _unchecked(X: Any, name: str) -> Table:
-    """Before it is known which values may be missing."""
+def _unchecked(X: Any, name: str) -> SeriesTable:
+    """The series in X, whose values may be NaN or infinite; `name` is for errors."""
     library = type(X).__module__.partition(".")[0]
     if library in ("pandas", "polars") and hasattr(X, "columns"):
         return _from_frame(X, library, name)
@@ -207,11 +216,11 @@ def _unchecked(X: Any, name: str) -> Table:
     if array.ndim not in (1, 2):
         raise ValueError(f"{name} must have shape (time,) or (time, channels), got {array.shape}")
     flat = array.ndim == 1
-    return Table(array[:, None] if flat else array, Form(flat))
+    return SeriesTable(array[:, None] if flat else array, Form(flat))
 
 
 def numbers(X: Any, name: str) -> Numbers:
-    """An array of float64."""
+    """The array or tensor X as float64; TypeError or ValueError, with `name`, if it is sparse, complex or no array."""
     if hasattr(X, "toarray") and hasattr(X, "nnz"):
         raise TypeError(f"{name} must be dense: sparse input is not supported, give {name}.toarray()")
     if hasattr(X, "detach"):
@@ -228,7 +237,9 @@ def numbers(X: Any, name: str) -> Numbers:
         raise type(error)(f"{name} must hold numbers: {error}") from None
 
 
-def _from_frame(frame: Any, library: str, name: str) -> Table:
+def _from_frame(frame: Any, library: str, name: str) -> SeriesTable:
+    """The series of a frame of pandas or polars. Its times are the index, or else the first column of dates; other
+    columns of dates are left out, and all others must hold numbers."""
     times = None
     if library == "pandas" and str(frame.index.dtype).startswith("datetime64"):
         times = frame.index
@@ -244,7 +255,7 @@ def _from_frame(frame: Any, library: str, name: str) -> Table:
     arrays = [numbers(frame[column].to_numpy(), f"column {column!r} of {name}") for column in columns]
     names = tuple(str(column) for column in columns)
     form = Form(False, library, names, names, None if times is None else times[:0], index)
-    return Table(np.stack(arrays, axis=1), form, None if times is None else _stamps(times))
+    return SeriesTable(np.stack(arrays, axis=1), form, None if times is None else _stamps(times))
 
 
 def _stamps(column: Any) -> NDArray[Any]:
@@ -255,6 +266,8 @@ def _stamps(column: Any) -> NDArray[Any]:
 
 
 def _checked(values: Numbers, name: str, names: tuple[str, ...] | None, places: Sequence[int] | None = None) -> Numbers:
+    """The values (time, columns); ValueError if they are empty, NaN or infinite. For the message, `names` are those of
+    the columns, or `places` their indices in the array that was given."""
     if values.shape[0] == 0:
         raise ValueError(f"Found array with 0 sample(s): {name} has no rows")
     if values.shape[1] == 0:
@@ -269,7 +282,7 @@ def _checked(values: Numbers, name: str, names: tuple[str, ...] | None, places: 
 
 
 def is_table(X: Any) -> bool:
-    """Whether series come as (examples, time), whose steps are features for scikit-learn."""
+    """Whether X is an array (examples, time), whose steps are features for scikit-learn."""
     return not is_list_of_series(X) and np.asarray(X).ndim == 2
 
 

@@ -16,7 +16,7 @@ _REPEATS = 4  # periods that a series must have
 CALENDARS = {"day": (7, 365.2425), "weekday": (5, 260.8875), "week": (1, 52.1775)}  # rows of a week and of a year
 _HARMONICS = 3  # of the profile of a year
 _YEARS = 2  # years of rows that it takes
-_DRIFT = 2e-3  # largest relative difference of the length of a pattern from a whole number of years
+_DRIFT = 2e-3  # largest relative difference of the length of a pattern from an integer number of years
 
 
 def period(series: Sequence[Tensor]) -> int:

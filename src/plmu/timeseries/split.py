@@ -22,7 +22,7 @@ from plmu.errors import DataError
 from plmu.timeseries.clock import Clock
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.effects import LAGS
-from plmu.timeseries.frames import Table, calendar_of, data_of
+from plmu.timeseries.frames import SeriesTable, calendar_of, data_of
 from plmu.timeseries.season import has_years, period
 from plmu.timeseries.series import Numbers, SeriesData
 from plmu.timeseries.windows import Windows
@@ -177,7 +177,7 @@ class Split:
     @classmethod
     def of_tables(
         cls,
-        tables: list[Table],
+        tables: list[SeriesTable],
         covariates: Sequence[str | int],
         wanted: Wanted,
         starts: Sequence[int] | None = None,
@@ -330,7 +330,7 @@ def _fitting(cuts: list[tuple[int, int]], horizon: int) -> list[int]:
     return [b - a if b - a >= horizon else 0 for a, b in cuts]
 
 
-def _for_each(tables: Sequence[Table], values: Sequence[_Value], name: str) -> list[_Value]:
+def _for_each(tables: Sequence[SeriesTable], values: Sequence[_Value], name: str) -> list[_Value]:
     if len(values) != len(tables):
         raise ValueError(f"{name} must have one value for each of the {len(tables)} series, got {len(values)}")
     return list(values)
