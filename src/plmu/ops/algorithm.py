@@ -48,13 +48,13 @@ class Algorithm(ABC):
         return projected(problem, m, weight), last
 
     def output(self, problem: Problem, weight: Tensor, plan: Plan, epilogue: Epilogue) -> tuple[Tensor, Tensor] | None:
-        """`project` and the epilogue of a layer in one go; outputs in the padding may be anything. None where torch is
-        to add the epilogue to what `project` returns."""
+        """`project` with the epilogue of a layer fused into it; outputs in the padding may be anything.
+        None if the caller must call `project` and apply the epilogue itself."""
         return None
 
     def route(self, problem: Problem, weight: Tensor) -> Route | None:
-        """What runs plain calls with arguments of these shapes again, without checks or plan; None, as here, where
-        nothing is gained by it."""
+        """A `Route`, which repeats plain calls with arguments of these shapes without checks or plan; None, as here, if
+        that gains nothing."""
         return None
 
     @abstractmethod
@@ -86,8 +86,8 @@ class Algorithm(ABC):
         return (*inputs, "m", "weight") if case.kind == "project" else inputs
 
     def estimate(self, case: Case, *, flops: float, moved: float, launches: int) -> float:
-        """Seconds for `flops`, `moved` elements of float32 and `launches`, and for the product of `project` after
-        them."""
+        """Seconds for m with `flops`, `moved` elements of float32 and `launches`. For "project" the product of a stored
+        m and the weight is added."""
         if case.kind == "project":
             flops += PROJECT_FLOPS * case.states * case.out
             moved += case.states + 2 * case.batch * case.time * case.out
@@ -97,7 +97,7 @@ class Algorithm(ABC):
 
 def projected(problem: Problem, m: Tensor, weight: Tensor) -> Tensor:
     """W_m m for a stored m."""
-    m = problem.keep_valid(m)  # a system that grows may have overflowed in the padding
+    m = problem.keep_valid(m)  # an unstable system may have overflowed in the padding
     return m.flatten(2) @ weight.to(m.dtype).flatten(1).mT
 
 

@@ -12,15 +12,16 @@ from plmu.core.modes import watched
 from plmu.core.systems import LinearSystem
 from plmu.ops.matrices import apply, block_matrix, block_toeplitz, may_grow, power, reversed_response
 
-# Which inputs of a block reach each step (blocks, chunk, chunk), None for all before it; and which steps the state
-# before the block reaches (blocks, chunk); where the first is None, which steps are valid. Other states are zero.
+# (same, valid); None if all inputs and the state before it reach each step.
+# same (blocks, chunk, chunk): whether no reset lies between steps t and s; None without resets.
+# valid (blocks, chunk): the steps that the state before the block reaches; without resets, the steps before the
+# sequence's end. The states of other steps are zero.
 Reach = tuple[Tensor | None, Tensor] | None
 
 
 class Blocks:
     """The chunked problem: for each of the N = batch · chunks blocks, x = [inputs ; state before], and the matrix
-    [T | P] that maps x to the states of the block. With resets, `reach` says which inputs of a block, and whether the
-    state before it, reach each of its steps."""
+    [T | P] that maps x to the states of the block, as masked by `reach`."""
 
     def __init__(
         self,
@@ -41,15 +42,15 @@ class Blocks:
         u = u.reshape(batch, count, chunk * inputs, channels)
         self.reach: Reach = None
         links = None  # whether the state before a chunk flows into that before the next: (batch, chunks − 1)
-        ended = None  # whether the sequence is over before the next chunk begins, for a system that may grow: the same
-        if lengths is not None:  # not into the padding, where one that grows would overflow
+        ended = None  # the same shape: whether the sequence ends before the next chunk; for an unstable system alone
+        if lengths is not None:  # states do not flow into the padding, where an unstable system would overflow
             valid = torch.arange(count * chunk, device=u.device) < lengths[:, None]
             if count > 1:
                 links = valid[:, chunk::chunk]
             if may_grow(system):
                 self.reach = (None, valid.reshape(batch * count, chunk))
                 ended = None if links is None else ~links
-        reaching = u
+        reaching = u  # the inputs that reach the end of their chunk, zero for others
         if resets is not None:
             marks = torch.nn.functional.pad(resets, (0, padding)).reshape(batch, count, chunk)
             segment = marks.cumsum(dim=2)
@@ -71,7 +72,8 @@ class Blocks:
         self.matrix = system.derive(build, chunk, dtype=u.dtype, device=u.device)
 
     def _states_before(self, u: Tensor, state: Tensor | None, links: Tensor | None, ended: Tensor | None) -> Tensor:
-        """The state before each chunk: (batch, chunks, order, channels), in float32 or wider."""
+        """The state before each chunk: (batch, chunks, order, channels), in float32 or wider. `u` (batch, chunks,
+        chunk · inputs, channels): inputs, zero where a reset keeps them from the end of their chunk."""
         batch, count, _, channels = u.shape
         if count == 1 and state is not None:
             return state[:, None]
@@ -201,12 +203,12 @@ def _reach(same: Tensor | None, valid: Tensor | None, rows: slice) -> Reach:
 
 
 def _by_step(m: Tensor, weight: Tensor) -> Tensor:
-    """(blocks, chunk · order, channels) to (blocks · chunk, order · channels): the layout already is that."""
+    """m (blocks, chunk · order, channels) as (blocks · chunk, order · channels), a view."""
     return m.reshape(m.shape[0] * m.shape[1] * m.shape[2] // weight.shape[1], weight.shape[1])
 
 
 def _plus(total: Tensor | None, term: Tensor) -> Tensor:
-    """The sum over tiles, in float32 or wider."""
+    """`total` + `term` in float32 or wider; the term alone without a total."""
     term = term if term.dtype == torch.float64 else term.float()
     return term if total is None else total + term
 
@@ -232,10 +234,11 @@ def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: in
 def _carried(
     values: Tensor, links: Tensor | None, advances: list[Tensor], *, backwards: bool, differentiable: bool = False
 ) -> Tensor:
-    """`carry` with the powers of Ā for 1, 2, 4, … chunks; `backwards`, of their transposes in backward time.
+    """`carry` with `advances`, the powers of Ā for 1, 2, 4, … chunks. `backwards`: its transpose, from the last chunk
+    to the first.
 
-    `differentiable`: by operations whose gradients torch takes, for gradients of the powers too, as always where torch
-    sees single operations.
+    `differentiable`: by operations that autograd records, so that the powers have gradients too; also where torch
+    intercepts each operation.
     """
     if advances and not (differentiable or watched()):
         carried: Tensor = _Carry.apply(values, links, backwards, *advances)
@@ -255,8 +258,8 @@ def _carried(
 
 
 class _Carry(torch.autograd.Function):
-    """`_carried` in half as many library calls, and a third as many for the gradient, which is the same in backward
-    time."""
+    """`_carried` in half as many library calls, and a third as many for the gradient, which is `_carried` in the other
+    direction of time."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, links: Tensor | None, backwards: bool, *advances: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Epilogue(NamedTuple):
     relu: bool = False
 
     def after(self, o: Tensor, u: Tensor) -> Tensor:
-        """It applied to o = W_m m (batch, time, out) for the memory's input u, in operations of torch."""
+        """The layer's output from o = W_m m (batch, time, out) and the memory's input u, by torch's operations."""
         added = self.bias if self.weight is None else linear(u if self.x is None else self.x, self.weight, self.bias)
         if added is not None:
             o = o + added.to(o.dtype)
@@ -101,13 +101,14 @@ def result_dtype(x: Tensor) -> torch.dtype:
 
 
 def precision(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The precision of results for inputs of that type, there."""
+    """The precision of results for inputs of `dtype` on a device: autocast's where it is on, except for float64."""
     if dtype != torch.float64 and autocasts(device):
         return torch.get_autocast_dtype(device.type)
     return dtype
 
 
 def check_sequence(x: Tensor, name: str) -> None:
+    """Raise unless x is a floating-point tensor (batch, time, channels) with at least one step and channel."""
     check_padded(x, name)
     if x.dim() != 3:
         hint = f": for one sequence give {name}[None]" if x.dim() == 2 else ""
@@ -164,7 +165,8 @@ def check_state(
 
 
 class _Checked:
-    """Stored with lengths that were checked, with what is derived from them, so that a stack does it once."""
+    """Attached to checked lengths: the sizes that they were checked for, and masks derived from them, which the layers
+    of a stack share."""
 
     def __init__(self, batch: int, time: int) -> None:
         self.sizes = (batch, time)
@@ -173,8 +175,8 @@ class _Checked:
 
 
 def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.device) -> Tensor | None:
-    """The lengths as int64 on the device. A stack checks them once: the layers inside recognise what this returns. On a
-    GPU a check waits for the device."""
+    """The lengths (batch,) as int64 on the device. Raises unless each is between 0 and `time`. Checked once in a stack:
+    the layers inside recognise the tensor that this returns. On a GPU a check waits for the device."""
     if lengths is None:
         return None
     earlier = _earlier(lengths)
@@ -190,7 +192,7 @@ def checked_lengths(lengths: Lengths, batch: int, time: int, device: torch.devic
 
 
 def _earlier(lengths: object) -> _Checked | None:
-    """What an earlier check stored with them."""
+    """The `_Checked` that an earlier check attached to these lengths, or None."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return None
     return getattr(lengths, "_plmu_checked", None)
@@ -242,7 +244,7 @@ def keep_valid(values: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _valid(lengths: Tensor, time: int) -> Tensor:
-    """Which steps are no padding, (batch, time)."""
+    """Which steps are not padding, (batch, time); cached with checked lengths."""
     earlier = _earlier(lengths)
     if earlier is not None and earlier.valid is not None and earlier.valid.shape[1] == time:
         return earlier.valid
@@ -253,7 +255,7 @@ def _valid(lengths: Tensor, time: int) -> Tensor:
 
 
 def reversed_steps(lengths: Tensor, time: int) -> Tensor:
-    """For each step the step that takes its place when every sequence is reversed within its length: (batch, time)."""
+    """(batch, time) indices: `x[b, index[b]]` is sequence b reversed within its length, the padding in its place."""
     earlier = _earlier(lengths)
     if earlier is not None and earlier.reversed is not None and earlier.reversed.shape[1] == time:
         return earlier.reversed
@@ -265,8 +267,8 @@ def reversed_steps(lengths: Tensor, time: int) -> Tensor:
 
 
 def _visible(values: Tensor) -> Tensor | None:
-    """The tensor whose values can be read: under torch.func, that of the whole batch. None while compiling or capturing
-    a CUDA graph, and for a tensor without values."""
+    """The tensor whose values can be read: under torch.func, the unwrapped tensor of the whole batch. None while
+    compiling or capturing a CUDA graph, and for a tensor without values."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return None
     values = torch.func.debug_unwrap(values, recurse=True)
@@ -276,8 +278,8 @@ def _visible(values: Tensor) -> Tensor | None:
 
 
 def _held_within(lengths: Tensor, time: int) -> Tensor:
-    """Lengths that cannot be read now. A compiled or captured call raises for a bad length when it runs. Where that
-    check is lost, as in a trace, a bad length is clamped."""
+    """`lengths` clamped to 0 … `time`, for lengths whose values cannot be read now. A compiled or captured call raises
+    for a bad length when it runs; a trace loses that check, and the length is clamped."""
     if torch.compiler.is_compiling() or lengths.is_cuda:
         good = ((lengths >= 0) & (lengths <= time)).all()
         torch._assert_async(good, "lengths must lie between 0 and the number of time steps")
@@ -285,9 +287,9 @@ def _held_within(lengths: Tensor, time: int) -> Tensor:
 
 
 def finite_by_sum(*tensors: Tensor | None) -> bool | None:
-    """Whether no value of these tensors is NaN or infinite, by their sums, which take one fast pass. False may also
-    mean that a sum overflowed. None where values are not looked at: in a traced or compiled call, and on a GPU, which
-    the answer would hold up."""
+    """Whether no value of these tensors is NaN or infinite, judged by their sums: one fast pass. False may also mean
+    that a sum overflowed. None if values are not read: in a traced or compiled call, and on a GPU, where reading would
+    wait for the device."""
     for values in tensors:
         if values is None:
             continue

@@ -114,6 +114,7 @@ class Chunked(Algorithm):
         return Option(label, seconds, chunk, fold, self._tile(case, chunk, case.resets))
 
     def _chunks(self, case: Case) -> list[int]:
+        """Candidate numbers of steps of a chunk; the whole sequence if it is short."""
         if case.resets:
             return [min(self.RESET_CHUNK, case.time)]
         small = [chunk for chunk in self.CHUNKS if chunk < case.time and _matrix(case, chunk) <= self.LARGEST_MATRIX]
@@ -127,19 +128,21 @@ class Chunked(Algorithm):
         return case.kind == "project" and not case.resets and folded <= max(self.SMALL_FOLDED, case.moved)
 
     def _tile(self, case: Case, chunk: int, resets: bool) -> int:
-        """Blocks of m at a time: a few MiB, or a quarter of input and output where that is more. With resets each block
-        has a matrix of its own too."""
+        """The number of blocks whose m exists at a time: a few MiB, or a quarter of input and output where that is
+        more. With resets each block has a matrix of its own, which counts too."""
         least = self.LEAST_TILE_ON_GPU if case.rates.gpu else self.LEAST_TILE
         width = max(case.channels, chunk * case.inputs) if resets else case.channels
         return max(1, max(least, case.moved // self.TILE_SHARE) // (chunk * case.order * width))
 
     def _rounds(self, case: Case, chunk: int, chunks: int) -> int:
-        """The number of rounds in which states are carried: all, or those until the memory has faded, if that is known.
-        Some rounds follow until the powers of Ā are zero, but counting these too gave worse choices."""
+        """The number of rounds in which states are carried: log₂ of the number of chunks, or of the chunks after which
+        the memory has faded, if known. `carry` runs on until the powers of Ā are zero, but counting those rounds too
+        gave worse choices."""
         far = min(chunks - 1, -(-case.reach // chunk)) if case.reach else chunks - 1
         return far.bit_length()
 
     def _cost(self, case: Case, chunk: int, fold: bool) -> float:
+        """Estimated seconds, forward and backward, with chunks of `chunk` steps."""
         rates = case.rates
         chunks = -(-case.time // chunk)
         blocks, rounds = case.batch * chunks, self._rounds(case, chunk, chunks)
@@ -224,9 +227,9 @@ def project(
             folded = finite(folded)
         o = blocks.x.flatten(1) @ folded.mT  # (N, chunk · out)
     else:
-        # As an ordinary function it has forward-mode gradients, at the price of all of m.
-        of_tiles: Any = BlockProject.forward if forward_mode() else BlockProject.apply
-        o = of_tiles(blocks.x, blocks.matrix, *(blocks.reach or (None, None)), weight.flatten(1), tile)
+        # Its `forward` as an ordinary function has forward-mode gradients, at the price of storing all of m.
+        project_tiles: Any = BlockProject.forward if forward_mode() else BlockProject.apply
+        o = project_tiles(blocks.x, blocks.matrix, *(blocks.reach or (None, None)), weight.flatten(1), tile)
     o = o.reshape(batch, blocks.count * chunk, out)[:, :time]
     if lengths is None and resets is None:
         last = blocks.last_state(time)
@@ -236,7 +239,7 @@ def project(
 
 
 def _states_with_resets(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor) -> Tensor:
-    """Every step as a chunk of its own, carried over those links that no reset cuts."""
+    """All states (batch, time, order, channels): every step is a chunk of its own, and no state passes a reset."""
     driven = apply(system.derive(input_matrix, dtype=u.dtype, device=u.device), u)  # (batch, time, order, channels)
     first = torch.zeros_like(driven[:, :1]) if state is None else state[:, None].to(u.dtype)
     return carry(torch.cat([first, driven], dim=1), ~resets, system, 1)[:, 1:].contiguous()

@@ -77,7 +77,7 @@ def carry(values: Tensor, links: Tensor | None, system: LinearSystem, stride: in
 
 
 def _with_resets(u: Tensor, system: LinearSystem, state: Tensor | None, resets: Tensor) -> Tensor:
-    """Every step as a chunk of its own, carried over those links that no reset cuts."""
+    """All states (batch, time, order, channels): every step is a chunk of its own, and no state passes a reset."""
     values = apply(system.derive(input_matrix, dtype=u.dtype, device=u.device), u)  # (batch, time, order, channels)
     if state is not None:
         advanced = apply(system.derive(power, 1, dtype=u.dtype, device=u.device), state)

@@ -32,15 +32,15 @@ def states(u: Tensor, system: LinearSystem, state: Tensor | None) -> Tensor:
 
 
 def span(system: LinearSystem, time: int, dtype: torch.dtype) -> int:
-    """The number of lags of the impulse response that matter, of `time`. The others sum to at most a sixteenth of the
-    rounding step, and a transform adds such errors to every state anyway."""
+    """The number of first lags of the impulse response, at most `time`, that matter. The others sum to at most 1/16 of
+    the rounding step, and a transform adds such errors to every state anyway."""
     if not system.constant:
         return time
     return int(system.numbers(spans, time)[int(dtype == torch.float64)])
 
 
 def spans(system: LinearSystem, time: int) -> Tensor:
-    """The same for float32 and float64: (2,)."""
+    """`span` of a constant system in float32 and in float64: (2,)."""
     size = response(system, time).abs().sum(2)  # (order, time)
     remaining = size.flip(1).cumsum(1).flip(1)  # from each lag on
     share = remaining / remaining[:, :1]
@@ -169,14 +169,17 @@ class FFT(Algorithm):
         return ("u", "weight") if case.kind == "project" else ()
 
     def _in_blocks(self, case: Case) -> bool:
+        """Whether blocks of steps are transformed, not all steps at once: on a CPU, if the memory is known to fade."""
         return case.reach > 0 and not case.rates.gpu
 
     def _blocks(self, case: Case) -> list[int]:
-        """Sizes that cut time into equal parts, no longer than the memory lasts: errors spread over two blocks."""
-        most = [min(most, case.time) for most in self.BLOCKS if most <= max(case.reach, self.BLOCKS[0])]
-        return sorted({fast_block(-(-case.time // -(-case.time // steps))) for steps in most})
+        """Candidate block lengths, which cut time into about equal parts. They do not exceed the length of the memory
+        by much, since rounding errors spread over two blocks."""
+        limits = [min(steps, case.time) for steps in self.BLOCKS if steps <= max(case.reach, self.BLOCKS[0])]
+        return sorted({fast_block(-(-case.time // -(-case.time // limit))) for limit in limits})
 
     def _option(self, case: Case, block: int) -> Option:
+        """Transforms of blocks of `block` steps, with the estimated time."""
         blocks = -(-case.time // block)
         pieces = min(-(-case.reach // block), blocks)
         products = pieces - pieces * (pieces - 1) / (2 * blocks)  # the first blocks have fewer windows before them

@@ -27,7 +27,7 @@ def final_state(
     u: Tensor, system: LinearSystem, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None
 ) -> Tensor:
     """The state (batch, order, channels) after each sequence's own last step. Inputs past a length must be zero."""
-    time, decay = u.shape[1], lengths  # the number of steps over which the first state decays
+    time, decay = u.shape[1], lengths  # decay: steps over which the first state decays; None for all
     if resets is not None:
         segment = resets.cumsum(dim=1)  # (batch, time)
         end = segment[:, -1:] if lengths is None else segment.gather(1, (lengths - 1).clamp(min=0)[:, None])
@@ -55,7 +55,8 @@ def aligned_right(u: Tensor, lengths: Tensor) -> Tensor:
 
 
 def block_length(time: int, order: int, inputs: int) -> int:
-    """The number of steps of one product: all, unless the impulse response over all steps would be too large."""
+    """The number of steps of one product: all, halved until its impulse response has at most LARGEST_PRODUCT
+    elements."""
     block = time
     while block > 1 and block * order * inputs > LARGEST_PRODUCT:
         block = (block + 1) // 2

@@ -135,10 +135,10 @@ class Fused(Algorithm):
         return self._why_not_hopper(case)
 
     def options(self, case: Case) -> list[Option]:
-        """Tiles are counted whole: of chunks, of 64 channels, and of 64, 128 or 256 outputs. Carried states are counted
-        even if the response fades within a chunk, since a case does not have the system's values. With groups, a tile
-        has channels of one group alone, and so has m for the gradient of u; where that gradient is filtered after the
-        product, this counts too much."""
+        """One option. Its estimate rounds sizes up to whole tiles: of chunks, of 64 channels, and of 64, 128 or 256
+        outputs. It counts carried states even if the response fades within a chunk, since a case does not have the
+        system's values. With groups a tile has channels of one group alone, in the gradient of u too; for the kernel
+        that filters after the product (`gluon_input_gradient`), this counts too much."""
         from plmu.ops.gpu.tables import CHUNK, grouping, rows_of, tiles
 
         _, passed = grouping(case.batch, case.time, case.channels, case.groups)  # one after another
@@ -199,6 +199,7 @@ class Fused(Algorithm):
         return None if split.PARTS else "products in float32 are not divided into parts"
 
     def _why_not_hopper(self, case: Case) -> str | None:
+        """The reason why the kernels for Hopper do not run a case, or None."""
         from plmu.ops.gpu import launch
         from plmu.ops.gpu.float32 import split, split_hopper
 
@@ -219,11 +220,12 @@ def interpreted() -> bool:
 
 
 def _stops(problem: Problem) -> Tensor | None:
-    """Where the state is reset; and, of a system that may grow, where a sequence ends."""
+    """The resets (batch, time); for an unstable system also one where each sequence ends; None without any."""
     return problem.stops() if any(map(may_grow, each(problem.groups or problem.system))) else problem.resets
 
 
 def _empty(u: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """m and the final state of an empty batch, for which nothing is launched."""
+    """m (0, time, order, channels) and the final state of an empty batch, connected to u for autograd; nothing is
+    launched."""
     m = u[:, :, None].expand(-1, -1, problem.system.order, -1)
     return m, m.sum(1, dtype=problem.wide)

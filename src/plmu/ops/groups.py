@@ -1,4 +1,4 @@
-"""Equal groups of channels with a system each, as one problem: an algorithm may run them together."""
+"""Equal groups of channels, each with its own system, as one problem that an algorithm may run in one launch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SystemGroups(Derived):
 
 
 def together(systems: Sequence[LinearSystem]) -> SystemGroups | None:
-    """Systems as groups, if they can be: several constant ones of one order, with one input for each channel."""
+    """The systems as `SystemGroups`; None unless they are several, constant, of one order, with B̄ of shape (order,)."""
     first = systems[0]
     alike = all(system.constant and system.inputs is None and system.order == first.order for system in systems)
     return SystemGroups(systems) if len(systems) > 1 and alike else None

@@ -17,8 +17,8 @@ DEVICES = ("cuda",)  # kinds of devices for which layers ask for kernels
 
 
 def encoded(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """u = U x + b in training in half precision on Hopper GPUs, and x for whatever else is made of it; None
-    elsewhere."""
+    """(u, x) with u = U x + b, for training in half precision on Hopper GPUs; None elsewhere. The layer must use this x
+    for its other operations: their gradients of x are then added to the encoder's in one product."""
     from plmu.ops.gpu import encoding
 
     return encoding.encoded(x, weight, bias) if encoding.fits(x, weight, bias) else None
@@ -53,5 +53,5 @@ def why_no_steps(device: torch.device, dtype: torch.dtype, batch: int) -> str | 
 
 @cache
 def steps() -> ModuleType | None:
-    """The kernels for those steps, if Triton is there."""
+    """The module of kernels for the steps of an original LMU; None without Triton."""
     return importlib.import_module("plmu.ops.gpu.triton_coupled") if importlib.util.find_spec("triton") else None

@@ -100,7 +100,7 @@ def unit_states(system: LinearSystem, length: int) -> Tensor:
 
 
 def unit_state(system: LinearSystem, length: int) -> Tensor:
-    """The last of them: (order,)."""
+    """The state after `length` steps of an input that is 1: (order,)."""
     return response(system, length).squeeze(2).sum(1)
 
 
@@ -115,12 +115,13 @@ def _stable(system: LinearSystem) -> Tensor:
 
 
 def lasts(system: LinearSystem, dtype: torch.dtype) -> int:
-    """The number of steps, roughly, after which an input to a stable system has faded to less than a rounding step."""
+    """The number of steps, roughly, until all elements of a power of Ā are below 1/16 of the rounding step of `dtype`;
+    for stable systems."""
     return int(system.numbers(_fading)[int(dtype == torch.float64)])
 
 
 def _fading(system: LinearSystem) -> Tensor:
-    """The same for float32 and float64, to a quarter of the next power of two: (2,)."""
+    """`lasts` in float32 and in float64, rounded up to a quarter of the next power of two: (2,)."""
     steps_by_dtype = []
     for dtype in (torch.float32, torch.float64):
         small = torch.finfo(dtype).eps / 16
@@ -143,5 +144,5 @@ def finite(matrix: Tensor) -> Tensor:
 
 
 def infinity_as_nan(x: Tensor) -> Tensor:
-    """x with NaN in place of infinity, in one fast call: zero times infinity is NaN."""
+    """x with NaN in place of infinity, by one fast call: x + 0 · x."""
     return torch.add(x, x, alpha=0)

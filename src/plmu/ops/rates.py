@@ -16,10 +16,10 @@ HALF = 2  # bytes of a number in half precision
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of a kind of device, for its float32 and its half-precision units."""
+    """Rates of a kind of device."""
 
-    flops: float  # a second
-    half_flops: float
+    flops: float  # float32 operations a second
+    half_flops: float  # half-precision operations a second
     bandwidth: float  # bytes a second
     latency: float  # seconds that the smallest operation takes
     own_latency: float  # the same for plmu's own kernels, on a GPU

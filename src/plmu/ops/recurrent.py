@@ -12,8 +12,8 @@ from plmu.ops.matrices import apply, step_matrix
 
 
 class Stepper:
-    """m_t = [Ā | B̄] [m_{t-1} ; u_t], or m_{t-1} + [Ā − I | B̄] [m_{t-1} ; u_t] where that rounds better, with the matrix
-    at hand: `stepper(u, state)` for u (batch, inputs, channels) and a state (batch, order, channels)."""
+    """One step: `stepper(u, state)` is m_t (batch, order, channels) for u_t (batch, inputs, channels) and the state
+    m_{t-1}. It is [Ā | B̄] [m_{t-1} ; u_t], or m_{t-1} + [Ā − I | B̄] [m_{t-1} ; u_t] where that rounds better."""
 
     def __init__(self, system: LinearSystem, dtype: torch.dtype, device: torch.device) -> None:
         self.incremental = system.near_identity

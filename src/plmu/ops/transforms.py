@@ -57,14 +57,16 @@ def _spectra(u: Tensor, system: LinearSystem, block: int, reach: int) -> Tensor:
 
 
 def _windows(u: Tensor, block: int) -> Tensor:
-    """F of the window of each block: (inputs, channels, batch, blocks, block + 1)."""
+    """The spectrum of the window of each block, its steps and those of the block before: (inputs, channels, batch,
+    blocks, block + 1)."""
     padded = pad(u.permute(2, 3, 0, 1), (block, -u.shape[1] % block))
     spectrum: Tensor = torch.fft.rfft(padded.unfold(3, 2 * block, block))
     return spectrum
 
 
 def _all_blocks(u: Tensor, spectra: Tensor) -> Tensor:
-    """m of all blocks at once, in operations that torch differentiates and transforms."""
+    """m (batch, time, order, channels) of all blocks at once, by operations that torch differentiates and
+    transforms."""
     pieces, _, _, points = spectra.shape
     block, time = points - 1, u.shape[1]
     windows = pad(torch.view_as_real(_windows(u, block)), (0, 0, 0, 0, pieces - 1, 0))
@@ -77,8 +79,9 @@ def _all_blocks(u: Tensor, spectra: Tensor) -> Tensor:
 
 
 class _Tiles:
-    """Tiles of m, (order · channels, sequences · steps) each, and what their gradients give. A tile is several whole
-    sequences, or some blocks of one."""
+    """Division of m into tiles, (order · channels, sequences · steps) each: the states of a tile, and their gradients.
+    A tile is several whole sequences, or some blocks of one. Iterating gives the slices (sequences, blocks, steps) of
+    each."""
 
     def __init__(self, u: Tensor, spectra: Tensor, tile: int) -> None:
         self.batch, self.time, self.inputs, self.channels = u.shape
@@ -97,7 +100,7 @@ class _Tiles:
                 yield sequences, slice(first, last), slice(first * self.block, min(last * self.block, self.time))
 
     def states(self, windows: Tensor, sequences: slice, blocks: slice, steps: slice) -> Tensor:
-        """m of a tile, of all windows."""
+        """m of a tile, (order · channels, sequences · steps), from the spectra of all windows."""
         windows, total = windows[:, :, sequences], None
         for k, piece in enumerate(self.spectra[: blocks.stop]):
             start = max(blocks.start, k)  # there are no windows before the first
@@ -112,7 +115,7 @@ class _Tiles:
         return rows
 
     def collect(self, grad_windows: Tensor, grad_m: Tensor, sequences: slice, blocks: slice, steps: slice) -> None:
-        """Add to the gradient of the windows what that of the m of a tile gives."""
+        """Add to `grad_windows`, the gradient of all windows' spectra, the part that comes from a tile's `grad_m`."""
         grad_m = grad_m.reshape(-1, self.channels, sequences.stop - sequences.start, steps.stop - steps.start)
         grad_m = pad(grad_m, (0, (blocks.stop - blocks.start) * self.block - grad_m.shape[3]))
         # Behind a block of zeros, as it is in a window, its transform has the other sign at odd frequencies.
@@ -125,24 +128,25 @@ class _Tiles:
                 grad_window[:, :, start - k : blocks.stop - k] += product.sum(0)
 
     def input_gradient(self, grad_windows: Tensor) -> Tensor:
-        """The gradient of u from that of all windows."""
+        """The gradient of u from that of all windows' spectra, which is overwritten."""
         grad_windows[..., 1::2].neg_()
         by_window = torch.fft.irfft(grad_windows, n=2 * self.block, norm="forward")
-        grad_u: Tensor = by_window[..., self.block :]  # what is in two windows, from both
+        grad_u: Tensor = by_window[..., self.block :]  # each step is in two windows: the sum over both
         grad_u[..., :-1, :] += by_window[..., 1:, : self.block]
         by_step: Tensor = grad_u.flatten(3)[..., : self.time].permute(2, 3, 0, 1)
         return by_step
 
 
 def _by_autograd(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
-    """The gradients of some inputs, which can be differentiated again."""
+    """The gradients of `function()` for `inputs`, given that of its result; they can be differentiated again."""
     create = torch.is_grad_enabled()
     with torch.enable_grad():
         return list(torch.autograd.grad(function(), inputs, gradient, create_graph=create))
 
 
 def _is_plain(gradient: Tensor) -> bool:
-    """Whether nothing but the values of a gradient is asked for."""
+    """Whether only the values of a gradient are needed: no second derivative, transform, trace or batch of
+    gradients."""
     return not (torch.is_grad_enabled() or watched() or is_batched(gradient))
 
 
@@ -153,8 +157,8 @@ class _States(torch.autograd.Function):
         ctx.save_for_backward(spectra)
         windows = _windows(u, tiles.block)
         m = u.new_empty(tiles.batch, tiles.time, tiles.rows)
-        for place in tiles:
-            m[place[0], place[2]].flatten(0, 1).copy_(tiles.states(windows, *place).mT)
+        for sequences, blocks, steps in tiles:
+            m[sequences, steps].flatten(0, 1).copy_(tiles.states(windows, sequences, blocks, steps).mT)
         by_channel: Tensor = m.unflatten(2, (-1, tiles.channels))
         return by_channel
 
@@ -166,8 +170,9 @@ class _States(torch.autograd.Function):
             return *_by_autograd(lambda: _all_blocks(u, spectra), [u], gradient), None, None  # the same for every u
         grad_m = gradient.reshape(tiles.batch, tiles.time, tiles.rows)
         grad_windows = spectra.new_zeros(tiles.shape)
-        for place in tiles:
-            tiles.collect(grad_windows, grad_m[place[0], place[2]].flatten(0, 1).mT.contiguous(), *place)
+        for sequences, blocks, steps in tiles:
+            grad_tile = grad_m[sequences, steps].flatten(0, 1).mT.contiguous()
+            tiles.collect(grad_windows, grad_tile, sequences, blocks, steps)
         return tiles.input_gradient(grad_windows), None, None
 
 
@@ -178,8 +183,9 @@ class _Project(torch.autograd.Function):
         ctx.save_for_backward(u, spectra, weight)
         windows = _windows(u, tiles.block)
         o = u.new_empty(tiles.batch, tiles.time, weight.shape[0])
-        for place in tiles:
-            torch.mm(tiles.states(windows, *place).mT, weight.mT, out=o[place[0], place[2]].flatten(0, 1))
+        for sequences, blocks, steps in tiles:
+            m = tiles.states(windows, sequences, blocks, steps)
+            torch.mm(m.mT, weight.mT, out=o[sequences, steps].flatten(0, 1))
         return o
 
     @staticmethod
@@ -187,15 +193,15 @@ class _Project(torch.autograd.Function):
         tiles, (u, spectra, weight) = ctx.tiles, ctx.saved_tensors
         need_u, _, need_weight, _ = ctx.needs_input_grad
         if not _is_plain(gradient):
-            inputs = [one for one, needed in ((u, need_u), (weight, need_weight)) if needed]
-            found = iter(_by_autograd(lambda: _all_blocks(u, spectra).flatten(2) @ weight.mT, inputs, gradient))
-            return next(found) if need_u else None, None, next(found) if need_weight else None, None
+            inputs = [tensor for tensor, needed in ((u, need_u), (weight, need_weight)) if needed]
+            grads = iter(_by_autograd(lambda: _all_blocks(u, spectra).flatten(2) @ weight.mT, inputs, gradient))
+            return next(grads) if need_u else None, None, next(grads) if need_weight else None, None
         grad_windows = spectra.new_zeros(tiles.shape) if need_u else None
         windows, grad_weight = (_windows(u, tiles.block), torch.zeros_like(weight)) if need_weight else (None, None)
-        for place in tiles:
-            grad_o = gradient[place[0], place[2]].flatten(0, 1)
+        for sequences, blocks, steps in tiles:
+            grad_o = gradient[sequences, steps].flatten(0, 1)
             if windows is not None and grad_weight is not None:
-                grad_weight.addmm_(grad_o.mT, tiles.states(windows, *place).mT)
+                grad_weight.addmm_(grad_o.mT, tiles.states(windows, sequences, blocks, steps).mT)
             if grad_windows is not None:
-                tiles.collect(grad_windows, weight.mT @ grad_o.mT, *place)
+                tiles.collect(grad_windows, weight.mT @ grad_o.mT, sequences, blocks, steps)
         return None if grad_windows is None else tiles.input_gradient(grad_windows), None, grad_weight, None
