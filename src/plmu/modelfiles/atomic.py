@@ -17,7 +17,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_LONGEST = 200  # bytes of a name that leave room for the rest of a temporary one, of at most 255
+_LONGEST = 200  # bytes of a name: a temporary name adds to it, and may have 255
 
 
 @contextmanager
@@ -45,9 +45,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = target.parent / f".{name}.{os.getpid()}.{threading.current_thread().ident}.tmp"
     try:
         temporary.touch()
-        mode = stat.S_IMODE(
-            (target if target.exists() else temporary).stat().st_mode
-        )  # the umask sets that of a new file
+        # A new file has the mode that the umask gave the temporary one.
+        mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
         with _locked(temporary):
             yield temporary
             with open(temporary, "rb+") as written:
@@ -70,7 +69,8 @@ def _clear_abandoned(folder: Path, name: str) -> None:
 
 
 def _runs(process: int, thread: int) -> bool:
-    if process == os.getpid():  # or an earlier process had the same number, as in a container
+    """Whether the writer of a temporary file still runs."""
+    if process == os.getpid():  # by its threads, since an earlier process may have had the same number
         return thread in {running.ident for running in threading.enumerate()}
     try:
         os.kill(process, 0)
@@ -94,6 +94,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _is_locked(file: Path) -> bool:
+    """Whether a writer, perhaps on another machine, holds a lock on the file."""
     try:
         with open(file, "rb") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

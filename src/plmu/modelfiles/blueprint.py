@@ -23,16 +23,16 @@ from plmu.nn.savable import REGISTERED
 
 Description = dict[str, Any]
 
-# The most that building a description may cost, in multiplications: one or two seconds and less than 200 MiB, and half
-# a second more for each megabyte of tensors. Without any tensors one memory of order 1,024 fits, or 500 of order 4.
+# The highest cost of building a description, in multiplications: 1–2 s and less than 200 MiB, and half a second more
+# for each megabyte of tensors. Without any tensors one memory of order 1,024 may be built, or 500 of order 4.
 LIMIT = 24_000_000_000
 LIMIT_PER_BYTE = 10_000
-_MODULE, _LAYER, _SYSTEM = 3_000_000, 20_000_000, 25_000_000  # costs of small ones: torch's, plmu's, a θ
-_MATRICES = 20  # of order², that discretising holds at a time; counted as products, so that a limit bounds memory too
-_DEEPEST = 64  # stacks within stacks
+_MODULE, _LAYER, _SYSTEM = 3_000_000, 20_000_000, 25_000_000  # a torch module, a layer of plmu, a θ: costs if small
+_MATRICES = 20  # matrices that discretising holds at once; counted as products, so that the limit bounds memory too
+_DEEPEST = 64  # nested stacks
 
-# Modules of torch that may be built, with the constructor arguments that they keep as attributes of the same name.
-# The layers of plmu are in `REGISTERED`.
+# Modules of torch that may be built, with the constructor arguments that are their attributes too. The layers of plmu
+# are in `REGISTERED`.
 TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("in_features", "out_features"),
     nn.Embedding: (
@@ -67,15 +67,16 @@ SYSTEMS = ".systems."  # tensors of systems given as matrices; no name in a stat
 
 
 def describe(model: nn.Module) -> tuple[Description, dict[str, Tensor]]:
-    """The description from which `build` makes the model again, and the matrices of its systems by name."""
+    """The description from which `build` rebuilds the model, and the matrices of its given systems by name."""
     tensors: dict[str, Tensor] = {}
     return _describe(model, tensors, "model"), tensors
 
 
 def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Description:
+    """`describe` for a module at the path `where`; adds matrices to `tensors`. ValueError if it cannot be saved."""
     kind = type(module)
     if kind is Sequential or kind is nn.Sequential:
-        # Not children() or named_children(): they leave out what is there for the second time.
+        # Not children() or named_children(), which omit a module that occurs a second time.
         inside = (module.layers if isinstance(module, Sequential) else module)._modules
         children = {key: child for key, child in inside.items() if child is not None}
         name = "Sequential" if kind is Sequential else "torch.Sequential"
@@ -119,14 +120,14 @@ def _describe(module: nn.Module, tensors: dict[str, Tensor], where: str) -> Desc
 
 
 def build(description: Description, tensor: Callable[[str], Tensor], size: int) -> nn.Module:
-    """The model of a description, its parameters on the `meta` device.
+    """The model of a description, with parameters on the `meta` device.
 
-    Raises `TooLarge`, another `FileFormatError`, or what a constructor raises, for a description that cannot be built.
+    Raises `TooLarge`, another `FileFormatError`, or the error of a constructor, for a description that cannot be built.
 
     Args:
-        description: of `describe`.
-        tensor: gives a system's matrix by name.
-        size: of the model's tensors in bytes.
+        description: as `describe` returns it.
+        tensor: returns the matrix of a system by its name.
+        size: bytes of the model's tensors, which raise the limit of the cost.
     """
     if _cost(description, "model", 0) > LIMIT + LIMIT_PER_BYTE * size:
         raise TooLarge(f"to build this model takes too long for one with {size:,} bytes of tensors")
@@ -137,6 +138,7 @@ def build(description: Description, tensor: Callable[[str], Tensor], size: int) 
 
 
 def _build(description: Description, system: Callable[[str], LinearSystem]) -> nn.Module:
+    """`build` without the check of the cost; `system` returns a given system by its name."""
     name = description["class"]
     if name in _STACKS:
         modules = [_build(inner, system) for inner in description["modules"]]
@@ -152,7 +154,8 @@ def _build(description: Description, system: Callable[[str], LinearSystem]) -> n
 
 
 def _cost(description: Description, where: str, depth: int) -> float:
-    """The approximate number of multiplications to build a description; raises where it has unknown parts."""
+    """The approximate number of multiplications to build a description; FileFormatError if it has unknown classes,
+    unknown options or wrong values."""
     name = description["class"]
     if depth > _DEEPEST:
         raise FileFormatError(f"stacks are nested more than {_DEEPEST} deep")
@@ -173,7 +176,7 @@ def _cost(description: Description, where: str, depth: int) -> float:
     inside = REGISTERED[name].modules if name in REGISTERED else 0
     cost: float = _LAYER if inside is None else _MODULE * (1 + inside + max(config.get("highways", 0), 0))
     for order, theta in ((config.get("order"), config.get("theta")), (config.get("lag_order"), config.get("lags"))):
-        if order is None or order < 1:  # a given system, or what the constructor refuses
+        if order is None or order < 1:  # a given system, or an order that the constructor refuses
             continue
         for window in theta if isinstance(theta, list) else [theta]:
             if window is not None and window > 0:
@@ -183,12 +186,12 @@ def _cost(description: Description, where: str, depth: int) -> float:
     return cost
 
 
-_Meaning = tuple[str, Callable[[Any], bool]]  # in words, and whether a value has it
+_Meaning = tuple[str, Callable[[Any], bool]]  # what values an option may have, in words and as a check
 
 
 @cache
 def _meanings(name: str) -> dict[str, _Meaning]:
-    """What a file may hold for each option of a class; never for `device` or `dtype`."""
+    """The values that a file may have for each option of a class; `device` and `dtype` are no options."""
     if name in REGISTERED:
         return {key: _by_annotation(option.annotation) for key, option in REGISTERED[name].options.items()}
     kind = _TORCH_NAMES[name]
@@ -229,6 +232,7 @@ _PARTS: dict[str, _Meaning] = {
 
 
 def _by_annotation(annotation: str) -> _Meaning:
+    """The values that an annotation such as "int | None" allows."""
     parts = [_PARTS[part.strip()] for part in annotation.split("|")]
     return " or ".join(words for words, _ in parts), lambda value: any(fits(value) for _, fits in parts)
 

@@ -19,7 +19,8 @@ from plmu.nn.steppable import activation_name
 
 
 def difference(model: nn.Module, rebuilt: nn.Module) -> str | None:
-    """In words, the first thing in which a rebuilt model is not the one that was described; weights apart."""
+    """The first difference of a rebuilt model from the model that was described, in words, apart from weights; or
+    None."""
     modules, rebuilt_modules = (dict(module.named_modules(remove_duplicate=False)) for module in (model, rebuilt))
     for name in {**rebuilt_modules, **modules}:
         module, rebuilt_module = modules.get(name), rebuilt_modules.get(name)
@@ -47,6 +48,7 @@ def _equal(value: Any, rebuilt: Any) -> bool:
 
 
 def _same_systems(memory: Memory, rebuilt: Memory) -> bool:
+    """Whether two fixed memories have the same matrices."""
     # Matrices made from one θ on two machines may differ by rounding.
     same = torch.allclose if memory.thetas() else torch.equal
     pairs = zip(memory.systems(), rebuilt.systems(), strict=True)
@@ -55,36 +57,37 @@ def _same_systems(memory: Memory, rebuilt: Memory) -> bool:
 
 # Options that do not change a step or its state, or that follow from the shapes of weights.
 _IGNORED = {"algorithm", "return_sequences", "init", "sparse", "scale_grad_by_freq", "padding_idx", "memory_size"}
-_IGNORED |= {"p", "memory_noise", "memory_dropout", "token_dropout"}  # of training alone
-# Attributes of plmu's layers that were added after fingerprints; in a subclass their options stand for them.
+_IGNORED |= {"p", "memory_noise", "memory_dropout", "token_dropout"}  # used only in training
+# Attributes of plmu's layers added after fingerprints were introduced: the fingerprint of a subclass has their options
+# instead.
 _ADDED_LATER = {"standardize"}
-# Layers whose fingerprints also have options with their default value; those registered later have not.
+# Layers whose fingerprints also include options with their default value; those of layers registered later do not.
 _WITH_DEFAULTS = {"CausalAttention", "CausalConvolution", "Highway", "LMUBlock", "MemoryBlock", "SelectiveLMU"}
 _WITH_DEFAULTS |= {"Standardize"}
-_FUNCTIONS = {"input_activation": "f1", "output_activation": "f2", "hidden_activation": "f"}  # where options are kept
+_FUNCTIONS = {"input_activation": "f1", "output_activation": "f2", "hidden_activation": "f"}  # attributes of options
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A hash of a model's classes, options and weights: of what one step computes.
+    """A hash of a model's classes, options and weights, which determine what one step computes.
 
-    Of a class that plmu does not know, the options are its public attributes that are numbers, names, tensors, systems
-    or functions, and lists or dictionaries of those. A function counts by its name. Options of plmu's layers that have
-    their default value are left out, so that new ones change nothing.
+    The options of a class that plmu does not know are its public attributes that are numbers, names, tensors, systems
+    or functions, and lists or dictionaries of those. A function counts by its name. Options of plmu's layers at their
+    default are left out, so that a new option does not change the fingerprint of old models.
     """
     digest = hashlib.sha256()
     modules = dict(model.named_modules(remove_duplicate=False))
     layers = {module: layer for module in modules.values() if (layer := _layer(module)) is not None}
-    of_layers = {id(_memory(module)) for module in layers}
+    layer_memories = {id(_memory(module)) for module in layers}
     for name, module in modules.items():
         kind = type(module)
         options: dict[str, Any] = {}
         if module in layers:
             options = _layer_options(module, layers[module])
-        elif isinstance(module, Memory) and id(module) not in of_layers:
+        elif isinstance(module, Memory) and id(module) not in layer_memories:
             options = {"width": module.width, **_memory_options(module)}
         else:
             names = TORCH.get(kind, tuple(module.config) if _has_defaults(module) else ())
-            options = {key: getattr(module, key) for key in names if key != "dropout"}  # of training alone
+            options = {key: getattr(module, key) for key in names if key != "dropout"}  # used only in training
         if kind not in TORCH and not kind.__module__.startswith("plmu."):
             later = _ADDED_LATER if module in layers else ()
             options |= {key: value for key, value in vars(module).items() if _is_option(key) and key not in later}
@@ -98,12 +101,14 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _layer(module: nn.Module) -> Savable | None:
-    """The registered class of a layer, or of its bases, if its options count only where they are not the default."""
+    """The registered class of a layer or its nearest registered base; None if there is none, or if options at their
+    default count too."""
     layer = savable_base(module)
     return None if layer is None or layer.kind.__name__ in _WITH_DEFAULTS else layer
 
 
 def _has_defaults(module: nn.Module) -> bool:
+    """Whether the module's own class is registered."""
     layer = savable_base(module)
     return layer is not None and layer.kind is type(module)
 
@@ -113,17 +118,17 @@ def _is_option(name: str) -> bool:
 
 
 def _holder(layer: nn.Module) -> Any:
-    """The module in a layer that has its memory: an LMU's is in its cell."""
+    """The module that holds a layer's memory and activations: the cell of an LMU, else the layer."""
     return getattr(layer, "cell", layer)
 
 
 def _memory(layer: nn.Module) -> Memory | None:
-    """The memory of a layer; None of one that keeps a window, or counts."""
+    """The memory of a layer; None for a layer without, such as one that keeps a window."""
     return getattr(_holder(layer), "memory", None)
 
 
 def _layer_options(layer: nn.Module, registered: Savable) -> dict[str, Any]:
-    """The options of a layer as they are now, changed ones included, without those at their default."""
+    """The options of a layer that differ from their defaults, read from its attributes, which may have changed."""
     holder, memory = _holder(layer), _memory(layer)
     options: dict[str, Any] = {**layer.config, **({} if memory is None else _memory_options(memory))}  # type: ignore[dict-item]
     for option, attribute in _FUNCTIONS.items():
@@ -136,7 +141,7 @@ def _layer_options(layer: nn.Module, registered: Savable) -> dict[str, Any]:
 
 
 def _memory_options(memory: Memory) -> dict[str, Any]:
-    """The options of a memory; where it is trained, its weights stand for them."""
+    """The options of a memory; a trained memory's weights take the place of theta and system."""
     if memory.trainable != "none":
         return {"trainable": memory.trainable, "theta": None, "system": None}
     thetas = memory.thetas()
@@ -147,7 +152,7 @@ def _memory_options(memory: Memory) -> dict[str, Any]:
 
 
 def _hashable(value: Any) -> Any:
-    """A value as JSON, or ... for other kinds of values."""
+    """A value as JSON, tensors by a hash and functions by name; `...` for other kinds of values."""
     if value is None or isinstance(value, Number | str):
         return value
     if isinstance(value, list | tuple):
@@ -164,6 +169,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _hashed(tensor: Tensor) -> str:
+    """The SHA-256 of a tensor's values."""
     values = (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach().cpu().contiguous()
     content = (ctypes.c_char * values.nbytes).from_address(values.data_ptr()) if values.nbytes else b""
     return hashlib.sha256(content).hexdigest()

@@ -33,15 +33,15 @@ FORMAT = 1
 _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PRECISIONS = tuple(_NAMES.values())
 _WEIGHTS_ONLY = "use save(model, path, weights_only=True), and load_into(model, path) to read it back"
-Shapes = dict[str, tuple[tuple[int, ...], str]]  # of tensors by name, with the types' names in safetensors
+Shapes = dict[str, tuple[tuple[int, ...], str]]  # shapes of tensors, and their types in safetensors' words, by name
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool = False) -> None:
     """Write a model so that `load(path)` rebuilds it, with its weights, their precision and which are frozen.
 
-    That takes known classes with named activations, as their constructors made them. For any other module use
-    `weights_only=True`, which writes its tensors alone, and `load_into(model, path)`. Of a model that is wrapped for
-    averaging, for distributed training or by `torch.compile`, the model inside is written. Hooks are not saved.
+    This requires known classes with named activations, unchanged since they were built. For any other module use
+    `weights_only=True`, which writes only its tensors, and `load_into(model, path)`. AveragedModel, DDP and
+    torch.compile wrappers are removed. Hooks are not saved.
 
     Args:
         model: the model; its classes are those of plmu and the per-step modules of torch.
@@ -60,7 +60,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
     if not weights_only:
         try:
             description["model"], systems = describe(model)
-            # As `load` will see it.
+            # A trial of what `load` will do.
             size = sum(value.numel() * value.element_size() for value in (*tensors.values(), *systems.values()))
             rebuilt = build(json.loads(json.dumps(description["model"])), systems.__getitem__, size)
             problem = difference(model, rebuilt)
@@ -79,16 +79,15 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, weights_only: bool =
 
 
 def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
-    """The model that `save` wrote, with its precision, in training mode as any new module.
+    """The model that `save` wrote, with its precision, in training mode, like any newly built module.
 
     Args:
         path: the file.
-        device: where the model is to be.
+        device: the device of the model.
 
     Raises:
-        FileFormatError: the file is broken, or is no file of a model; or to build what it describes would take longer
-            than one or two seconds, and half a second more for each megabyte of tensors, as a memory of order 2,000
-            does. Then build the model yourself and call `load_into`.
+        FileFormatError: the file is broken or not a model file, or building it would exceed the time limit (1–2 s +
+            0.5 s/MB), as a memory of order 2,000 does: then build the model yourself and call `load_into`.
     """
     place = _checked_device(device)
     with reading(path, ("model", "weights")) as file:
@@ -98,7 +97,7 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn
             model = build(file.description["model"], file.system_tensor, file.size)
         except TooLarge as error:
             raise FileFormatError(f"{path}: {error}: build it yourself and call plmu.load_into(model, path)") from None
-        except Exception as error:  # whatever constructors raise for what a file gives them
+        except Exception as error:  # any error of a constructor called with a file's options
             raise FileFormatError(f"{path} has a description that cannot be built: {_short(error)}") from error
         tied = file.tied()
         _check_fit(model, file.own_shapes(), path)
@@ -118,7 +117,7 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn
 def load_into(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """Fill a model's parameters from a file of `save`, or from any safetensors file of its `state_dict()`.
 
-    Names and shapes must match exactly; if they do not, the model is left as it was. What is frozen stays so.
+    Names and shapes must match exactly; if they do not, the model is left unchanged. Frozen parameters stay frozen.
 
     Args:
         model: any `nn.Module`, built by you.
@@ -148,7 +147,7 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], description:
             save_file(_separate(tensors), temporary, metadata)
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from error
-        except KeyError as error:  # how safetensors names a type that it does not know
+        except KeyError as error:  # raised by safetensors for a type that it does not know
             name = next((name for name, value in tensors.items() if value.dtype == error.args[0]), "a tensor")
             raise ValueError(f"{name} cannot be saved: safetensors has no {error}") from None
         except UnicodeEncodeError as error:
@@ -162,7 +161,7 @@ class Contents:
     path: str | os.PathLike[str]
     description: Description
     shapes: Shapes
-    opened: Any  # safetensors' own
+    opened: Any  # the file as opened by safetensors
 
     @property
     def size(self) -> int:
@@ -172,19 +171,20 @@ class Contents:
         return os.path.getsize(self.path) - 8 - header
 
     def tensors(self, names: list[str], device: torch.device | str) -> dict[str, Tensor]:
-        """Copies, since safetensors gives views of the file, which another write may change."""
+        """Copies of these tensors: safetensors returns views of the file, which another write may change."""
         try:
             return {name: self.opened.get_tensor(name).to(device=device, copy=True) for name in names}
         except SafetensorError as error:
             raise FileFormatError(f"{self.path} has tensors that cannot be read: {error}") from error
 
     def system_tensor(self, name: str) -> Tensor:
+        """A matrix of a system given by its matrices."""
         if name not in self.shapes or self.shapes[name][1] not in _PRECISIONS:
             raise FileFormatError(f"there is no system {name!r} of floating-point numbers")
         return self.tensors([name], "cpu")[name]
 
     def tied(self) -> dict[str, str]:
-        """Names of tied tensors, with the names of those that are in the file."""
+        """For each tied tensor, the name under which the file has it."""
         if self.description["kind"] is None:
             return {}
         tied = self.description.get("tied")
@@ -195,22 +195,23 @@ class Contents:
         return tied
 
     def own_shapes(self) -> Shapes:
-        """Those of the model, with tied tensors under all their names."""
+        """Shapes of the model's tensors, with tied tensors under all their names."""
         return {name: self.shapes[first] for name, first in self._places().items()}
 
     def own_tensors(self, device: torch.device | str) -> dict[str, Tensor]:
-        """Those of the model, with tied tensors under all their names."""
+        """The model's tensors, with tied tensors under all their names."""
         places = self._places()
         tensors = self.tensors(sorted(set(places.values())), device)
         return {name: tensors[first] for name, first in places.items()}
 
     def _places(self) -> dict[str, str]:
+        """For each tensor of the model, the name under which the file has it."""
         return {**{name: name for name in self.shapes if not name.startswith(SYSTEMS)}, **self.tied()}
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str], kinds: tuple[str | None, ...]) -> Iterator[Contents]:
-    """A file of one of these kinds; None stands for one without a description."""
+    """Open a file of one of these kinds; None allows any safetensors file without a description."""
     if not Path(_checked_path(path)).is_file():
         raise FileNotFoundError(f"no such file: {path}")
     try:
@@ -224,6 +225,7 @@ def reading(path: str | os.PathLike[str], kinds: tuple[str | None, ...]) -> Iter
 
 
 def _description(path: str | os.PathLike[str], metadata: dict[str, str], kinds: tuple[str | None, ...]) -> Description:
+    """The checked description in a file's metadata."""
     if "plmu" not in metadata:
         if None in kinds:
             return {"kind": None}
@@ -250,6 +252,7 @@ def _short(value: object) -> str:
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path; raises unless it is a string or a path without null characters."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise TypeError(f"path must be a string or a path, got {type(path).__name__}")
     if "\0" in os.fspath(path):
@@ -258,6 +261,7 @@ def _checked_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _checked_device(device: torch.device | str) -> torch.device:
+    """The device; ValueError unless torch can use it here."""
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
@@ -268,7 +272,7 @@ def _checked_device(device: torch.device | str) -> torch.device:
 
 
 def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A module's tensors by name, each once, and for tied ones the name under which they are kept."""
+    """A module's tensors by name, each once; and for each further name of a tied tensor, its first name."""
     unique: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first_name: dict[int, str] = {}
@@ -289,7 +293,7 @@ def _unique_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]
 
 
 def _problem(value: object) -> str | None:
-    """Why a value of a state_dict cannot be written."""
+    """The reason why a value of a state_dict cannot be written, or None."""
     if not isinstance(value, Tensor):
         return f"is a {type(value).__name__}"
     if is_lazy(value):
@@ -302,7 +306,7 @@ def _problem(value: object) -> str | None:
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, each in memory of its own, which safetensors asks for."""
+    """The tensors on the CPU, none sharing memory, as safetensors requires."""
     separate: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, value in tensors.items():
@@ -315,11 +319,13 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _shape(value: Tensor) -> tuple[tuple[int, ...], str]:
+    """Shape and type of a tensor, as in `Shapes`."""
     return tuple(value.shape), _NAMES.get(value.dtype, str(value.dtype))
 
 
 def _check_fit(model: nn.Module, shapes: Shapes, path: str | os.PathLike[str]) -> None:
-    """Raise unless names and shapes are the model's, and floating point meets floating point."""
+    """Raise unless names and shapes are the model's, and floating-point tensors correspond to floating-point
+    tensors."""
     expected = model.state_dict()
     problems = [f"missing {name}" for name in expected if name not in shapes]
     problems += [f"unexpected {name}" for name in shapes if name not in expected]

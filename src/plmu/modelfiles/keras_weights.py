@@ -16,7 +16,7 @@ from torch import Tensor
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 
-CLOSE = 1e-5  # relative, of a θ that keras-lmu keeps as 1 / θ in float32
+CLOSE = 1e-5  # relative difference of equal θ: keras-lmu keeps 1 / θ in float32
 
 
 def load_keras(
@@ -25,7 +25,7 @@ def load_keras(
     """Copy the weights of a keras-lmu layer into a plmu layer of the same sizes.
 
     `LMU` and `LMUFeedforward` without `hidden_to_memory`, `memory_to_memory` and `trainable_theta`, whose hidden cell
-    is a `Dense` layer, are a `plmu.ParallelLMU`. All others whose hidden cell is `Dense` or `SimpleRNNCell` are a
+    is a `Dense` layer, map to `plmu.ParallelLMU`. All others whose hidden cell is `Dense` or `SimpleRNNCell` map to
     `plmu.LMU` or `plmu.LMUCell`, with `hidden_to_hidden` for a `SimpleRNNCell`.
 
     >>> layer = plmu.ParallelLMU(3, 5, order=4, theta=20.0, memory_size=2, input_to_output=False)
@@ -35,10 +35,10 @@ def load_keras(
         layer: the plmu layer; its activations, order and θ are not in the weights and stay as they are.
         weights: a `.weights.h5` file of Keras 3, which needs h5py to read; or arrays by the paths of Keras' variables,
             `{variable.path: variable.numpy() for variable in keras_layer.weights}`.
-        name: the Keras layer in the file, such as "lmu". May be left out where the file has one layer of keras-lmu.
+        name: the Keras layer in the file, such as "lmu". May be omitted if the file has one layer of keras-lmu.
 
     Raises:
-        ValueError: a weight is missing, left over or of another size, or its θ is not that of `layer`.
+        ValueError: a weight is missing, left over or of another size, or the trained θ differs from that of `layer`.
     """
     memory, hidden = _from_file(weights, name) if isinstance(weights, str | os.PathLike) else _from_paths(weights)
     cell = layer.cell if isinstance(layer, LMU) else layer
@@ -61,6 +61,7 @@ Pairs = list[tuple[Tensor, Tensor]]  # parameters of a layer, with their values
 
 
 def _parallel(layer: ParallelLMU, memory: Weights, hidden: Weights) -> Pairs:
+    """The parameters of a parallel LMU with their values, which are removed from `memory` and `hidden`."""
     if layer.gate is not None:
         raise ValueError("keras-lmu has no gated form: the layer must have gated=False")
     channels, order = layer.memory_size, layer.memory.order
@@ -80,6 +81,7 @@ def _parallel(layer: ParallelLMU, memory: Weights, hidden: Weights) -> Pairs:
 
 
 def _original(cell: LMUCell, memory: Weights, hidden: Weights) -> Pairs:
+    """The parameters of an original LMU with their values, which are removed from `memory` and `hidden`."""
     channels, order, size = cell.memory.channels, cell.memory.order, cell.hidden_size
     back = 0 if cell.hidden_encoder is None else size
     kernel = _take(memory, "kernel", (cell.input_size + back, channels)).T
@@ -108,11 +110,12 @@ def _original(cell: LMUCell, memory: Weights, hidden: Weights) -> Pairs:
 
 
 def _ordered(weight: Tensor, channels: int, order: int) -> Tensor:
-    """(outputs, channel · order + i) to (outputs, order, channels)."""
+    """A weight (outputs, channels · order), channel by channel, as (outputs, order, channels)."""
     return weight.reshape(-1, channels, order).transpose(1, 2)
 
 
 def _take(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Remove and return a weight; ValueError if it is missing or of another shape."""
     if name not in weights:
         raise ValueError(f"keras-lmu's {name} of shape {shape} is missing; there are {', '.join(weights) or 'none'}")
     value = weights.pop(name)
@@ -122,12 +125,12 @@ def _take(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def _optional(weights: Weights, name: str, like: Tensor) -> Tensor:
-    """A bias, or zeros where keras-lmu was made without."""
+    """Remove and return a bias; zeros if the layer of keras-lmu has none."""
     return _take(weights, name, tuple(like.shape)) if name in weights else torch.zeros_like(like)
 
 
 def _from_paths(weights: Mapping[str, Any]) -> tuple[Weights, Weights]:
-    """Of the memory and of the hidden cell, whose variables lie one level deeper."""
+    """The weights of the memory, and of the hidden cell, whose paths are one level deeper."""
     values = {path: torch.tensor(value) for path, value in weights.items()}
     levels = sorted({path.count("/") for path in values})
     if not 1 <= len(levels) <= 2:
@@ -139,30 +142,31 @@ def _from_paths(weights: Mapping[str, Any]) -> tuple[Weights, Weights]:
 
 
 def _from_file(path: str | os.PathLike[str], name: str | None) -> tuple[Weights, Weights]:
+    """The weights of the memory and of the hidden cell of a layer in a file."""
     try:
         import h5py
     except ImportError:
         raise ModuleNotFoundError("reading a .weights.h5 file needs h5py: pip install h5py", name="h5py") from None
     groups: dict[str, list[Tensor]] = {}
 
-    def note(where: str, item: Any) -> None:
+    def collect(where: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
             groups.setdefault(where.rpartition("/vars/")[0], []).append(torch.tensor(item[()]))
 
     with h5py.File(path) as file:
-        file.visititems(note)
-    hidden = {one.removesuffix("/hidden_cell"): one for one in groups if one.endswith("/hidden_cell")}
-    named = {one: one.split("/")[-1] for one in hidden}
-    chosen = [one for one in named if name in (None, named[one])]
+        file.visititems(collect)
+    hidden = {group.removesuffix("/hidden_cell"): group for group in groups if group.endswith("/hidden_cell")}
+    names = {layer: layer.split("/")[-1] for layer in hidden}  # by path
+    chosen = [layer for layer in names if name in (None, names[layer])]
     if len(chosen) != 1:
-        known = ", ".join(sorted(named.values())) or "none"
-        raise ValueError(f"{path} has the layers of keras-lmu {known}; name must be one of them, got {name!r}")
-    inner = [one for one in groups if one.startswith(chosen[0]) and one not in hidden.values()]
+        all_names = ", ".join(sorted(names.values())) or "none"
+        raise ValueError(f"{path} has the layers of keras-lmu {all_names}; name must be one of them, got {name!r}")
+    inner = [group for group in groups if group.startswith(chosen[0]) and group not in hidden.values()]
     memory = groups[inner[0]] if inner else []
     return _named(memory), _named(groups[hidden[chosen[0]]])
 
 
 def _named(values: list[Tensor]) -> Weights:
-    """The weights of a memory or hidden cell by name. Keras saves none: axes and order tell which is which."""
+    """The weights of a memory or hidden cell by name. Keras saves no names: they follow from the axes and the order."""
     names = dict(zip(("kernel", "recurrent_kernel"), (value for value in values if value.dim() == 2), strict=False))
     return names | {("theta_inv", "bias")[value.dim()]: value for value in values if value.dim() < 2}
