@@ -4,6 +4,7 @@ Here a CPU counts as one. Kernels are emulated, or launched as nothing where ope
 """
 
 import contextlib
+import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class Nothing(direct.Launch):
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    gc.collect()  # equal systems share routes: those of earlier tests, which are emulated, go with their systems
     for _ in gluon_emulator.in_place(monkeypatch, Nothing):
         Nothing.log.clear()
         yield Nothing.log
