@@ -88,6 +88,26 @@ def test_a_cache_that_lies_about_its_arrays_is_made_again(field, tmp_path):
     np.testing.assert_array_equal(cache.cached("x", [], {}, make, dict)["a"], np.arange(100))
 
 
+def test_files_of_equal_name_size_and_time_are_told_apart(tmp_path):
+    for folder, letter in (("a", "x"), ("b", "y")):
+        path = pack(tmp_path / folder / "text.txt", 400 * f"{letter}z ")
+        os.utime(path, ns=(0, 10**18))
+        data = characters.load(characters.CharactersConfig(file=path))
+        assert letter in data.symbols.decode(data.splits["train"].tolist())
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_cached(tmp_path):
+    path = pack(tmp_path / "a", "before")
+
+    def make():
+        path.write_text("later!")
+        return {"a": np.arange(3)}
+
+    with pytest.raises(DataError, match=r"a: changed while it was read\. Start again when nothing writes to it"):
+        cache.cached("x", [path], {}, make, dict)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_series_and_vectors_of_another_shape_are_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(mackey_glass, "SERIES", 2)
     monkeypatch.setattr(mackey_glass, "LENGTH", 30)

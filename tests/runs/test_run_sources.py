@@ -1,6 +1,7 @@
 """An experiment with data options of its own, files of the user's own, and runs that start from others."""
 
 import json
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,6 +178,29 @@ def test_another_file_is_another_run(own, capsys):
     assert "nowhere.txt: No such file" in refused([*own[:3], "--data.file", "b/nowhere.txt"], capsys)
     main(["train", "own", "--quiet", "--name", "plain"])
     assert "the data in b/other.txt is not what runs/plain-seed0" in refused([*other, "--name", "plain"], capsys)
+
+
+def test_a_file_of_equal_size_and_time_is_another_file(own, capsys):
+    main(own)
+    file = Path("a/my text.txt")
+    status = file.stat()
+    file.write_text("abcdefghij" * 39 + "jihgfedcba")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert f"is not what {FOLDER} was trained on" in refused(own, capsys)
+
+
+def test_a_file_that_changes_while_it_is_read_has_no_run(own, capsys, monkeypatch):
+    read_task = Own.task
+
+    def reading(self, config):
+        task = read_task(self, config)
+        config.data.file.write_text("later")
+        return task
+
+    monkeypatch.setattr(Own, "task", reading)
+    assert "my text.txt changed while it was read: start again" in refused(own, capsys)
+    assert not (FOLDER / "data.json").exists()
 
 
 def test_evaluate_finds_the_file_again(own, capsys):

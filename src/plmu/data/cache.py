@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from plmu.data.files import cache_folder, clear_abandoned, unreadable
+from plmu.data.files import cache_folder, clear_abandoned, file_sha256, unreadable
+from plmu.errors import DataError
 from plmu.modelfiles.atomic import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,9 +35,10 @@ def cached(
     settings: Mapping[str, object],
     make: Callable[[], dict[str, Array]],
     parse: Callable[[dict[str, Array]], Parsed],
-    portable: bool = False,
 ) -> Parsed:
     """Parsed data, from the cache if the same files were read with the same settings before.
+
+    Files are the same if their names and sha256 are, so a cache that was made on one machine serves on another.
 
     Args:
         source: begins the name of the cache file.
@@ -44,14 +46,12 @@ def cached(
         settings: options of reading, as JSON can hold them.
         make: reads the files and returns named arrays.
         parse: makes the data of these arrays; raises KeyError or ValueError for arrays that do not fit together.
-        portable: identify files by name and sha256, so that a cache that was made on one machine serves on another,
-            instead of by name, size and time of the last change.
+
+    Raises:
+        DataError: a file cannot be read, or changes while it is read.
     """
-    try:
-        stats = [_identity(path, portable) for path in files]
-    except OSError as error:
-        raise unreadable(error) from None
-    key = json.dumps({"source": source, "files": stats, "settings": dict(settings)}, sort_keys=True)
+    hashes = _hashes(files)
+    key = json.dumps({"source": source, "files": hashes, "settings": dict(settings)}, sort_keys=True)
     path = cache_folder() / "parsed" / f"{source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.bin"
     arrays = _read(path, key)
     if arrays is not None:
@@ -62,6 +62,9 @@ def cached(
     if files and sys.stderr.isatty():
         print(f"reading {', '.join(str(file) for file in files)}, once", file=sys.stderr)
     arrays = make()
+    if _hashes(files) != hashes:
+        names = ", ".join(str(file) for file in files)
+        raise DataError(f"{names}: changed while it was read. Start again when nothing writes to it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         clear_abandoned(path.parent)
@@ -71,11 +74,12 @@ def cached(
     return parse(arrays)
 
 
-def _identity(path: Path, portable: bool) -> tuple[str | int, ...]:
-    if portable:
-        with open(path, "rb") as file:
-            return path.name, hashlib.file_digest(file, "sha256").hexdigest()
-    return path.name, path.stat().st_size, path.stat().st_mtime_ns
+def _hashes(files: Sequence[Path]) -> list[list[str]]:
+    """Name and sha256 of each file."""
+    try:
+        return [[path.name, file_sha256(path)] for path in files]
+    except OSError as error:
+        raise unreadable(error) from None
 
 
 def _write(path: Path, key: str, arrays: dict[str, Array]) -> None:

@@ -5,6 +5,7 @@ The folder is `--data.root` or the environment variable PLMU_DATA, with one subf
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -19,6 +20,12 @@ ABANDONED = 3600.0  # seconds after which a temporary file that nobody writes to
 def unreadable(error: OSError, path: Path | None = None) -> DataError:
     """The error for a file or folder that the system does not let us read."""
     return DataError(f"{path or error.filename} cannot be read ({error.strerror or error})")
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file's content. Size and time of the last change do not identify a file: copies share them."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 PACKINGS = ("", ".xz", ".gz", ".bz2")  # endings of a file that may be packed

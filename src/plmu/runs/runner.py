@@ -186,6 +186,7 @@ def _run_seed(
         Lines on what was written. All are printed, but for `next: …`.
     """
     start = time.monotonic()
+    hashes = sources.own_hashes(config.data)
     task, network, fingerprint = _prepared(experiment, config)
     if config.training.refit:
         task.notes["validation"] = "its data were trained on too, and the last epoch was taken"
@@ -195,7 +196,7 @@ def _run_seed(
         _print(task.messages, options.quiet)
         if has_checkpoint(folder):
             sources.check_data(folder, fingerprint, config.data)
-        sources.remember(folder, fingerprint, config)
+        sources.remember(folder, fingerprint, config, hashes)
         _write_texts(folder, experiment.companions(task))
     if experiment.closed_form(model):
         outcome = _scored(task, network, time.monotonic() - start)

@@ -8,7 +8,6 @@ published, says where all that was on this machine.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plmu.data.files import DataConfig, cache_folder
+from plmu.data.files import DataConfig, cache_folder, file_sha256
 from plmu.data.table_files import nested_files
 from plmu.errors import DataError, RunError
 from plmu.runs.experiment import Config
@@ -102,19 +101,7 @@ def checked_run(run: Path, experiments: Sequence[str] = ()) -> dict[str, Any]:
 def digest(run: Path) -> str:
     """The sha256 of the model of a finished run."""
     checked_run(run)
-    return _file_hash(run / MODEL_FILE)
-
-
-def _file_hash(path: Path) -> str:
-    status = path.stat()
-    return _sha256(path, status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=16)
-def _sha256(path: Path, size: int, changed: int) -> str:
-    """Of a file of this size that was last changed at this time."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_sha256(run / MODEL_FILE)
 
 
 def own_files(data: DataConfig) -> dict[str, Path]:
@@ -123,14 +110,14 @@ def own_files(data: DataConfig) -> dict[str, Path]:
     return {name: path for name, path in paths.items() if path is not None}
 
 
-def _hashes(data: DataConfig) -> dict[str, str]:
+def own_hashes(data: DataConfig) -> dict[str, str]:
+    """The sha256 of each of the user's own files that is there, by the names of their fields."""
     hashes = {}
     for name, path in own_files(data).items():
-        path.stat()  # a missing file is an error
         if path.is_dir():
             hashes[name] = _folder_hash(path)
         elif path.is_file():
-            hashes[name] = _file_hash(path)
+            hashes[name] = file_sha256(path)
     return hashes
 
 
@@ -138,7 +125,7 @@ def _folder_hash(folder: Path) -> str:
     """Of names and contents of the tables in a folder and its sub-folders."""
     digest = hashlib.sha256()
     for path in nested_files(folder):
-        digest.update(f"{path.relative_to(folder).as_posix()} {_file_hash(path)}\n".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()} {file_sha256(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -163,7 +150,9 @@ def check_files(folder: Path, data: DataConfig) -> None:
     """
     if not (folder / DATA_FILE).is_file():
         return
-    before, now = _read_data_file(folder).get("files", {}), _hashes(data)
+    for path in own_files(data).values():
+        path.stat()  # a missing file is an error
+    before, now = _read_data_file(folder).get("files", {}), own_hashes(data)
     for name in sorted({*before, *now}):
         if name not in now:
             raise RunError(
@@ -200,9 +189,21 @@ def _other_data(folder: Path, data: DataConfig, advice: str = "") -> RunError:
     return RunError(f"the data in {where} is not what {folder} was trained on: give that run's {option}{advice}")
 
 
-def remember(folder: Path, fingerprint: str, config: Config[Any]) -> None:
-    """Write data.json, what the data of a run is; and paths.json, where it and the run to start from are."""
-    hashes = _hashes(config.data)
+def remember(folder: Path, fingerprint: str, config: Config[Any], hashes: dict[str, str]) -> None:
+    """Write data.json, what the data of a run is; and paths.json, where it and the run to start from are.
+
+    Args:
+        folder: of the run.
+        fingerprint: of the data.
+        config: of the run.
+        hashes: `own_hashes` before the data was read.
+
+    Raises:
+        RunError: the user's own files have changed since.
+    """
+    if own_hashes(config.data) != hashes:
+        names = ", ".join(map(str, own_files(config.data).values()))
+        raise RunError(f"{names} changed while it was read: start again when nothing writes to it")
     write_json(folder / DATA_FILE, {"sha256": fingerprint, **({"files": hashes} if hashes else {})})
     paths = {ROOT: _root(config.data), START: config.start}
     paths |= {f"data.{name}": path for name, path in own_files(config.data).items()}

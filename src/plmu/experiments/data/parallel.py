@@ -138,7 +138,7 @@ def load(config: ParallelConfig, pieces: int = 0) -> ParallelData:
     if own_files:
         settings["tokeniser"] = moses.VERSION
     paths = [*chain.from_iterable(files.values()), *word_files]
-    return cached("parallel", paths, settings, make, _data, portable=True)
+    return cached("parallel", paths, settings, make, _data)
 
 
 def _files(config: DataConfig, stem: str) -> tuple[Path, Path]:
