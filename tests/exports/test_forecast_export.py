@@ -1,5 +1,6 @@
 """Exports of forecasts: the window, the first step, a season that goes round, and covariates."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from test_c import needs_compiler, run_check
 
 import plmu
 from plmu.exports.evaluate import Evaluator
+from plmu.exports.program import Season
 from plmu.nn import CovariateForecast, LookbackForecast
 
 CASES = {
@@ -69,6 +71,37 @@ def test_a_long_season_takes_little_room() -> None:
     layer = LookbackForecast(1, horizon=30, order=5, theta=60.0, lookback=60, season=2557)
     numbers = sum(one.numel() for operation in program(layer).operations for one in operation.constants())
     assert numbers < 2557 + 2 * 30 * 60 + 64 * (64 + 64 + 90)
+
+
+@pytest.mark.parametrize("season", [1, 5, 24])
+def test_a_program_starts_at_any_step(season: int) -> None:
+    """Also at phase 0, where a state of zeros means the layer's own phase."""
+    torch.manual_seed(season)
+    model = LookbackForecast(1, horizon=4, order=5, theta=9.0, lookback=8, season=season, phase=season // 2)
+    with torch.no_grad():
+        model.weight.normal_()
+        model.season_pattern.normal_()
+        exported = program(model.eval())
+        assert exported.seasons == (Season(1, season, season // 2),)
+        for start in range(season):
+            evaluator, state = Evaluator(exported), model.state_at(start + 7 * season)
+            evaluator.states = [leaf.flatten(1) for leaf in state]
+            for x in torch.randn(12, 1, 1):
+                expected, state = model.step(x, state)
+                within(relative(evaluator.step(x), expected), TOLERANCE)
+
+
+def test_the_start_of_a_season_is_said(tmp_path: Path) -> None:
+    written = plmu.export(model_of("season"), tmp_path, to="c")
+    assert "season of 5 steps: a stream starts at phase 3, or anywhere by model_start(&state, step)" in written.notes
+    assert "void model_start(model_state *state, int64_t step);" in (tmp_path / "model.h").read_text()
+    states = json.loads(json.loads((tmp_path / "model.json").read_text())["states"])
+    assert states[1] | {"kind": ""} == {
+        "name": "state_1", "kind": "", "shape": ["batch", 2], "start": 0,
+        "season": 5, "phase": 3, "start_at_step": ["step mod 5", -1],
+    }  # fmt: skip
+    plmu.export(model_of("plain"), tmp_path / "plain", to="c")
+    assert "model_start" not in (tmp_path / "plain" / "model.h").read_text()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -28,6 +28,7 @@ class Builder:
         self.lowerings, self.int8 = kinds, int8
         self.operations: list[Operation] = []
         self.kinds: dict[Value, str] = {}  # what each state is, such as "memory"
+        self.seasons: dict[Value, tuple[int, int]] = {}  # of states that hold a phase: season, and phase at the start
 
     def lower(self, part: Folded, x: Value, state: Any) -> tuple[Value, Any]:
         """Add the operations of a part; returns its output and next state."""

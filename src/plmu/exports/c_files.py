@@ -68,13 +68,46 @@ typedef struct {{
     float work[{max(code.memory.work_size, 1)}]; /* used within a step alone */
 {rounded_inputs}}} {name}_state;
 
-/* Start a stream, or start it again. */
+/* Start a stream, or start it again. {_first_step(program, name)}*/
 void {name}_init({name}_state *state);
-
+{_start_declared(program, name)}
 /* One step: x is {input_text}, y {upper}_OUTPUTS numbers. They must not overlap. {nan_text}Returns {result_text} */
 int {name}_step({name}_state *state, const {kind} *x, float *y);
 
 #endif
+"""
+
+
+def _first_step(program: Program, name: str) -> str:
+    """What is said of the season at the start of a stream; ends with a space."""
+    if not program.seasons:
+        return ""
+    phases = ", ".join(f"phase {season.phase} of a season of {season.steps} steps" for season in program.seasons)
+    return f"""The first sample is taken to be at {phases}:
+ * forecasts are wrong if it is not. {name}_start begins at any step. """
+
+
+def _start_declared(program: Program, name: str) -> str:
+    if not program.seasons:
+        return ""
+    return f"""
+/* The same, with the first sample at the step of this number of the clock of the data; step_number, if it stands above,
+ * says how to compute it. Step 0 is the first one of the data. */
+void {name}_start({name}_state *state, int64_t step);
+"""
+
+
+def _start_defined(program: Program, code: Code, name: str) -> str:
+    """The function that starts a stream anywhere in a season."""
+    lines = []
+    for season in program.seasons:
+        position = code.at(program.states[season.state])
+        phase = f"(float)((step % {season.steps} + {season.steps}) % {season.steps})"
+        lines.append(f"    ({position})[0] = {phase};\n    ({position})[1] = -1.0f; /* the phase is set */\n")
+    return f"""void {name}_start({name}_state *state, int64_t step)
+{{
+    {name}_init(state);
+{"".join(lines)}}}
 """
 
 
@@ -103,6 +136,7 @@ def _source(program: Program, code: Code, name: str) -> str:
     memset(state, 0, sizeof *state);
 }}
 """,
+        *([_start_defined(program, code, name)] if program.seasons else []),
         f"int {name}_step({name}_state *state, const {kind} *x, float *y)\n{{\n{work}{check}{body}    return 0;\n}}\n",
     ]
     return "\n".join(parts)

@@ -74,7 +74,9 @@ def export(
     measure: bool = False,
 ) -> Exported:
     """Write a trained model as files that run without plmu: the model of one step, with its states as explicit inputs
-    and outputs. It computes in float32. States start as zeros.
+    and outputs. It computes in float32. States start as zeros. A model with a season then takes its first sample to be
+    at the season's phase that `states` in the metadata names; to start at another step of the clock, set that state to
+    [step mod season, -1], in C by `model_start(state, step)`.
 
     >>> plmu.export(model, "deploy")                # deploy/model_step.onnx
     >>> plmu.export(model, "deploy", to="c")        # deploy/model.c, model.h, model_check.c, model.json, Makefile
@@ -134,6 +136,7 @@ def export(
         output = _torch(inner, program, name, described, whole, measure)
     else:
         output = _c(program, name, described, int8, fixed_point, measure)
+    output.notes += _season_notes(program, name, to)
     if measure:
         from plmu.exports.measure import stream_time
 
@@ -189,10 +192,13 @@ def program_of(model: Any, int8: bool = False) -> Program:
 
 def _metadata(program: Program, extra: Mapping[str, Any] | None, int8: bool, fixed: bool) -> dict[str, str]:
     """The metadata of every format, as text or JSON: plmu's version, inputs, outputs, states, and `extra`."""
-    states = [
+    states: list[dict[str, Any]] = [
         {"name": f"state_{i}", "kind": kind, "shape": ["batch", *(state.shape or (state.size,))], "start": 0}
         for i, (state, kind) in enumerate(zip(program.states, program.kinds, strict=True))
     ]
+    for season in program.seasons:
+        begin = [f"step mod {season.steps}", -1]
+        states[season.state] |= {"season": season.steps, "phase": season.phase, "start_at_step": begin}
     described = {
         "plmu": plmu.__version__,
         "input": {"features": program.x.size} if program.tokens is None else {"tokens": program.tokens},
@@ -210,6 +216,16 @@ def _metadata(program: Program, extra: Mapping[str, Any] | None, int8: bool, fix
         }
     except (TypeError, ValueError) as error:
         raise ValueError(f"metadata must be text or JSON: {error}") from None
+
+
+def _season_notes(program: Program, name: str, to: str) -> list[str]:
+    """How a stream of a model with a season starts at the right phase."""
+    notes = []
+    for season in program.seasons:
+        state = f"state_{season.state}{'_in' if to == 'onnx' else ''}"
+        begin = f"{name}_start(&state, step)" if to == "c" else f"{state} = [step mod {season.steps}, -1]"
+        notes.append(f"season of {season.steps} steps: a stream starts at phase {season.phase}, or anywhere by {begin}")
+    return notes
 
 
 def _onnx(

@@ -24,7 +24,7 @@ LARGEST = 2**26  # most elements of the readout matrix
 def lower_forecast(b: Builder, part: WindowForecast, x: Value, state: Any) -> tuple[Value, Any]:
     """One step of `WindowForecast`."""
     window, position = state
-    b.kinds.update({window: "inputs", position: "phase, and 1 after the first step"})
+    _describe(b, part, window, position)
     clock = _Clock.of(b, part, position)
     rows = clock.pushed(b, window, x)
     return _readout(b, part, rows, x, clock), (rows, clock.after)
@@ -34,7 +34,7 @@ def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) 
     """One step of `CovariateForecast`: the covariates' effect is subtracted from the window, and added to the
     forecast."""
     window, position, effects, recent = state
-    b.kinds.update({window: "inputs", position: "phase, and 1 after the first step"})
+    _describe(b, part, window, position)
     b.kinds.update({effects: "effects of covariates", recent: "covariates"})
     channels, lookback, horizon = part.channels, part.lookback, part.horizon
     lags, count = part.lags, part.covariates
@@ -63,6 +63,13 @@ def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) 
     return out, (rows, clock.after, effects, recent)
 
 
+def _describe(b: Builder, part: WindowForecast, window: Value, position: Value) -> None:
+    """Say what these states are, and with which phase a sequence begins."""
+    b.kinds.update({window: "inputs", position: "phase, and 1 after the first step"})
+    if part.season:
+        b.seasons[position] = (part.season, part.phase)
+
+
 @dataclass(frozen=True)
 class _Clock:
     """The phase of a step in the season. `started` is 0 at a sequence's first step, else 1, and `fresh` is 1 − started:
@@ -75,15 +82,17 @@ class _Clock:
 
     @classmethod
     def of(cls, b: Builder, part: WindowForecast, position: Value) -> _Clock:
-        """The clock of a step, from the position before it; a preset phase (a flag of −1) is not supported."""
-        phase, started = b.split(position, 1, 1)
+        """The clock of a step, from the position before it, whose flag is 1, 0 or −1."""
+        phase, flag = b.split(position, 1, 1)
+        started = _positive(b, flag)
         fresh = b.add(ops.Scale, 1, started, -torch.ones(1), torch.ones(1))
+        is_set = _absolute(b, flag)  # else the phase is the layer's own
         season = max(part.season, 1)
         now = b.add(
             ops.Add,
             1,
-            b.add(ops.Multiply, 1, started, phase),
-            b.add(ops.Scale, 1, fresh, torch.full((1,), float(part.phase)), None),
+            b.add(ops.Multiply, 1, is_set, phase),
+            b.add(ops.Scale, 1, is_set, torch.full((1,), -float(part.phase)), torch.full((1,), float(part.phase))),
         )
         # The next phase: now + 1, less the season at its last phase.
         last = _at_least(b, now, torch.tensor([season - 1.0]))

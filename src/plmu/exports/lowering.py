@@ -13,7 +13,7 @@ from plmu import folded
 from plmu.exports import program as ops
 from plmu.exports.builder import Builder, Lowering, NotExportable, cast, name_of
 from plmu.exports.forecast import lower_covariates, lower_forecast
-from plmu.exports.program import Program, Value, Weight
+from plmu.exports.program import Program, Season, Value, Weight
 from plmu.folded import Folded
 from plmu.folded.attention import rotation
 from plmu.folded.functions import ACTIVATIONS, MODULES
@@ -39,7 +39,8 @@ def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool 
     y, after = builder.lower(model, x, state)
     states = tuple(_flat(state))
     kinds = tuple(builder.kinds[leaf] for leaf in states)
-    program = Program(x, tokens, states, kinds, tuple(builder.operations), y, tuple(_flat(after)))
+    seasons = tuple(Season(i, *builder.seasons[leaf]) for i, leaf in enumerate(states) if leaf in builder.seasons)
+    program = Program(x, tokens, states, kinds, tuple(builder.operations), y, tuple(_flat(after)), seasons)
     if not all(bool(array.isfinite().all()) for array in program.constants):
         raise ValueError("the model has infinite or NaN weights: nothing was exported")
     return program

@@ -244,6 +244,16 @@ class Shares(Operation):
     legendre: Tensor  # (degrees, degrees), coefficients of powers of (t + ½) / steps
 
 
+@dataclass(frozen=True)
+class Season:
+    """A state (phase, flag) that holds where in a season the next step is. Zeros begin with `phase`; with (n mod steps,
+    −1) the first step is step n."""
+
+    state: int  # its index
+    steps: int
+    phase: int
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """All operations of a step, in order."""
@@ -255,6 +265,7 @@ class Program:
     operations: tuple[Operation, ...]
     y: Value
     next_states: tuple[Value, ...]
+    seasons: tuple[Season, ...] = ()
 
     @property
     def multiply_adds(self) -> int:
