@@ -4,7 +4,6 @@ Here a CPU counts as one. Kernels are emulated, or launched as nothing where ope
 """
 
 import contextlib
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import plmu
+from plmu.core import derived
 from plmu.ops import routes
 from plmu.ops.gpu import direct
 
@@ -39,10 +39,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def drop_routes() -> None:
+    """Equal systems share routes, and those of another test launch other kernels."""
+    for constants in list(derived._by_matrices.values()):
+        constants._routes.clear()
+
+
 @pytest.fixture(autouse=True)
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(routes, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    drop_routes()
+    yield
+    drop_routes()
 
 
 @pytest.fixture
@@ -61,7 +70,6 @@ class Nothing(direct.Launch):
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    gc.collect()  # equal systems share routes: those of earlier tests, which are emulated, go with their systems
     for _ in gluon_emulator.in_place(monkeypatch, Nothing):
         Nothing.log.clear()
         yield Nothing.log
