@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
         plmu.SequenceClassifier().fit(data.take([0, 3]))
     classifier = plmu.SequenceClassifier(**SMALL).fit(data)
     with pytest.raises(ValueError, match="label 'wave' is none of them"):
-        classifier.evaluate(data.series[:2], ["tap", "wave"])
+        classifier.evaluate(data.series[:2], ["wave", "wave"])
     with pytest.raises(ValueError, match="label None is none of them"):
         classifier.evaluate(folder / "new.csv")
     with pytest.raises(TypeError, match="read_labelled has no option 'labell'; did you mean 'label'"):

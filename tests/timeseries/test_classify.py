@@ -202,12 +202,17 @@ def test_a_test_file_and_gradient_training(run: Path, tmp_path: Path, capsys: An
     words = ["train", "classify", "--model", "gradient", "--data.file", "gestures.csv", "--training.epochs", "3"]
     main([*words, "--data.test-file", str(tmp_path / "test.csv"), "--runs", str(tmp_path), *SMALL[:-1]])
     out = capsys.readouterr().out
-    assert "1 series without a label of the training series" in out
+    assert "test.csv: not in training: class unknown; 1 series counts as wrong" in out
     found = result(tmp_path / "classify-gestures-gradient-seed0")
     assert found["test"]["accuracy"] > 0.7
     assert "--data.test-file test.csv" in found["command"]
     run = tmp_path / "classify-gestures-gradient-seed0"
+    report = json.loads((run / "classify.json").read_text())
+    assert report["classes"]["unknown"]["series"] == 1
+    assert found["test"]["accuracy"] == sum(row[i] for i, row in enumerate(report["confusion"]["counts"])) / 13
+    capsys.readouterr()
     main(["predict", str(run), "--data.file", str(tmp_path / "test.csv")])
+    assert "not in training: class unknown; 1 series counts as wrong" in capsys.readouterr().err
     (tmp_path / "test.csv").rename(tmp_path / "moved.csv")
     assert "give --data.test-file" in refused(["evaluate", str(run)], capsys)
     main(["evaluate", str(run), "--data.test-file", str(tmp_path / "moved.csv")])

@@ -6,7 +6,7 @@ A finished run folder describes itself, so that nothing here needs the experimen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +131,6 @@ def load(path: Path) -> Deployed:
     if frozen.features is None and symbols is None:
         raise RunError(f"{file} does not say how many numbers a sample has: begin the model with a layer that does")
     count = Sessions(frozen, 1).outputs
-    if symbols is not None and count == 1 and not outputs.labels:  # a model file alone
-        outputs = replace(outputs, labels=SENTIMENTS)
     labels = len(outputs.labels)
     if labels and count not in ((1, 2) if labels == 2 else (labels,)):
         raise RunError(f"{file} has {count} outputs for {labels} classes: outputs.json is of another run")

@@ -26,27 +26,35 @@ class ClassificationReport:
         confusion: the number of series of each class (rows) that were taken for each class (columns).
         most_frequent: index of the class with the most training series, which the baseline always predicts. None for a
             classifier of a run of an older version.
+        untrained: the classes without training series, which come last: their series count as wrong.
     """
 
     classes: tuple[str, ...]
     confusion: NDArray[np.int64]
     most_frequent: int | None
+    untrained: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, classes: Sequence[Any], truth: NDArray[Any], predicted: NDArray[Any], most_frequent: int | None
+        cls,
+        classes: Sequence[Any],
+        truth: NDArray[Any],
+        predicted: NDArray[Any],
+        most_frequent: int | None,
+        untrained: Sequence[Any] = (),
     ) -> ClassificationReport:
         """A report from indices of the true and of the predicted classes.
 
         Args:
-            classes: their names.
-            truth: index of the true class of each series.
+            classes: names of the classes that were trained.
+            truth: index of the true class of each series, among `classes` and then `untrained`.
             predicted: index of the predicted class of each series.
             most_frequent: index of the class that the baseline predicts.
+            untrained: names of the other classes of these series.
         """
-        count = len(classes)
+        count = len(classes) + len(untrained)
         cells = np.bincount(truth * count + predicted, minlength=count**2).reshape(count, count)
-        return cls(tuple(map(str, classes)), cells, most_frequent)
+        return cls(tuple(map(str, [*classes, *untrained])), cells, most_frequent, tuple(map(str, untrained)))
 
     @property
     def accuracy(self) -> float:
@@ -65,7 +73,7 @@ class ClassificationReport:
             raise ValueError("the most frequent class of the training series is unknown")
         confusion = np.zeros_like(self.confusion)
         confusion[:, self.most_frequent] = self.confusion.sum(axis=1)
-        return ClassificationReport(self.classes, confusion, self.most_frequent)
+        return ClassificationReport(self.classes, confusion, self.most_frequent, self.untrained)
 
     def by_class(self) -> list[dict[str, Any]]:
         """For each class a dictionary with the number of its series, precision, recall and F1; 0 for 0 / 0."""
@@ -88,7 +96,12 @@ class ClassificationReport:
             for name, scores in zip(self.classes, self.by_class(), strict=True)
         ]
         lines = text_table(["class", "series", "precision", "recall", "F1"], rows[:_PRINTED])
-        return [*lines, f"  … {len(rows) - _PRINTED} more classes"] if len(rows) > _PRINTED else lines
+        if len(rows) > _PRINTED:
+            lines.append(f"  … {len(rows) - _PRINTED} more classes")
+        if self.untrained:
+            wrong = int(self.confusion[len(self.classes) - len(self.untrained) :].sum())
+            lines.append(untrained_note(wrong, self.untrained))
+        return lines
 
     def __str__(self) -> str:
         reports = {"model": self} | ({} if self.most_frequent is None else {BASELINE: self.baseline})
@@ -117,6 +130,17 @@ class ClassificationReport:
         axis.set_ylabel("true class")
         figure.colorbar(image, label="fraction of the true class", shrink=0.8)
         write_plot(figure, path)
+
+
+def untrained_note(series: int, classes: Sequence[str]) -> str:
+    """A line on test series whose classes are not in training.
+
+    Args:
+        series: how many they are.
+        classes: their classes.
+    """
+    names = ", ".join(map(shortened, classes[:8])) + (f" … ({len(classes)})" if len(classes) > 8 else "")
+    return f"not in training: class{'es' * (len(classes) > 1)} {names}; {series:,} series count{'s' * (series == 1)} as wrong"
 
 
 def score_lines(reports: dict[str, ClassificationReport]) -> list[str]:

@@ -15,7 +15,7 @@ from plmu.timeseries import labelled_files, threshold_features
 from plmu.timeseries.base import Estimator
 from plmu.timeseries.classification_report import ClassificationReport
 from plmu.timeseries.frames import Array, is_table, series_of
-from plmu.timeseries.labelled import LabelledConfig, LabelledData, checked_labels, classes_of
+from plmu.timeseries.labelled import LabelledConfig, LabelledData, by_number, checked_labels, classes_of
 from plmu.timeseries.labelled_columns import Format
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.ridge_classes import Readout, leave_one_out
@@ -276,24 +276,27 @@ class SequenceClassifier(Estimator):
     def evaluate(self, X: Any, y: Any = None) -> ClassificationReport:
         """Accuracy beside that of the most frequent class, precision and recall of each class, and confusion matrix.
 
+        Series of classes that this classifier was not fitted to count as wrong; the report names them.
+
         Args:
             X: as in `fit`.
             y: the label of each series; files have their own.
 
         Raises:
-            ValueError: there are not as many labels as series, or a label is not one of `classes_`.
+            ValueError: there are not as many labels as series, a series has none, or none has one of `classes_`.
         """
         X = self.read(X) if isinstance(X, str | Path) else X
         predicted = self.scores(X).argmax(axis=1)
         labels = self._labels(X, y, len(predicted)).tolist()
-        indices = {label: index for index, label in enumerate(self.classes_.tolist())}
-        unknown = next((label for label in labels if label not in indices), None)
-        if unknown is not None or None in labels:
-            raise ValueError(f"{type(self).__name__} was fitted to series of the classes {self.classes_.tolist()}; the"
-                             f" label {unknown!r} is none of them")  # fmt: skip
+        trained = self.classes_.tolist()
+        if None in labels or not set(labels) & set(trained):
+            raise ValueError(f"{type(self).__name__} was fitted to series of the classes {trained}; the label"
+                             f" {None if None in labels else labels[0]!r} is none of them")  # fmt: skip
+        untrained = sorted(set(labels) - set(trained), key=by_number)
+        indices = {label: index for index, label in enumerate([*trained, *untrained])}
         truth = np.array([indices[label] for label in labels])
         most_frequent = int(self.class_count_.argmax()) if "class_count_" in vars(self) else None
-        return ClassificationReport.of(self.classes_.tolist(), truth, predicted, most_frequent)
+        return ClassificationReport.of(trained, truth, predicted, most_frequent, untrained)
 
     @staticmethod
     def _labels(X: Any, y: Any, series: int) -> NDArray[Any]:

@@ -26,7 +26,7 @@ from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.fields import Checked
 from plmu.runs.folder import SERIES_FILE, write_json
 from plmu.timeseries import classify_files, labelled_files
-from plmu.timeseries.classification_report import BASELINE, ClassificationReport, score_lines
+from plmu.timeseries.classification_report import BASELINE, ClassificationReport, score_lines, untrained_note
 from plmu.timeseries.classifier import SequenceClassifier
 from plmu.timeseries.labelled import LabelledConfig, LabelledData, stratified
 from plmu.training.config import TrainingConfig
@@ -77,8 +77,9 @@ class ClassifyTask(Task):
     """Labelled series and the classifier that is fitted to them. Batches are indices of series."""
 
     data: LabelledData = field(kw_only=True)  # the training series, then those to test on
-    classes: tuple[str, ...] = ()
-    targets: Tensor = field(default_factory=lambda: torch.zeros(0))  # the index of each series' class
+    classes: tuple[str, ...] = ()  # of the training series
+    untrained: tuple[str, ...] = ()  # the other classes of the test series
+    targets: Tensor = field(default_factory=lambda: torch.zeros(0))  # the index of each series' class among all these
     classifier: SequenceClassifier = field(default_factory=SequenceClassifier)
     features: Tensor = field(default_factory=lambda: torch.zeros(0))  # of all series, where gradients train the readout
     report: ClassificationReport | None = None  # of the test series
@@ -105,7 +106,7 @@ class ClassifyTask(Task):
         predicted = self.logits(model, split[0]).argmax(1).cpu()
         most_frequent = int(self.targets[: int(self.test[0][0])].bincount().argmax())
         report = ClassificationReport.of(
-            self.classes, self.targets[split[0].cpu()].numpy(), predicted.numpy(), most_frequent
+            self.classes, self.targets[split[0].cpu()].numpy(), predicted.numpy(), most_frequent, self.untrained
         )
         if not tested:
             return {"accuracy": report.accuracy}
@@ -145,6 +146,7 @@ class Classify(Experiment):
         generator = np.random.default_rng(config.seed)
         train, test = _read_splits(config.data, generator)
         classes, notes = train.classes, train.notes
+        untrained = tuple(name for name in test.classes if name not in classes)
         indices = list(range(len(train)))
         validation: list[int] = []
         if isinstance(config.model, GradientModel):
@@ -170,7 +172,8 @@ class Classify(Experiment):
             messages=notes,
             data=data,
             classes=classes,
-            targets=torch.tensor([classes.index(str(label)) for label in data.labels]),
+            untrained=untrained,
+            targets=torch.tensor([(*classes, *untrained).index(str(label)) for label in data.labels]),
         )
         return task
 
@@ -250,12 +253,15 @@ def _read_splits(config: LabelledConfig, generator: np.random.Generator) -> tupl
         test = labelled_files.load(reading, data.format, classes)
         if test.channels != train.channels:
             raise DataError(f"{config.test_file} has {test.channels} channels, {config.file} {train.channels}")
-        all_tests, test = len(test), test.take(i for i, label in enumerate(test.labels) if label in classes)
-        if not len(test):
+        if not set(test.classes) & set(classes):
             raise DataError(f"{config.test_file} has no series with a label of {config.file}")
+        all_tests, test = len(test), test.take(i for i, label in enumerate(test.labels) if label is not None)
         if len(test) < all_tests:
-            train.notes.append(f"{config.test_file.name}: {all_tests - len(test):,} series without a label of the"
-                               " training series left out")  # fmt: skip
+            train.notes.append(f"{config.test_file.name}: {all_tests - len(test):,} series without a label left out")
+        untrained = [name for name in test.classes if name not in classes]
+        if untrained:
+            wrong = sum(label in untrained for label in test.labels)
+            train.notes.append(f"{config.test_file.name}: {untrained_note(wrong, untrained)}")
     counts = Counter(train.labels)
     if len(train.classes) < 2:
         raise DataError(f"{config.file} has only one class to train on, {train.classes[0]!r}: two or more are needed")

@@ -19,7 +19,8 @@ from plmu.runs.experiment import Predictions
 from plmu.runs.folder import MODEL_FILE, NORMALIZATION_FILE, SERIES_FILE, WHOLE_MODEL_FILE, parsed, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
-from plmu.timeseries.labelled import LabelledData
+from plmu.timeseries.classification_report import untrained_note
+from plmu.timeseries.labelled import LabelledData, by_number
 from plmu.timeseries.labelled_columns import Format
 
 if TYPE_CHECKING:
@@ -103,4 +104,7 @@ def predictions(classifier: SequenceClassifier, data: LabelledData) -> Predictio
     if labelled:
         right = sum(label == other for label, other in labelled)
         data.notes.append(f"labels: {right:,} of {len(labelled):,} are as predicted")
+        untrained = sorted({label for label, _ in labelled} - set(classes), key=by_number)
+        if untrained:
+            data.notes.append(untrained_note(sum(label in untrained for label, _ in labelled), untrained))
     return Predictions(columns, data.notes)

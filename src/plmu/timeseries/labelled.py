@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from plmu.timeseries.tables import read_table
 
 _MISSING = ("", "nan", "na", "n/a", "null", "?")
 _INTEGER = re.compile(r"([+-]?\d+)\.0*")
+_FEWEST, _FEW = 5, 10  # different numbers: fewer than 5 may be classes, up to 10 if they repeat
 
 
 def label_text(cell: str | None) -> str | None:
@@ -37,6 +39,36 @@ def by_number(label: Any) -> tuple[bool, float, Any]:
         return False, float(label), label
     except ValueError:
         return True, 0.0, label
+
+
+def like_measurements(labels: Iterable[Any]) -> str:
+    """Why labels look like the targets of a regression: they are many different numbers for so few series.
+
+    >>> like_measurements([21.5, 19.25, 20.75, 22.5, 20])
+    '5 different numbers in 5 series, such as 21.5'
+
+    Args:
+        labels: the label of each series, None where there is none.
+
+    Returns:
+        What makes them so, "" for classes: words, or numbers that repeat.
+    """
+    present = [label for label in labels if label is not None]
+    try:
+        numbers = np.array([float(label) for label in present])
+    except (TypeError, ValueError):
+        return ""
+    different = len(np.unique(numbers))
+    crowded = 2 * different > len(numbers)  # fewer than two series of a class
+    fractions = np.flatnonzero(numbers != np.round(numbers))
+    if len(fractions):
+        measured = crowded or different > _FEW
+    else:
+        measured = crowded and (different > _FEW or different == len(numbers))
+    if different < _FEWEST or not measured:
+        return ""
+    example = present[int(fractions[0]) if len(fractions) else 0]
+    return f"{different:,} different numbers in {len(numbers):,} series, such as {example}"
 
 
 def checked_labels(y: Any, series: int) -> NDArray[Any]:
@@ -61,11 +93,16 @@ def classes_of(y: Any, series: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
             "This estimator requires y to be passed, but the target y is None: give a label for each series"
         )
     labels = checked_labels(y, series)
+    if labels.dtype == object and all(isinstance(label, Real) for label in labels):
+        labels = labels.astype(np.float64) if any(isinstance(label, float) for label in labels) else labels
     if labels.dtype.kind in "fc":
         if not np.isfinite(labels).all():
             raise ValueError("y has NaN or infinity: Input y contains NaN or infinity")
-        if (labels != np.round(labels)).any():
-            raise ValueError("Unknown label type: continuous. y must be classes, not measurements")
+        fractions = labels[labels != np.round(labels)]
+        if len(fractions):
+            raise ValueError(_unknown_type(f"numbers with fractions, such as {fractions[0]}"))
+    if labels.dtype.kind not in "USO" and (reason := like_measurements(labels.tolist())):
+        raise ValueError(_unknown_type(reason))
     try:
         classes, indices = np.unique(labels, return_inverse=True)
     except TypeError:
@@ -74,6 +111,14 @@ def classes_of(y: Any, series: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if len(classes) < 2:
         raise ValueError(f"y must have at least two classes, got 1 class: {classes[0]!r}")
     return classes, indices
+
+
+def _unknown_type(reason: str) -> str:
+    """The message for labels that are measurements, which begins as scikit-learn's does."""
+    return (
+        f"Unknown label type: continuous. y has {reason}: it is a target for regression, and this is a classifier. If"
+        " they are classes, give their names: y.astype(str)"
+    )
 
 
 def stratified(labels: Sequence[Any], fraction: float, generator: np.random.Generator) -> list[int]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from plmu.data.table_files import nested_files
 from plmu.errors import DataError
 from plmu.timeseries.frames import Array
-from plmu.timeseries.labelled import LabelledConfig, LabelledData, label_text, labels_from_table
+from plmu.timeseries.labelled import LabelledConfig, LabelledData, label_text, labels_from_table, like_measurements
 from plmu.timeseries.labelled_columns import IDS, LABELS, TIMES, Format, find_format, like_format, named
 from plmu.timeseries.reader_options import configured
 from plmu.timeseries.tables import Table, archive, read_arrays, read_table
@@ -260,6 +260,11 @@ class _Reader:
                                 " ids and labels as --data.labels")  # fmt: skip
             data.notes.append(f"left out: {unlabelled:,} series without a label")
             data = data.take(i for i, label in enumerate(data.labels) if label is not None)
+        if form is None and (reason := like_measurements(data.labels)):
+            column = "" if data.format.label is None else f", column {data.format.label!r}"
+            raise DataError(f"{config.labels or self.path}{column}: the labels are {reason}. That is a target for"
+                            " regression, and these are classifiers. If another column has the classes, name it with"
+                            " --data.label; if these numbers are classes, write them as words, such as class 7")  # fmt: skip
         if self.counts["empty"]:
             data.notes.append(f"left out: {self.counts['empty']:,} series without values in some channel")
         if self.counts["filled"]:
