@@ -249,6 +249,17 @@ def test_names_of_outputs_are_of_the_experiment(tmp_path: Path) -> None:
         load(old)
 
 
+def test_one_output_of_tokens_has_no_labels_of_its_own(tmp_path: Path, stream) -> None:
+    """Only a run says what its outputs mean: imdb's labels belong to imdb."""
+    folder = saved_language(tmp_path / "run", Bytes())
+    model = plmu.Sequential(nn.Embedding(256, 4), plmu.ParallelLMU(4, 4, order=2, theta=3.0), nn.Linear(4, 1))
+    plmu.save(model, folder / "model.plmu")
+    told = json.loads(stream(folder / "model.plmu", "ab", "--json")[0])
+    assert set(told) == {"line", "token", "output"}
+    (folder / "config.json").write_text(json.dumps({"experiment": "imdb", "model": "plmu"}))
+    assert load(folder).outputs.labels == ("negative", "positive")
+
+
 def test_pipes_and_signals(tmp_path: Path) -> None:
     """Each answer comes before the next line is sent, and SIGTERM saves the state."""
     folder, state = saved(tmp_path / "run"), tmp_path / "state"

@@ -67,12 +67,44 @@ def test_a_stream_reads_times_in_several_columns(
     assert expected[0]["date time"] == "2024-01-11 00:00"
     fields = [dict(zip(lines[0].strip().split(","), line.strip().split(","), strict=True)) for line in lines[1:]]
     objects = [json.dumps({**one, "load": float(one["load"]), "temp": float(one["temp"])}) + "\n" for one in fields]
-    for given in (lines[:1] + lines[-100:], objects[-100:]):
+    for given in (lines[:1] + lines[-100:], lines[-100:], objects[-100:]):
         out = io.StringIO()
         show(RUN, given, Options(json=True), out)
         last = json.loads(out.getvalue().splitlines()[-1])
         assert last["time"] == "2024-01-10 22:00"
         np.testing.assert_allclose(last["forecast"]["load"], [float(row["load"]) for row in expected], rtol=1e-4)
+
+
+def test_a_stream_reads_lines_with_text_and_series_of_a_panel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With and without the header: text is left out, each series begins anew, marks of missing values are known."""
+    monkeypatch.chdir(tmp_path)
+    header, *rows = written(150).splitlines(keepends=True)
+    panel = []
+    for shop, item in (("north", "tea"), ("north", "coffee"), ("south", "tea")):
+        panel += [f"{shop},{item},{row.rpartition(',')[0]},fair,{len(shop + item)}\n" for row in rows]
+    names = "shop,item,time,load,weather,wind\n"
+    Path("load.csv").write_text(names + "".join(panel))
+    main(["train", "forecast", "load.csv", "--data.values", "load", "--horizon", "2", "--quiet", "--model.season", "12"])
+    capsys.readouterr()
+    lines = [*panel[50:70], *panel[150:170], *panel[300:320]]
+    lines[3] = lines[3].replace(lines[3].split(",")[3], "#N/A")
+
+    def streamed(lines: list[str]) -> list[dict[str, object]]:
+        out = io.StringIO()
+        show(RUN, lines, Options(missing="hold", json=True), out)
+        answers = [json.loads(line) for line in out.getvalue().splitlines()]
+        return [{key: value for key, value in answer.items() if key != "line"} for answer in answers]
+
+    answers = streamed(lines)
+    assert len(answers) == 62
+    assert [number for number, answer in enumerate(answers) if "end" in answer] == [20, 41]
+    assert answers == streamed([names, *lines])
+    assert answers[21:41] == streamed(lines[20:40])
+    assert answers[42]["time"] == "2024-01-01 00:00"
+    with pytest.raises(ValueError, match="expected 1 number, or the 6 fields of a line of the file, got 4"):
+        show(RUN, ["1,2,3,4\n"], Options(), io.StringIO())
 
 
 def test_a_stream_continues_the_rows_of_training(load_run: Path) -> None:

@@ -7,7 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-ABSENT = frozenset(("", "nan", "na", "n/a", "null", "none"))  # fields that stand for a missing number
+from plmu.timeseries.tables.cells import FLAGS, is_missing
+from plmu.timeseries.tables.layout import unique_names
+from plmu.timeseries.tables.table import SEPARATOR
+
 DELIMITERS = (",", ";", "\t", " ")
 
 
@@ -15,21 +18,30 @@ class NumberLines:
     """Reads samples of a fixed size, one per line.
 
     A line is numbers with commas, semicolons, tabs or spaces between them; or JSON: a number, a list, or an object with
-    one number for each name. Before the first sample there may be one line of names. An empty field, NaN or null is a
-    missing number. Where fields are separated by semicolons or tabs, numbers may have decimal commas.
+    one number for each name. Before the first sample there may be one line of names. null, and every field that marks a
+    missing number in a file (`tables.cells.MISSING`), is a missing number. Where fields are separated by semicolons or
+    tabs, numbers may have decimal commas.
 
     Args:
         features: number of numbers in a sample.
         columns: their names in the user's file, if it has any: a header or an object may then have others beside them.
-        time: the name of the optional column of times; without a header the time is the first field.
-        series: the name of the optional column of names of series; it needs a header or objects.
+        time: the name of the optional column of times; without a header the time may be the first field.
+        series: the name of the optional column of names of series; it needs a header, objects, or `header`.
+        header: all columns of the user's file, in its order: lines with as many fields are lines of it.
         meaning: what a sample holds, in words, for error messages.
     """
 
     def __init__(
-        self, features: int, columns: Sequence[str] = (), time: str = "", series: str = "", meaning: str = ""
+        self,
+        features: int,
+        columns: Sequence[str] = (),
+        time: str = "",
+        series: str = "",
+        header: Sequence[str] = (),
+        meaning: str = "",
     ) -> None:
         self.features, self.columns, self.time, self.series = features, list(columns), time, series
+        self.file = list(header) if set(columns) <= set(header) and len(header) != features else []
         self.meaning = f": {meaning}" if meaning else ""
         self.names: list[str] | None = None  # of the header, or of the first object
         self.started = False
@@ -47,8 +59,9 @@ class NumberLines:
         if sample is None:
             return None
         if len(sample) != self.features:
-            expected = f"expected {self.features} number{'s' * (self.features != 1)}, got {len(sample)}"
-            raise ValueError(expected + self.meaning)
+            expected = f"expected {self.features} number{'s' * (self.features != 1)}"
+            expected += f", or the {len(self.file)} fields of a line of the file" if self.file else ""
+            raise ValueError(f"{expected}, got {len(sample)}{self.meaning}")
         self.started = True
         return sample
 
@@ -64,21 +77,36 @@ class NumberLines:
         words = [field.strip() for field in fields]
         if self.columns and delimiter in (";", "\t"):  # decimal commas
             words = [word.replace(",", ".") if _is_number(word.replace(",", ".", 1)) else word for word in words]
-        # A line of words is a header, unless it is a time and missing numbers.
-        header = not self.started and self.names is None and not any(map(_is_number, words)) and any(words)
-        if header and not (self.time and words[1:] and len(words) == self.features + 1 and _all_absent(words[1:])):
+        if not self.started and self.names is None and self._is_header(words):
+            words = list(unique_names(words)) if self.columns else words
             self._check_header(words)
             self.names = words
             return None
         places: Sequence[int] = range(len(words))
-        if self.columns and self.names is not None:
-            if len(words) != len(self.names):
-                raise ValueError(f"expected {len(self.names)} fields as in the header, got {len(words)}")
-            self._remember(dict(zip(self.names[::-1], words[::-1], strict=True)))
-            places = [self.names.index(name) for name in self.columns]
+        names = self.names or (self.file if len(words) == len(self.file) else None)
+        if self.columns and names is not None:
+            if len(words) != len(names):
+                raise ValueError(f"expected {len(names)} fields as in the header, got {len(words)}")
+            self._remember(dict(zip(names[::-1], words[::-1], strict=True)))
+            places = [names.index(name) for name in self.columns]
         elif self.time and len(words) == self.features + 1:
             self.sample_time, places = words[0], places[1:]
-        return [_number(words[place], place + 1) for place in places]
+        return [self._number(words[place], place + 1) for place in places]
+
+    def _is_header(self, words: list[str]) -> bool:
+        """Whether the first line names columns: it has the model's, or no field that may be a number."""
+        if self.columns and set(self.columns) <= set(unique_names(words)):
+            return True
+        return not any(_is_number(word) or (self.columns and word.lower() in FLAGS) for word in words)
+
+    def _number(self, word: str, place: int) -> float:
+        """The number in a field, NaN for a missing one; `place` counts from 1, for the error."""
+        if is_missing(word):
+            return float("nan")
+        try:
+            return float(FLAGS.get(word.lower(), word) if self.columns else word)
+        except ValueError:
+            raise ValueError(f"{word[:60]!r}, in column {place}, is not a number") from None
 
     def _check_header(self, words: list[str]) -> None:
         """Raise ValueError unless a header has the model's columns, or, where these have no names, as many columns."""
@@ -99,8 +127,9 @@ class NumberLines:
             from plmu.timeseries.tables.dates import split_time
 
             self.sample_time = split_time(self.time, {name: str(value) for name, value in fields.items()})
-        if self.series in fields:
-            self.sample_series = str(fields[self.series])
+        parts = [self.series] if self.series in fields else self.series.split(SEPARATOR)
+        if all(part in fields for part in parts):
+            self.sample_series = SEPARATOR.join(str(fields[part]) for part in parts)
 
     def _json(self, text: str) -> list[float]:
         """The sample of a JSON list or object; remembers an object's time and series."""
@@ -123,32 +152,18 @@ class NumberLines:
         return [_value(value, place) for place, value in enumerate(content, 1)]
 
 
-def _all_absent(words: list[str]) -> bool:
-    return all(word.lower() in ABSENT for word in words)
-
-
 def _is_number(word: str) -> bool:
     """Whether a field is a number or stands for a missing one."""
     try:
         float(word)
     except ValueError:
-        return word.lower() in ABSENT
+        return is_missing(word)
     return True
 
 
-def _number(word: str, place: int) -> float:
-    """The number in a field, NaN for a missing one; `place` counts from 1, for the error."""
-    if word.lower() in ABSENT:
-        return float("nan")
-    try:
-        return float(word)
-    except ValueError:
-        raise ValueError(f"{word[:60]!r}, in column {place}, is not a number") from None
-
-
 def _value(value: Any, place: int) -> float:
-    """A number of JSON; null is a missing one."""
-    if value is None:
+    """A number of JSON; null, and text that marks a missing number in files, is a missing one."""
+    if value is None or (isinstance(value, str) and is_missing(value)):
         return float("nan")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{str(value)[:60]!r}, in place {place}, is not a number")

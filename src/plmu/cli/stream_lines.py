@@ -55,7 +55,9 @@ class LineStream:
         outputs = deployed.outputs
         self.numbers = None
         if frozen.features is not None:
-            self.numbers = NumberLines(frozen.features, outputs.inputs, outputs.time, outputs.series, outputs.sample())
+            self.numbers = NumberLines(
+                frozen.features, outputs.inputs, outputs.time, outputs.series, outputs.header, outputs.sample()
+            )
         # In a text of characters or bytes an empty line is part of it.
         self.separable = deployed.kind != "language" or isinstance(deployed.symbols, Words)
         self.names: list[str] = []  # of the series so far, if they have names

@@ -22,6 +22,7 @@ class Outputs:
     series: str = ""  # the column that names series, each of which is a stream of its own
     horizon: int = 0  # number of steps that the outputs forecast for each input, step by step
     columns: tuple[str, ...] = ()  # the inputs that are forecast; empty means all
+    header: tuple[str, ...] = ()  # all columns of the user's file, in its order
 
     def sample(self) -> str:
         """What a sample of a model with covariates holds, in words."""
@@ -59,8 +60,9 @@ def read(folder: Path) -> Outputs | None:
             series=content.get("series", ""),
             horizon=content.get("horizon", 0),
             columns=tuple(content.get("columns", ())),
+            header=tuple(content.get("header", ())),
         )
-        words = [*outputs.labels, *outputs.inputs, *outputs.columns, outputs.time, outputs.series]
+        words = [*outputs.labels, *outputs.inputs, *outputs.columns, *outputs.header, outputs.time, outputs.series]
         numbers = [outputs.ahead, outputs.horizon, *outputs.start]
         if not all(isinstance(word, str) for word in words) or not all(type(number) is int for number in numbers):
             raise TypeError

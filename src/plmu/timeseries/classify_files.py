@@ -47,7 +47,8 @@ def write_models(
     """
     form, classes = classifier.format_, tuple(classifier.classes_.tolist())
     inputs = form.values if form.layout in ("rows", "files", "arrays") else ()
-    write_outputs(folder, Outputs(labels=classes, inputs=inputs, time=form.time or "", series=form.id or ""))
+    read = Outputs(labels=classes, inputs=inputs, time=form.time or "", series=form.id or "", header=form.names)
+    write_outputs(folder, read)
     counts = classifier.class_count_.tolist()
     write_json(folder / NORMALIZATION_FILE, {"normalize": classifier.normalize_, "training series": counts})
     if streaming is not None:

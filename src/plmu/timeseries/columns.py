@@ -41,6 +41,7 @@ class Columns:
     id: str | None
     notes: tuple[str, ...] = ()
     covariates: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # all columns of the file, in its order
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -57,6 +58,7 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
         DataError: a column is not there or named twice, or no column can be forecast.
     """
     table, notes = tables[0], []
+    names = tuple(table.names)
     dated = [name for name in table.names if looks_like_date(name)]
     if 2 * len(dated) > len(table.names) and not config.values:
         raise DataError(
@@ -103,9 +105,9 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
         constant = [name for name in numbers if name not in empty and _same(arrays[name])]
         if len(constant) + len(empty) + len(counted) >= len(numbers):
             constant = []  # there is nothing else to forecast
-        for names, why in ((text, "no numbers"), (empty, "empty"), (constant, "constant"), (counted, "counts rows")):
-            if names:
-                notes.append(f"left out, {why}: {_few(names)}")
+        for unused, why in ((text, "no numbers"), (empty, "empty"), (constant, "constant"), (counted, "counts rows")):
+            if unused:
+                notes.append(f"left out, {why}: {_few(unused)}")
         values = tuple(name for name in numbers if name not in {*empty, *constant, *counted})
     if not values:
         raise DataError(f"{table.path} has no column of numbers to forecast: it has {_few(table.names)}")
@@ -114,7 +116,7 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
         notes.append(f"covariates, known ahead: {_few(covariates)}")
     if time is None:
         notes.append("time: no column found; rows are taken as equally far apart")
-    return Columns(time, values, series, tuple(notes), covariates)
+    return Columns(time, values, series, tuple(notes), covariates, names)
 
 
 def _listed(names: tuple[str, ...], table: Table) -> tuple[str, ...]:

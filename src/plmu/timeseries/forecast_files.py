@@ -35,7 +35,14 @@ def write_model(folder: Path, split: Split, model: LookbackForecast, intervals: 
     settings = split.settings
     save(at_phase(model.cpu(), max(piece.start + len(piece) for piece in split.data.pieces)), folder / MODEL_FILE)
     columns = settings.values if settings.covariates else ()
-    outputs = Outputs(inputs=settings.inputs, time=settings.time or "", horizon=settings.horizon, columns=columns)
+    outputs = Outputs(
+        inputs=settings.inputs,
+        time=settings.time or "",
+        series=settings.id or "",
+        horizon=settings.horizon,
+        columns=columns,
+        header=split.data.columns.names,
+    )
     write_outputs(folder, outputs)
     content = {
         "levels": intervals.levels,

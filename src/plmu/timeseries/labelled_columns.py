@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ class Format:
     time: str | None = None
     values: tuple[str, ...] = ()  # channels; in a wide table, which has a series in each row, the steps
     left_out: tuple[str, ...] = ()  # columns that number the rows
+    names: tuple[str, ...] = field(default=(), compare=False)  # all columns of the file, in its order
 
 
 def find_format(table: Table, config: LabelledConfig) -> Format:
@@ -42,6 +43,7 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
     Raises:
         DataError: there is no such column, or no column of measurements; or it is unclear which rows are a series.
     """
+    names = tuple(table.names)
     for name in (config.label, config.id, config.time, *config.values):
         if name is not None:
             table.kind(name)  # raises unless there is such a column
@@ -74,7 +76,7 @@ def find_format(table: Table, config: LabelledConfig) -> Format:
             f"{table.path} has {table.rows:,} rows of {len(values)} number{'s' * (len(values) > 1)}: if a series has"
             " many rows, name the column that tells series apart with --data.id"
         )
-    return Format("rows" if long else "wide", id_column, label, time if long else None, values, row_numbers)
+    return Format("rows" if long else "wide", id_column, label, time if long else None, values, row_numbers, names)
 
 
 def like_format(table: Table, form: Format, config: LabelledConfig, classes: Collection[str]) -> Format:

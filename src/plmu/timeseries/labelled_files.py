@@ -198,7 +198,7 @@ class _Reader:
                 times = table.times(time, bad=config.bad)
                 rows = rows[_timed_rows(np.argsort(times, kind="stable"), times, time, table.notes)]
             if not self.format.values:
-                self.format = Format("files", time=time, values=values)
+                self.format = Format("files", time=time, values=values, names=tuple(table.names))
                 self.notes += table.notes[:1]
             label = file.parent.name if file.parent != self.path else None
             self.add(file.stem if label is None else f"{label}/{file.stem}", rows, label, file)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from plmu.data.files import unreadable
 from plmu.errors import DataError
+from plmu.timeseries.tables.cells import is_missing
 
 SUFFIXES = (".ts", ".arff")
 
@@ -57,11 +58,11 @@ def read(path: Path) -> Iterator[tuple[NDArray[np.float64], str | None]]:
 
 
 def _numbers(text: str, path: Path, line: int) -> list[float]:
-    """Numbers with commas between them, NaN for "?" and empty ones."""
+    """Numbers with commas between them, NaN for missing ones."""
     numbers = []
     for column, cell in enumerate(map(str.strip, text.split(",")), 1):
         try:
-            numbers.append(np.nan if cell in ("?", "") else float(cell))
+            numbers.append(np.nan if is_missing(cell) else float(cell))
         except ValueError:
             raise DataError(f"{path}, line {line}, value {column}: {cell[:40]!r} is not a number") from None
     return numbers

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _SPREADSHEET_ERRORS = ("#n/a", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!")
 _MARKS = ("na", "n/a", "nan", "null", "none", "nil", "-", "--", "?", ".", "missing")
 MISSING = frozenset(("", *_MARKS, *_SPREADSHEET_ERRORS))
+FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")

@@ -82,7 +82,7 @@ def find_layout(path: Path, header: bool | None = None) -> Layout:
     decimal_comma = separator != "," and _has_decimal_commas(rows)
     header = _has_header(rows, decimal_comma) if header is None else header
     width = len(rows[0])
-    names = _unique(rows[0]) if header else tuple(f"column {number}" for number in range(1, width + 1))
+    names = unique_names(rows[0]) if header else tuple(f"column {number}" for number in range(1, width + 1))
     if separator != ",":
         notes.append(f"{SEPARATORS.get(separator, 'spaces')} between fields")
     if decimal_comma:
@@ -206,7 +206,7 @@ def _dates_above_numbers(first: Sequence[str], body: Sequence[Sequence[str]], de
     return len(columns) > 1 and all_numbers(below, decimal_comma)
 
 
-def _unique(row: Sequence[str]) -> tuple[str, ...]:
+def unique_names(row: Sequence[str]) -> tuple[str, ...]:
     """Unique names of columns: an empty one is "column" and its number, a second "a" is "a (2)"."""
     counts: Counter[str] = Counter()
     names: list[str] = []

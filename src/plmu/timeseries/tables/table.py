@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from plmu.errors import DataError, suggestion
 from plmu.timeseries.tables import dates
-from plmu.timeseries.tables.cells import as_numbers, count_dates, present, without_marks
+from plmu.timeseries.tables.cells import FLAGS, as_numbers, count_dates, present, without_marks
 from plmu.timeseries.tables.dates import joined, joined_name, time_parts
 
 if TYPE_CHECKING:
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.float64]
 Kind = Literal["number", "time", "text"]
 Bad = Literal["raise", "missing"]
-_FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 _HEAD = 200  # cells from which the kind of a column of text is detected
-_SEPARATOR = " / "  # between names that are joined
+SEPARATOR = " / "  # between names that are joined
 
 
 class Table:
@@ -103,9 +102,9 @@ class Table:
             raise DataError(f"column {name!r} of {self.path} has times: a column of numbers is needed")
         if column.dtype == pl.String:
             lowercase = column.str.strip_chars().str.to_lowercase()
-            if flags and lowercase.is_in(list(_FLAGS)).any():
+            if flags and lowercase.is_in(list(FLAGS)).any():
                 self._note(f"column {name!r}: true and yes are taken as 1, false and no as 0")
-                column = lowercase.replace(_FLAGS)
+                column = lowercase.replace(FLAGS)
             numbers, wrong, note = as_numbers(column)
             if note and note not in self.notes:
                 self._note(f"column {name!r}: {note}")
@@ -191,13 +190,13 @@ class Table:
 
     def join_names(self, names: Sequence[str]) -> str:
         """Add a column of text with the cells of several columns, such as "shop / item", and return its name."""
-        name = _SEPARATOR.join(names)
+        name = SEPARATOR.join(names)
         if name not in self._columns:
             import polars as pl
 
             column, *others = (pl.Series(self.text(part).tolist(), dtype=pl.String) for part in names)
             for other in others:
-                column = column + _SEPARATOR + other
+                column = column + SEPARATOR + other
             self._columns[name] = column.alias(name)
             self._kinds[name] = "text"
         return name
@@ -206,7 +205,7 @@ class Table:
         """Join columns as in another table, whose columns of times and of series' names are `time` and `id`."""
         if time is not None and time not in self._columns:
             self.join_times()
-        parts = () if id is None or id in self._columns else id.split(_SEPARATOR)
+        parts = () if id is None or id in self._columns else id.split(SEPARATOR)
         if len(parts) > 1 and all(part in self._columns for part in parts):
             self.join_names(parts)
 
