@@ -48,6 +48,7 @@ COMPLETED = [
             "--help",
             "--data.root",
             *(f"--data.{name}" for name in cli.OWN_FILES),
+            "--other-data",
             "--from",
             "--device",
             "file",

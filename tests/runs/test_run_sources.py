@@ -220,6 +220,23 @@ def test_evaluate_finds_the_file_again(own, capsys):
         assert "paths.json is damaged: give --data.file and --data.root, or remove it" in message
 
 
+def test_evaluate_scores_the_saved_model(own, capsys):
+    main(own)
+    model = plmu.load(FOLDER / "model.plmu")
+    with torch.no_grad():
+        for parameter in model[-1].parameters():
+            parameter.zero_()
+    plmu.save(model, FOLDER / "model.plmu")
+    main(["evaluate", str(FOLDER)])
+    assert f"loss {torch.tensor(256.0).log().item():.6g}" in capsys.readouterr().out  # all bytes are as likely
+
+
+def test_other_data_is_for_runs_on_own_data(own, capsys):
+    main(own)
+    words = ["evaluate", str(FOLDER), "--other-data", "--data.file", "b/other.txt"]
+    assert f"--other-data is for runs of forecast and classify, and {FOLDER} is a run of own" in refused(words, capsys)
+
+
 def test_a_data_folder_that_has_gone_does_not_matter_beside_a_file(own):
     Path("root").mkdir()
     main([*own, "--data.root", "root"])

@@ -26,7 +26,7 @@ USAGE = """usage: plmu COMMAND …
 
   plmu demo               fit, test, plot, stream and export a forecast of data that is included
   plmu train EXPERIMENT   train a model, test it once, write a run folder and a result
-  plmu evaluate RUN       score the best model of a run again
+  plmu evaluate RUN       score the model of a run again, or on other data
   plmu generate RUN       print sample text of a language model as it is generated
   plmu translate RUN      translate sentences from a file or standard input, one per line
   plmu predict RUN        forecast or classify the series of a file of your own, as CSV
@@ -117,11 +117,20 @@ def _run(argv: list[str]) -> None:
 
 
 def _evaluate_parser() -> Parser:
-    parser = Parser(prog="plmu evaluate", description="Score a run's best model on its test data.")
+    parser = Parser(
+        prog="plmu evaluate",
+        description="Score the model that a run saved on its test data, which must be unchanged; or, for runs of"
+        " forecast and classify, on other data.",
+    )
     parser.add_argument("run", type=Path, help="folder of the run, such as runs/mackey-glass-plmu-seed0")
     parser.add_argument("--data.root", type=Path, help="folder with the data sets (where the run had its data)")
     for name, what in OWN_FILES.items():
         parser.add_argument(f"--data.{name}", type=Path, help=f"your own {what} (that of the run)")
+    parser.add_argument(
+        "--other-data",
+        action="store_true",
+        help="score the model on all of --data.file, which it was not trained on (forecast and classify)",
+    )
     parser.add_argument("--from", type=Path, help="folder of the run that this one started from")
     parser.add_argument("--device", default="auto", help="cpu, cuda, … (a GPU if there is one)")
     return parser
@@ -133,12 +142,15 @@ def _evaluate(options: Namespace) -> None:
     from plmu.training.processes import processes
 
     paths = {name.replace("-", "_"): path for name, path in vars(options).items() if path is not None}
-    run, device = paths.pop("run"), paths.pop("device")
+    run, device, other_data = (paths.pop(name) for name in ("run", "device", "other_data"))
     with processes(device) as group:
-        epoch, scores = evaluate(run, paths, group, lookup)
+        result = evaluate(run, paths, group, lookup, other_data)
         if group.writes:
-            print(f"best_epoch {epoch}")
-            for name, value in scores.items():
+            for note in result.notes:
+                print(note, file=sys.stderr)
+            if result.epoch is not None:
+                print(f"best_epoch {result.epoch}")
+            for name, value in result.scores.items():
                 print(f"{name} {value:.6g}")
 
 

@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
+import plmu
 from plmu.data.files import DataConfig
 from plmu.errors import RunError, suggestion
+from plmu.runs.folder import MODEL_FILE
 from plmu.runs.outputs import Outputs
 from plmu.training.config import TrainingConfig
 from plmu.training.task import Batch, Task
@@ -119,6 +121,38 @@ class Experiment(ABC):
             Lines to print.
         """
         return []
+
+    def saved_model(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> nn.Module:
+        """The model that a finished run saved, for `plmu evaluate`.
+
+        Args:
+            folder: of the run.
+            config: its configuration.
+            task: its data, by which the model will be scored.
+            network: the best model of its checkpoints, which takes the weights of the saved one.
+
+        Raises:
+            RunError: the saved model cannot be scored on this data.
+        """
+        if isinstance(network, plmu.nn.Steppable) and (folder / MODEL_FILE).is_file():
+            plmu.load_into(network, folder / MODEL_FILE)
+        return network
+
+    def score_other_data(self, folder: Path, config: Config[Any]) -> tuple[dict[str, float], list[str]]:
+        """Score the saved model of a run on data of the user's own that it was not trained on.
+
+        Args:
+            folder: of the run.
+            config: its configuration, with the other file.
+
+        Returns:
+            Scores by name, and notes about the file.
+
+        Raises:
+            DataError: the file is at fault.
+            RunError: a file of the run is missing or damaged.
+        """
+        raise RunError(f"--other-data is for runs of forecast and classify, and {folder} is a run of {self.name}")
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         """The predictions of a run's model for the user's own file, for `plmu predict`.

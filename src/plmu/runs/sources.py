@@ -143,10 +143,15 @@ def fingerprint(companions: dict[str, str], splits: Iterable[Batch], frozen: Ite
     return digest.hexdigest()
 
 
-def check_files(folder: Path, data: DataConfig) -> None:
+def check_files(folder: Path, data: DataConfig, advice: str = ", or choose another --name") -> None:
     """Raise RunError unless the run in this folder was trained on these files of the user's own, if any.
 
     No other data is read.
+
+    Args:
+        folder: of the run.
+        data: with the files.
+        advice: what else to do, at the end of the error.
     """
     if not (folder / DATA_FILE).is_file():
         return
@@ -155,11 +160,9 @@ def check_files(folder: Path, data: DataConfig) -> None:
     before, now = _read_data_file(folder).get("files", {}), own_hashes(data)
     for name in sorted({*before, *now}):
         if name not in now:
-            raise RunError(
-                f"{folder} was trained on a file of your own: give it as {_option(name)}, or choose another --name"
-            )
+            raise RunError(f"{folder} was trained on a file of your own: give it as {_option(name)}{advice}")
         if before.get(name) != now[name]:
-            raise _other_data(folder, data, ", or choose another --name")
+            raise _other_data(folder, data, advice)
 
 
 def check_data(folder: Path, fingerprint: str, data: DataConfig) -> None:

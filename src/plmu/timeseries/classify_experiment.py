@@ -111,11 +111,7 @@ class ClassifyTask(Task):
         if not tested:
             return {"accuracy": report.accuracy}
         self.report = report
-        return {
-            "accuracy": report.accuracy,
-            "mean_f1": report.mean_f1,
-            "commonest_class_accuracy": report.baseline.accuracy,
-        }
+        return _scores(report)
 
 
 class Classify(Experiment):
@@ -222,6 +218,32 @@ class Classify(Experiment):
             f"next: plmu predict {folder} {config.data.file}",
         ]
 
+    def saved_model(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> nn.Module:
+        assert isinstance(task, ClassifyTask)
+        task.classifier, task.features = SequenceClassifier.from_run(folder), torch.zeros(0)
+        if tuple(task.classifier.classes_.tolist()) != task.classes:
+            raise RunError(f"{folder / SERIES_FILE} has other classes than this data: copy the folder of the run again")
+        return task.classifier.model
+
+    def score_other_data(self, folder: Path, config: Config[Any]) -> tuple[dict[str, float], list[str]]:
+        assert isinstance(config.data, LabelledConfig)
+        classifier = SequenceClassifier.from_run(folder)
+        data = labelled_files.load(
+            replace(config.data, test_file=None), classifier.format_, classifier.classes_.tolist()
+        )
+        _check_channels(data, classifier, config.data.file)
+        labelled = [index for index, label in enumerate(data.labels) if label is not None]
+        if not labelled:
+            raise DataError(f"{config.data.file} has no labels to compare with: `plmu predict` needs none")
+        notes = data.notes
+        if len(labelled) < len(data):
+            notes = [*notes, f"left out: {len(data) - len(labelled):,} series without a label"]
+        try:
+            report = classifier.evaluate(data.take(labelled))
+        except ValueError as error:
+            raise DataError(f"{config.data.file}: {error}") from None
+        return _scores(report), notes
+
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         if future is not None:
             raise RunError(f"--data.future is for forecasts with covariates, and {folder} is a run of classify")
@@ -231,9 +253,21 @@ class Classify(Experiment):
         labels = labels if labels is not None and labels.is_file() else None
         reading = replace(config.data, file=file, test_file=None, labels=labels)
         data = labelled_files.load(reading, classifier.format_, classifier.classes_.tolist())
-        if data.channels != classifier.n_channels_:
-            raise DataError(f"{file} has {data.channels} channels; the model was trained on {classifier.n_channels_}")
+        _check_channels(data, classifier, file)
         return classify_files.predictions(classifier, data)
+
+
+def _scores(report: ClassificationReport) -> dict[str, float]:
+    """Accuracy, mean F1, and the accuracy of the most frequent class, which old runs do not tell."""
+    scores = {"accuracy": report.accuracy, "mean_f1": report.mean_f1}
+    if report.most_frequent is not None:
+        scores["commonest_class_accuracy"] = report.baseline.accuracy
+    return scores
+
+
+def _check_channels(data: LabelledData, classifier: SequenceClassifier, file: Path | None) -> None:
+    if data.channels != classifier.n_channels_:
+        raise DataError(f"{file} has {data.channels} channels; the model was trained on {classifier.n_channels_}")
 
 
 def _read_splits(config: LabelledConfig, generator: np.random.Generator) -> tuple[LabelledData, LabelledData]:

@@ -39,6 +39,7 @@ from plmu.timeseries.forecast_models import (
 )
 from plmu.timeseries.forecaster import Forecaster
 from plmu.timeseries.predictions import time_column
+from plmu.timeseries.saved_forecasts import named, read_tested, score_other_file
 from plmu.timeseries.scores import Intervals, Method, Scores, baselines, model_method, score, unseen_errors
 from plmu.timeseries.series import Piece, SeriesConfig
 from plmu.timeseries.split import Settings, Split, what_was_done
@@ -140,11 +141,28 @@ class Forecast(Experiment):
         forecast_files.write_model(folder, split, final, intervals)
         return [*lines, f"next: plmu predict {folder} {config.data.file}{_future(split)}"]
 
+    def saved_model(self, folder: Path, config: Config[Any], task: Task, network: nn.Module) -> nn.Module:
+        assert isinstance(task, ForecastTask)
+        assert isinstance(config, ForecastConfig)
+        if isinstance(config.model, LSTMModel):  # which is in the checkpoints alone
+            return network
+        model, task.stored = read_tested(folder, task.split, config.refit)
+        return model
+
+    def score_other_data(self, folder: Path, config: Config[Any]) -> tuple[dict[str, float], list[str]]:
+        assert isinstance(config, ForecastConfig)
+        _check_saved(folder, config)
+        return score_other_file(folder, config.data, config.horizon)
+
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:
         assert isinstance(config.data, SeriesConfig)
-        if isinstance(config.model, LSTMModel):
-            raise RunError(f"{folder} is a baseline, whose model is not saved: train --model closed or gradient")
+        _check_saved(folder, config)
         return predict(folder, config.data, file, future)
+
+
+def _check_saved(folder: Path, config: Config[Any]) -> None:
+    if isinstance(config.model, LSTMModel):
+        raise RunError(f"{folder} is a baseline, whose model is not saved: train --model closed or gradient")
 
 
 @dataclass
@@ -155,6 +173,7 @@ class ForecastTask(Task):
     split: Split = None  # type: ignore[assignment]
     config: ForecastConfig[Any] = None  # type: ignore[assignment]
     tested: tuple[Scores, Intervals] | None = None
+    stored: Intervals | None = None  # of a saved model
 
     @cached_property
     def fitted(self) -> Forecaster:
@@ -170,6 +189,8 @@ class ForecastTask(Task):
         return methods
 
     def intervals(self, model: nn.Module) -> Intervals:
+        if self.stored is not None:
+            return self.stored
         intervals = Intervals.of(self.split, self.config.intervals)
         if not intervals.levels:
             return intervals
@@ -183,17 +204,9 @@ class ForecastTask(Task):
         methods = {"model": model_method(model), **(self.baselines if tested else {})}
         intervals = self.intervals(model) if tested else None
         scores = score(methods, split, origins, intervals)
-        errors = scores.errors["model"]
-        results = {"mse": errors.mse, "mae": errors.mae}
-        if len(self.config.horizon) > 1:
-            results |= {f"mse_{steps}": errors.until(steps) for steps in sorted(set(self.config.horizon))}
         if intervals is not None:
             self.tested = scores, intervals
-            shares = zip(scores.levels, scores.coverage, strict=True)
-            results |= {f"in_{100 * level:g}_%_interval": share for level, share in shares}
-            others = {name: sums for name, sums in scores.errors.items() if name != "model"}
-            results |= {f"{name}_mse".replace(" ", "_"): sums.mse for name, sums in others.items()}
-        return results
+        return named(scores, self.config.horizon)
 
     def mean_squared_error(self, model: nn.Module, batch: Batch) -> Tensor:
         """Of the batch's windows, in units of the columns' standard deviations."""

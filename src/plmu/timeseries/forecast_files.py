@@ -50,6 +50,7 @@ def write_model(folder: Path, split: Split, model: LookbackForecast, intervals: 
         "floor": intervals.floor.tolist(),
         "low": intervals.low.tolist(),
         "high": intervals.high.tolist(),
+        "scale": split.scale.tolist(),
     }
     write_json(folder / INTERVALS_FILE, content)
 
@@ -77,6 +78,15 @@ def read_run(folder: Path) -> tuple[LookbackForecast, Settings, Intervals]:
     if not isinstance(model, LookbackForecast):
         raise RunError(f"{folder / MODEL_FILE} is not a model of forecast")
     return model, settings, stored
+
+
+def read_scale(folder: Path) -> torch.Tensor | None:
+    """The units of scores, (channels,), from intervals.json; None for a run of a version that did not write them."""
+
+    def scale(content: Any) -> torch.Tensor | None:
+        return torch.tensor(content["scale"]) if "scale" in content else None
+
+    return parsed(folder / INTERVALS_FILE, scale)
 
 
 def as_text(values: Numbers, levels: Numbers) -> list[str]:
