@@ -11,8 +11,8 @@ import torch
 from forecasts import written
 
 import plmu
+from plmu.clock import Clock
 from plmu.timeseries.choosing import Options, rolling
-from plmu.timeseries.clock import Clock
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.forecast_experiment import Forecast, ForecastTask, prepare
 from plmu.timeseries.forecast_models import ClosedModel, WindowLSTM, equal_size

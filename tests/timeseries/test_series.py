@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plmu.clock import Clock
 from plmu.errors import DataError
-from plmu.timeseries.clock import Clock, find_clock
+from plmu.timeseries.clock import find_clock, step_of
 from plmu.timeseries.series import SeriesConfig, load
 from plmu.timeseries.split import Split, Wanted
 
@@ -172,7 +173,7 @@ def test_clocks_of_dates(times: list[str], kind: str, told: str, following: str)
     assert (clock.kind, clock.spacing) == (kind, told)
     assert clock.steps(stamps).tolist() == [0, 1, 2, 3]
     assert clock.times(np.array([4])) == [following]
-    assert clock.step_of(following) == 4
+    assert step_of(clock, following) == 4
 
 
 def test_weekdays_go_on_after_the_weekend() -> None:
@@ -188,7 +189,7 @@ def test_clocks_of_numbers() -> None:
     assert clock == Clock("numbers", 1700.0, 1.0)
     assert clock.times(np.array([5])) == ["1705"]
     with pytest.raises(ValueError, match="is not a time"):
-        clock.step_of("soon")
+        step_of(clock, "soon")
 
 
 def test_a_series_whose_times_are_between_those_of_another_keeps_them(data: Any) -> None:
@@ -225,7 +226,7 @@ def test_another_rate_than_that_of_training_is_told(data: Any, tmp_path: Path) -
 def test_the_order_of_day_and_month_is_that_of_training(data: Any, tmp_path: Path) -> None:
     days = np.datetime64("2024-01-01") + np.arange(60)
     known = data("\n".join(["date,v", *(f"{d.item():%d/%m/%Y},{i}" for i, d in enumerate(days)), ""]))
-    assert known.clock.step_of("03/02/2024") == 33
+    assert step_of(known.clock, "03/02/2024") == 33
     (tmp_path / "one.csv").write_text("date,v\n05/03/2024,1\n")
     (piece,) = load(SeriesConfig(file=tmp_path / "one.csv"), (known.columns, known.clock)).pieces
     assert piece.start == 64
@@ -246,8 +247,8 @@ def test_times_keep_the_time_zone_of_the_file(data: Any, tmp_path: Path) -> None
         (tmp_path / "other.csv").write_text(f"time,v\n2024-01-01 {time},1\n")
         found = load(SeriesConfig(file=tmp_path / "other.csv"), (one.columns, one.clock))
         assert found.pieces[0].start == step, time
-    assert one.clock.step_of("2024-01-01 05:30Z") == 0
-    assert one.clock.step_of("2024-01-01 05:00") == 5
+    assert step_of(one.clock, "2024-01-01 05:30Z") == 0
+    assert step_of(one.clock, "2024-01-01 05:00") == 5
 
 
 def test_several_time_zones_are_converted_to_utc(data: Any) -> None:

@@ -16,10 +16,10 @@ import torch
 
 import plmu
 from plmu.cli.number_lines import NumberLines
+from plmu.clock import Clock
 from plmu.runs.deployed import Deployed, load
 from plmu.runs.folder import SERIES_FILE
 from plmu.text.symbols import Words
-from plmu.timeseries.clock import Clock
 from plmu.timeseries.forecast_files import read_settings
 
 

@@ -38,6 +38,10 @@ def described(folder: Path, model: Steppable) -> dict[str, Any]:
     metadata: dict[str, Any] = {key: name for key, name in names if name}
     outputs = read(folder) or Outputs()
     metadata |= {name: getattr(outputs, key) for key, name in FROM_OUTPUTS.items() if getattr(outputs, key)}
+    if outputs.clock is not None:
+        clock = outputs.clock.described()
+        metadata["step_number"] = clock.pop("step_number")
+        metadata["clock"] = {**clock, "season": outputs.season, "next_step": outputs.next_step}
     symbols = symbols_of(folder, model)
     if symbols is not None:
         metadata["symbols"] = symbols.kind

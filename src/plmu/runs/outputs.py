@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from plmu.clock import Clock
 from plmu.errors import RunError
 from plmu.runs.folder import OUTPUTS_FILE, read_json, write_json
 
@@ -23,6 +24,9 @@ class Outputs:
     horizon: int = 0  # number of steps that the outputs forecast for each input, step by step
     columns: tuple[str, ...] = ()  # the inputs that are forecast; empty means all
     header: tuple[str, ...] = ()  # all columns of the user's file, in its order
+    clock: Clock | None = None  # of a forecast: the steps of the training data
+    next_step: int | None = None  # of this clock, after the last row of training; a stream without times begins there
+    season: int = 0  # steps of the model's season; 0 for none
 
     def sample(self) -> str:
         """What a sample of a model with covariates holds, in words."""
@@ -37,7 +41,10 @@ class Outputs:
 
 
 def write(folder: Path, outputs: Outputs) -> None:
-    write_json(folder / OUTPUTS_FILE, asdict(outputs))
+    content = asdict(outputs)
+    if outputs.clock is not None:
+        content["clock"] = outputs.clock.described()
+    write_json(folder / OUTPUTS_FILE, content)
 
 
 def read(folder: Path) -> Outputs | None:
@@ -61,9 +68,14 @@ def read(folder: Path) -> Outputs | None:
             horizon=content.get("horizon", 0),
             columns=tuple(content.get("columns", ())),
             header=tuple(content.get("header", ())),
+            clock=None if content.get("clock") is None else Clock.read(content["clock"]),
+            next_step=content.get("next_step"),
+            season=content.get("season", 0),
         )
         words = [*outputs.labels, *outputs.inputs, *outputs.columns, *outputs.header, outputs.time, outputs.series]
-        numbers = [outputs.ahead, outputs.horizon, *outputs.start]
+        numbers = [outputs.ahead, outputs.horizon, outputs.season, *outputs.start]
+        if not isinstance(outputs.next_step, int | None):
+            raise TypeError
         if not all(isinstance(word, str) for word in words) or not all(type(number) is int for number in numbers):
             raise TypeError
         if min(numbers) < 0:

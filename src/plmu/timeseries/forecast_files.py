@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from plmu.clock import Clock
 from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
 from plmu.modelfiles.files import save
@@ -18,7 +19,6 @@ from plmu.nn.forecast import LookbackForecast
 from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE, parsed, write_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import write as write_outputs
-from plmu.timeseries.clock import Clock
 from plmu.timeseries.predictions import at_phase
 from plmu.timeseries.reporting import literal, pyplot, shortened, text_table, write_plot
 from plmu.timeseries.scores import Errors, Intervals, Scores, model_method
@@ -33,15 +33,18 @@ DRAWN = 4  # forecasts that are drawn of each column
 def write_model(folder: Path, split: Split, model: LookbackForecast, intervals: Intervals) -> None:
     """Save the model, whose streams begin at the step after the last row, and what its numbers mean."""
     settings = split.settings
-    save(at_phase(model.cpu(), max(piece.start + len(piece) for piece in split.data.pieces)), folder / MODEL_FILE)
-    columns = settings.values if settings.covariates else ()
+    following = max(piece.start + len(piece) for piece in split.data.pieces)
+    save(at_phase(model.cpu(), following), folder / MODEL_FILE)
     outputs = Outputs(
         inputs=settings.inputs,
         time=settings.time or "",
         series=settings.id or "",
         horizon=settings.horizon,
-        columns=columns,
+        columns=settings.values if settings.covariates else (),
         header=split.data.columns.names,
+        clock=settings.clock,
+        next_step=following,
+        season=model.season,
     )
     write_outputs(folder, outputs)
     content = {

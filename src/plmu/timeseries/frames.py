@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plmu.timeseries.clock import DAY, Clock, find_clock
+from plmu.clock import DAY, Clock
+from plmu.timeseries.clock import find_clock
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.series import Numbers, Piece, SeriesData
 

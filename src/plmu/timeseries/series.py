@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from plmu.clock import DAY, Clock, Steps
 from plmu.data.files import DataConfig
 from plmu.errors import DataError
-from plmu.timeseries.clock import DAY, Clock, Steps, find_clock
+from plmu.timeseries.clock import find_clock
 from plmu.timeseries.columns import Columns, RawSeries, find_columns, raw_series, read_future, rows_of, with_future
 from plmu.timeseries.columns import Numbers as Numbers
 from plmu.timeseries.reader_options import configured

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plmu.clock import Clock
 from plmu.core.systems import DelayNetwork
 from plmu.errors import DataError
-from plmu.timeseries.clock import Clock
 from plmu.timeseries.columns import Columns
 from plmu.timeseries.effects import LAGS
 from plmu.timeseries.frames import SeriesTable, calendar_of, data_of

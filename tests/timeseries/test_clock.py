@@ -1,0 +1,96 @@
+"""Clocks as what is deployed has them: times as text, the formula for other programs, and the same clock for frames."""
+
+from __future__ import annotations
+
+import json
+from math import floor
+
+import numpy as np
+import pandas
+import pytest
+
+import plmu
+from plmu.clock import Clock
+
+DAYS = np.datetime64("1990-02-05")  # a Monday
+CLOCKS = {
+    "rows": Clock(),
+    "numbers": Clock("numbers", 0.25, 0.125),
+    "quarter hours": Clock("time", float(DAYS.astype("datetime64[us]").astype(int)), 9e8, zone=-300),
+    "milliseconds": Clock("time", float(DAYS.astype("datetime64[us]").astype(int)), 5000.0, whole=True),
+    "quarters": Clock("months", float(DAYS.astype("datetime64[us]").astype(int)), 3.0),
+    "weekdays": Clock("weekdays", float(DAYS.astype("datetime64[us]").astype(int)), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_a_clock_comes_back_from_json_with_the_steps_of_its_times(name: str) -> None:
+    clock = CLOCKS[name]
+    content = json.loads(json.dumps(clock.described(), allow_nan=False))
+    assert Clock.read(content) == clock
+    assert content["origin"] == clock.times(np.array([0]))[0]
+    steps = np.array([-40, 0, 7, 1001])
+    assert [clock.step_of(time) for time in clock.times(steps)] == steps.tolist()
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_the_formula_gives_the_step(name: str) -> None:
+    """As a program without plmu would compute it."""
+    clock = CLOCKS[name]
+    for step, time in zip(range(-5, 300, 61), clock.times(np.arange(-5, 300, 61)), strict=True):
+        if clock.kind == "weekdays":
+            date = np.datetime64(time)
+            days = np.arange(min(DAYS, date), max(DAYS, date))
+            count = sum(day.astype("datetime64[D]").item().weekday() < 5 for day in days)
+            assert clock.formula == "the number of days from Monday to Friday from 1990-02-05 on, before the date"
+            assert (count if date >= DAYS else -count) == step
+        elif clock.kind != "rows":
+            names = {"floor": floor}
+            if clock.kind == "months":
+                names |= {"year": int(time[:4]), "month": int(time[5:7])}
+            elif clock.kind == "numbers":
+                names |= {"t": float(time)}
+            else:
+                micros = int(np.datetime64(time.removesuffix("-05:00")).astype("datetime64[us]").astype(int))
+                names |= {"t": micros / 1e6 - 60 * (clock.zone or 0)}
+            assert eval(clock.formula.partition(", with")[0], names) == step
+
+
+@pytest.mark.parametrize(("time", "step"), [
+    ("1990-02-05 00:15", 1), ("1990-02-05T00:15", 1), ("1990-02-05 05:15Z", 1), ("1990-02-05T06:15+01:00", 1),
+    ("1990-02-06", 96), (" 1990-03 ", 24 * 96),
+])  # fmt: skip
+def test_times_in_iso_8601_with_and_without_a_zone(time: str, step: int) -> None:
+    assert CLOCKS["quarter hours"].step_of(time) == step
+
+
+@pytest.mark.parametrize("time", ["soon", "05.02.1990", "19900205", "1990-13-01", "", "0001-01-01T00:00+14:00"])
+def test_other_texts_are_no_times(time: str) -> None:
+    with pytest.raises(ValueError, match="is not a date or time: write it as '1990-02-05 00:15-05:00'"):
+        CLOCKS["quarter hours"].step_of(time)
+
+
+@pytest.mark.parametrize("time", ["inf", "nan", "1e300", "2024-01-01", ""])
+def test_other_texts_are_no_numbers(time: str) -> None:
+    with pytest.raises(ValueError, match="is not a time: those of the data are numbers"):
+        CLOCKS["numbers"].step_of(time)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "moons"}, {"first": "0"}, {"step": 0.0}, {"step": float("nan")}, {"zone": ""}]
+)
+def test_a_damaged_clock_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Clock.read(CLOCKS["quarter hours"].described() | wrong)
+
+
+@pytest.mark.parametrize("freq", ["MS", "ME", "B", "QS"])
+def test_frames_of_months_and_weekdays_keep_the_phase(freq: str) -> None:
+    """Their steps are of unequal length, so a clock that divides by the median one drifts."""
+    k = np.arange(272)
+    y = 10 * np.sin(2 * np.pi * k / 12) + 5 * np.cos(2 * np.pi * k / 6)
+    frame = pandas.DataFrame({"y": y}, index=pandas.date_range("1990-01-01", periods=len(y), freq=freq))
+    framed, plain = (plmu.Forecaster(12, season=12).fit(rows[:200]) for rows in (frame, y))
+    ahead = framed.predict(frame[100:260])["y"].to_numpy()
+    np.testing.assert_allclose(ahead, plain.predict(y[100:260]), rtol=1e-5, atol=1e-4)
+    assert np.sqrt(np.mean((ahead - y[260:]) ** 2)) < 0.5
