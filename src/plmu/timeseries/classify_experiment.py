@@ -238,10 +238,10 @@ class Classify(Experiment):
         notes = data.notes
         if len(labelled) < len(data):
             notes = [*notes, f"left out: {len(data) - len(labelled):,} series without a label"]
-        try:
-            report = classifier.evaluate(data.take(labelled))
-        except ValueError as error:
-            raise DataError(f"{config.data.file}: {error}") from None
+        report = classifier.evaluate(data.take(labelled))
+        if report.untrained:
+            wrong = sum(label in report.untrained for label in data.labels)
+            notes = [*notes, untrained_note(wrong, report.untrained)]
         return _scores(report), notes
 
     def predict(self, folder: Path, config: Config[Any], file: Path, future: Path | None = None) -> Predictions:

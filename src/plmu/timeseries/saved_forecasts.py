@@ -1,4 +1,4 @@
-"""Scoring the saved model of a run of forecast, for `plmu evaluate`: on the test rows of its file, or on another file."""
+"""Scoring the saved model of a run of forecast, for `plmu evaluate`: on the test rows of its file, or on another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from plmu.errors import DataError, RunError
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
-from plmu.runs.folder import INTERVALS_FILE, MODEL_FILE, SERIES_FILE
+from plmu.runs.folder import INTERVALS_FILE, SERIES_FILE
 from plmu.timeseries import series
 from plmu.timeseries.forecast_files import read_run, read_scale
 from plmu.timeseries.predictions import found_start
