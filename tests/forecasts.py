@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,16 @@ def written(count: int = COUNT, first: int = 0) -> str:
 def result(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "result.json").read_text())
     return found
+
+
+def copied_run(run: Path, folder: Path, command: str) -> None:
+    """Copy the files of a run that docs/deploy.md lists for a command."""
+    page = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| `plmu {command}`"))
+    folder.mkdir()
+    for name in re.findall(r"`([^`]+)`", row.split("|")[2]):
+        if (run / name).is_file():
+            shutil.copy(run / name, folder)
 
 
 def table(text: str) -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forecasts import copied_run
 from program import refused
 
 import plmu
@@ -184,6 +185,23 @@ def test_a_normalised_model_is_kept_beside_the_one_that_streams(run: Path, tmp_p
     assert not (tmp_path / "plain-seed0" / "whole.plmu").exists()
     main(["predict", str(tmp_path / "plain-seed0"), "--data.file", "gestures.csv"])
     assert "of 48 are as predicted" in capsys.readouterr().err
+
+
+def test_the_files_that_are_copied_suffice(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    main(["predict", str(run), "gestures.csv", "--quiet", "--out", str(tmp_path / "out.json")])
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert [row["series"] for row in rows] == [f"s{place}" for place in range(48)]
+    assert sum(rows[0][f"probability of {name}"] for name in PERIODS) == pytest.approx(1, abs=3e-4)
+    capsys.readouterr()
+    main(["predict", str(run), "gestures.csv", "--quiet"])
+    predicted = capsys.readouterr().out
+    copied_run(run, tmp_path / "copy", "predict")
+    shutil.copy("gestures.csv", tmp_path / "new.csv")
+    monkeypatch.chdir(tmp_path)
+    main(["predict", "copy", "new.csv", "--quiet"])
+    assert capsys.readouterr().out == predicted
 
 
 def test_a_lost_model_is_made_again(run: Path, tmp_path: Path, capsys: Any) -> None:

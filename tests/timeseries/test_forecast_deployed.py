@@ -80,13 +80,14 @@ def test_a_stream_reads_lines_with_text_and_series_of_a_panel(
 ) -> None:
     """With and without the header: text is left out, each series begins anew, marks of missing values are known."""
     monkeypatch.chdir(tmp_path)
-    header, *rows = written(150).splitlines(keepends=True)
+    rows = written(150).splitlines(keepends=True)[1:]
     panel = []
     for shop, item in (("north", "tea"), ("north", "coffee"), ("south", "tea")):
         panel += [f"{shop},{item},{row.rpartition(',')[0]},fair,{len(shop + item)}\n" for row in rows]
     names = "shop,item,time,load,weather,wind\n"
     Path("load.csv").write_text(names + "".join(panel))
-    main(["train", "forecast", "load.csv", "--data.values", "load", "--horizon", "2", "--quiet", "--model.season", "12"])
+    options = ["--data.values", "load", "--horizon", "2", "--model.season", "12"]
+    main(["train", "forecast", "load.csv", *options, "--quiet"])
     capsys.readouterr()
     lines = [*panel[50:70], *panel[150:170], *panel[300:320]]
     lines[3] = lines[3].replace(lines[3].split(",")[3], "#N/A")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
-from forecasts import COUNT, HORIZON, result, table, values, written
+from forecasts import COUNT, HORIZON, copied_run, result, table, values, written
 from program import refused
 
 from plmu.cli.program import main
@@ -33,6 +35,40 @@ def test_predict_goes_beyond_the_last_row(load_run: Path, capsys: pytest.Capture
     assert "every 2 h from" in shown.err
     main(["predict", str(load_run), "--data.file", "load.csv", "--out", str(tmp_path / "out.csv"), "--quiet"])
     assert (tmp_path / "out.csv").read_text() == shown.out
+    numbers = [{name: cell if name == "time" else float(cell) for name, cell in row.items()} for row in rows]
+    for name, read in (("out.json", lambda path: json.loads(path.read_text())), ("out.PARQUET", parquet_rows)):
+        main(["predict", str(load_run), "load.csv", "--out", str(tmp_path / name), "--quiet"])
+        assert read(tmp_path / name) == numbers
+
+
+def parquet_rows(path: Path) -> list[dict[str, object]]:
+    return pl.read_parquet(path).to_dicts()
+
+
+@pytest.mark.parametrize("name", ["plot.png", "out.tsv", "out.csv.gz"])
+def test_predict_writes_no_other_kinds_of_files(
+    name: str, load_run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    message = refused(["predict", str(load_run), "load.csv", "--out", str(tmp_path / name)], capsys)
+    assert f"{name} ends in {Path(name).suffix}: predictions are written as .csv, .parquet, .json" in message
+    assert not (tmp_path / name).exists()
+
+
+def test_the_files_that_are_copied_suffice(
+    load_run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["predict", str(load_run), "load.csv", "--quiet"])
+    predicted = capsys.readouterr().out
+    copied_run(load_run, tmp_path / "predict", "predict")
+    copied_run(load_run, tmp_path / "stream", "stream")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new.csv").write_text(written())
+    main(["predict", "predict", "new.csv", "--quiet"])
+    assert capsys.readouterr().out == predicted
+    monkeypatch.setattr("sys.stdin", io.StringIO(written()))
+    main(["stream", "stream", "--json"])
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["forecast"]["load"][0] == pytest.approx(float(table(predicted)[0]["load"]), rel=1e-5)
 
 
 def test_predict_that_fails_leaves_the_file_that_was_there(

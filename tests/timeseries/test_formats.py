@@ -32,8 +32,8 @@ def test_targets_of_a_regression_are_no_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "labels",
-    [[0, 1], [0.5, 1.5, 0.5, 2.5, 1.5, 2.5], list(range(30)) * 2, [f"v{i}" for i in range(30)], [1, 2, 2], ["1.5", "x", "y"]],
-)  # fmt: skip
+    [[0, 1], [0.5, 1.5, 0.5, 2.5, 1.5, 2.5], [*range(30)] * 2, [f"v{i}" for i in range(30)], [1, 2, 2], ["1.5", "x"]],
+)
 def test_numbers_that_repeat_and_words_are_classes(labels: list[object], tmp_path: Path) -> None:
     assert like_measurements(labels) == ""
     assert len(load(tmp_path / "f.csv", wide(labels), label="target")) == len(labels)
@@ -41,7 +41,8 @@ def test_numbers_that_repeat_and_words_are_classes(labels: list[object], tmp_pat
 
 def test_labels_of_arrays_are_judged_as_scikit_learn_does() -> None:
     series = np.random.default_rng(0).standard_normal((12, 10))
-    for labels in (np.linspace(0, 1, 12), np.arange(12.0), np.arange(12), [0.25, 1.0] * 6, np.array([0.5] * 12, object)):
+    objects = np.array([0.5] * 12, object)
+    for labels in (np.linspace(0, 1, 12), np.arange(12.0), np.arange(12), [0.25, 1.0] * 6, objects):
         with pytest.raises(ValueError, match=r"^Unknown label type: continuous\. y has .* y\.astype\(str\)"):
             plmu.SequenceClassifier().fit(series, labels)
     fitted = plmu.SequenceClassifier(projections=2).fit(series, np.array(["0.25", "1.0"] * 6))

@@ -119,7 +119,7 @@ def predict_parser() -> Parser:
         field = f"data.{name}".replace("-", "_")
         parser.add_argument(f"--data.{name}", dest=field, action="store_true", default=None, help=yes)
         parser.add_argument(f"--data.no-{name}", dest=field, action="store_false", default=None, help=no)
-    parser.add_argument("--out", type=Path, help="CSV file to write (standard output)")
+    parser.add_argument("--out", type=Path, help="file to write: .csv, .parquet or .json (CSV on standard output)")
     parser.add_argument("--quiet", action="store_true", help="leave out the notes about the file")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
     return parser

@@ -44,6 +44,7 @@ class Predictions:
 
     columns: dict[str, Sequence[object]]
     notes: list[str] = field(default_factory=list)
+    numbers: tuple[str, ...] = ()  # names of the columns whose text is numbers
 
 
 class Experiment(ABC):

@@ -1,19 +1,22 @@
-"""`plmu predict`: the predictions of a run's model for a file of the user's own, as CSV."""
+"""`plmu predict`: the predictions of a run's model for a file of the user's own, as CSV, Parquet or JSON."""
 
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import IO, Any, Literal, get_args, get_origin, get_type_hints
 
 from plmu.errors import RunError
 from plmu.modelfiles.atomic import replacing
 from plmu.runs.configuration import read_config
-from plmu.runs.experiment import Config, Experiment
+from plmu.runs.experiment import Config, Experiment, Predictions
 from plmu.runs.folder import adding_path, is_finished
+
+ENDINGS = (".csv", ".parquet", ".json")
 
 
 def predict(
@@ -31,15 +34,18 @@ def predict(
         run: its folder.
         file: table, or folder of tables.
         lookup: returns the experiment of a name.
-        out: CSV file.
+        out: CSV, Parquet or JSON file, by its ending; CSV without one.
         quiet: leave out the notes about the file.
         future: a file of covariates.
         reading: options for reading this file, in place of those of training.
 
     Raises:
-        RunError: the run is not finished, is of an experiment that predicts nothing, or has no such option.
+        RunError: the run is not finished, is of an experiment that predicts nothing, or has no such option; or `out`
+            has another ending.
         DataError: the file is at fault.
     """
+    if out is not None and out.suffix.lower() not in ("", *ENDINGS):
+        raise RunError(f"--out {out} ends in {out.suffix}: predictions are written as {', '.join(ENDINGS)}")
     experiment, config = read_config(run, lookup)
     if not is_finished(run):
         raise RunError(f"{run} is not finished: `plmu train` continues it")
@@ -47,13 +53,38 @@ def predict(
     if not quiet:
         for note in predictions.notes:
             print(note, file=sys.stderr)
-    rows = zip(*predictions.columns.values(), strict=True)
     if out is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([list(predictions.columns), *rows])
+        _write_csv(predictions, sys.stdout)
         return
-    with adding_path(out), replacing(out) as path, open(path, "w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows([list(predictions.columns), *rows])
+    with adding_path(out), replacing(out) as path:
+        if out.suffix.lower() == ".parquet":
+            import polars as pl
+
+            pl.DataFrame(_with_numbers(predictions)).write_parquet(path)
+        else:
+            with open(path, "w", encoding="utf-8", newline="") as stream:
+                (_write_json if out.suffix.lower() == ".json" else _write_csv)(predictions, stream)
     print(f"wrote {out}", file=sys.stderr)
+
+
+def _write_csv(predictions: Predictions, stream: IO[str]) -> None:
+    rows = zip(*predictions.columns.values(), strict=True)
+    csv.writer(stream, lineterminator="\n").writerows([list(predictions.columns), *rows])
+
+
+def _write_json(predictions: Predictions, stream: IO[str]) -> None:
+    """A list with an object for each row."""
+    columns = _with_numbers(predictions)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    stream.write(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+
+
+def _with_numbers(predictions: Predictions) -> dict[str, list[Any]]:
+    """The columns, with numbers instead of their text."""
+    return {
+        name: [float(str(cell)) for cell in column] if name in predictions.numbers else list(column)
+        for name, column in predictions.columns.items()
+    }
 
 
 def _read_by(config: Config[Any], reading: Mapping[str, Any], experiment: str) -> Config[Any]:

@@ -140,7 +140,8 @@ def untrained_note(series: int, classes: Sequence[str]) -> str:
         classes: their classes.
     """
     names = ", ".join(map(shortened, classes[:8])) + (f" … ({len(classes)})" if len(classes) > 8 else "")
-    return f"not in training: class{'es' * (len(classes) > 1)} {names}; {series:,} series count{'s' * (series == 1)} as wrong"
+    plural, ending = "es" * (len(classes) > 1), "s" * (series == 1)
+    return f"not in training: class{plural} {names}; {series:,} series count{ending} as wrong"
 
 
 def score_lines(reports: dict[str, ClassificationReport]) -> list[str]:

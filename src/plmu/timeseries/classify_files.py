@@ -108,4 +108,4 @@ def predictions(classifier: SequenceClassifier, data: LabelledData) -> Predictio
         untrained = sorted({label for label, _ in labelled} - set(classes), key=by_number)
         if untrained:
             data.notes.append(untrained_note(sum(label in untrained for label, _ in labelled), untrained))
-    return Predictions(columns, data.notes)
+    return Predictions(columns, data.notes, tuple(columns)[2:])

@@ -315,6 +315,7 @@ def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None 
     time, ahead = time_column(settings), np.arange(1, settings.horizon + 1)
     counted = 1 if settings.clock.kind == "rows" else 0  # rows are counted from 1
     columns: dict[str, list[str]] = {}
+    numbers: list[str] = []
     if frame.columns[0] != time:
         columns[frame.columns[0]] = frame[frame.columns[0]].to_list()
     columns[time] = [
@@ -327,10 +328,11 @@ def predict(folder: Path, config: SeriesConfig, file: Path, future: Path | None 
             titles |= {f"{name} {word} {level:g}": f"{name}-{word[:2]}-{level:g}" for word in ("low", "high")}
         for title, column in titles.items():
             columns[title] = forecast_files.as_text(frame[column].to_numpy().reshape(len(last), -1), origins)
+            numbers.append(title)
     short = sum(len(piece) < settings.lookback for piece in last)
     if short:
         data.notes.append(f"{short:,} series shorter than the look-back of {settings.lookback} steps: less certain")
-    return Predictions(dict(columns), data.notes)
+    return Predictions(dict(columns), data.notes, tuple(numbers))
 
 
 def _check_ahead(piece: Piece, settings: Settings, file: Path, future: Path | None) -> None:

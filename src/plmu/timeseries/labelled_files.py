@@ -262,9 +262,11 @@ class _Reader:
             data = data.take(i for i, label in enumerate(data.labels) if label is not None)
         if form is None and (reason := like_measurements(data.labels)):
             column = "" if data.format.label is None else f", column {data.format.label!r}"
-            raise DataError(f"{config.labels or self.path}{column}: the labels are {reason}. That is a target for"
-                            " regression, and these are classifiers. If another column has the classes, name it with"
-                            " --data.label; if these numbers are classes, write them as words, such as class 7")  # fmt: skip
+            raise DataError(
+                f"{config.labels or self.path}{column}: the labels are {reason}. That is a target for regression, and"
+                " these are classifiers. If another column has the classes, name it with --data.label; if these numbers"
+                " are classes, write them as words, such as class 7"
+            )
         if self.counts["empty"]:
             data.notes.append(f"left out: {self.counts['empty']:,} series without values in some channel")
         if self.counts["filled"]:
