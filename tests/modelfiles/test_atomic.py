@@ -1,5 +1,6 @@
 """Replacing a file: links, permissions and long names are kept, and what killed processes left is cleared."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -26,6 +27,38 @@ def test_an_old_file_keeps_its_permissions(mode: int, tmp_path: Path) -> None:
     put(path)
     assert path.stat().st_mode & 0o7777 == mode
     assert path.read_text() == "new"
+
+
+def test_a_mode_is_that_of_the_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for old in (False, True):
+        if old:
+            path.chmod(0o644)
+        with replacing(path, 0o600) as temporary:
+            assert temporary.stat().st_mode & 0o777 == 0o600
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_folder_is_flushed_after_the_new_name(tmp_path: Path, monkeypatch) -> None:
+    path, folder = tmp_path / "file", tmp_path.stat().st_ino
+    names: list[list[str]] = []
+    fault = 0
+
+    def fsync(descriptor: int) -> None:
+        if os.fstat(descriptor).st_ino == folder:
+            names.append(sorted(os.listdir(tmp_path)))
+            if fault:
+                raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    put(path)
+    assert names == [["file"]]
+    fault = errno.EINVAL  # of a file system that cannot flush folders
+    put(path, "newer")
+    assert path.read_text() == "newer"
+    fault = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        put(path)
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:

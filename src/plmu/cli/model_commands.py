@@ -219,6 +219,12 @@ def serve_parser() -> Parser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
     parser.add_argument("--token", help="shared secret of server and clients; needed for any other --host (PLMU_TOKEN)")
     parser.add_argument("--states", type=Path, help="folder in which states survive a restart, and a kill")
+    parser.add_argument(
+        "--fsync", action="store_true", help="flush samples to the disk before they are answered (once a second)"
+    )
+    parser.add_argument(
+        "--recover", action="store_true", help="go on from what can be read of damaged states (they are refused)"
+    )
     parser.add_argument("--sessions", type=int, default=1000, help="sessions at once, at most (1000)")
     parser.add_argument("--idle", type=float, default=300.0, help="seconds after which an idle session ends (300)")
     parser.add_argument("--rate", type=float, default=1000.0, help="samples of a session a second, at most (1000)")
@@ -239,7 +245,15 @@ def serve(options: Namespace) -> None:
         limits = Limits(options.sessions, options.message_bytes, options.samples, options.rate, options.idle)
         token = options.token or os.environ.get("PLMU_TOKEN") or None
         serving = Options(
-            options.host, options.port, token, options.states, options.missing, options.width, limits=limits
+            options.host,
+            options.port,
+            token,
+            options.states,
+            options.missing,
+            options.width,
+            limits=limits,
+            fsync=options.fsync,
+            recover=options.recover,
         )
         _note_other_model(options.run)
         run_server(options.run, serving, lambda address: print(f"plmu serves {options.run} at {address}", flush=True))

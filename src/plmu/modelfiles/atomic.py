@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -21,11 +22,15 @@ _LONGEST = 200  # bytes of a name: a temporary name adds to it, and may have 255
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], mode: int | None = None) -> Iterator[Path]:
     """A temporary file beside `path` to write to, which takes its name at the end; on an error the old file stays.
 
-    A symbolic link is followed, and an old file's permissions are kept. Temporary files of writes to the same `path`
-    whose process was killed are removed.
+    A symbolic link is followed. Temporary files of writes to the same `path` whose process was killed are removed.
+    File and folder are flushed to the disk: after a power failure `path` is the old file or the new one.
+
+    Args:
+        path: the file.
+        mode: its permissions; None for those of the old file, or of any new one.
     """
     target = Path(os.path.realpath(path))
     reason = None
@@ -44,17 +49,43 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     # current_thread() rather than get_ident(): it makes the thread known to threading.enumerate().
     temporary = target.parent / f".{name}.{os.getpid()}.{threading.current_thread().ident}.tmp"
     try:
-        temporary.touch()
-        # A new file has the mode that the umask gave the temporary one.
-        mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
+        temporary.touch(0o666 if mode is None else mode)
+        if mode is None:  # a new file has the mode that the umask gave the temporary one
+            mode = stat.S_IMODE((target if target.exists() else temporary).stat().st_mode)
         with _locked(temporary):
             yield temporary
             with open(temporary, "rb+") as written:
                 os.fsync(written.fileno())
             os.chmod(temporary, mode)
-            os.replace(temporary, target)
+            with opened_folder(target.parent) as folder:
+                os.replace(temporary, target)
+                flush_folder(folder)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened_folder(folder: str | os.PathLike[str]) -> Iterator[int | None]:
+    """The descriptor of a folder; None on Windows, where folders cannot be opened."""
+    if os.name == "nt":
+        yield None
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def flush_folder(folder: int | None) -> None:
+    """Flush the names of a folder's files to the disk, where the system can. `folder` is of `opened_folder`."""
+    if folder is None:
+        return
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot flush a folder
+            raise
 
 
 def _clear_abandoned(folder: Path, name: str) -> None:

@@ -139,10 +139,15 @@ def load_into(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     return model
 
 
-def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], description: Description) -> None:
-    """Write tensors and a description to a temporary file beside `path`, then rename it to `path`."""
+def write(
+    path: str | os.PathLike[str], tensors: dict[str, Tensor], description: Description, mode: int | None = None
+) -> None:
+    """Write tensors and a description to a temporary file beside `path`, then rename it to `path`.
+
+    `mode` are its permissions, as in `replacing`.
+    """
     metadata = {"plmu": json.dumps({"format": FORMAT, **description})}
-    with replacing(_checked_path(path)) as temporary:
+    with replacing(_checked_path(path), mode) as temporary:
         try:
             save_file(_separate(tensors), temporary, metadata)
         except SafetensorError as error:

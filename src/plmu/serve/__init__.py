@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,14 +17,16 @@ import uvicorn
 from starlette.applications import Starlette
 
 import plmu
+from plmu.errors import RunError
 from plmu.runs.deployed import Deployed, load
 from plmu.serve.access import Access, checked_token
 from plmu.serve.app import Server
 from plmu.serve.batching import Batcher
-from plmu.serve.journal import MOST_WIDTH, Journal
+from plmu.serve.journal import Journal
 from plmu.serve.limits import Limits
 from plmu.serve.messages import Reader
 from plmu.serve.metrics import Metrics
+from plmu.serve.snapshots import MOST_WIDTH
 
 BATCH_COST = 2**22  # multiply-adds of a batch, which take a fraction of a millisecond
 MOST_PORT = 65_535
@@ -42,6 +45,8 @@ class Options:
     missing: str | None = None
     width: int | None = None
     tick: float = 0.01  # most seconds between batches under load
+    fsync: bool = False  # whether records are on the disk before they are answered
+    recover: bool = False  # whether to go on from what can be read of damaged states
     limits: Limits = field(default_factory=Limits)
 
 
@@ -53,13 +58,17 @@ def make_server(deployed: Deployed, options: Options) -> Server:
     missing = deployed.frozen.checked_missing(options.missing)
     reader = Reader(deployed, options.limits, missing)
     journal, width = None, options.width
-    if options.states is not None:
-        journal = Journal(options.states, deployed.frozen.fingerprint, reader.code, reader.features)
-        snapshot = journal.snapshot()
-        if snapshot is not None:
-            width = snapshot.width  # with another one sums would round differently
-    sessions = plmu.Sessions(deployed.frozen, width or usual_width(deployed.frozen), missing=missing)
-    batcher = Batcher(sessions, options.limits, Metrics(), reader.code, journal, options.tick)
+    with ExitStack() as on_error:
+        if options.states is not None:
+            fingerprint, code, features = deployed.frozen.fingerprint, reader.code, reader.features
+            journal = Journal(options.states, fingerprint, code, features, options.fsync, options.recover)
+            on_error.callback(journal.close)
+            snapshot = journal.snapshot()
+            if snapshot is not None:
+                width = snapshot.width  # with another one sums would round differently
+        sessions = plmu.Sessions(deployed.frozen, width or usual_width(deployed.frozen), missing=missing)
+        batcher = Batcher(sessions, options.limits, Metrics(), reader.code, journal, options.tick)
+        on_error.pop_all()
     return Server(deployed, batcher, reader, access)
 
 
@@ -73,7 +82,7 @@ def serve(run: Path, options: Options, ready: Callable[[str], None] | None = Non
     """Serve the model of a run until SIGINT or SIGTERM. `ready` is called with the address.
 
     Raises:
-        RunError: there is no model that streams, or its states cannot be read.
+        RunError: there is no model that streams, its states cannot be read, or the server has failed.
         ValueError: an option is wrong.
         OSError: the port is taken.
     """
@@ -86,8 +95,10 @@ def serve(run: Path, options: Options, ready: Callable[[str], None] | None = Non
         address = f"http://{shown}:{listening.getsockname()[1]}"
         server = make_server(deployed, options)
         app = server.app(lambda: None if ready is None else ready(address))
-        if not _run(app, listening, options.limits):
+        if not _run(app, listening, options.limits, server.batcher):
             sys.exit(1)
+        if server.batcher.failed is not None:
+            raise RunError(server.batcher.failed)
 
 
 def _listening(options: Options) -> socket.socket:
@@ -103,8 +114,8 @@ def _listening(options: Options) -> socket.socket:
     return listening
 
 
-def _run(app: Starlette, listening: socket.socket, limits: Limits) -> bool:
-    """Run until a signal, and return whether the server had started."""
+def _run(app: Starlette, listening: socket.socket, limits: Limits, batcher: Batcher) -> bool:
+    """Run until a signal, or until the batcher has failed, and return whether the server had started."""
     config = uvicorn.Config(
         app,
         http="h11",
@@ -121,6 +132,7 @@ def _run(app: Starlette, listening: socket.socket, limits: Limits) -> bool:
     # uvicorn raises a signal again after it has stopped, which must not end this process.
     handlers = {kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGINT, signal.SIGTERM)}
     running = uvicorn.Server(config)
+    batcher.on_failure = lambda: setattr(running, "should_exit", True)
     # Collect rarely: a batch makes thousands of objects and frees them soon. At the usual threshold they start
     # collections that go through all connections, a tenth of the time under load. What torch has loaded is frozen.
     gc.collect()

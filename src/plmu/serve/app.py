@@ -87,8 +87,9 @@ class Server:
         return await StaticFiles(directory=STATIC).get_response(request.path_params["path"], request.scope)
 
     async def health(self, _: HttpRequest) -> Response:
-        failed = self.batcher.failed
-        return JSONResponse({"status": failed or "ok", "sessions": len(self.batcher.by_name)}, 503 if failed else 200)
+        """Whether a request passes through a batch now, and can be stored."""
+        wrong = await self.batcher.check()
+        return JSONResponse({"status": wrong or "ok", "sessions": len(self.batcher.by_name)}, 503 if wrong else 200)
 
     async def openapi(self, _: HttpRequest) -> Response:
         return JSONResponse(document(self.about()))

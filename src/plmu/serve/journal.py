@@ -4,214 +4,285 @@ Samples are written to the journal before they are answered, so a killed server 
 next server reads the snapshot and runs the journal again. It has the same rows and the same width of batches, hence the
 same bits in the states.
 
-A journal is a list of chunks, each with its length and checksum. A chunk holds the records of one batch.
+The folder has numbered files: journal N begins where snapshot N was taken. The snapshot before the last one and its
+journal are kept, in case the last one is damaged. Files are not changed once there is any doubt about them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
+import re
 import sys
+import threading
 import time
-import zlib
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from plmu.errors import FileFormatError, RunError
-from plmu.modelfiles.files import reading, write
+from plmu.errors import RunError
+from plmu.modelfiles.atomic import flush_folder, opened_folder
 from plmu.runs.folder import LOCK_FILE
 from plmu.runs.lock import locked
+from plmu.serve.chunks import Chain, Damage, JournalReader, Record
+from plmu.serve.snapshots import MODE, Snapshot, read_snapshot, write_snapshot
 
-OPEN, SAMPLES, RESET, CLOSE = range(4)
-CHUNK, RECORD = struct.Struct("<II"), struct.Struct("<BII")
-MOST_WIDTH = 4096  # rows of a batch
 INTERVAL = 10.0  # least seconds between snapshots; running the journal of that time again takes less
+SNAPSHOT, JOURNAL = re.compile(r"sessions-(\d{8})\.plmu"), re.compile(r"journal-(\d{8})\.log")
 
 
-@dataclass
-class Record:
-    """A request that a session has carried out."""
-
-    kind: int
-    row: int
-    name: str = ""  # of OPEN
-    samples: array[Any] | None = None
-    count: int = 0
-
-
-def packed(kind: int, row: int, count: int = 0, content: bytes = b"") -> bytes:
-    """A record as bytes; `count` is the number of samples, or of bytes of a name."""
-    return RECORD.pack(kind, row, count) + content
-
-
-@dataclass
-class Snapshot:
-    """The states of all sessions."""
-
-    names: list[str]
-    rows: list[int]
-    tensors: dict[str, Tensor]
-    width: int
+class StorageLost(RuntimeError):
+    """The disk may not have what was written: nothing more can be acknowledged."""
 
 
 class Journal:
-    """The states folder of one server."""
+    """The states folder of one server.
 
-    def __init__(self, folder: Path, fingerprint: str, code: str, features: int) -> None:
+    Args:
+        folder: it is made if need be, for its owner alone.
+        fingerprint: of the model.
+        code: type code of the samples, as of `array`.
+        features: numbers of a sample.
+        fsync: whether records are on the disk, rather than with the system, before they are answered.
+        recover: whether to go on from what can be read of damaged files, which then are renamed to `*.damaged`.
+
+    Raises:
+        RunError: the folder cannot be written, or is in use.
+    """
+
+    def __init__(
+        self, folder: Path, fingerprint: str, code: str, features: int, fsync: bool = False, recover: bool = False
+    ) -> None:
         self.folder, self.fingerprint, self.code, self.features = folder, fingerprint, code, features
-        self._lock = ExitStack()
+        self.fsync, self.recover = fsync, recover
+        self._held = ExitStack()  # the lock, and the descriptor of the folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock.enter_context(locked(folder / LOCK_FILE))
+            self._claim()
+            files = [*self._numbered(SNAPSHOT), *self._numbered(JOURNAL)]
+            for _, path in files:
+                with contextlib.suppress(PermissionError):
+                    path.chmod(MODE)  # those of earlier versions could be read by all
         except OSError as error:
             raise RunError(f"cannot write to {folder}: {error.strerror or error}") from None
-        except RunError:
-            raise RunError(f"{folder} is in use by another server: stop it, or choose another --states") from None
-        self.number = max((int(path.stem.split("-")[1]) for path in folder.glob("sessions-*.plmu")), default=0)
-        self.file = -1
+        self.number = max((number for number, _ in files), default=0)
+        self.chain = Chain()
+        self.damaged: list[Path] = []
+        self.file, self.size = -1, 0  # of the present journal: its descriptor, and the bytes that are certain
         self.due = time.monotonic() + INTERVAL
         self.dirty = False  # whether anything was written since the last snapshot
+        self.unsynced = False  # whether anything was written since the last flush
+        self._based = False  # whether the snapshot on which the journal is based is there
+        self._new_name = False  # whether the name of the journal is not on the disk yet
+        self._flushing = threading.Lock()  # held while a journal is flushed or closed
+
+    def _claim(self) -> None:
+        """Make and lock the folder."""
+        self._held.close()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._held.enter_context(locked(self.folder / LOCK_FILE))
+        except RunError:
+            raise RunError(f"{self.folder} is in use by another server: stop it, or choose another --states") from None
+        self._descriptor = self._held.enter_context(opened_folder(self.folder))
+
+    # ---------------------------------------------------------------- reading what an earlier server left
 
     def snapshot(self) -> Snapshot | None:
-        """The last snapshot; None without one. RunError: it is of another model or damaged."""
-        path = self._snapshot_path(self.number)
-        if not path.is_file():
-            return None
-        try:
-            with reading(path, ("sessions",)) as file:
-                description = file.description
-                if description.get("fingerprint") != self.fingerprint:
-                    raise RunError(f"{path} has the states of another model: choose another --states")
-                names, rows, width = (description[key] for key in ("names", "rows", "width"))
-                if type(width) is not int or not 1 <= width <= MOST_WIDTH:
-                    raise TypeError(f"its width is {width!r:.20}")
-                if len(names) != len(rows) or not all(type(row) is int for row in rows):
-                    raise TypeError("its rows are wrong")
-                return Snapshot([str(name) for name in names], rows, file.tensors(list(file.shapes), "cpu"), width)
-        except (FileFormatError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is damaged ({error}): remove it to begin without states") from None
+        """The last snapshot, or the last that can be read if asked to recover; None without one.
 
-    def chunks(self) -> Iterator[list[Record]]:
-        """The records since the snapshot, chunk by chunk."""
-        for path in sorted(self.folder.glob("journal-*.log")):
-            if path >= self._journal_path(self.number):
-                yield from self._chunks(path)
-                self.number = max(self.number, int(path.stem.split("-")[1]))
-
-    def _chunks(self, path: Path) -> Iterator[list[Record]]:
-        """The chunks of a file. A chunk that is cut short was never answered, and is skipped."""
-        content = path.read_bytes()
-        place = 0
-        while place + CHUNK.size <= len(content):
-            size, checksum = CHUNK.unpack_from(content, place)
-            body = content[place + CHUNK.size : place + CHUNK.size + size]
-            if len(body) != size or zlib.crc32(body) != checksum:
-                break
-            yield self._records(body, path)
-            place += CHUNK.size + size
-        if place < len(content):
-            rest = len(content) - place
-            print(f"plmu: {path}: its last {rest} bytes were not written whole and are left out", file=sys.stderr)
-
-    def _records(self, body: bytes, path: Path) -> list[Record]:
-        records, place = [], 0
-        while place < len(body):
+        Raises:
+            RunError: it is of another model, or damaged. The message says what can be saved.
+        """
+        for number, path in reversed(self._numbered(SNAPSHOT)):
             try:
-                kind, row, count = RECORD.unpack_from(body, place)
-                place += RECORD.size
-                record = Record(kind, row)
-                if kind == OPEN:
-                    record.name = body[place : place + count].decode()
-                    place += count
-                elif kind == SAMPLES:
-                    record.samples, record.count = array(self.code), count
-                    size = count * self.features * record.samples.itemsize
-                    record.samples.frombytes(body[place : place + size])
-                    place += size
-            except (struct.error, UnicodeDecodeError, ValueError) as error:
-                raise RunError(f"{path} is damaged ({error}): remove it to begin from the snapshot alone") from None
-            records.append(record)
-        return records
+                snapshot = read_snapshot(path, self.fingerprint)
+            except Damage as damage:
+                if not self.recover:
+                    raise RunError(f"{path} is damaged: {damage}. {self._saved_without(number)}") from None
+                self._set_aside(path, str(damage))
+                continue
+            self._start = number
+            return snapshot
+        self._start = 0
+        return None
+
+    def _saved_without(self, damaged: int) -> str:
+        """What can be saved without this snapshot and later ones, and how."""
+        for number, path in reversed(self._numbered(SNAPSHOT)):
+            if number < damaged:
+                with contextlib.suppress(Damage):
+                    read_snapshot(path, self.fingerprint)
+                    return self.advice(f"{path.name} and the journals after it can be read")
+        for number, path in self._numbered(JOURNAL)[:1]:
+            if path.read_bytes().startswith(Chain().header(number)):
+                return self.advice("The journals can be read from the first one on, which began without sessions")
+        return self.advice("There is no older snapshot: no session can be saved")
+
+    def advice(self, saved: str) -> str:
+        """What can be saved of damaged states, and how; and how to begin without them."""
+        return (
+            f"{saved}. To go on from that, add --recover, which renames damaged files to *.damaged. To begin without"
+            f" states, move {self.folder} away, or choose another --states"
+        )
+
+    def chunks(self, snapshot: Snapshot | None) -> Iterator[list[Record]]:
+        """The records since the snapshot, chunk by chunk.
+
+        Raises:
+            Damage: a journal is damaged from here on, and this is not to be recovered.
+        """
+        journals = [(number, path) for number, path in self._numbered(JOURNAL) if number >= self._start]
+        chain, old = (Chain(), False) if snapshot is None else (snapshot.chain, snapshot.old)
+        reader = JournalReader(self.code, self.features, chain, old)
+        place = self.folder
+        try:
+            if snapshot is not None and not journals:
+                raise Damage(f"the journal after sessions-{self._start:08d}.plmu is missing")
+            for number, path in journals:
+                place = path
+                yield from reader.read(path.read_bytes(), number, number == self._start)
+                if reader.torn:
+                    torn = f"its last {reader.torn} bytes were not written whole and are left out"
+                    print(f"plmu: {path}: {torn}", file=sys.stderr)
+        except Damage as damage:
+            where = "" if damage.place is None else f" at byte {damage.place}"
+            if not self.recover:
+                raise Damage(f"{place} is damaged{where}: {damage}") from None
+            for _, path in journals:
+                if path >= place:
+                    self._set_aside(path, f"{damage}{where}" if path == place else "it follows a damaged one")
+        self.chain = reader.chain
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        if path not in self.damaged:
+            self.damaged.append(path)
+            print(f"plmu: {path} is left out: {reason}", file=sys.stderr)
+
+    # ---------------------------------------------------------------- writing
 
     def append(self, records: bytes) -> int:
         """Write the records of a batch before it is answered. They survive a kill of this process, and after `sync` a
-        crash of the machine. Returns the number of bytes."""
-        chunk = CHUNK.pack(len(records), zlib.crc32(records)) + records
-        unwritten = memoryview(chunk)
-        while unwritten:
-            unwritten = unwritten[os.write(self.file, unwritten) :]
-        self.dirty = True
+        crash of the machine.
+
+        Returns:
+            The number of bytes.
+
+        Raises:
+            OSError: nothing was written.
+            StorageLost: it is not known what was written.
+        """
+        chunk, chain = self.chain.chunk(records)
+        try:
+            _write_all(self.file, chunk)
+        except OSError:
+            try:
+                os.ftruncate(self.file, self.size)
+            except OSError as error:
+                raise StorageLost(f"half a chunk stays in journal {self.number}: {error.strerror}") from error
+            raise
+        self.chain, self.size = chain, self.size + len(chunk)
+        self.dirty = self.unsynced = True
+        if self.fsync:
+            self.sync()
         return len(chunk)
+
+    def sync(self) -> None:
+        """Flush the journal to the disk. StorageLost: it could not be flushed."""
+        with self._flushing:
+            self.unsynced = False
+            try:
+                os.fsync(self.file)
+                if self._new_name:
+                    flush_folder(self._descriptor)
+                    self._new_name = False
+            except OSError as error:
+                raise StorageLost(f"journal {self.number} was not flushed to the disk: {error.strerror}") from error
+
+    def is_usable(self) -> bool:
+        """Whether the journal is where the next server will look for it, after its snapshot."""
+        try:
+            there, here = os.stat(self._path(self.number)), os.fstat(self.file)
+        except OSError:
+            return False
+        return self._based and (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def is_due(self) -> bool:
         """Whether it is time for a snapshot."""
         return self.dirty and time.monotonic() > self.due
 
-    def save(self, snapshot: Snapshot) -> Callable[[], None]:
-        """Begin a journal after this snapshot. Returns a function that writes the snapshot, for any thread; until then
-        the previous snapshot and the journals since stay valid."""
-        self.number += 1
-        number = self.number
-        path = self._journal_path(number)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
-        if self.file >= 0:
-            os.close(self.file)
-        self.file, self.dirty = file, False
-        self.due = time.monotonic() + INTERVAL
-        return lambda: self._write(number, snapshot)
+    def begin(self, snapshot: Snapshot) -> None:
+        """Begin with a snapshot of all sessions, in a folder that may be gone. OSError: try again."""
+        if self.file >= 0:  # someone has removed the folder, or a file of it
+            self._based = False
+            self._claim()
+        self.save(snapshot)()
+        self._based = True
 
-    def _write(self, number: int, snapshot: Snapshot) -> None:
+    def save(self, snapshot: Snapshot) -> Callable[[], None]:
+        """Begin a journal after this snapshot.
+
+        Returns:
+            A function that writes the snapshot, for any thread. Until then the previous snapshot and the journals since
+            stay valid.
+
+        Raises:
+            OSError: it cannot be begun; the present journal goes on.
+        """
+        self.due = time.monotonic() + INTERVAL
+        number, snapshot.chain = self.number + 1, self.chain
+        path, header = self._path(number), self.chain.header(number)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, MODE)
+        try:
+            _write_all(file, header)
+        except OSError:
+            os.close(file)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        before, self.file = self.file, file
+        self.number, self.size, self.dirty, self._new_name = number, len(header), False, True
+        return lambda: self._write(number, snapshot, before)
+
+    def _write(self, number: int, snapshot: Snapshot, before: int) -> None:
+        """Flush and close the journal before, then write the snapshot and remove what is not needed any more."""
         started = time.monotonic()
-        description = {
-            "kind": "sessions",
-            "fingerprint": self.fingerprint,
-            "width": snapshot.width,
-            "names": snapshot.names,
-            "rows": snapshot.rows,
-        }
-        write(self._snapshot_path(number), snapshot.tensors, description)
-        for kind in ("sessions-*.plmu", "journal-*.log"):
-            for path in self.folder.glob(kind):
-                if int(path.stem.split("-")[1]) < number:
-                    path.unlink(missing_ok=True)
+        if before >= 0:
+            with self._flushing:
+                try:
+                    os.fsync(before)
+                except OSError as error:
+                    raise StorageLost(f"a journal was not flushed to the disk: {error.strerror}") from error
+                finally:
+                    os.close(before)
+        write_snapshot(self.folder / f"sessions-{number:08d}.plmu", self.fingerprint, snapshot)
+        for path in self.damaged:
+            path.rename(f"{path}.damaged")
+        self.damaged = []
+        snapshots, journals = self._numbered(SNAPSHOT), self._numbered(JOURNAL)
+        previous = max((other for other, _ in snapshots if other < number), default=number)
+        for other, path in [*snapshots, *journals]:
+            if other < previous:
+                path.unlink(missing_ok=True)
         self.due = time.monotonic() + max(INTERVAL, 20 * (time.monotonic() - started))
 
-    def sync(self) -> None:
-        """Flush the journal to the disk."""
-        with contextlib.suppress(OSError):  # another journal may have begun
-            os.fsync(self.file)
-
     def close(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
-        self._lock.close()
+        """Close the journal and free the folder for another server."""
+        with self._flushing:
+            if self.file >= 0:
+                os.close(self.file)
+                self.file = -1
+        self._held.close()
 
-    def _snapshot_path(self, number: int) -> Path:
-        return self.folder / f"sessions-{number:08d}.plmu"
+    def _numbered(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+        """The files of this kind with their numbers, in order."""
+        matches = (pattern.fullmatch(name) for name in os.listdir(self.folder))
+        return sorted((int(match[1]), self.folder / match[0]) for match in matches if match)
 
-    def _journal_path(self, number: int) -> Path:
+    def _path(self, number: int) -> Path:
         return self.folder / f"journal-{number:08d}.log"
 
 
-def answers_as_tensors(answers: list[list[list[float]]], outputs: int) -> dict[str, Tensor]:
-    """The last outputs of each session, as tensors for a snapshot."""
-    rows = [row for answer in answers for row in answer]
-    return {
-        "answers": torch.tensor(rows, dtype=torch.float64).reshape(-1, outputs),
-        "answer_counts": torch.tensor([len(answer) for answer in answers], dtype=torch.int64),
-    }
-
-
-def answers_from_tensors(tensors: dict[str, Tensor]) -> list[list[list[float]]]:
-    """The inverse of `answers_as_tensors`, which removes its tensors."""
-    counts = tensors.pop("answer_counts").tolist()
-    return [part.tolist() for part in tensors.pop("answers").split(counts)]
+def _write_all(file: int, content: bytes) -> None:
+    unwritten = memoryview(content)
+    while unwritten:
+        unwritten = unwritten[os.write(file, unwritten) :]

@@ -63,7 +63,7 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
                         "required": True,
                         "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Message"}}},
                     },
-                    "responses": _responses("#/components/schemas/Answer", 400, 401, 403, 404, 413, 422, 429, 503),
+                    "responses": _responses("#/components/schemas/Answer", 400, 401, 403, 404, 413, 422, 429, 503, 507),
                 }
             },
             "/sessions/{name}": {
@@ -75,7 +75,7 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
                 "delete": {
                     "summary": "End a session.",
                     "parameters": [session],
-                    "responses": _responses(None, 401, 404),
+                    "responses": _responses(None, 401, 404, 503, 507),
                 },
             },
             "/model": {"get": {"summary": "The inputs and outputs of the model.", "responses": _responses(None, 401)}},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from plmu.errors import RunError
-from plmu.serve.journal import OPEN, SAMPLES, Journal, Record, Snapshot, answers_as_tensors, answers_from_tensors
+from plmu.serve.chunks import OPEN, SAMPLES, Damage, Record
+from plmu.serve.journal import Journal
 from plmu.serve.limits import Rate
 from plmu.serve.messages import Message
+from plmu.serve.snapshots import Snapshot, answers_as_tensors, answers_from_tensors
 from plmu.serve.work import Request, Session, Work
 
 MAX_ROWS = 2**20  # of a snapshot
@@ -21,7 +23,11 @@ def take(work: Work) -> Snapshot:
 
 
 def restore(work: Work, journal: Journal) -> None:
-    """Restore the sessions of a journal's snapshot and run the journal again. RunError: they cannot be restored."""
+    """Restore the sessions of a journal's snapshot and run the journal again.
+
+    Raises:
+        RunError: they cannot be restored, or some of it is damaged. The message says what can be saved.
+    """
     snapshot = journal.snapshot()
     names: dict[int, str] = {}
     try:
@@ -35,8 +41,12 @@ def restore(work: Work, journal: Journal) -> None:
             for name, row, outputs in zip(snapshot.names, snapshot.rows, last, strict=True):
                 work.by_name[name] = Session(name, row, Rate(work.limits), work.sessions.steps(row), outputs)
                 names[row] = name
-        for chunk in journal.chunks():
+        for chunk in journal.chunks(snapshot):
             _repeat(work, [_request(record, names) for record in chunk])
+    except Damage as damage:
+        count, steps = len(work.by_name), sum(session.steps for session in work.by_name.values())
+        saved = f"What is before it can be read: {count} session{'s' * (count != 1)}, {steps} samples in all"
+        raise RunError(f"{damage}. {journal.advice(saved)}") from None
     except (KeyError, RuntimeError, ValueError) as error:
         raise RunError(f"the states in {journal.folder} cannot be restored: {error}") from None
     work.metrics.samples, work.metrics.sessions = 0, len(work.by_name)

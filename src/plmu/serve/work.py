@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 import plmu
-from plmu.serve.journal import CLOSE, OPEN, SAMPLES, packed
+from plmu.serve.chunks import CLOSE, OPEN, SAMPLES, packed
 from plmu.serve.limits import BadMessage, Limits, Rate
 from plmu.serve.messages import Message
 from plmu.serve.metrics import Metrics
@@ -104,6 +104,38 @@ class Work:
                 return [*unfinished, *later]
             requests = later
         return []
+
+    def remember(self, requests: list[Request]) -> Callable[[], None]:
+        """Remember the sessions of these requests.
+
+        Args:
+            requests: those that `carry_out` is about to carry out.
+
+        Returns:
+            A function that undoes what they did since.
+        """
+        names = dict.fromkeys(request.name for request in requests)
+        sessions = [session for name in names if (session := self.by_name.get(name)) is not None]
+        rows = [session.row for session in sessions]
+        tensors = self.sessions.tensors(rows)
+        before = [(session.steps, session.last) for session in sessions]
+        done = [len(request.outputs) for request in requests]
+        samples, expired = self.metrics.samples, self.metrics.expired
+
+        def undo() -> None:
+            for name in names:
+                if name in self.by_name:
+                    self.sessions.drop(self.by_name.pop(name).row)
+            for session, (steps, last) in zip(sessions, before, strict=True):
+                self.sessions.add(session.row)
+                self.by_name[session.name] = session
+                session.steps, session.last = steps, last
+            self.sessions.fill(rows, tensors)
+            for request, count in zip(requests, done, strict=True):
+                del request.outputs[count:]
+            self.metrics.samples, self.metrics.expired = samples, expired
+
+        return undo
 
     def _control(self, request: Request, session: Session | None, records: bytearray) -> None:
         """Carry out a request without samples, or answer that its session has ended."""
