@@ -13,6 +13,7 @@ import plmu
 from plmu.cli.stream_lines import LineStream, Options
 from plmu.experiments.text_classification import TextExperiment, logits
 from plmu.nn.memory import Memory
+from plmu.runs import outputs
 from plmu.runs.deployed import load
 from plmu.text.words import FIRST, Builder
 
@@ -106,6 +107,7 @@ def test_a_stream_says_how_likely_a_text_is_positive(tmp_path):
         model.layers[0].weight.copy_(torch.tensor([[9.0], [0.0], [1.0], [1000.0], [-1000.0]]))
     plmu.save(model, tmp_path / "model.plmu")
     (tmp_path / "vocabulary.txt").write_text("good\nbest\nworst\n")
+    outputs.write(tmp_path, outputs.Outputs(labels=("negative", "positive")))
     lines = ["\n", "good other\n", "best\n", " \n", "\n", "worst\n"]
     stream = LineStream(load(tmp_path), Options())
     found = [answer for line in lines for answer in stream.answers(line)]

@@ -1,5 +1,6 @@
 """Text: every format from small files of it, one form of words for all, and errors that name file and line."""
 
+import lzma
 import os
 import zipfile
 
@@ -306,8 +307,12 @@ def test_the_cache_is_used_and_made_again_when_it_must(tmp_path, monkeypatch):
     foreign = made.read_bytes().replace(b"qqp", b"qqq", 1)
     made.write_bytes(foreign)
     assert qqp.load(config).words == first.words
-    os.utime(tmp_path / "qqp" / "dev.tsv.xz", (1, 1))  # another file
-    qqp.load(config)
+    compressed = tmp_path / "qqp" / "dev.tsv.xz"
+    os.utime(compressed, (1, 1))  # the same file at another time
+    assert qqp.load(config).words == first.words
+    assert made.read_bytes() == whole
+    compressed.write_bytes(lzma.compress(lzma.decompress(compressed.read_bytes()), preset=0, check=lzma.CHECK_CRC32))
+    qqp.load(config)  # another file of the same content
     assert len(list((tmp_path / "cache" / "parsed").glob("qqp-*.bin"))) == 2
     monkeypatch.setenv("PLMU_CACHE", "/dev/null/x")
     assert qqp.load(config).words == first.words
