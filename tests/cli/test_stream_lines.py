@@ -17,6 +17,7 @@ from torch import nn
 import plmu
 from plmu.cli.catalogue import CATALOGUE, lookup
 from plmu.cli.program import main
+from plmu.cli.stream_lines import LineStream, Options
 from plmu.errors import RunError
 from plmu.runs import deployed, outputs
 from plmu.runs.deployed import load
@@ -162,13 +163,93 @@ def test_a_stream_resumes_from_a_saved_state(tmp_path: Path, stream) -> None:
     rows = [[float(i), -0.5 * i] for i in range(6)]
     lines = [",".join(map(str, row)) + "\n" for row in rows]
     whole = stream(folder, "".join(lines))
-    (tmp_path / "first.csv").write_text("".join(lines[:3]) + "\n")
-    parts = stream(folder, "", "--state", str(state), "--input", str(tmp_path / "first.csv"))[:3]
+    (tmp_path / "first.csv").write_text("".join(lines[:3]))
+    parts = stream(folder, "", "--state", str(state), "--input", str(tmp_path / "first.csv"))
     with pytest.raises(SystemExit):
         stream(folder, f"{lines[3]}broken\n", "--state", str(state))
     assert plmu.Stream.restore(plmu.load(folder / "model.plmu"), state).steps == 4
     parts += [whole[3], *stream(folder, "".join(lines[4:]), "--state", str(state))]
     assert parts == whole
+
+
+PANEL = "site,b,a\nx,1,2\nx,3,4\ny,1,2\n\ny,5,6\nz,1,2\nz,3,4\n"
+CUT = {  # a model's outputs, and lines
+    "empty lines": ({}, "1,2\n3,4\n\n\n1,2\n\n1,2\n5,6\n"),
+    "a panel": ({"inputs": ("a", "b"), "series": "site"}, PANEL),
+    "objects": ({}, '{"a": 1, "b": 2}\n{"b": 4, "a": 3}\n\n{"b": 2, "a": 1}\n'),
+    "a header without meaning": ({}, "a,b\n1,2\n3,4\n"),
+}
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_cut_anywhere_a_stream_resumes_as_if_uncut(kind: str, tmp_path: Path, stream, capsys) -> None:
+    known, text = CUT[kind]
+    folder, lines = saved(tmp_path / "run", **known), text.splitlines(keepends=True)
+    whole = stream(folder, text)
+    for cut in range(1, len(lines)):
+        state = tmp_path / f"state{cut}"
+        parts = [stream(folder, "".join(part), "--state", str(state)) for part in (lines[:cut], lines[cut:])]
+        assert parts[0] + parts[1] == whole, cut
+    if kind == "a panel":
+        for late in ("x,1,2\n", "site,b,a\nx,1,2\n"):  # the header may come again
+            (tmp_path / "late.csv").write_text(late)
+            said = refused(["stream", str(folder), "--state", str(state), "--input", str(tmp_path / "late.csv")], capsys)
+            assert "series x has ended: the samples of a series must follow one another" in said
+
+
+def test_a_state_with_a_foreign_note_is_refused(tmp_path: Path, capsys) -> None:
+    folder = saved(tmp_path / "run", inputs=("a", "b"))
+    streaming = plmu.Stream(plmu.load(folder / "model.plmu"))
+    for note, message in (
+        ({"offset": 7}, "was not saved by plmu stream: its note is {'offset': 7}"),
+        ([1], "was not saved by plmu stream"),
+        ({"series": ["x", 1], "header": None}, "was not saved by plmu stream"),
+        ({"series": [], "header": ["b"]}, "state: the header has no a"),
+    ):
+        streaming.save(tmp_path / "state", note)
+        assert plmu.Stream.restore(plmu.load(folder / "model.plmu"), tmp_path / "state").note == note
+        assert message in refused(["stream", str(folder), "--state", str(tmp_path / "state")], capsys)
+
+
+def test_many_series_take_time_in_proportion(tmp_path: Path) -> None:
+    """The names of past series are looked up, not searched: each is compared with few others."""
+    folder = saved(tmp_path / "run", inputs=("a", "b"), series="site")
+    reading = LineStream(load(folder), Options())
+    compared = 0
+
+    class Name(str):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    for number in range(500):
+        reading._other_series(Name(number))
+    assert compared < 2000
+
+
+def test_lines_that_are_not_utf8_are_named_and_skipped(tmp_path: Path, stream, capsys, monkeypatch) -> None:
+    folder, file = saved(tmp_path / "run"), tmp_path / "lines.csv"
+    content = b"1,2\n1,2 caf\xe9\n3,4\n"
+    file.write_bytes(content)
+    wanted = expected(folder, [[1, 2], [3, 4]])
+    message = "line 2: it is not UTF-8 (invalid continuation byte at byte 7 of the line)"
+    for words in (["--input", str(file)], []):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+        main(["stream", str(folder), "--on-error", "skip", "--json", *words])
+        out, err = capsys.readouterr()
+        assert [found["output"] for found in map(json.loads, out.splitlines()) if "output" in found] == wanted
+        assert err == f"plmu: {message}\n"
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+        assert refused(["stream", str(folder), *words], capsys) == f"plmu: {message}"
+
+
+def test_a_closed_standard_input_is_an_error(tmp_path: Path, capsys, monkeypatch) -> None:
+    folder = saved(tmp_path / "run")
+    monkeypatch.setattr("sys.stdin", None)  # as Python has it after `<&-`
+    assert refused(["stream", str(folder)], capsys) == "plmu: standard input is closed: --input names a file"
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,15 @@
 import dataclasses
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from kinds import KINDS, trainer_of
-from worker import config, seeded_model, task
+from worker import config, seeded_model, task, wait_for_checkpoints
 
 from plmu.training.checkpoints import Checkpoints
 from plmu.training.loop import Diverged, Trainer
@@ -24,28 +22,37 @@ ONE = Processes(0, 1, torch.device("cpu"))
 
 
 def test_a_run_killed_at_random_moments_gives_the_same_numbers(tmp_path):
-    whole = json.loads(subprocess.run([*WORKER, str(tmp_path / "a"), "6"], capture_output=True, check=True).stdout)
-    moments = random.Random(0)
-    kills = 0
-    for _ in range(4):
-        process = subprocess.Popen([*WORKER, str(tmp_path / "b"), "6", "0.02"], stdout=subprocess.DEVNULL)
-        _wait_for_checkpoints(tmp_path / "b", process)
-        time.sleep(moments.uniform(0.0, 0.25))
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-    assert kills >= 2  # the run takes about a second, so that most kills hit it
-    resumed = json.loads(subprocess.run([*WORKER, str(tmp_path / "b"), "6"], capture_output=True, check=True).stdout)
-    assert resumed == whole  # every loss and score, to the last bit
+    """Also one with everything on, whose batches are prefetched by a thread, which must not keep it from ending. See
+    kinds.py."""
+    done = subprocess.run([*WORKER, str(tmp_path), "killed"], capture_output=True, check=True, timeout=120)
+    runs = json.loads(done.stdout)
+    assert runs["plain"]["ended"].count(-signal.SIGKILL) >= 2  # the run takes about a second, so that most kills hit it
+    assert runs["streams"]["ended"][0] != 0
+    assert runs["streams"]["ended"][1:] == [-signal.SIGKILL]
+    assert done.stderr.decode().splitlines()[-1] == "KeyboardInterrupt"
+    for run in runs.values():
+        assert run["resumed"] == run["whole"]  # every loss and score, to the last bit
 
 
-def test_two_processes_train_as_one(tmp_path):
+def test_two_processes_train_as_one_and_a_killed_one_is_restarted(tmp_path):
     """Without dropout: the same losses and scores within rounding, also with parts of batches, a carried state, token
     budgets and weights; and they resume bit for bit. See kinds.py."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *WORKER[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    options = [str(tmp_path), "2", "0", "halves"]
-    done = subprocess.run([*command, *options], capture_output=True, check=True, env=environment)
-    double = json.loads(done.stdout.splitlines()[-1])
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = subprocess.Popen(
+        [*launch, "--max-restarts", "2", *WORKER[1:], str(tmp_path), "two"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    wait_for_checkpoints(tmp_path / "killed", lambda: process.poll() is None)
+    workers = _children(process.pid)
+    assert len(workers) == 2
+    os.kill(workers[-1], signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert len(list(tmp_path.glob("started-*"))) == 4
+    restarted, uninterrupted, double = json.loads(output.splitlines()[-1])
+    assert restarted == uninterrupted
     assert double.keys() == {"plain", *KINDS}
     for kind, (whole, resumed) in double.items():
         assert whole == resumed
@@ -54,43 +61,6 @@ def test_two_processes_train_as_one(tmp_path):
         for one, two in zip(alone.history, whole["history"], strict=True):
             assert one == pytest.approx(two, rel=1e-5)
         assert alone.test == pytest.approx(whole["test"], rel=1e-5)
-
-
-def test_a_run_with_everything_on_is_interrupted_killed_and_resumed(tmp_path):
-    """Its batches are prefetched by a thread, which must not keep it from ending. See kinds.py."""
-    folder, plain = str(tmp_path / "b"), ["5", "0", "streams"]
-    whole = subprocess.run([*WORKER, str(tmp_path / "a"), *plain], capture_output=True, check=True)
-    for number in (signal.SIGINT, signal.SIGKILL):
-        process = subprocess.Popen([*WORKER, folder, "5", "0.5", "streams"], stderr=subprocess.PIPE)
-        _wait_for_checkpoints(tmp_path / "b", process)
-        process.send_signal(number)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode != 0
-        assert said.decode().splitlines()[-1:] == (["KeyboardInterrupt"] if number == signal.SIGINT else [])
-    done = subprocess.run([*WORKER, folder, *plain], capture_output=True, check=True)
-    assert json.loads(done.stdout) == json.loads(whole.stdout)
-
-
-def test_torchrun_restarts_a_killed_worker(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *WORKER[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, str(tmp_path / "c"), "4"], capture_output=True, check=True, env=environment)
-    double = json.loads(done.stdout.splitlines()[-1])
-    restarting = [*command[:3], "--max-restarts", "2", *command[3:]]
-    process = subprocess.Popen(
-        [*restarting, str(tmp_path / "d"), "4", "0.1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
-    _wait_for_checkpoints(tmp_path / "d", process)
-    workers = _children(process.pid)
-    assert len(workers) == 2
-    os.kill(workers[-1], signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    restarted = json.loads(output.splitlines()[-1])
-    assert restarted == double
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
@@ -201,20 +171,6 @@ def _keys(trainer):
 def test_a_batch_must_divide_by_the_processes():
     with pytest.raises(ValueError, match="must be divisible by the 3 processes"):
         Trainer(task(), seeded_model(), config(1), Processes(0, 3, torch.device("cpu")), 3)
-
-
-def _wait_for_checkpoints(folder: Path, process: subprocess.Popen) -> None:
-    """Until training has begun, or begun again."""
-    before = _newest(folder)
-    for _ in range(6000):
-        if process.poll() is not None or _newest(folder) != before:
-            return
-        time.sleep(0.02)
-    raise AssertionError("no checkpoint within two minutes")
-
-
-def _newest(folder: Path) -> str:
-    return max((path.name for path in folder.glob("step-*.ckpt")), default="")
 
 
 def _children(parent: int) -> list[int]:

@@ -1,9 +1,13 @@
-"""A small training run of its own process: python worker.py FOLDER EPOCHS [PAUSE [KIND]]. Prints its losses as JSON."""
+"""Small training runs in processes of their own, `python worker.py FOLDER killed` or `torchrun worker.py FOLDER two`.
+They print their losses as JSON."""
 
 import json
+import os
+import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,8 @@ from plmu.training.config import TrainingConfig
 from plmu.training.loop import Trainer
 from plmu.training.processes import Processes, processes
 from plmu.training.task import Task
+
+ENDED = os.WEXITED | os.WNOWAIT | os.WNOHANG
 
 
 def task() -> Task:
@@ -82,7 +88,7 @@ def paused(made: Trainer, pause: float) -> Trainer:
 
 def halves(folder: Path, epochs: int, kind: str, group: Processes) -> list[dict[str, Any]]:
     """A whole run, and one that ends in the middle and is resumed."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     first = trainer(kind, epochs, group, folder)
     save = first._save
 
@@ -97,18 +103,59 @@ def halves(folder: Path, epochs: int, kind: str, group: Processes) -> list[dict[
     return [outcome(trainer(kind, epochs, group)), outcome(trainer(kind, epochs, group, folder))]
 
 
+def killed(folder: Path, kind: str, pause: float, signals: list[int], latest: float, group: Processes) -> dict[str, Any]:
+    """A run in children of this process, each of which a signal ends at a random moment after it has begun, and then in
+    this process; and one that is whole. Forked, a child imports nothing."""
+    folder.mkdir()
+    moments, ended = random.Random(0), []
+    for number in signals:
+        before = newest(folder)
+        child = os.fork()
+        if not child:
+            paused(trainer(kind, 6, group, folder), pause).run()
+            sys.exit()
+        wait_for_checkpoints(folder, lambda child=child: os.waitid(os.P_PID, child, ENDED) is None, before)
+        time.sleep(moments.uniform(0.0, latest))
+        os.kill(child, number)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    resumed, whole = (outcome(trainer(kind, 6, group, place)) for place in (folder, None))
+    return {"ended": ended, "resumed": resumed, "whole": whole}
+
+
+def two(folder: Path, group: Processes) -> list[Any]:
+    """Of several processes: a slow run, which is killed from outside; the same, whole; and the halves of each kind."""
+    (folder / f"started-{os.getpid()}").touch()
+    (folder / "killed").mkdir(exist_ok=True)
+    slow = outcome(paused(trainer("plain", 4, group, folder / "killed"), 0.1))
+    whole = outcome(trainer("plain", 4, group))
+    return [slow, whole, {name: halves(folder / name, 2, name, group) for name in ("plain", *KINDS)}]
+
+
+def wait_for_checkpoints(folder: Path, runs: Callable[[], bool], before: str = "") -> None:
+    """Until training has begun, or begun again, or has ended."""
+    for _ in range(6000):
+        if not runs() or newest(folder) != before:
+            return
+        time.sleep(0.02)
+    raise AssertionError("no checkpoint within two minutes")
+
+
+def newest(folder: Path) -> str:
+    return max((path.name for path in folder.glob("step-*.ckpt")), default="")
+
+
 def main() -> None:
-    folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
-    pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
-    kind = sys.argv[4] if len(sys.argv) > 4 else "plain"
+    folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
-    folder.mkdir(parents=True, exist_ok=True)
     with processes("cpu") as group:
-        if kind == "halves":
-            found: Any = {name: halves(folder / name, epochs, name, group) for name in ("plain", *KINDS)}
+        if sys.argv[2] == "killed":
+            found: Any = {
+                "plain": killed(folder / "plain", "plain", 0.02, [signal.SIGKILL] * 4, 0.25, group),
+                "streams": killed(folder / "streams", "streams", 0.5, [signal.SIGINT, signal.SIGKILL], 0.0, group),
+            }
         else:
-            found = outcome(paused(trainer(kind, epochs, group, folder), pause))
+            found = two(folder, group)
         if group.writes:
             print(json.dumps(found))
 

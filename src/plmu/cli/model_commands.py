@@ -5,6 +5,7 @@ As in `plmu.cli.program`, each imports what it needs when it runs.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -171,14 +172,15 @@ def stream(options: Namespace) -> None:
 
         streaming = Options(options.missing, options.state, options.on_error, options.json)
         _note_other_model(options.run)
-        try:
-            if options.input is None:
-                show(options.run, sys.stdin, streaming)
-            else:
-                with open(options.input, encoding="utf-8") as lines:
-                    show(options.run, lines, streaming)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the text is not UTF-8 ({error.reason} at byte {error.start})") from error
+        if options.input is not None:
+            with open(options.input, encoding="utf-8", errors="surrogateescape") as lines:
+                show(options.run, lines, streaming)
+            return
+        if sys.stdin is None:
+            raise ValueError("standard input is closed: --input names a file")
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+        show(options.run, sys.stdin, streaming)
 
 
 def _note_other_model(run: Path) -> None:

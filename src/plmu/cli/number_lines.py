@@ -44,7 +44,7 @@ class NumberLines:
         self.file = list(header) if set(columns) <= set(header) and len(header) != features else []
         self.meaning = f": {meaning}" if meaning else ""
         self.names: list[str] | None = None  # of the header, or of the first object
-        self.started = False
+        self.started = False  # whether a line after which no header may come was read
         self.sample_time: str | None = None  # of the last sample, if its line had one
         self.sample_series: str | None = None  # of the last sample, if its line had one
 
@@ -55,6 +55,7 @@ class NumberLines:
             ValueError: says what is wrong with the line.
         """
         text = line.strip()
+        self.sample_time = self.sample_series = None
         sample = self._json(text) if text[:1] in ("[", "{") else self._fields(line.strip("\r\n"))
         if sample is None:
             return None
@@ -77,10 +78,10 @@ class NumberLines:
         words = [field.strip() for field in fields]
         if self.columns and delimiter in (";", "\t"):  # decimal commas
             words = [word.replace(",", ".") if _is_number(word.replace(",", ".", 1)) else word for word in words]
-        if not self.started and self.names is None and self._is_header(words):
+        if not self.started and self._is_header(words):
             words = list(unique_names(words)) if self.columns else words
             self._check_header(words)
-            self.names = words
+            self.names, self.started = words, True
             return None
         places: Sequence[int] = range(len(words))
         names = self.names or (self.file if len(words) == len(self.file) else None)
@@ -93,10 +94,18 @@ class NumberLines:
             self.sample_time, places = words[0], places[1:]
         return [self._number(words[place], place + 1) for place in places]
 
+    def take_header(self, names: list[str]) -> None:
+        """Read the lines as if these names had come before; the same names may come again as the first line."""
+        if self.columns:
+            self._check_header(names)
+        self.names = names
+
     def _is_header(self, words: list[str]) -> bool:
         """Whether the first line names columns: it has the model's, or no field that may be a number."""
         if self.columns and set(self.columns) <= set(unique_names(words)):
             return True
+        if self.names is not None and not self.columns:
+            return words == self.names
         return not any(_is_number(word) or (self.columns and word.lower() in FLAGS) for word in words)
 
     def _number(self, word: str, place: int) -> float:

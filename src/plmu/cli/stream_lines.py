@@ -17,9 +17,11 @@ import torch
 import plmu
 from plmu.cli.number_lines import NumberLines
 from plmu.clock import Clock
+from plmu.errors import FileFormatError
 from plmu.runs.deployed import Deployed, load
 from plmu.runs.folder import SERIES_FILE
 from plmu.text.symbols import Words
+from plmu.timeseries.clock import step_of
 from plmu.timeseries.forecast_files import read_settings
 
 
@@ -47,11 +49,6 @@ class LineStream:
         frozen = deployed.frozen
         if options.missing is not None and frozen.takes_tokens:
             raise ValueError(f"--missing {options.missing} is for models of numbers: this one reads text")
-        if options.state is not None and options.state.is_file():
-            self.stream = plmu.Stream.restore(frozen, options.state)
-            self.stream.missing = options.missing or self.stream.missing
-        else:
-            self.stream = plmu.Stream(frozen, options.missing)
         outputs = deployed.outputs
         self.numbers = None
         if frozen.features is not None:
@@ -60,9 +57,16 @@ class LineStream:
             )
         # In a text of characters or bytes an empty line is part of it.
         self.separable = deployed.kind != "language" or isinstance(deployed.symbols, Words)
-        self.names: list[str] = []  # of the series so far, if they have names
         self.ended = False  # whether the next sample begins another sequence
+        self.series: str | None = None  # the name of the present one, if series have names
+        self.past: dict[str, None] = {}  # the names of those before it
         self.expected: list[float] | None = None  # log-probabilities of the next token
+        if options.state is not None and options.state.is_file():
+            self.stream = plmu.Stream.restore(frozen, options.state)
+            self.stream.missing = options.missing or self.stream.missing
+            self._recall(options.state)
+        else:
+            self.stream = plmu.Stream(frozen, options.missing)
 
     def answers(self, line: str) -> Iterator[dict[str, Any] | None]:
         """The model's answer after each sample of a line; None where a sequence ends."""
@@ -103,12 +107,15 @@ class LineStream:
         Raises:
             ValueError: the series `name` has ended already.
         """
-        if name is None or (self.names and self.names[-1] == name):
+        if name is None or name == self.series:
             return False
-        if name in self.names:
+        if name in self.past:
             raise ValueError(f"series {name} has ended: the samples of a series must follow one another")
-        self.names.append(name)
-        return len(self.names) > 1 and not self.ended
+        before, self.series = self.series, name
+        if before is None:
+            return False
+        self.past[before] = None
+        return self.stream.steps > 0 and not self.ended
 
     def _state_at(self, time: str) -> Any:
         """The model's state before a sample of this time; None for a model without a season.
@@ -119,7 +126,7 @@ class LineStream:
         forecast = self.deployed.forecast
         if self.clock is None or forecast is None or not forecast.season:
             return None
-        return forecast.state_at(self.clock.step_of(time))
+        return forecast.state_at(step_of(self.clock, time))
 
     def _begin(self) -> None:
         """Reset the state before a sample that begins another sequence."""
@@ -137,8 +144,35 @@ class LineStream:
         return {"token": name, "probability": math.exp(log_probability), "bits": -log_probability / math.log(2)}
 
     def save(self) -> None:
-        if self.options.state is not None:
-            self.stream.save(self.options.state)
+        """Save the state, and what else lines are read by: names of series and of the header's columns."""
+        if self.options.state is None:
+            return
+        self._begin()
+        header = self.numbers.names if self.numbers is not None else None
+        series = [] if self.series is None else [*self.past, self.series]
+        self.stream.save(self.options.state, {"series": series, "header": header} if series or header else None)
+
+    def _recall(self, path: Path) -> None:
+        """Take up names of series and columns from the note in a state's file.
+
+        Raises:
+            FileFormatError: the note has something else.
+        """
+        note = self.stream.note
+        if note is None:
+            return
+        series, header = (note.get(key) for key in ("series", "header")) if isinstance(note, dict) else (None, None)
+        lists = [series, [] if header is None else header]
+        if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+            raise FileFormatError(f"{path} was not saved by plmu stream: its note is {note!s:.100}")
+        if series:
+            *past, self.series = series
+            self.past = dict.fromkeys(past)
+        if self.numbers is not None and header:
+            try:
+                self.numbers.take_header(header)
+            except ValueError as error:
+                raise FileFormatError(f"{path}: {error}") from None
 
 
 def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None = None) -> None:
@@ -155,7 +189,8 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
         with _stoppable() as reading:
             for number, line in enumerate(reading(lines), 1):
                 try:
-                    for answer in stream.answers(line.removeprefix("\ufeff") if number == 1 else line):
+                    line = _utf8(line.removeprefix("\ufeff") if number == 1 else line)
+                    for answer in stream.answers(line):
                         print(_shown(answer, number, stream), file=screen, flush=True)
                 except (TypeError, ValueError) as error:
                     fault = f"line {number}: {error}"
@@ -166,6 +201,18 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
                     print(f"plmu: {fault}", file=sys.stderr, flush=True)
     finally:
         stream.save()
+
+
+def _utf8(line: str) -> str:
+    """A line that was read with the error handler "surrogateescape".
+
+    Raises:
+        ValueError: it was not UTF-8.
+    """
+    try:
+        return line.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start} of the line)") from None
 
 
 def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:

@@ -31,6 +31,9 @@ class Stream:
         missing: what a sample of None or NaN does: "raise", "hold" the last value, or take "zero"; each number of a
             batch by itself. Before the first value, "hold" takes zero too. None means the `missing` of the model's
             first layer, or else "raise".
+
+    Attributes:
+        note: of a restored stream, what was noted in its file; else None.
     """
 
     def __init__(self, model: Steppable | FrozenModel, missing: str | None = None) -> None:
@@ -38,6 +41,7 @@ class Stream:
         self.missing = frozen.checked_missing(missing)
         self._step = frozen.folded.step
         self._place, self._tokens = frozen.place, frozen.takes_tokens
+        self.note: Any = None
         self.reset()
 
     def reset(self, state: Any = None) -> None:
@@ -84,7 +88,7 @@ class Stream:
         self.steps, self._state, self._last, self._single = steps, state, sample, single
         return out.squeeze(0).clone() if single else out.clone()  # an ordinary tensor, which may be used in training
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], note: Any = None) -> None:
         """Write the state to a file, from which `Stream.restore(model, path)` continues in any process.
 
         The file holds a fingerprint of the model, a hash of its options and weights, but not the model. Functions are
@@ -94,8 +98,11 @@ class Stream:
 
         Args:
             path: the file. It is replaced only when all of it has been written.
+            note: numbers, text, lists and dictionaries of them that belong to the state, such as how far the source of
+                the samples was read. The restored stream has it as `note`.
         """
-        write_state(path, self._frozen, Saved(self.steps, self.missing, self._single, self._state, self._last))
+        saved = Saved(self.steps, self.missing, self._single, self._state, self._last, note=note)
+        write_state(path, self._frozen, saved)
 
     @classmethod
     def restore(cls, model: Steppable | FrozenModel, path: str | os.PathLike[str]) -> Stream:
@@ -111,7 +118,7 @@ class Stream:
         stream = cls(model)
         saved = read_state(path, stream._frozen)
         stream.missing, stream.steps, stream._single = saved.missing, saved.steps, saved.single
-        stream._state, stream._last = saved.state, saved.last
+        stream._state, stream._last, stream.note = saved.state, saved.last, saved.note
         return stream
 
     def _check_transition(self, state: Any, sample: Tensor) -> None:

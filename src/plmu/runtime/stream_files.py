@@ -26,6 +26,7 @@ class Saved:
     state: Any = None
     last: Tensor | None = None  # the last sample as it entered the model, with its batch axis
     row: int | None = None  # of a session
+    note: Any = None  # what belongs to the state, as JSON
 
 
 def write_state(path: str | os.PathLike[str], model: FrozenModel, saved: Saved) -> None:
@@ -42,6 +43,8 @@ def write_state(path: str | os.PathLike[str], model: FrozenModel, saved: Saved) 
     }
     if saved.row is not None:
         description["row"] = saved.row
+    if saved.note is not None:
+        description["note"] = saved.note
     write(path, {name: value.clone() for name, value in tensors.items()}, description)
 
 
@@ -78,7 +81,7 @@ def _described(file: Contents, model: FrozenModel) -> Saved:
         raise FileFormatError(f"{path} is the state of another model: its options or weights are not this one's")
     if (steps == 0) != (not file.shapes):
         raise FileFormatError(f"{path} is broken: it has {len(file.shapes)} tensors after {steps} steps")
-    return Saved(steps, str(missing), single, row=row)
+    return Saved(steps, str(missing), single, row=row, note=description.get("note"))
 
 
 def _checked_state(
