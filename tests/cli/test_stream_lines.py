@@ -193,7 +193,9 @@ def test_cut_anywhere_a_stream_resumes_as_if_uncut(kind: str, tmp_path: Path, st
     if kind == "a panel":
         for late in ("x,1,2\n", "site,b,a\nx,1,2\n"):  # the header may come again
             (tmp_path / "late.csv").write_text(late)
-            said = refused(["stream", str(folder), "--state", str(state), "--input", str(tmp_path / "late.csv")], capsys)
+            said = refused(
+                ["stream", str(folder), "--state", str(state), "--input", str(tmp_path / "late.csv")], capsys
+            )
             assert "series x has ended: the samples of a series must follow one another" in said
 
 

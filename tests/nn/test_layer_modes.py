@@ -249,12 +249,12 @@ def test_a_compiled_layer_takes_new_weights_states_and_lengths() -> None:
                 value.mul_(0.7)
 
 
+@pytest.mark.full  # the compiler of C++ takes longer than all tests of this file
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compiled_by_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # the common one may hold another processor's code
-    monkeypatch.setattr(torch._inductor.config.cpp, "simdlen", 1)  # to try what vectors there are takes most of the time
     layer = build("plain", torch.float32)
     compiled = torch.compile(layer, fullgraph=True)
     x = torch.randn(2, 8, INPUTS, requires_grad=True)

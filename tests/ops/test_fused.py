@@ -8,6 +8,7 @@ import pytest
 import torch
 from closeness import within
 from operations import needs_kernels
+from pairwise import pairwise
 from torch import Tensor
 
 import plmu
@@ -46,17 +47,25 @@ if DEVICE == "cuda":  # sizes that the kernels for Hopper take
         "states in padded rows": (2, 2500, 64, 128, 20, 3000.0),
         "a last round of halves": (9, 2000, 72, 16, 4, 6.0),
     }
+FACTORS = {"options": OPTIONS, "name": list(SHAPES), "dtype": list(ERROR)}
+SOONER = pairwise(FACTORS) + [dict(zip(FACTORS, (OPTIONS[-1], *case), strict=True)) for case in zip(ONCE, ERROR)]
+CASES = [
+    pytest.param(
+        *case, marks=[] if DEVICE == "cuda" or dict(zip(FACTORS, case, strict=True)) in SOONER else pytest.mark.full
+    )
+    for case in [
+        *itertools.product(*FACTORS.values()),
+        *itertools.product(OPTIONS[-1:], ONCE, ERROR),
+    ]
+]
 
 
 def error(value: Tensor, exact: Tensor) -> float:
     return ((value.detach().cpu().double() - exact.detach()).norm() / exact.detach().norm()).item()
 
 
-@pytest.mark.parametrize("dtype", ERROR, ids=str)
-@pytest.mark.parametrize(
-    ("name", "options"), [*itertools.product(SHAPES, OPTIONS), *((one, OPTIONS[-1]) for one in ONCE)]
-)
-def test_against_the_recurrence(name: str, dtype: torch.dtype, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("options", "name", "dtype"), CASES, ids=str)
+def test_against_the_recurrence(options: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SECOND_LAUNCH", -99)  # so that states are carried in groups
     if name == "small tiles":  # as on GPUs with less shared memory
         monkeypatch.setattr(division, "has_large_memory", lambda _: False)

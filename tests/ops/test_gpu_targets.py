@@ -25,10 +25,10 @@ HOPPER = 90
 # What is compiled in every run of the tests: for 99 KB of shared memory, for Hopper, and something for each other GPU.
 SOME = {
     80: ["bfloat16, windows"],
-    86: ["float16, order 64, resets", "bfloat16, order 4", "float32, growing", "float32, all states, resets"],
+    86: ["float16, order 64, resets", "float32, growing", "float32, all states, resets"],
     HOPPER: ["bfloat16, encoder and W_x", "bfloat16, windows", "float32, order 32"],
     100: ["bfloat16, resets"],
-    120: ["bfloat16, order 64", "float16, highway", "float32, original LMU"],
+    120: ["float16, highway", "float32, original LMU"],
 }
 # Cases without kernels for Hopper.
 SIMPLE = ("odd sizes", "all states", "highway", "original LMU", "float32, windows", "float32, growing")

@@ -103,7 +103,9 @@ def halves(folder: Path, epochs: int, kind: str, group: Processes) -> list[dict[
     return [outcome(trainer(kind, epochs, group)), outcome(trainer(kind, epochs, group, folder))]
 
 
-def killed(folder: Path, kind: str, pause: float, signals: list[int], latest: float, group: Processes) -> dict[str, Any]:
+def killed(
+    folder: Path, kind: str, pause: float, signals: list[int], latest: float, group: Processes
+) -> dict[str, Any]:
     """A run in children of this process, each of which a signal ends at a random moment after it has begun, and then in
     this process; and one that is whole. Forked, a child imports nothing."""
     folder.mkdir()
