@@ -45,7 +45,9 @@ class FrozenModel:
         self.fills = fills(inner)
         self._model = copy.deepcopy(inner).eval().requires_grad_(False)
         weight, first = _first_weight(self._model)
-        self.place = None if weight is None else weight.new_empty(0)  # precision and device of samples
+        self.place = None  # precision and device of samples
+        if weight is not None:
+            self.place = weight.new_empty(0, dtype=self.folded.sample_dtype)
         self.takes_tokens = isinstance(first, nn.Embedding)
         begin = entrance(self._model)
         self.features = features_of(begin)

@@ -92,14 +92,15 @@ class Sessions:
         self.reset(row)
         self._open.remove(row)
 
-    def reset(self, row: int) -> None:
+    def reset(self, row: int, state: Any = None) -> None:
         """Reset a session: its next sample is its first.
 
         Args:
             row: the session.
+            state: the model's state of one sequence before that sample; by default that of a new sequence.
         """
         self._check_open([row])
-        self._rows.clear(row)
+        self._rows.clear(row, state)
 
     def steps(self, row: int) -> int:
         """The number of samples that a session has taken.

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from plmu.nn.steppable import Steppable
 from plmu.runtime.frozen import FrozenModel, as_sample, converted
-from plmu.runtime.state_tree import check_kind, finite, finite_state, leaves, map_state, spoiled, without_subnormal
+from plmu.runtime.state_tree import (
+    check_kind,
+    finite,
+    finite_state,
+    leaves,
+    map_state,
+    spoiled,
+    widened,
+    without_subnormal,
+)
 from plmu.runtime.stream_files import Saved, read_state, write_state
 
 _FLUSH_EVERY = 256
@@ -47,7 +56,7 @@ class Stream:
             state: the model's state before that sample; by default that of a new sequence.
         """
         self.steps = 0
-        self._state: Any = state
+        self._state: Any = state if self._place is None else widened(state, self._place.dtype)
         self._last: Tensor | None = None  # the last sample as it entered the model, with its batch axis
         self._single = False  # whether samples come without a batch axis
 
