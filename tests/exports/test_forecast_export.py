@@ -97,7 +97,7 @@ def test_the_start_of_a_season_is_said(tmp_path: Path) -> None:
     assert "void model_start(model_state *state, int64_t step);" in (tmp_path / "model.h").read_text()
     states = json.loads(json.loads((tmp_path / "model.json").read_text())["states"])
     assert states[1] | {"kind": ""} == {
-        "name": "state_1", "kind": "", "shape": ["batch", 2], "start": 0,
+        "name": "state_1", "kind": "", "shape": ["batch", 2], "type": "float64", "start": 0,
         "season": 5, "phase": 3, "start_at_step": ["step", -1],
     }  # fmt: skip
     plmu.export(model_of("plain"), tmp_path / "plain", to="c")

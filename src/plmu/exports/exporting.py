@@ -20,6 +20,7 @@ from plmu.errors import how_to_install
 from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_warning
 from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
+from plmu.exports.forecast import POSITION
 from plmu.exports.lowering import lowered
 from plmu.exports.program import Program
 from plmu.folded import fold
@@ -129,7 +130,7 @@ def export(
         raise NotADirectoryError(f"path must be a folder, and {path} is a file")
     inner = prepared(model)
     program = program_of(inner, int8)
-    described = _metadata(program, metadata, int8, fixed_point)
+    described = _metadata(program, metadata, to, int8, fixed_point)
     if to == "onnx":
         output = _onnx(inner, program, name, described, whole, int8, measure)
     elif to == "torch":
@@ -190,21 +191,31 @@ def program_of(model: Any, int8: bool = False) -> Program:
     return program
 
 
-def _metadata(program: Program, extra: Mapping[str, Any] | None, int8: bool, fixed: bool) -> dict[str, str]:
+def _metadata(
+    program: Program, extra: Mapping[str, Any] | None, to: str, int8: bool, fixed: bool
+) -> dict[str, str]:
     """The metadata of every format, as text or JSON: plmu's version, inputs, outputs, states, and `extra`."""
     states: list[dict[str, Any]] = [
-        {"name": f"state_{i}", "kind": kind, "shape": ["batch", *(state.shape or (state.size,))], "start": 0}
+        {
+            "name": f"state_{i}",
+            "kind": kind,
+            "shape": ["batch", *(state.shape or (state.size,))],
+            "type": "int64" if to == "torch" and kind == POSITION else str(state.dtype).removeprefix("torch."),
+            "start": 0,
+        }
         for i, (state, kind) in enumerate(zip(program.states, program.kinds, strict=True))
     ]
     for season in program.seasons:
         states[season.state] |= {"season": season.steps, "phase": season.phase, "start_at_step": ["step", -1]}
     described = {
         "plmu": plmu.__version__,
-        "input": {"features": program.x.size} if program.tokens is None else {"tokens": program.tokens},
+        "input": {"tokens": program.tokens},
         "outputs": program.y.size,
         "states": states,
         "weights": "int8, fixed-point sums" if fixed else "int8" if int8 else "float32",
     }
+    if program.tokens is None:
+        described["input"] = {"features": program.x.size, "type": str(program.x.dtype).removeprefix("torch.")}
     reserved = set(described) & set(extra or {})
     if reserved:
         raise ValueError(f"metadata must not have {', '.join(sorted(reserved))}: plmu writes it")

@@ -20,6 +20,7 @@ from plmu.folded import CovariateForecast, WindowForecast
 from plmu.folded.forecast import AMPLITUDE, season_in
 
 LARGEST = 2**26  # most elements of the readout matrix
+POSITION = "number of the next step, and 1 after the first"  # a state; integers in torch
 
 
 def lower_forecast(b: Builder, part: WindowForecast, x: Value, state: Any) -> tuple[Value, Any]:
@@ -69,7 +70,7 @@ def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) 
 
 def _describe(b: Builder, part: WindowForecast, window: Value, position: Value) -> None:
     """Say what these states are, and with which phase a sequence begins."""
-    b.kinds.update({window: "inputs", position: "number of the next step, and 1 after the first"})
+    b.kinds.update({window: "inputs", position: POSITION})
     if part.season:
         b.seasons[position] = (part.season, part.phase)
 

@@ -60,6 +60,11 @@ class Stream:
         self._last: Tensor | None = None  # the last sample as it entered the model, with its batch axis
         self._single = False  # whether samples come without a batch axis
 
+    @property
+    def state(self) -> Any:
+        """The model's state after the last sample; None before the first one of a new sequence."""
+        return self._state
+
     def push(self, x: Tensor | Any) -> Tensor:
         """One sample in, one output out. After an error the state is unchanged.
 
@@ -149,7 +154,7 @@ class Stream:
         """The sample with a batch axis, checked and its missing values filled; and whether it had no batch axis."""
         if x is None:
             return self._filled(None), self._single
-        sample = as_sample(x, self._tokens)
+        sample = as_sample(x, self._tokens, self._place)
         place = self._last if self._place is None else self._place
         if self._tokens:
             sample = self._frozen.tokens(sample)
