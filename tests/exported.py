@@ -99,11 +99,16 @@ class Session:
 
     def __call__(self, x: Tensor) -> Tensor:
         batch = x.shape[0]
-        states = self.states or [np.zeros((batch, *one.shape), np.float32) for one in self.made.states]
+        states = self.states or [
+            torch.zeros(batch, *(one.shape or ()), dtype=one.dtype).numpy() for one in self.made.states
+        ]
         feeds = {f"state_{i}_in": state for i, state in enumerate(states)}
         names = ["y", *(f"state_{i}_out" for i in range(len(states)))]
-        y, *self.states = self.session.run(names, {"x": x.numpy(), **feeds})
+        y, *self.states = self.session.run(names, {"x": self._samples(x), **feeds})
         return torch.from_numpy(y)
+
+    def _samples(self, x: Tensor) -> Any:
+        return (x if self.made.tokens is not None else x.to(self.made.x.dtype)).numpy()
 
 
 def relative(found: Tensor, expected: Tensor) -> float:

@@ -97,8 +97,8 @@ def test_the_start_of_a_season_is_said(tmp_path: Path) -> None:
     assert "void model_start(model_state *state, int64_t step);" in (tmp_path / "model.h").read_text()
     states = json.loads(json.loads((tmp_path / "model.json").read_text())["states"])
     assert states[1] | {"kind": ""} == {
-        "name": "state_1", "kind": "", "shape": ["batch", 2], "start": 0,
-        "season": 5, "phase": 3, "start_at_step": ["step mod 5", -1],
+        "name": "state_1", "kind": "", "shape": ["batch", 2], "type": "float64", "start": 0,
+        "season": 5, "phase": 3, "start_at_step": ["step", -1],
     }  # fmt: skip
     plmu.export(model_of("plain"), tmp_path / "plain", to="c")
     assert "model_start" not in (tmp_path / "plain" / "model.h").read_text()
@@ -129,8 +129,8 @@ def test_torch_takes_any_batch_and_length(name: str, tmp_path: Path) -> None:
     whole = torch.export.load({one.name: one for one in written.files}["model.pt2"]).module()
     with torch.no_grad():
         for batch, time in ((1, 1), (3, 40)):
-            x = torch.randn(batch, time, model.input_size)
-            _, start = model(torch.randn(batch, 3, model.input_size))
+            x = torch.randn(batch, time, model.input_size, dtype=torch.float64)
+            _, start = model(torch.randn(batch, 3, model.input_size, dtype=torch.float64))
             y, *states = whole(x, *(one.clone() for one in start))
             expected, state = model(x, start)
             torch.testing.assert_close(y, expected)

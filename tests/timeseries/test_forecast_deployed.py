@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,9 +35,60 @@ def test_a_stream_speaks_the_units_of_the_file_and_agrees_with_predict(
         np.testing.assert_allclose(
             np.array([last["forecast"]["load"], last["forecast"]["temp"]]).T, expected, rtol=1e-5
         )
+
+
+def test_lines_of_forecasts_have_names_and_times(load_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a time, where the stream is taken to begin is said; a time that is given is taken."""
+    steps = ",".join(f"load +{k},temp +{k}" for k in range(1, HORIZON + 1))
     out = io.StringIO()
-    show(load_run, ["50,15\n"], Options(), out)
-    assert len(out.getvalue().split(",")) == 2 * HORIZON
+    show(load_run, ["50,15\n", "51,16\n"], Options(), out)
+    header, *lines = out.getvalue().splitlines()
+    assert header == f"time,{steps}"
+    assert [line.split(",")[0] for line in lines] == ["2024-01-31 00:00", "2024-01-31 02:00"]
+    assert all(len(line.split(",")) == 1 + 2 * HORIZON for line in lines)
+    warning = "no time was given: the first sample is taken to be at 2024-01-31 00:00, one step after its training data"
+    assert capsys.readouterr().err.count(warning) == 1
+    answers = []
+    for options in (Options(json=True), Options(json=True, time="2024-01-31T06:00"), Options(json=True, time="soon")):
+        out = io.StringIO()
+        if options.time == "soon":
+            with pytest.raises(ValueError, match="line 1: --time: 'soon' is not a date or time"):
+                show(load_run, ["50,15\n"], options, out)
+        else:
+            show(load_run, ["50,15\n"], options, out)
+            answers.append(json.loads(out.getvalue()))
+    assert answers[0]["warning"].startswith(warning)
+    assert "warning" not in answers[1]
+    assert [answer["time"] for answer in answers] == ["2024-01-31 00:00", "2024-01-31 06:00"]
+    assert answers[1]["times"] == [f"2024-01-31 {8 + 2 * k:02}:00" for k in range(HORIZON)]
+    assert answers[0]["forecast"] != answers[1]["forecast"]
+
+
+def test_gaps_between_lines(load_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing step is filled, or an error; after a long gap a new sequence begins; times must increase."""
+    header, *rows = written().splitlines(keepends=True)
+
+    def streamed(lines: list[str], **options: Any) -> list[dict[str, Any]]:
+        out = io.StringIO()
+        show(load_run, [header, *lines], Options(json=True, **options), out)
+        return [json.loads(line) for line in out.getvalue().splitlines()]
+
+    held = [rows[2].split(",")[0], *rows[1].split(",")[1:]]
+    whole = streamed([*rows[:2], ",".join(held), *rows[3:8]])
+    filled = streamed([*rows[:2], *rows[3:8]], missing="hold")
+    assert [answer["forecast"] for answer in filled[2:]] == [answer["forecast"] for answer in whole[3:]]
+    with pytest.raises(ValueError, match="line 4: 1 step is missing before it, from 2024-01-01 04:00 on: --missing hold"):
+        streamed([*rows[:2], *rows[3:8]])
+    skipped = streamed([*rows[:2], *rows[3:8]], on_error="skip")
+    assert "missing" in skipped[2]["error"]
+    anew = streamed(rows[4:8])
+    assert [answer["forecast"] for answer in skipped[3:]] == [answer["forecast"] for answer in anew]
+    far = streamed([*rows[:2], *rows[300:302]], missing="hold")
+    assert far[2]["end"]
+    assert [answer["forecast"] for answer in far[3:]] == [answer["forecast"] for answer in streamed(rows[300:302])]
+    for lines in ([rows[1], rows[1]], [rows[1], rows[0]]):
+        with pytest.raises(ValueError, match="its time does not follow the line before: the next is 2024-01-01 04:00"):
+            streamed(lines, missing="hold")
 
 
 @pytest.mark.parametrize(
@@ -110,10 +162,11 @@ def test_a_stream_reads_lines_with_text_and_series_of_a_panel(
 
 def test_a_stream_continues_the_rows_of_training(load_run: Path) -> None:
     """Without times its first sample is the one after the last row."""
-    found = deployed.load(load_run)
-    assert found.forecast is not None
-    assert found.forecast.phase == COUNT % 12
-    assert found.answer([1.0, 2.0] * HORIZON) == {"forecast": {"load": [1.0] * HORIZON, "temp": [2.0] * HORIZON}}
+    forecasts = deployed.load(load_run).forecasts
+    assert forecasts is not None
+    assert forecasts.model.phase == COUNT % 12
+    assert forecasts.first_step == COUNT
+    assert forecasts.columns([1.0, 2.0] * HORIZON) == {"load": [1.0] * HORIZON, "temp": [2.0] * HORIZON}
 
 
 def test_a_server_names_the_columns(load_run: Path) -> None:

@@ -146,7 +146,8 @@ def stream_parser() -> Parser:
         prog="plmu stream",
         description="Read samples line by line and print a prediction after each, as soon as it is known. A line is"
         " numbers with commas between them (a line of names may come first), JSON, or text for a model of text. Printed"
-        " are numbers with commas between them; or a class and its probability; or each word with the sentiment so far,"
+        " are numbers with commas between them; or, under a line of names, the time of a sample and the forecast; or a"
+        " class and its probability; or each word with the sentiment so far,"
         " from 0 (negative) to 1 (positive); or each token with the probability that a language model gave it."
         " An empty line starts another sequence, and so does another name in the column that names series.",
     )
@@ -157,6 +158,9 @@ def stream_parser() -> Parser:
         "--missing",
         type=missing,
         help="what an empty field or NaN does: raise, hold or zero (what the model does)",
+    )
+    parser.add_argument(
+        "--time", help="time of the first sample of a forecast, where lines have none (the step after the training data)"
     )
     parser.add_argument("--state", type=Path, help="file to continue from, if it is there, and to save the state to")
     parser.add_argument(
@@ -170,7 +174,7 @@ def stream(options: Namespace) -> None:
     with _threads(options.threads), suppress(KeyboardInterrupt):
         from plmu.cli.stream_lines import Options, show
 
-        streaming = Options(options.missing, options.state, options.on_error, options.json)
+        streaming = Options(options.missing, options.state, options.on_error, options.json, options.time)
         _note_other_model(options.run)
         if options.input is not None:
             with open(options.input, encoding="utf-8", errors="surrogateescape") as lines:

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 
 import plmu
 from plmu.cli.number_lines import NumberLines
-from plmu.clock import Clock
 from plmu.errors import FileFormatError
 from plmu.runs.deployed import Deployed, load
-from plmu.runs.folder import SERIES_FILE
+from plmu.runs.forecasts import Forecasts
 from plmu.text.symbols import Words
 from plmu.timeseries.clock import step_of
-from plmu.timeseries.forecast_files import read_settings
+from plmu.timeseries.forecast_files import as_text
 
 
 @dataclass
@@ -33,6 +33,7 @@ class Options:
     state: Path | None = None  # file to continue from, and to save to
     on_error: str = "stop"  # or "skip"
     json: bool = False
+    time: str | None = None  # of the first sample, where lines have no times
 
 
 class LineStream:
@@ -41,11 +42,12 @@ class LineStream:
     Args:
         deployed: the model.
         options: how it runs.
-        clock: of a forecast: converts times to steps, so that a stream may begin anywhere in the season.
     """
 
-    def __init__(self, deployed: Deployed, options: Options, clock: Clock | None = None) -> None:
-        self.deployed, self.options, self.clock = deployed, options, clock
+    def __init__(self, deployed: Deployed, options: Options) -> None:
+        self.deployed, self.options, self.forecasts = deployed, options, deployed.forecasts
+        if options.time is not None and self.forecasts is None:
+            raise ValueError(f"--time {options.time} is for forecasts: this model does not depend on it")
         frozen = deployed.frozen
         if options.missing is not None and frozen.takes_tokens:
             raise ValueError(f"--missing {options.missing} is for models of numbers: this one reads text")
@@ -61,6 +63,8 @@ class LineStream:
         self.series: str | None = None  # the name of the present one, if series have names
         self.past: dict[str, None] = {}  # the names of those before it
         self.expected: list[float] | None = None  # log-probabilities of the next token
+        self.warned = False  # whether it was said that no time was given
+        self.named = False  # whether the columns of forecasts were named
         if options.state is not None and options.state.is_file():
             self.stream = plmu.Stream.restore(frozen, options.state)
             self.stream.missing = options.missing or self.stream.missing
@@ -83,12 +87,13 @@ class LineStream:
                 if self._other_series(self.numbers.sample_series):
                     yield None
                     self.ended = True
+                if self.forecasts is not None:
+                    yield from self._forecast(sample, self.numbers.sample_time, self.forecasts)
+                    return
                 self._begin()
-                sample_time = self.numbers.sample_time
-                if not self.stream.steps and sample_time is not None:
-                    self.stream.reset(self._state_at(sample_time))
                 answer = self._answer(self.stream.push(sample).tolist())
-                yield answer if sample_time is None else {"time": sample_time, **answer}
+                time = self.numbers.sample_time
+                yield answer if time is None else {"time": time, **answer}
             return
         for number, name in self.deployed.tokens(line, first=self.ended or not self.stream.steps):
             self._begin()
@@ -117,16 +122,61 @@ class LineStream:
         self.past[before] = None
         return self.stream.steps > 0 and not self.ended
 
-    def _state_at(self, time: str) -> Any:
-        """The model's state before a sample of this time; None for a model without a season.
+    def _forecast(
+        self, sample: list[float], time: str | None, forecasts: Forecasts
+    ) -> Iterator[dict[str, Any] | None]:
+        """The forecast after a sample, at the step of its time. None first where a sequence ends, since the time is
+        long after that of the sample before.
 
         Raises:
-            ValueError: `time` is not written as the times of the training data are.
+            ValueError: `time` is not written as the times of the training data are, or does not follow the one before.
         """
-        forecast = self.deployed.forecast
-        if self.clock is None or forecast is None or not forecast.season:
-            return None
-        return forecast.state_at(step_of(self.clock, time))
+        step = None if time is None else step_of(forecasts.clock, time)
+        expected = forecasts.next_step(self.stream.state) if self.stream.steps and not self.ended else None
+        differs = step is not None and expected is not None and step != expected
+        if differs and self._fill(step - expected, forecasts.time_of(expected), forecasts.model.lookback):
+            yield None
+            self.ended = True
+        first, warning = self.ended or not self.stream.steps, None
+        self._begin()
+        if first:
+            step, warning = self._first_step(step, forecasts)
+            self.stream.reset(forecasts.state_at(step))
+        output = self.stream.push(sample).tolist()
+        following = forecasts.next_step(self.stream.state)
+        assert following is not None
+        answer = forecasts.answer(output, following - 1, self.stream.state, self.stream.steps) or {"output": output}
+        yield answer if warning is None else {**answer, "warning": warning}
+
+    def _first_step(self, step: int | None, forecasts: Forecasts) -> tuple[int, str | None]:
+        """The step of the first sample of a sequence, and what is assumed of it if no time tells."""
+        if step is not None:
+            return step, None
+        if self.options.time is not None:
+            try:
+                return step_of(forecasts.clock, self.options.time), None
+            except ValueError as error:
+                raise ValueError(f"--time: {error}") from None
+        return forecasts.first_step, forecasts.assumption(forecasts.first_step)
+
+    def _fill(self, missing: int, expected: str, lookback: int) -> bool:
+        """Push a missing sample for each step between two samples. Returns whether there are so many that a new
+        sequence begins instead.
+
+        Raises:
+            ValueError: there are missing steps and nothing fills them, or the sample comes too early.
+        """
+        if missing < 0:
+            raise ValueError(f"its time does not follow the line before: the next is {expected}")
+        if self.stream.missing == "raise":
+            self.ended = True  # the next line begins anew
+            steps = "1 step is" if missing == 1 else f"{missing:,} steps are"
+            raise ValueError(f"{steps} missing before it, from {expected} on: --missing hold fills gaps")
+        if missing > lookback:
+            return True
+        for _ in range(missing):
+            self.stream.push(None)
+        return False
 
     def _begin(self) -> None:
         """Reset the state before a sample that begins another sequence."""
@@ -182,15 +232,17 @@ def show(run: Path, lines: Iterable[str], options: Options, out: IO[str] | None 
     standard error and goes on. The state is saved at the end, also after an error or a signal.
     """
     screen = sys.stdout if out is None else out
-    deployed, folder = load(run), run if run.is_dir() else run.parent
-    timed = deployed.forecast is not None and (folder / SERIES_FILE).is_file()
-    stream = LineStream(deployed, options, read_settings(folder).clock if timed else None)
+    stream = LineStream(load(run), options)
     try:
         with _stoppable() as reading:
             for number, line in enumerate(reading(lines), 1):
                 try:
                     line = _utf8(line.removeprefix("\ufeff") if number == 1 else line)
                     for answer in stream.answers(line):
+                        _warn(answer, stream)
+                        header = _header(answer, stream)
+                        if header is not None:
+                            print(header, file=screen)
                         print(_shown(answer, number, stream), file=screen, flush=True)
                 except (TypeError, ValueError) as error:
                     fault = f"line {number}: {error}"
@@ -235,8 +287,29 @@ def _shown(answer: dict[str, Any] | None, line: int, stream: LineStream) -> str:
     if "label" in answer:
         return f"{answer['label']} {answer['probability']:.6f}"
     if "forecast" in answer:  # all columns of the next step, then those of the step after it
-        return _joined([value for step in zip(*answer["forecast"].values(), strict=True) for value in step])
+        values = np.array(list(answer["forecast"].values()))
+        texts = as_text(values, values[:, 0])
+        horizon = values.shape[1]
+        return ",".join([answer["time"], *(text for step in range(horizon) for text in texts[step::horizon])])
     return _joined(answer["output"])
+
+
+def _header(answer: dict[str, Any] | None, stream: LineStream) -> str | None:
+    """The line of names before the first forecast; None if there is none to print."""
+    if answer is None or "forecast" not in answer or stream.options.json or stream.named:
+        return None
+    assert stream.forecasts is not None
+    stream.named = True
+    steps = range(1, stream.forecasts.model.horizon + 1)
+    return ",".join([stream.forecasts.column, *(f"{name} +{step}" for step in steps for name in answer["forecast"])])
+
+
+def _warn(answer: dict[str, Any] | None, stream: LineStream) -> None:
+    """Say on standard error, once, that no time was given."""
+    warning = None if answer is None else answer.get("warning")
+    if warning is not None and not stream.warned:
+        stream.warned = True
+        print(f"plmu: {warning}. Give --time TIME, or lines with times", file=sys.stderr, flush=True)
 
 
 def _joined(output: list[float]) -> str:

@@ -60,9 +60,15 @@ class Builder:
         """W [parts] + bias + add, with a weight that int8 may round."""
         return self.add(ops.MatVec, weight.shape[0], Weight(cast(weight)), parts, cast(bias), add)
 
+    def add_like(self, like: Value, kind: type[Operation], size: int, *arguments: Any) -> Value:
+        """`add` of a value that is as wide as another."""
+        out = Value(size, wide=like.wide)
+        self.operations.append(kind(out, *arguments))
+        return out
+
     def split(self, x: Value, *sizes: int) -> tuple[Value, ...]:
         """x cut into consecutive values of these sizes."""
-        pieces = tuple(Value(size) for size in sizes)
+        pieces = tuple(Value(size, wide=x.wide) for size in sizes)
         self.operations.append(ops.Split(pieces[0], x, pieces))
         return pieces
 

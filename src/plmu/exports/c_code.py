@@ -35,9 +35,9 @@ class Code:
                 _EMITTERS[type(operation)](self, operation)
             for state, after in self.memory.stores.get(index, ()):
                 if self.memory.places[state] != self.memory.places[after]:
-                    self.call("keep", self.at(state), self.at(after), state.size)
+                    self.call(wide("keep", state), self.at(state), self.at(after), state.size)
         if self.at(program.y) != "y":
-            self.call("set", "y", self.at(program.y), program.y.size)
+            self.call(wide("set", program.y), "y", self.at(program.y), program.y.size)
 
     def at(self, value: Value) -> str:
         """The C expression of a pointer to a value."""
@@ -74,6 +74,11 @@ class Code:
             f"        out[i] = {body};\n    }}\n}}\n"
         )
         return helper
+
+
+def wide(name: str, value: Value) -> str:
+    """The helper of this name for values like this one."""
+    return f"wide_{name}" if value.wide else name
 
 
 def number(value: float) -> str:
@@ -151,7 +156,7 @@ def _remember(c: Code, op: ops.Remember) -> None:
 def _concat(c: Code, op: ops.Concat) -> None:
     start = 0
     for part in op.parts:
-        c.call("set", f"{c.at(op.out)} + {start}" if start else c.at(op.out), c.at(part), part.size)
+        c.call(wide("set", part), f"{c.at(op.out)} + {start}" if start else c.at(op.out), c.at(part), part.size)
         start += part.size
 
 
@@ -236,19 +241,57 @@ def _shares(c: Code, op: ops.Shares) -> None:
     c.call("shares", c.at(op.out), c.at(op.counts), c.constant(op.legendre), op.out.size // degrees, degrees)
 
 
+def _phase(c: Code, op: ops.Phase) -> None:
+    c.call("phase", c.at(op.out), c.at(op.position), op.first, op.season)
+
+
+def _follow(c: Code, op: ops.Follow) -> None:
+    c.call("follow", c.at(op.out), c.at(op.position), f"{op.first}.0")
+
+
+def _push(c: Code, op: ops.Push) -> None:
+    c.call(wide("push", op.row), c.at(op.out), c.at(op.rows), c.at(op.row), c.at(op.started), op.row.size, op.rows.size)
+
+
+def _changes(c: Code, op: ops.Changes) -> None:
+    arguments = c.at(op.x), c.at(op.level), c.constant(op.factor.float())
+    c.call(wide("changes", op.x), c.at(op.out), *arguments, op.x.size, op.level.size)
+
+
+def _raise(c: Code, op: ops.Raise) -> None:
+    arguments = c.at(op.x), c.at(op.level), c.constant(op.factor.float())
+    c.call(wide("lift", op.level), c.at(op.out), *arguments, op.x.size, op.level.size)
+
+
+def _product(c: Code, op: ops.Product) -> None:
+    rows, stride = op.array.shape
+    weight, start, out = c.constant(op.array), 0, c.at(op.out)
+    c.call(wide("clear", op.out), out, rows)
+    for part in op.parts:
+        where = f"{weight} + {start}" if start else weight
+        c.call(wide("product", part), out, where, c.at(part), rows, part.size, stride)
+        start += part.size
+
+
 _EMITTERS: dict[type[Operation], Callable[[Code, Any], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
+    ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,
     ops.Count: _count,
     ops.Fill: _fill,
+    ops.Follow: _follow,
     ops.Lookup: _lookup,
     ops.MatVec: _mat_vec,
     ops.Mix: _mix,
     ops.Multiply: _multiply,
     ops.Normalize: _normalize,
+    ops.Phase: _phase,
+    ops.Product: _product,
+    ops.Push: _push,
+    ops.Raise: _raise,
     ops.Remember: _remember,
     ops.Scale: _scale,
     ops.Select: _select,

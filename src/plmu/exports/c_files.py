@@ -43,14 +43,22 @@ def c_files(
     return files, code
 
 
+def c_types(program: Program) -> tuple[str, str]:
+    """The types of the numbers of x and y."""
+    types = ["double" if value.wide else "float" for value in (program.x, program.y)]
+    return types[0] if program.tokens is None else "int32_t", types[1]
+
+
 def _header(program: Program, code: Code, name: str, metadata: Mapping[str, str]) -> str:
     upper, tokens = name.upper(), program.tokens
-    kind = "float" if tokens is None else "int32_t"
+    kind, out = c_types(program)
     input_text = f"{upper}_INPUTS numbers" if tokens is None else f"one token number from 0 to {tokens - 1}"
     result_text = "0." if tokens is None else "0; or -1 if there is no such token, and then nothing changes."
     fills = any(isinstance(operation, Fill) for operation in program.operations)
     nan_text = "" if fills or tokens is not None else "NaN in x stays until init.\n * "
     rounded_inputs = f"    int16_t whole[{code.fixed_inputs}]; /* the same */\n" if code.fixed_inputs else ""
+    levels = f"    double levels[{code.memory.wide_state_size}];\n" if code.memory.wide_state_size else ""
+    levels += f"    double wide[{code.memory.wide_work_size}]; /* as work */\n" if code.memory.wide_work_size else ""
     described = "".join(f" * {key}: {_comment(value)}\n" for key, value in metadata.items() if len(value) <= 200)
     return f"""/* A model of plmu {plmu.__version__} that takes one step at a time.
 {described} */
@@ -66,13 +74,13 @@ def _header(program: Program, code: Code, name: str, metadata: Mapping[str, str]
 typedef struct {{
     float memory[{max(code.memory.state_size, 1)}];
     float work[{max(code.memory.work_size, 1)}]; /* used within a step alone */
-{rounded_inputs}}} {name}_state;
+{rounded_inputs}{levels}}} {name}_state;
 
 /* Start a stream, or start it again. {_first_step(program, name)}*/
 void {name}_init({name}_state *state);
 {_start_declared(program, name)}
 /* One step: x is {input_text}, y {upper}_OUTPUTS numbers. They must not overlap. {nan_text}Returns {result_text} */
-int {name}_step({name}_state *state, const {kind} *x, float *y);
+int {name}_step({name}_state *state, const {kind} *x, {out} *y);
 
 #endif
 """
@@ -102,8 +110,7 @@ def _start_defined(program: Program, code: Code, name: str) -> str:
     lines = []
     for season in program.seasons:
         position = code.at(program.states[season.state])
-        phase = f"(float)((step % {season.steps} + {season.steps}) % {season.steps})"
-        lines.append(f"    ({position})[0] = {phase};\n    ({position})[1] = -1.0f; /* the phase is set */\n")
+        lines.append(f"    ({position})[0] = (double)step;\n    ({position})[1] = -1.0; /* the number is set */\n")
     return f"""void {name}_start({name}_state *state, int64_t step)
 {{
     {name}_init(state);
@@ -118,9 +125,10 @@ def _comment(text: str) -> str:
 
 
 def _source(program: Program, code: Code, name: str) -> str:
-    kind = "float" if program.tokens is None else "int32_t"
+    kind, out = c_types(program)
     works = any(re.search(r"\bwork\b", statement) for statement in code.statements)
     work = "    float *work = state->work;\n" if works else ""
+    work += "    double *wide = state->wide;\n" if code.memory.wide_work_size else ""
     work += "    float unit;\n" if code.fixed_inputs else ""
     check = "" if program.tokens is None else f"    if (x[0] < 0 || x[0] >= {program.tokens})\n        return -1;\n"
     unused = [] if any("state->" in statement for statement in [*code.statements, work]) else ["state"]
@@ -137,7 +145,7 @@ def _source(program: Program, code: Code, name: str) -> str:
 }}
 """,
         *([_start_defined(program, code, name)] if program.seasons else []),
-        f"int {name}_step({name}_state *state, const {kind} *x, float *y)\n{{\n{work}{check}{body}    return 0;\n}}\n",
+        f"int {name}_step({name}_state *state, const {kind} *x, {out} *y)\n{{\n{work}{check}{body}    return 0;\n}}\n",
     ]
     return "\n".join(parts)
 
@@ -189,10 +197,10 @@ def _check(program: Program, name: str, int8: bool, fixed: bool) -> str:
     (expected, allowed), upper = expected_outputs(program, int8, fixed), name.upper()
     values = [number(value) for value in expected.flatten().tolist()]
     lines = ",\n    ".join(", ".join(values[i : i + 8]) for i in range(0, len(values), 8))
-    if program.tokens is None:
-        kind, make = "float", "(float)(seed >> 8) / 8388608.0f - 1.0f"
-    else:
-        kind, make = "int32_t", f"(int32_t)((seed >> 8) % {program.tokens}u)"
+    kind, out = c_types(program)
+    make = f"({kind})((float)(seed >> 8) / 8388608.0f - 1.0f)"
+    if program.tokens is not None:
+        make = f"(int32_t)((seed >> 8) % {program.tokens}u)"
     return f"""/* Runs the model on numbers of a generator and compares with what plmu gave for them. */
 #include "{name}.h"
 
@@ -214,7 +222,7 @@ int main(void)
     {name}_init(&state);
     for (step = 0; step < STEPS; step++) {{
         {kind} x[{upper}_INPUTS];
-        float y[{upper}_OUTPUTS];
+        {out} y[{upper}_OUTPUTS];
         for (i = 0; i < {upper}_INPUTS; i++) {{
             seed = seed * 1664525u + 1013904223u;
             x[i] = {make};
@@ -224,7 +232,7 @@ int main(void)
             return 1;
         }}
         for (i = 0; i < {upper}_OUTPUTS; i++) {{
-            const float right = expected[step * {upper}_OUTPUTS + i], wrong = fabsf(y[i] - right);
+            const float right = expected[step * {upper}_OUTPUTS + i], wrong = (float)fabs((double)y[i] - (double)right);
             largest = fabsf(right) > largest ? fabsf(right) : largest;
             if (!(wrong <= error))
                 error = wrong;

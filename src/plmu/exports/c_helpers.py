@@ -79,7 +79,79 @@ _INT8 = {
     "x": [f"(x[{place}] * factor[{place}])" for place in _PLACES],
 }
 
+# Helpers for float values, such as `push`, and for double values, `wide_push`.
+_EITHER = {
+    "push": """static void {name}({type} *restrict out, const {type} *restrict rows, const {type} *restrict row,
+    const float *started, size_t size, size_t count)
+{{
+    const size_t kept = started[0] > 0.0f ? count - size : 0;
+    size_t i;
+    for (i = 0; i < kept; i++)
+        out[i] = rows[i + size];
+    for (i = kept; i < count; i++)
+        out[i] = row[(i - kept) % size];
+}}
+""",
+    "changes": """static void {name}(float *restrict out, const {type} *restrict x, const {type} *restrict level,
+    const float *restrict factor, size_t count, size_t size)
+{{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = (float)((x[i] - level[i % size]) * factor[i % size]);
+}}
+""",
+    "lift": """static void {name}({type} *restrict out, const float *restrict x, const {type} *restrict level,
+    const float *restrict factor, size_t count, size_t size)
+{{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = level[i % size] + ({type})x[i] * factor[i % size];
+}}
+""",
+    "product": """static void {name}({type} *restrict out, const float *restrict weight, const {type} *restrict x,
+    size_t rows, size_t count, size_t stride)
+{{
+    size_t i, j;
+    for (i = 0; i < rows; i++)
+        for (j = 0; j < count; j++)
+            out[i] += weight[i * stride + j] * x[j];
+}}
+""",
+}
+
 HELPERS: dict[str, str] = {
+    **{name: body.format(name=name, type="float") for name, body in _EITHER.items()},
+    **{f"wide_{name}": body.format(name=f"wide_{name}", type="double") for name, body in _EITHER.items()},
+    "phase": """static void phase(float *out, const double *position, int32_t first, int32_t season)
+{
+    const int32_t after = (int32_t)((position[1] != 0.0 ? (int64_t)position[0] : first) % season);
+    out[0] = (float)(after < 0 ? after + season : after);
+    out[1] = position[1] > 0.0 ? 1.0f : 0.0f;
+}
+""",
+    "follow": """static void follow(double *out, const double *position, double first)
+{
+    out[0] = (position[1] != 0.0 ? position[0] : first) + 1.0;
+    out[1] = 1.0;
+}
+""",
+    **{
+        name: f"""static void {name}(double *out, const double *from, size_t count)
+{{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = from[i];
+}}
+"""
+        for name in ("wide_set", "wide_keep")
+    },
+    "wide_clear": """static void wide_clear(double *out, size_t count)
+{
+    size_t i;
+    for (i = 0; i < count; i++)
+        out[i] = 0.0;
+}
+""",
     "set": """static void set(float *out, const float *from, size_t count)
 {
     memcpy(out, from, count * sizeof(float));

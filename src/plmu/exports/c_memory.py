@@ -1,6 +1,7 @@
 """Where the values of a program are in C: in the input, the state, the output, or a shared work area.
 
-Values whose lifetimes do not overlap share the work area, and elementwise operations work in place.
+Values whose lifetimes do not overlap share the work area, and elementwise operations work in place. Wide values have a
+part of the state, and a work area, of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Buffer:
     first: int = 0  # the operation that writes it
     last: int = -1  # the last operation that reads it
     offset: int = 0
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,23 @@ class Memory:
         self._work: list[Buffer] = []
         self.extra: dict[Operation, Buffer] = {}  # what an operation needs beside its output
         self._reads = self._all_reads()
-        states = 0
+        sizes = {False: 0, True: 0}
         for state in program.states:
-            self.places[state] = Range(Buffer(state.size, "state->memory", offset=states), 0, state.size)
-            states += state.size
-        self.state_size = states
+            name = "state->levels" if state.wide else "state->memory"
+            self.places[state] = Range(Buffer(state.size, name, offset=sizes[state.wide]), 0, state.size)
+            sizes[state.wide] += state.size
+        self.state_size, self.wide_state_size = sizes[False], sizes[True]
         for index, operation in enumerate(program.operations):
             self._place(index, operation)
         self.stores = self._stores()
-        self.work_size = self._assign_offsets()
+        self._extend_lifetimes()
+        self.work_size, self.wide_work_size = self._assign_offsets(False), self._assign_offsets(True)
 
     def pointer(self, value: Value) -> str:
         """The C expression of a value's first number."""
         place = self.places[value]
         start = place.start + place.buffer.offset
-        name = place.buffer.name or "work"
+        name = place.buffer.name or ("wide" if place.buffer.wide else "work")
         return f"{name} + {start}" if start else name
 
     def _all_reads(self) -> list[tuple[Value, int]]:
@@ -83,14 +87,14 @@ class Memory:
             self.places[out] = Range(Buffer(out.size, "y", index), 0, out.size)
             return
         for value in operation.inputs() if isinstance(operation, _IN_PLACE) else ():
-            if value.size == out.size and self._free_after(value, index):
+            if value.size == out.size and value.wide == out.wide and self._free_after(value, index):
                 self.places[out] = self.places[value]
                 return
-        self.places[out] = Range(self._new(out.size, index), 0, out.size)
+        self.places[out] = Range(self._new(out.size, index, out.wide), 0, out.size)
 
-    def _new(self, size: int, index: int) -> Buffer:
+    def _new(self, size: int, index: int, wide: bool = False) -> Buffer:
         """A buffer of the work area that operation `index` writes."""
-        self._work.append(Buffer(size, None, index, index))
+        self._work.append(Buffer(size, None, index, index, wide=wide))
         return self._work[-1]
 
     def _free_after(self, value: Value, index: int) -> bool:
@@ -122,16 +126,19 @@ class Memory:
         """Whether two values lie in the same buffer."""
         return self.places[value].buffer is self.places[other].buffer
 
-    def _assign_offsets(self) -> int:
-        """Extend the lifetime of each buffer to its last read, then give each buffer of the work area the lowest offset
-        that is free during its lifetime. Returns the size of the work area."""
+    def _extend_lifetimes(self) -> None:
+        """Extend the lifetime of each buffer to its last read."""
         end = len(self.program.operations)
         for value, at in self._reads:
             if at < end or value is self.program.y:
                 read_buffer = self.places[value].buffer
                 read_buffer.last = max(read_buffer.last, at)
+
+    def _assign_offsets(self, wide: bool) -> int:
+        """Give each buffer of a work area the lowest offset that is free during its lifetime. Returns the size of the
+        area."""
         placed: list[Buffer] = []
-        for buffer in self._work:
+        for buffer in (buffer for buffer in self._work if buffer.wide == wide):
             alive = sorted((b.offset, b.size) for b in placed if b.first <= buffer.last and buffer.first <= b.last)
             for offset, size in alive:
                 if buffer.offset + buffer.size <= offset:

@@ -43,12 +43,17 @@ class Evaluator:
     def values(self, x: Tensor) -> dict[Value, Tensor]:
         """All values (batch, size) of the next step; the states stay as they are."""
         program, batch = self.program, x.shape[0]
-        values: dict[Value, Tensor] = {program.x: x if program.tokens is not None else x.to(self.dtype)}
-        states = self.states or [torch.zeros(batch, state.size, dtype=self.dtype) for state in program.states]
+        values: dict[Value, Tensor] = {program.x: x if program.tokens is not None else x.to(self.precision(program.x))}
+        states = self.states or [
+            torch.zeros(batch, state.size, dtype=self.precision(state)) for state in program.states
+        ]
         values.update(zip(program.states, states, strict=True))
         for operation in program.operations:
             _RULES[type(operation)](self, operation, values)
         return values
+
+    def precision(self, value: Value) -> torch.dtype:
+        return value.dtype if value.wide else self.dtype
 
     def array(self, array: Tensor, rounding: bool = False) -> Tensor:
         """A constant in the precision of the evaluation; with `rounding`, as int8 would store it if the evaluator says
@@ -193,19 +198,59 @@ def _shares(e: Evaluator, op: ops.Shares, v: dict[Value, Tensor]) -> None:
     v[op.out] = (factors.to(counts.dtype) @ (parts / powers[:, :, None])).flatten(1)
 
 
+def _phase(e: Evaluator, op: ops.Phase, v: dict[Value, Tensor]) -> None:
+    number, flag = v[op.position].split(1, 1)
+    phase = torch.where(flag != 0, number, float(op.first)) % op.season
+    v[op.out] = torch.cat([phase, (flag > 0).to(phase.dtype)], 1).to(e.dtype)
+
+
+def _follow(e: Evaluator, op: ops.Follow, v: dict[Value, Tensor]) -> None:
+    number, flag = v[op.position].split(1, 1)
+    number = torch.where(flag != 0, number, float(op.first))
+    v[op.out] = torch.cat([number + 1, torch.ones_like(number)], 1)
+
+
+def _push(e: Evaluator, op: ops.Push, v: dict[Value, Tensor]) -> None:
+    rows, row = v[op.rows], v[op.row]
+    newer = torch.cat([rows[:, op.row.size :], row], 1)
+    v[op.out] = torch.where(v[op.started] > 0, newer, row.repeat(1, op.out.size // op.row.size))
+
+
+def _changes(e: Evaluator, op: ops.Changes, v: dict[Value, Tensor]) -> None:
+    x = v[op.x].unflatten(1, (-1, op.level.size)) - v[op.level][:, None]
+    v[op.out] = (x * op.factor.to(x.dtype)).flatten(1).to(e.dtype)
+
+
+def _raise(e: Evaluator, op: ops.Raise, v: dict[Value, Tensor]) -> None:
+    level = v[op.level][:, None]
+    x = v[op.x].unflatten(1, (-1, op.level.size)).to(level.dtype)
+    v[op.out] = (level + x * op.factor.to(x.dtype)).flatten(1)
+
+
+def _product(e: Evaluator, op: ops.Product, v: dict[Value, Tensor]) -> None:
+    x = torch.cat([v[part] for part in op.parts], 1)
+    v[op.out] = F.linear(x, op.array.to(x.dtype))
+
+
 _RULES: dict[type[Operation], Callable[[Evaluator, Any, dict[Value, Tensor]], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
+    ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,
     ops.Count: _count,
     ops.Fill: _fill,
+    ops.Follow: _follow,
     ops.Lookup: _lookup,
     ops.MatVec: _mat_vec,
     ops.Mix: _mix,
     ops.Multiply: _multiply,
     ops.Normalize: _normalize,
+    ops.Phase: _phase,
+    ops.Product: _product,
+    ops.Push: _push,
+    ops.Raise: _raise,
     ops.Remember: _remember,
     ops.Scale: _scale,
     ops.Select: _select,

@@ -20,6 +20,7 @@ from plmu.errors import how_to_install
 from plmu.exports.accuracy import AccuracyWarning, int8_error, int8_warning
 from plmu.exports.c_files import c_files, checked_name
 from plmu.exports.evaluate import Evaluator
+from plmu.exports.forecast import POSITION
 from plmu.exports.lowering import lowered
 from plmu.exports.program import Program
 from plmu.folded import fold
@@ -76,7 +77,7 @@ def export(
     """Write a trained model as files that run without plmu: the model of one step, with its states as explicit inputs
     and outputs. It computes in float32. States start as zeros. A model with a season then takes its first sample to be
     at the season's phase that `states` in the metadata names; to start at another step of the clock, set that state to
-    [step mod season, -1], in C by `model_start(state, step)`.
+    [step, -1], as `model.state_at(step)` does, in C by `model_start(state, step)`.
 
     >>> plmu.export(model, "deploy")                # deploy/model_step.onnx
     >>> plmu.export(model, "deploy", to="c")        # deploy/model.c, model.h, model_check.c, model.json, Makefile
@@ -129,7 +130,7 @@ def export(
         raise NotADirectoryError(f"path must be a folder, and {path} is a file")
     inner = prepared(model)
     program = program_of(inner, int8)
-    described = _metadata(program, metadata, int8, fixed_point)
+    described = _metadata(program, metadata, to, int8, fixed_point)
     if to == "onnx":
         output = _onnx(inner, program, name, described, whole, int8, measure)
     elif to == "torch":
@@ -190,22 +191,31 @@ def program_of(model: Any, int8: bool = False) -> Program:
     return program
 
 
-def _metadata(program: Program, extra: Mapping[str, Any] | None, int8: bool, fixed: bool) -> dict[str, str]:
+def _metadata(
+    program: Program, extra: Mapping[str, Any] | None, to: str, int8: bool, fixed: bool
+) -> dict[str, str]:
     """The metadata of every format, as text or JSON: plmu's version, inputs, outputs, states, and `extra`."""
     states: list[dict[str, Any]] = [
-        {"name": f"state_{i}", "kind": kind, "shape": ["batch", *(state.shape or (state.size,))], "start": 0}
+        {
+            "name": f"state_{i}",
+            "kind": kind,
+            "shape": ["batch", *(state.shape or (state.size,))],
+            "type": "int64" if to == "torch" and kind == POSITION else str(state.dtype).removeprefix("torch."),
+            "start": 0,
+        }
         for i, (state, kind) in enumerate(zip(program.states, program.kinds, strict=True))
     ]
     for season in program.seasons:
-        begin = [f"step mod {season.steps}", -1]
-        states[season.state] |= {"season": season.steps, "phase": season.phase, "start_at_step": begin}
+        states[season.state] |= {"season": season.steps, "phase": season.phase, "start_at_step": ["step", -1]}
     described = {
         "plmu": plmu.__version__,
-        "input": {"features": program.x.size} if program.tokens is None else {"tokens": program.tokens},
+        "input": {"tokens": program.tokens},
         "outputs": program.y.size,
         "states": states,
         "weights": "int8, fixed-point sums" if fixed else "int8" if int8 else "float32",
     }
+    if program.tokens is None:
+        described["input"] = {"features": program.x.size, "type": str(program.x.dtype).removeprefix("torch.")}
     reserved = set(described) & set(extra or {})
     if reserved:
         raise ValueError(f"metadata must not have {', '.join(sorted(reserved))}: plmu writes it")
@@ -223,7 +233,7 @@ def _season_notes(program: Program, name: str, to: str) -> list[str]:
     notes = []
     for season in program.seasons:
         state = f"state_{season.state}{'_in' if to == 'onnx' else ''}"
-        begin = f"{name}_start(&state, step)" if to == "c" else f"{state} = [step mod {season.steps}, -1]"
+        begin = f"{name}_start(&state, step)" if to == "c" else f"{state} = [step, -1]"
         notes.append(f"season of {season.steps} steps: a stream starts at phase {season.phase}, or anywhere by {begin}")
     return notes
 
@@ -263,7 +273,7 @@ def _torch(model: Any, program: Program, name: str, metadata: dict[str, str], wh
     if measure:
         from plmu.exports.measure import torch_time
 
-        output.microseconds["torch.export"] = torch_time(step, program)
+        output.microseconds["torch.export"] = torch_time(step, model, program)
     return output
 
 
@@ -271,7 +281,9 @@ def _c(program: Program, name: str, metadata: dict[str, str], int8: bool, fixed:
     files, code = c_files(program, name, metadata, int8, fixed)
     contents = {file: text.encode() for file, text in files.items()}
     contents[f"{name}.json"] = (json.dumps(metadata, indent=1) + "\n").encode()
-    output = _Output(contents, work_bytes=4 * code.memory.work_size + 2 * code.fixed_inputs)
+    memory = code.memory
+    work_bytes = 4 * memory.work_size + 8 * memory.wide_work_size + 2 * code.fixed_inputs
+    output = _Output(contents, work_bytes=work_bytes)
     if measure:
         from plmu.exports.measure import c_time
 

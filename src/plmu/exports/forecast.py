@@ -1,7 +1,8 @@
 """`WindowForecast` and `CovariateForecast` of `plmu.folded` as operations.
 
-Windows are shifted by Split and Concat. The phase is a float32 number, so tables of the season are read by products
-with values that are 0 or 1.
+The window holds samples, which may be large and differ little: it is wide, and so is the forecast. Their differences
+from the last sample, from which all else is computed, are float32. The phase is a float32 number, so tables of the
+season are read by products with values that are 0 or 1.
 """
 
 from __future__ import annotations
@@ -19,134 +20,126 @@ from plmu.folded import CovariateForecast, WindowForecast
 from plmu.folded.forecast import AMPLITUDE, season_in
 
 LARGEST = 2**26  # most elements of the readout matrix
+POSITION = "number of the next step, and 1 after the first"  # a state; integers in torch
 
 
 def lower_forecast(b: Builder, part: WindowForecast, x: Value, state: Any) -> tuple[Value, Any]:
     """One step of `WindowForecast`."""
     window, position = state
     _describe(b, part, window, position)
-    clock = _Clock.of(b, part, position)
+    clock, units = _Clock.of(b, part, position), _units(part)
     rows = clock.pushed(b, window, x)
-    return _readout(b, part, rows, x, clock), (rows, clock.after)
+    changes = b.add(ops.Changes, rows.size, rows, x, 1 / units)
+    out = _readout(b, part, changes, clock, units)
+    return b.add_like(x, ops.Raise, out.size, out, x, units), (rows, clock.after)
 
 
 def lower_covariates(b: Builder, part: CovariateForecast, x: Value, state: Any) -> tuple[Value, Any]:
     """One step of `CovariateForecast`: the covariates' effect is subtracted from the window, and added to the
-    forecast."""
+    forecast. Effects, too, are relative to that on the last value, so that covariates may be large."""
     window, position, effects, recent = state
     _describe(b, part, window, position)
     b.kinds.update({effects: "effects of covariates", recent: "covariates"})
     channels, lookback, horizon = part.channels, part.lookback, part.horizon
     lags, count = part.lags, part.covariates
-    clock = _Clock.of(b, part, position)
+    clock, units = _Clock.of(b, part, position), _units(part)
     values, now, future = b.split(x, channels, count, count * horizon)
     recent = clock.pushed(b, recent, now)
     kernel = part.kernel().mT  # (channels, lags, covariates)
-    effect = b.add(ops.MatVec, channels, Weight(cast(kernel.flatten(1)), True), (recent,))
+    effect = b.add_like(x, ops.Product, channels, cast(kernel.flatten(1)), (recent,))
     effects, rows = clock.pushed(b, effects, effect), clock.pushed(b, window, values)
     # The kernel for each step ahead, over the rows of recent and future covariates.
     reach = torch.zeros(horizon, channels, lags + horizon, count, dtype=torch.float64)
     for step in range(horizon):
         reach[step, :, step + 1 : step + 1 + lags] = kernel
-    table = Weight(cast(reach.flatten(2).flatten(0, 1)), True)
-    past, ahead = effects, b.add(ops.MatVec, horizon * channels, table, (recent, future))
+    ahead = b.add_like(x, ops.Product, horizon * channels, cast(reach.flatten(2).flatten(0, 1)), (recent, future))
+    changes = b.add(ops.Changes, rows.size, rows, values, 1 / units)
+    factor = torch.ones(channels) if part.relative else 1 / units
+    past, ahead = (b.add(ops.Changes, value.size, value, effect, factor) for value in (effects, ahead))
     if part.relative:
         total = torch.eye(channels).repeat(1, lookback) / lookback
-        mean = b.add(ops.MatVec, channels, Weight(-total, True), (rows,))
-        around = b.add(ops.Add, rows.size, rows, b.add(ops.Concat, rows.size, (mean,) * lookback))
+        mean = b.add(ops.MatVec, channels, Weight(-total, True), (changes,))
+        around = b.add(ops.Add, rows.size, changes, b.add(ops.Concat, rows.size, (mean,) * lookback))
         size = b.add(ops.MatVec, channels, Weight(total, True), (_absolute(b, around),))
         past = b.add(ops.Multiply, past.size, past, b.add(ops.Concat, past.size, (size,) * lookback))
         ahead = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (size,) * horizon))
-    unexplained = b.add(ops.Add, rows.size, rows, b.add(ops.Scale, rows.size, past, -torch.ones(rows.size), None))
-    last = unexplained if lookback == 1 else b.split(unexplained, unexplained.size - channels, channels)[1]
-    out = b.add(ops.Add, ahead.size, _readout(b, part, unexplained, last, clock), ahead)
-    return out, (rows, clock.after, effects, recent)
+    unexplained = b.add(ops.Add, rows.size, changes, _negative(b, past))
+    out = b.add(ops.Add, ahead.size, _readout(b, part, unexplained, clock, units), ahead)
+    return b.add_like(x, ops.Raise, out.size, out, values, units), (rows, clock.after, effects, recent)
 
 
 def _describe(b: Builder, part: WindowForecast, window: Value, position: Value) -> None:
     """Say what these states are, and with which phase a sequence begins."""
-    b.kinds.update({window: "inputs", position: "phase, and 1 after the first step"})
+    b.kinds.update({window: "inputs", position: POSITION})
     if part.season:
         b.seasons[position] = (part.season, part.phase)
 
 
+def _units(part: WindowForecast) -> Tensor:
+    """The units (channels,) of changes in float32: the size of the season to a power of two, whose squares are numbers
+    then; 1 without a season."""
+    if not part.season:
+        return torch.ones(part.channels, dtype=torch.float64)
+    largest = part.season_pattern.abs().amax(0)
+    return torch.where(largest > 0, largest.log2().round().exp2(), 1.0)
+
+
 @dataclass(frozen=True)
 class _Clock:
-    """The phase of a step in the season. `started` is 0 at a sequence's first step, else 1, and `fresh` is 1 − started:
-    products with them select."""
+    """The phase of a step in the season. `started` is 0 at a sequence's first step, else 1."""
 
     started: Value
-    fresh: Value
     phase: Value  # of this step
-    after: Value  # the position after it: the next phase, and 1
+    after: Value  # the position after it
 
     @classmethod
     def of(cls, b: Builder, part: WindowForecast, position: Value) -> _Clock:
-        """The clock of a step, from the position before it, whose flag is 1, 0 or −1."""
-        phase, flag = b.split(position, 1, 1)
-        started = _positive(b, flag)
-        fresh = b.add(ops.Scale, 1, started, -torch.ones(1), torch.ones(1))
-        is_set = _absolute(b, flag)  # else the phase is the layer's own
-        season = max(part.season, 1)
-        now = b.add(
-            ops.Add,
-            1,
-            b.add(ops.Multiply, 1, is_set, phase),
-            b.add(ops.Scale, 1, is_set, torch.full((1,), -float(part.phase)), torch.full((1,), float(part.phase))),
-        )
-        # The next phase: now + 1, less the season at its last phase.
-        last = _at_least(b, now, torch.tensor([season - 1.0]))
-        following = b.add(ops.MatVec, 1, Weight(torch.full((1, 1), -float(season)), True), (last,), torch.ones(1), now)
-        one = b.add(ops.Constant, 1, torch.ones(1))
-        return cls(started, fresh, now, b.add(ops.Concat, 2, (following, one)))
+        """The clock of a step, from the position before it."""
+        phase, started = b.split(b.add(ops.Phase, 2, position, part.phase, max(part.season, 1)), 1, 1)
+        return cls(started, phase, b.add_like(position, ops.Follow, 2, position, part.phase))
 
     def pushed(self, b: Builder, rows: Value, row: Value) -> Value:
         """Rows without the oldest and with a new one at the end; the first row fills all of them."""
-        repeated = b.add(ops.Concat, rows.size, (row,) * (rows.size // row.size))
-        if rows.size == row.size:
-            return repeated
-        newer = b.split(rows, row.size, rows.size - row.size)[1]
-        shifted = b.add(ops.Concat, rows.size, (newer, row))
-        return _select(b, self.started, shifted, self.fresh, repeated)
+        return b.add_like(rows, ops.Push, rows.size, rows, row, self.started)
 
 
-def _readout(b: Builder, part: WindowForecast, rows: Value, last: Value, clock: _Clock) -> Value:
-    """The forecast (horizon · channels) from the rows of a window (lookback · channels), of which `last` is the
-    last."""
+def _readout(b: Builder, part: WindowForecast, changes: Value, clock: _Clock, units: Tensor) -> Value:
+    """The forecast (horizon · channels) from the rows of a window (lookback · channels), both relative to the last row
+    and in these units."""
     channels, lookback, horizon = part.channels, part.lookback, part.horizon
     if horizon * lookback * channels**2 > LARGEST:
         raise NotExportable(
             f"a forecast of {horizon} steps of {channels} channels from {lookback} is too large to export"
         )
-    changes = _minus(b, rows, last)
-    level = b.add(ops.Concat, horizon * channels, (last,) * horizon)
+    added = None
     if part.season:
         # The season's pattern times its amplitude is subtracted from the window, and added to the forecast.
-        amplitude, past, ahead = _seasonal(b, part, changes, clock.phase)
+        amplitude, past, ahead = _seasonal(b, part, changes, clock.phase, units)
         present = b.add(ops.Multiply, past.size, past, b.add(ops.Concat, past.size, (amplitude,) * lookback))
         changes = b.add(ops.Add, past.size, changes, _negative(b, present))
         added = b.add(ops.Multiply, ahead.size, ahead, b.add(ops.Concat, ahead.size, (amplitude,) * horizon))
-        level = b.add(ops.Add, level.size, level, added)
     matrix = torch.zeros(horizon, channels, lookback, channels, dtype=torch.float64)
     for channel, read in enumerate(_read(part)):
         matrix[:, channel, :, channel] = read
-    flat = matrix.reshape(horizon * channels, lookback * channels)
-    return b.add(ops.MatVec, horizon * channels, Weight(cast(flat), True), (changes,), None, level)
+    return b.product(matrix.reshape(horizon * channels, lookback * channels), changes, add=added)
 
 
-def _seasonal(b: Builder, part: WindowForecast, changes: Value, phase: Value) -> tuple[Value, Value, Value]:
+def _seasonal(
+    b: Builder, part: WindowForecast, changes: Value, phase: Value, units: Tensor
+) -> tuple[Value, Value, Value]:
     """The season's amplitude in a window (channels,), and its pattern in the window and ahead, both relative to the
-    last step."""
+    last step and in these units."""
     channels, lookback, horizon = part.channels, part.lookback, part.horizon
-    pattern = _around(b, part.season_pattern, phase, lookback - 1, horizon)
+    shape, prior = part.season_pattern / units, part.prior / units.square()
+    pattern = _around(b, shape, phase, lookback - 1, horizon)
     past, ahead = b.split(pattern, lookback * channels, horizon * channels)
     last = past if lookback == 1 else b.split(past, past.size - channels, channels)[1]
     total = torch.eye(channels).repeat(1, lookback)
     mean = b.add(ops.MatVec, channels, Weight(total / lookback, True), (past,))
     fits = b.add(ops.Multiply, changes.size, changes, _minus(b, past, mean))
-    agreement = b.add(ops.MatVec, channels, Weight(total, True), (fits,), cast(part.prior))
-    power = season_in(part.season_pattern, torch.arange(part.season), part.taps, horizon).power[..., 0]
-    raw = b.add(ops.Multiply, channels, agreement, _around(b, 1 / (power + part.prior), phase, 0, 0))
+    agreement = b.add(ops.MatVec, channels, Weight(total, True), (fits,), cast(prior))
+    power = season_in(shape, torch.arange(part.season), part.taps, horizon).power[..., 0]
+    raw = b.add(ops.Multiply, channels, agreement, _around(b, 1 / (power + prior), phase, 0, 0))
     # Between 0 and the largest amplitude: relu(raw) − relu(raw − largest).
     ones = torch.ones(channels)
     beyond = _positive(b, b.add(ops.Scale, channels, raw, ones, -AMPLITUDE * ones))

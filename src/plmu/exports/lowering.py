@@ -32,9 +32,11 @@ def lowered(model: Folded, features: int | None, tokens: int | None, int8: bool 
         tokens: size of the vocabulary; None for features.
         int8: keep products of weights apart from those of Ā and B̄, which are never rounded.
     """
-    start = model.initial_state(1, torch.float32, torch.device("cpu"))
-    state = map_state(start, lambda leaf: Value(leaf[0].numel(), tuple(leaf.shape[1:])))
-    x = Value(1 if features is None else features)
+    dtype = model.sample_dtype or torch.float32
+    start = model.initial_state(1, dtype, torch.device("cpu"))
+    wide = (torch.float64, torch.int64)
+    state = map_state(start, lambda leaf: Value(leaf[0].numel(), tuple(leaf.shape[1:]), leaf.dtype in wide))
+    x = Value(1 if features is None else features, wide=dtype == torch.float64)
     builder = Builder(_KINDS, int8)
     y, after = builder.lower(model, x, state)
     states = tuple(_flat(state))

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 import plmu
-from plmu.exports.c_files import FLAGS
+from plmu.exports.c_files import FLAGS, c_types
 from plmu.exports.program import Program
+from plmu.folded.states import leaves
 
 SECONDS = 0.2  # duration of a measurement
 SERIES = 0.002  # seconds of a series of calls, timed together: short, so that some run without interruption
@@ -53,7 +54,7 @@ def microseconds(step: Callable[[], Any]) -> float:
 
 def stream_time(model: nn.Module, program: Program) -> float:
     stream: Any = plmu.Stream(model)  # type: ignore[arg-type]
-    x = torch.zeros(program.x.size) if program.tokens is None else torch.tensor(0)
+    x = torch.zeros(program.x.size, dtype=program.x.dtype) if program.tokens is None else torch.tensor(0)
     with one_thread():
         return microseconds(lambda: stream.push(x))
 
@@ -69,16 +70,21 @@ def onnx_time(data: bytes, program: Program) -> float | None:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     states = {
-        f"state_{i}_in": np.zeros((1, *(state.shape or ())), np.float32) for i, state in enumerate(program.states)
+        f"state_{i}_in": torch.zeros(1, *(state.shape or ()), dtype=state.dtype).numpy()
+        for i, state in enumerate(program.states)
     }
-    x = np.zeros(1, np.int64) if program.tokens is not None else np.zeros((1, program.x.size), np.float32)
+    x = np.zeros(1, np.int64)
+    if program.tokens is None:
+        x = torch.zeros(1, program.x.size, dtype=program.x.dtype).numpy()
     return microseconds(lambda: session.run(None, {"x": x, **states}))
 
 
-def torch_time(data: bytes, program: Program) -> float:
+def torch_time(data: bytes, model: Any, program: Program) -> float:
     run = torch.export.load(io.BytesIO(data)).module()
-    x = torch.zeros(1, dtype=torch.int64) if program.tokens is not None else torch.zeros(1, program.x.size)
-    states = [torch.zeros(1, *(state.shape or ())) for state in program.states]
+    x = torch.zeros(1, dtype=torch.int64)
+    if program.tokens is None:
+        x = torch.zeros(1, program.x.size, dtype=program.x.dtype)
+    states = leaves(model.initial_state(1, program.x.dtype, torch.device("cpu")))
     with one_thread(), torch.inference_mode():
         return microseconds(lambda: run(x, *states))
 
@@ -94,7 +100,7 @@ def c_time(files: Mapping[str, str], name: str, program: Program) -> float | Non
     cc = compiler()
     if cc is None:
         return None
-    kind = "float" if program.tokens is None else "int32_t"
+    kind, out = c_types(program)
     count = max(10, min(200_000, 10**8 // max(program.multiply_adds, 1)))
     bench = f"""#include "{name}.h"
 #include <stdio.h>
@@ -103,7 +109,7 @@ static {name}_state state;
 int main(void)
 {{
     {kind} x[{name.upper()}_INPUTS] = {{0}};
-    float y[{name.upper()}_OUTPUTS], sum = 0;
+    {out} y[{name.upper()}_OUTPUTS], sum = 0;
     double best = 1e30;
     int i, repeat;
     {name}_init(&state);

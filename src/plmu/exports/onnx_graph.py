@@ -11,6 +11,11 @@ from torch import Tensor
 from plmu.exports.program import Program, Value
 
 
+def type_of(value: Value) -> int:
+    """The type of a value's tensor in ONNX."""
+    return int(TensorProto.DOUBLE if value.wide else TensorProto.FLOAT)
+
+
 class Graph:
     """Nodes and constants of one step. A value of the program is a named tensor for each shape in which it is used."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from plmu.exports.onnx_graph import Graph
+from plmu.exports.onnx_graph import Graph, type_of
 from plmu.exports.onnx_operations import emit_step
 from plmu.exports.program import Program
 
@@ -37,7 +37,7 @@ def whole_model(program: Program, metadata: Mapping[str, str], sequences: bool, 
         [*_state_infos(program, "now"), _info(program, "x_now", ["batch"])],
         [
             *_state_infos(program, "next"),
-            helper.make_tensor_value_info("y_now", TensorProto.FLOAT, ["batch", program.y.size]),
+            helper.make_tensor_value_info("y_now", type_of(program.y), ["batch", program.y.size]),
         ],
     )
     outputs = [f"state_{i}_out" for i in range(len(program.states))]
@@ -71,7 +71,7 @@ def _model(
         nodes,
         name,
         [_info(program, "x", axes), *_state_infos(program, "in")],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, y), *_state_infos(program, "out")],
+        [helper.make_tensor_value_info("y", type_of(program.y), y), *_state_infos(program, "out")],
         initializer=list(graph.constants.values()),
     )
     model = helper.make_model(
@@ -99,14 +99,14 @@ def _info(program: Program, name: str, axes: list[str]) -> Any:
     """Type and shape of the input x under this name."""
     if program.tokens is not None:
         return helper.make_tensor_value_info(name, TensorProto.INT64, axes)
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [*axes, program.x.size])
+    return helper.make_tensor_value_info(name, type_of(program.x), [*axes, program.x.size])
 
 
 def _state_infos(program: Program, suffix: str) -> list[Any]:
     """Types and shapes of the states, named state_0_suffix, …"""
     return [
         helper.make_tensor_value_info(
-            f"state_{i}_{suffix}", TensorProto.FLOAT, ["batch", *(state.shape or (state.size,))]
+            f"state_{i}_{suffix}", type_of(state), ["batch", *(state.shape or (state.size,))]
         )
         for i, state in enumerate(program.states)
     ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plmu.exports import program as ops
 from plmu.exports.onnx_functions import FUNCTIONS
-from plmu.exports.onnx_graph import Graph
+from plmu.exports.onnx_graph import Graph, type_of
 from plmu.exports.program import Operation, rounded
 
 
@@ -201,19 +201,78 @@ def _shares(g: Graph, op: ops.Shares) -> None:
     g.put(op.out, g.node("Concat", *out, axis=1))
 
 
+def _number(g: Graph, op: ops.Phase | ops.Follow) -> tuple[str, str]:
+    """The number of a step, and the flag beside it."""
+    number, flag = g.nodes_of("Split", (g.get(op.position), g.integers(1, 1)), 2, axis=1)
+    is_set = g.node("Cast", flag, to=TensorProto.BOOL)
+    return g.node("Where", is_set, number, g.constant(torch.tensor([op.first]).to(op.position.dtype))), flag
+
+
+def _phase(g: Graph, op: ops.Phase) -> None:
+    (number, flag), season = _number(g, op), g.constant(torch.tensor([op.season]).to(op.position.dtype))
+    seasons = g.node("Floor", g.node("Div", number, season))
+    phase = g.node("Sub", number, g.node("Mul", seasons, season))
+    started = g.node("Cast", g.node("Greater", flag, g.node("Sub", flag, flag)), to=type_of(op.position))
+    g.put(op.out, g.node("Cast", g.node("Concat", phase, started, axis=1), to=TensorProto.FLOAT))
+
+
+def _follow(g: Graph, op: ops.Follow) -> None:
+    number, flag = _number(g, op)
+    one = g.constant(torch.ones(1, dtype=op.position.dtype))
+    ones = g.node("Add", g.node("Sub", flag, flag), one)  # one for each sequence of the batch
+    g.put(op.out, g.node("Concat", g.node("Add", number, one), ones, axis=1))
+
+
+def _push(g: Graph, op: ops.Push) -> None:
+    row = g.get(op.row)
+    repeated = g.node("Tile", row, g.integers(1, op.out.size // op.row.size))
+    if op.rows.size == op.row.size:
+        g.put(op.out, repeated)
+        return
+    sizes = g.integers(op.row.size, op.rows.size - op.row.size)
+    newer = g.node("Concat", g.nodes_of("Split", (g.get(op.rows), sizes), 2, axis=1)[1], row, axis=1)
+    g.put(op.out, g.node("Where", g.node("Greater", g.get(op.started), g.number(0.0)), newer, repeated))
+
+
+def _changes(g: Graph, op: ops.Changes) -> None:
+    shape = (op.x.size // op.level.size, op.level.size)
+    apart = g.node("Sub", g.get(op.x, shape), g.get(op.level, (1, op.level.size)))
+    scaled = g.node("Mul", apart, g.constant(op.factor.to(op.level.dtype)))
+    g.put(op.out, g.node("Cast", scaled, to=TensorProto.FLOAT), shape)
+
+
+def _raise(g: Graph, op: ops.Raise) -> None:
+    shape = (op.x.size // op.level.size, op.level.size)
+    x = g.node("Cast", g.get(op.x, shape), to=type_of(op.level))
+    scaled = g.node("Mul", x, g.constant(op.factor.to(op.level.dtype)))
+    g.put(op.out, g.node("Add", g.get(op.level, (1, op.level.size)), scaled), shape)
+
+
+def _product(g: Graph, op: ops.Product) -> None:
+    parts = [g.get(part) for part in op.parts]
+    x = parts[0] if len(parts) == 1 else g.node("Concat", *parts, axis=1)
+    g.put(op.out, g.node("MatMul", x, g.node("Cast", g.constant(op.array.mT), to=type_of(op.out))))
+
+
 _EMITTERS: dict[type[Operation], Callable[[Graph, Any], None]] = {
     ops.Add: _add,
     ops.Apply: _apply,
     ops.Attend: _attend,
+    ops.Changes: _changes,
     ops.Concat: _concat,
     ops.Constant: _constant,
     ops.Count: _count,
     ops.Fill: _fill,
+    ops.Follow: _follow,
     ops.Lookup: _lookup,
     ops.MatVec: _mat_vec,
     ops.Mix: _mix,
     ops.Multiply: _multiply,
     ops.Normalize: _normalize,
+    ops.Phase: _phase,
+    ops.Product: _product,
+    ops.Push: _push,
+    ops.Raise: _raise,
     ops.Remember: _remember,
     ops.Scale: _scale,
     ops.Select: _select,

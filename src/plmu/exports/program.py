@@ -1,7 +1,8 @@
 """One step of a model as a list of simple operations on vectors, from which every format is written.
 
 A program is made from a folded model by `plmu.exports.lowering`. A value is a vector of float32 numbers for each
-sequence of a batch; shapes here omit the batch. An operation reads earlier values and computes new ones.
+sequence of a batch, or of float64 numbers if it is wide; shapes here omit the batch. An operation reads earlier values
+and computes new ones.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A vector; a state also has the shape of its tensor in the exported model."""
+    """A vector; a state also has the shape of its tensor in the exported model. Samples, levels and forecasts of a
+    series are wide: they may be large and differ little."""
 
     size: int
     shape: tuple[int, ...] | None = None
+    wide: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.wide else torch.float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,10 +251,70 @@ class Shares(Operation):
     legendre: Tensor  # (degrees, degrees), coefficients of powers of (t + ½) / steps
 
 
+@dataclass(frozen=True, eq=False)
+class Phase(Operation):
+    """The phase of a step in the season, and 1 if it is not the first of its sequence, else 0. `first` is the number of
+    that one, unless the position presets it."""
+
+    position: Value
+    first: int
+    season: int
+
+
+@dataclass(frozen=True, eq=False)
+class Follow(Operation):
+    """The position after a step: the number of the next, and 1."""
+
+    position: Value
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
+class Push(Operation):
+    """Rows without the oldest and with a new one at the end. The first row of a sequence, where `started` is 0, fills
+    all of them."""
+
+    rows: Value
+    row: Value
+    started: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Changes(Operation):
+    """(x − level) · factor in float32, for rows x (rows, features) and a level (features,)."""
+
+    x: Value
+    level: Value
+    factor: Tensor  # (features,), powers of two
+
+
+@dataclass(frozen=True, eq=False)
+class Raise(Operation):
+    """level + x · factor, for rows x (rows, features) of float32 and a level (features,); as wide as the level."""
+
+    x: Value
+    level: Value
+    factor: Tensor  # (features,), powers of two
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Operation):
+    """W x for x the concatenation of the parts, as wide as they are."""
+
+    array: Tensor
+    parts: tuple[Value, ...]
+
+    def inputs(self) -> tuple[Value, ...]:
+        return self.parts
+
+    def multiply_adds(self) -> int:
+        return self.array.numel()
+
+
 @dataclass(frozen=True)
 class Season:
-    """A state (phase, flag) that holds where in a season the next step is. Zeros begin with `phase`; with (n mod steps,
-    −1) the first step is step n."""
+    """A state (number, flag) that holds where in a season the next step is. Zeros begin with `phase`; with (n, −1) the
+    first step is step n."""
 
     state: int  # its index
     steps: int
@@ -274,7 +341,7 @@ class Program:
 
     @property
     def state_bytes(self) -> int:
-        return 4 * sum(state.size for state in self.states)
+        return sum((8 if state.wide else 4) * state.size for state in self.states)
 
     def weight_bytes(self, int8: bool) -> int:
         """Bytes of all constants; with `int8`, weights take a byte each and a scale for each row and column."""

@@ -27,11 +27,12 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, str], who
         metadata: kept in the file as `metadata.json`.
         whole: whether x is a sequence (batch, time, features), or token numbers (batch, time), instead of one step.
     """
-    start = model.initial_state(2, torch.float32, torch.device("cpu"))
+    dtype = program.x.dtype
+    start = model.initial_state(2, dtype, torch.device("cpu"))
     states = leaves(start)
     shape = (2, 20) if whole else (2,)
     tokens = program.tokens
-    x = torch.zeros(*shape, program.x.size) if tokens is None else torch.zeros(shape, dtype=torch.int64)
+    x = torch.zeros(*shape, program.x.size, dtype=dtype) if tokens is None else torch.zeros(shape, dtype=torch.int64)
     batch, time = Dim("batch", min=1), Dim("time", min=1)
     shapes: list[Any] = [{0: batch, 1: time} if whole else {0: batch}]
     shapes += [tuple({0: batch} for _ in states)] if states else []

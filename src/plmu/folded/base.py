@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class Folded:
 
     dtype: torch.dtype | None = field(default=None, kw_only=True)
     device: torch.device | None = field(default=None, kw_only=True)
+    sample_dtype: ClassVar[torch.dtype | None] = None  # of the samples of a stream; None for that of the weights
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """One step, without gradients and, under autocast too, in the precision of the arrays.

@@ -1,7 +1,10 @@
 """Forecasts from windows, for single steps; and the formulas that `plmu.nn` trains, which are the same.
 
-A position (batch, 2) is the phase of a sequence's next step, and a flag: 1 after the first step, 0 before it, when the
-layer's own phase is taken instead; or −1 before it, when the phase is preset (`plmu.nn.LookbackForecast.state_at`).
+A position (batch, 2), of integers, is the number of a sequence's next step, and a flag: 1 after the first step, 0 before
+it, when the layer's own phase is taken instead; or −1 before it, when the number is preset
+(`plmu.nn.LookbackForecast.state_at`). The phase in the season is this number modulo the season.
+
+Only differences of values matter, so values may be far from zero in float64, in which all is then computed.
 """
 
 from __future__ import annotations
@@ -40,11 +43,12 @@ def season_in(pattern: Tensor, phase: Tensor, taps: Tensor, horizon: int) -> Sea
 
     Args:
         pattern: one season, (season, channels).
-        phase: of the last step of each window, (...).
+        phase: number of the last step of each window, modulo the season or not, (...).
         taps: the memory's impulse response, the oldest step of a window first, (lookback, order).
         horizon: number of steps ahead.
     """
     season, lookback = len(pattern), len(taps)
+    phase = phase % season
     phases = torch.arange(season, device=phase.device)
     tabulated = not is_open(phase.numel()) and phase.numel() > season  # each phase is computed once
     chosen = phases if tabulated else phase
@@ -131,15 +135,14 @@ def pushed(rows: Tensor, row: Tensor, position: Tensor) -> Tensor:
     return torch.where(position[:, 1:, None] > 0, torch.cat([rows[:, 1:], now], dim=1), now)
 
 
-def phase_of(position: Tensor, first: int, season: int) -> Tensor:
-    """The phase (batch,) of the next step; `first` is the phase of a sequence's first step, unless preset."""
-    return torch.where(position[:, 1] != 0, position[:, 0], first).round().long() % max(season, 1)
+def number_of(position: Tensor, first: int) -> Tensor:
+    """The number (batch,) of the next step; `first` is that of a sequence's first step, unless it is preset."""
+    return torch.where(position[:, 1] != 0, position[:, 0], first)
 
 
-def position_at(phase: Tensor, season: int, dtype: torch.dtype) -> Tensor:
-    """The position (batch, 2) before a step that is not the first, with the phase (batch,)."""
-    phase = (phase % max(season, 1)).to(dtype)
-    return torch.stack([phase, torch.ones_like(phase)], dim=1)
+def position_after(number: Tensor) -> Tensor:
+    """The position (batch, 2) after the steps of these numbers (batch,)."""
+    return torch.stack([number + 1, torch.ones_like(number)], dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +152,8 @@ class WindowForecast(Folded):
     The state is the window (batch, lookback, channels) and the position (batch, 2). Arrays stay float64, and are cast
     to the precision of each input once.
     """
+
+    sample_dtype = torch.float64
 
     weight: Tensor  # (readouts, horizon, order), with a readout for each channel or one for all
     taps: Tensor  # (lookback, order), the memory's impulse response, the oldest step first
@@ -177,9 +182,8 @@ class WindowForecast(Folded):
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         window, position = self.initial_state(x.shape[0], x.dtype, x.device) if state is None else state
-        window, phase = pushed(window, x, position), phase_of(position, self.phase, self.season)
-        out = self.read(window.mT.to(x.dtype), phase).mT.flatten(1)
-        return out, (window, position_at(phase + 1, self.season, position.dtype))
+        window, number = pushed(window, x, position), number_of(position, self.phase)
+        return self.read(window.mT.to(x.dtype), number).mT.flatten(1), (window, position_after(number))
 
     def read(self, windows: Tensor, phase: Tensor) -> Tensor:
         """Forecasts (..., channels, horizon) of windows (..., channels, lookback), by the phase of their last steps."""
@@ -200,7 +204,7 @@ class WindowForecast(Folded):
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         wide = wide_dtype(dtype)
         window = torch.zeros(batch, self.lookback, self.channels, dtype=wide, device=device)
-        return window, torch.zeros(batch, 2, dtype=wide, device=device)
+        return window, torch.zeros(batch, 2, dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,12 +245,12 @@ class CovariateForecast(WindowForecast):
         recent = pushed(recent, now, position)
         lagged = recent.mT.to(x.dtype)
         effects = pushed(effects, effect_of(lagged, kernel)[..., 0], position)
-        window, phase = pushed(window, values, position), phase_of(position, self.phase, self.season)
+        window, number = pushed(window, values, position), number_of(position, self.phase)
         ahead = effect_of(torch.cat([lagged[..., 1:], future], dim=-1), kernel)
         windows, effect = window.mT.to(x.dtype), torch.cat([effects.mT.to(x.dtype), ahead], dim=-1)
         sized = effect * spread(windows) if self.relative else effect
-        out = self.read(windows - sized[..., : self.lookback], phase) + sized[..., self.lookback :]
-        return out.mT.flatten(1), (window, position_at(phase + 1, self.season, position.dtype), effects, recent)
+        out = self.read(windows - sized[..., : self.lookback], number) + sized[..., self.lookback :]
+        return out.mT.flatten(1), (window, position_after(number), effects, recent)
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         window, position = super().initial_state(batch, dtype, device)

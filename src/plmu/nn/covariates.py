@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from plmu import folded
 from plmu.core.systems import DelayNetwork
-from plmu.folded import Folded, wide_dtype
-from plmu.folded.forecast import effect_kernel, effect_of, phase_of, position_at, pushed, split_columns
+from plmu.folded import Folded
+from plmu.folded.forecast import effect_kernel, effect_of, number_of, position_after, pushed, split_columns
 from plmu.folded.forecast import spread as spread
 from plmu.nn.folding import exact
 from plmu.nn.forecast import LookbackForecast, final_rows, row_windows, start_steps, window_taps
 from plmu.nn.savable import savable
-from plmu.nn.steppable import changed, check_features, factory, positive
+from plmu.nn.steppable import changed, factory, positive
 from plmu.ops.check import Lengths, checked_lengths, checked_resets, keep_valid, result_dtype
 
 
@@ -140,7 +140,7 @@ class CovariateForecast(LookbackForecast):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        check_features(x, 3, self.input_size, self.weight)
+        self._check(x, 3)
         batch, time, _ = x.shape
         lengths = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
@@ -171,15 +171,15 @@ class CovariateForecast(LookbackForecast):
         return self.forecast(windows, phase, torch.cat([effects, ahead], dim=-1))
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        check_features(x, 2, self.input_size, self.weight)
+        self._check(x, 2)
         window, position, effects, recent = self._start(x, state)
         values, now, future = self._split(x)
         recent = pushed(recent, now, position)
         lagged = recent.mT.to(x.dtype)
         effects = pushed(effects, self.effect(lagged)[..., 0], position)
-        window, phase = pushed(window, values, position), phase_of(position, self.phase, self.season)
-        out = self._ahead(window.mT.to(x.dtype), effects.mT.to(x.dtype), phase, lagged, future).mT.flatten(1)
-        return out.to(result_dtype(x)), (window, position_at(phase + 1, self.season, position.dtype), effects, recent)
+        window, number = pushed(window, values, position), number_of(position, self.phase)
+        out = self._ahead(window.mT.to(x.dtype), effects.mT.to(x.dtype), number, lagged, future).mT.flatten(1)
+        return out.to(result_dtype(x)), (window, position_after(number), effects, recent)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Columns split into channels, covariates of the step, and covariates ahead (..., covariates, horizon)."""
@@ -201,10 +201,8 @@ class CovariateForecast(LookbackForecast):
         )
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
-        wide = wide_dtype(dtype)
-        window_size = (self.lookback, self.channels)
-        sizes: tuple[tuple[int, ...], ...] = (window_size, (2,), window_size, (self.lags, self.covariates))
-        return tuple(torch.zeros(batch, *size, dtype=wide, device=device) for size in sizes)
+        window, position = super().initial_state(batch, dtype, device)
+        return window, position, torch.zeros_like(window), window.new_zeros(batch, self.lags, self.covariates)
 
     def extra_repr(self) -> str:
         options = f", covariates={self.covariates}, lags={self.lags}" + ", relative=True" * self.relative

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from plmu.core.modes import is_open
 from plmu.core.systems import DelayNetwork, LinearSystem
 from plmu.folded import Folded, WindowForecast, wide_dtype
-from plmu.folded.forecast import Season, phase_of, position_at, pushed, read_out, season_in, standard
+from plmu.folded.forecast import Season, number_of, position_after, pushed, read_out, season_in, standard
 from plmu.folded.forecast import Standard as Standard
 from plmu.nn.folding import exact
 from plmu.nn.past import ends
@@ -49,11 +49,13 @@ class LookbackForecast(Steppable):
         dtype: of the weights.
 
     Shape:
-        x: (batch, time, channels).
+        x: (batch, time, channels), in the precision of the weights, or in float64: then all is computed in float64, so
+            that values may be large and differ little.
         out: (batch, time, horizon · channels), or (batch, horizon · channels); `out.unflatten(-1, (horizon, channels))`
             has the steps ahead first.
-        state: the window (batch, lookback, channels), and the position (batch, 2): the phase of the next step, and a
-            flag that is 1 after the first step, 0 before it, or −1 before it if the phase is preset (`state_at`).
+        state: the window (batch, lookback, channels), and the position (batch, 2), of integers: the number of the next
+            step, and a flag that is 1 after the first step, 0 before it, or −1 before it if the number is preset
+            (`state_at`).
     """
 
     season_pattern: Tensor
@@ -100,11 +102,16 @@ class LookbackForecast(Steppable):
     def forward(
         self, x: Tensor, state: Any = None, lengths: Lengths = None, *, resets: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        check_features(x, 3, self.input_size, self.weight)
+        self._check(x, 3)
         lengths = checked_lengths(lengths, x.shape[0], x.shape[1], x.device)
         resets = checked_resets(resets, x.shape[0], x.shape[1], x.device)
         window, position = self._start(x, state)
         return self._run(keep_valid(x, lengths), window, position, lengths, resets)
+
+    def _check(self, x: Tensor, dims: int) -> None:
+        """Raise unless x has the layer's features and its precision, or float64."""
+        wide = isinstance(x, Tensor) and x.dtype == torch.float64
+        check_features(x, dims, self.input_size, None if wide else self.weight)
 
     def _run(
         self,
@@ -121,35 +128,33 @@ class LookbackForecast(Steppable):
         steps = torch.cat([window.to(x.dtype), x], dim=1)  # (batch, lookback + time, columns)
         first = start_steps(position, time, resets)
         start_rows = torch.where(first >= 0, first + self.lookback, 0)  # in `steps`
-        phase = torch.where(position[:, 1] != 0, position[:, 0], self.phase).round().long()
         at = torch.arange(time, device=x.device)
-        phases = phase[:, None] + at
+        numbers = number_of(position, self.phase)[:, None] + at
         if resets is not None:
-            phases = torch.where(resets.cummax(1).values, at - first + self.phase, phases)
-        phases = phases % max(self.season, 1)
+            numbers = torch.where(resets.cummax(1).values, at - first + self.phase, numbers)
         if self.returns_sequences:
             chunk = time
             if not is_open(batch, time):
                 chunk = max(1, _LARGEST // (batch * (self.lookback + self.horizon) * x.shape[2]))
             starts = [0] if is_open(batch, time) else range(0, time, chunk)
             chunks = (at[start : start + chunk].expand(batch, -1) for start in starts)
-            parts = [self._at(steps, start_rows, phases, when, ahead) for when in chunks]
+            parts = [self._at(steps, start_rows, numbers, when, ahead) for when in chunks]
             out = keep_valid(torch.cat(parts, dim=1), lengths)
         else:
             last = at[-1:].expand(batch, 1) if lengths is None else (lengths - 1).clamp(min=0)[:, None]
-            out = self._at(steps, start_rows, phases, last, ahead)[:, 0]
+            out = self._at(steps, start_rows, numbers, last, ahead)[:, 0]
             out = out if lengths is None else torch.where((lengths > 0)[:, None], out, 0.0)
-        last = phases.new_full((batch, 1), time - 1) if lengths is None else (lengths - 1).clamp(min=0)[:, None]
+        last = numbers.new_full((batch, 1), time - 1) if lengths is None else (lengths - 1).clamp(min=0)[:, None]
         after = final_rows(steps, self.lookback, start_rows, lengths).to(window.dtype)
-        next_position = position_at(phases.gather(1, last)[:, 0] + 1, self.season, position.dtype)
+        next_position = position_after(numbers.gather(1, last)[:, 0])
         if lengths is not None:
             next_position = torch.where((lengths > 0)[:, None], next_position, position)
         return out.to(result_dtype(x)), (after, next_position)
 
-    def _at(self, steps: Tensor, start_rows: Tensor, phases: Tensor, when: Tensor, ahead: Ahead | None) -> Tensor:
+    def _at(self, steps: Tensor, start_rows: Tensor, numbers: Tensor, when: Tensor, ahead: Ahead | None) -> Tensor:
         """Forecasts (batch, count, horizon · channels) at the steps `when` (batch, count)."""
         windows = row_windows(steps, self.lookback, start_rows, when).movedim(3, 2)  # (batch, count, columns, lookback)
-        phase = phases.gather(1, when)
+        phase = numbers.gather(1, when)
         forecasts = self.read(windows, phase) if ahead is None else ahead(windows, phase, when)
         return forecasts.movedim(3, 2).flatten(2)
 
@@ -158,33 +163,31 @@ class LookbackForecast(Steppable):
 
         Args:
             windows: (..., channels, lookback).
-            phase: of their last steps, (...).
+            phase: of their last steps, or the numbers of these, (...).
         """
-        return read_out(self.standard(windows, phase), self.weight)
+        return read_out(self.standard(windows, phase), self.weight.to(windows.dtype))
 
     def standard(self, windows: Tensor, phase: Tensor) -> Standard:
         """The input of the readout for windows: features, the level, and the season ahead.
 
         Args:
             windows: (..., channels, lookback).
-            phase: of their last steps, (...).
+            phase: of their last steps, or the numbers of these, (...).
         """
-        season = self._season(phase) if self.season else None
-        return standard(windows, self._taps(windows), self.prior, season)
-
-    def _season(self, phase: Tensor) -> Season:
-        """The season's pattern in windows whose last steps have the phase (...)."""
-        return season_in(self.season_pattern, phase, self._taps(self.season_pattern), self.horizon)
+        taps, season = self._taps(windows), None
+        if self.season:
+            season = season_in(self.season_pattern.to(windows.dtype), phase, taps, self.horizon)
+        return standard(windows, taps, self.prior.to(windows.dtype), season)
 
     def _taps(self, like: Tensor) -> Tensor:
         return self._system.derive(window_taps, self.lookback, dtype=like.dtype, device=like.device)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        check_features(x, 2, self.channels, self.weight)
+        self._check(x, 2)
         window, position = self._start(x, state)
-        window, phase = pushed(window, x, position), phase_of(position, self.phase, self.season)
-        out = self.read(window.mT.to(x.dtype), phase).mT.flatten(1)
-        return out.to(result_dtype(x)), (window, position_at(phase + 1, self.season, position.dtype))
+        window, number = pushed(window, x, position), number_of(position, self.phase)
+        out = self.read(window.mT.to(x.dtype), number).mT.flatten(1)
+        return out.to(result_dtype(x)), (window, position_after(number))
 
     def fold(self) -> Folded:
         if changed(self, "fold"):  # a subclass may do something else
@@ -196,19 +199,20 @@ class LookbackForecast(Steppable):
         arrays = {name: exact(getattr(self, name)) for name in ("weight", "season_pattern", "prior")}
         return {**arrays, "taps": self._taps(arrays["weight"])}
 
-    def state_at(self, step: int) -> Any:
-        """The state of one sequence before its first step, with a preset phase in place of the layer's.
+    def state_at(self, step: int, dtype: torch.dtype | None = None) -> Any:
+        """The state of one sequence before its first step, with a preset number in place of the layer's phase.
 
         Args:
             step: the number of the first step; its phase is `step % season`.
+            dtype: the precision of x; that of the weights by default.
         """
-        window, position, *others = self.initial_state(1, self.weight.dtype, self.weight.device)
-        return window, torch.stack([position[:, 0] + step % max(self.season, 1), position[:, 1] - 1], dim=1), *others
+        state = self.initial_state(1, self.weight.dtype if dtype is None else dtype, self.weight.device)
+        return state[0], state[1].new_tensor([[step, -1]]), *state[2:]
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         wide = wide_dtype(dtype)
         window = torch.zeros(batch, self.lookback, self.channels, dtype=wide, device=device)
-        return window, torch.zeros(batch, 2, dtype=wide, device=device)
+        return window, torch.zeros(batch, 2, dtype=torch.int64, device=device)
 
     def _start(self, x: Tensor, state: Any) -> tuple[Tensor, ...]:
         start: tuple[Tensor, ...] = self.initial_state(x.shape[0], x.dtype, x.device)

@@ -15,6 +15,7 @@ from torch import nn
 from plmu.errors import RunError
 from plmu.modelfiles.files import load as load_model
 from plmu.nn import LookbackForecast, Steppable
+from plmu.runs.forecasts import Forecasts
 from plmu.runs.folder import CONFIG_FILE, model_file, read_json
 from plmu.runs.outputs import Outputs
 from plmu.runs.outputs import read as read_outputs
@@ -60,7 +61,7 @@ class Deployed:
     symbols: Symbols | None
     experiment: str  # its name, or nothing
     memory: tuple[int, float] | None  # order and θ of the first memory
-    forecast: LookbackForecast | None = None  # the model, if it is one
+    forecasts: Forecasts | None = None  # if the model is a forecast
 
     def tokens(self, text: str, first: bool) -> list[tuple[int, str]]:
         """Token numbers of a text, each with its name. The tokens that start each text have no name.
@@ -87,12 +88,9 @@ class Deployed:
         return [*((number, "") for number in start if first and named), *named]
 
     def answer(self, output: list[float]) -> dict[str, Any]:
-        """The probabilities of the classes by name, and the likeliest class; or the forecast of each column; else
-        nothing."""
-        labels, horizon = self.outputs.labels, self.outputs.horizon
-        if horizon:
-            columns = self.outputs.columns or self.outputs.inputs
-            return {"forecast": {name: output[i :: len(columns)] for i, name in enumerate(columns)}}
+        """The probabilities of the classes by name, and the likeliest class; else nothing. For forecasts see
+        `Forecasts.answer`."""
+        labels = self.outputs.labels
         if not labels:
             return {}
         if len(output) == 1:  # the logit of the second of two
@@ -137,11 +135,11 @@ def load(path: Path) -> Deployed:
     kind = "classes" if labels else "numbers"
     if symbols is not None:
         kind = "language" if count == symbols.size and not labels else "text"
-    forecasts = outputs.horizon * len(outputs.columns or outputs.inputs)
-    if outputs.horizon and (len(outputs.inputs) != frozen.features or count != forecasts):
+    numbers = outputs.horizon * len(outputs.columns or outputs.inputs)
+    if outputs.horizon and (len(outputs.inputs) != frozen.features or count != numbers):
         raise RunError(f"{file} has {count} outputs, outputs.json is of another run")
-    forecast = model if isinstance(model, LookbackForecast) else None
-    return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecast)
+    forecasts = Forecasts.of(model, outputs, folder) if isinstance(model, LookbackForecast) else None
+    return Deployed(frozen, kind, outputs, symbols, experiment, _memory(model), forecasts)
 
 
 def load_steppable(path: Path, missing: str) -> Steppable:

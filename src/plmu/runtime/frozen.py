@@ -45,7 +45,9 @@ class FrozenModel:
         self.fills = fills(inner)
         self._model = copy.deepcopy(inner).eval().requires_grad_(False)
         weight, first = _first_weight(self._model)
-        self.place = None if weight is None else weight.new_empty(0)  # precision and device of samples
+        self.place = None  # precision and device of samples
+        if weight is not None:
+            self.place = weight.new_empty(0, dtype=self.folded.sample_dtype)
         self.takes_tokens = isinstance(first, nn.Embedding)
         begin = entrance(self._model)
         self.features = features_of(begin)
@@ -124,15 +126,19 @@ class FrozenModel:
         return sample
 
 
-def as_sample(x: Any, takes_tokens: bool) -> Tensor:
-    """A sample, given as numbers, lists, arrays or a tensor, as a tensor. Masked values of NumPy become NaN."""
+def as_sample(x: Any, takes_tokens: bool, place: Tensor | None = None) -> Tensor:
+    """A sample, given as numbers, lists, arrays or a tensor, as a tensor. Masked values of NumPy become NaN. Numbers of
+    Python keep their digits if `place` is float64."""
     if isinstance(x, Tensor):
         if x.is_nested or x.layout is not torch.strided:
             kind = "nested" if x.is_nested else str(x.layout)
             raise TypeError(f"a sample must be a dense tensor, got a tensor that is {kind}")
         return x
     try:
-        return torch.as_tensor(_unmasked(x, takes_tokens) if hasattr(x, "filled") else x)
+        sample = torch.as_tensor(_unmasked(x, takes_tokens) if hasattr(x, "filled") else x)
+        if place is not None and place.dtype == torch.float64 and sample.is_floating_point() and not hasattr(x, "dtype"):
+            return torch.as_tensor(x, dtype=torch.float64)  # torch has rounded it to the default precision
+        return sample
     except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(f"a sample must be a tensor or numbers: {error}") from None
 

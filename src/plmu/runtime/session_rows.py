@@ -51,10 +51,10 @@ class Rows:
         names = [*(f"state.{i}" for i in range(len(self.states))), "last", "steps"]
         return dict(zip(names, [*self.states, self.last, self.steps], strict=True))
 
-    def clear(self, row: int) -> None:
-        """Reset a row to the start."""
+    def clear(self, row: int, state: Any = None) -> None:
+        """Reset a row to the start, or to this state of one sequence."""
         with torch.inference_mode():
-            for states, start in zip(self.states, leaves(self.start), strict=True):
+            for states, start in zip(self.states, leaves(self.start if state is None else state), strict=True):
                 states[row] = start[0]
             self.last[row], self.steps[row] = 0, 0
 

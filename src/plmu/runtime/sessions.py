@@ -92,14 +92,15 @@ class Sessions:
         self.reset(row)
         self._open.remove(row)
 
-    def reset(self, row: int) -> None:
+    def reset(self, row: int, state: Any = None) -> None:
         """Reset a session: its next sample is its first.
 
         Args:
             row: the session.
+            state: the model's state of one sequence before that sample; by default that of a new sequence.
         """
         self._check_open([row])
-        self._rows.clear(row)
+        self._rows.clear(row, state)
 
     def steps(self, row: int) -> int:
         """The number of samples that a session has taken.
@@ -170,6 +171,16 @@ class Sessions:
         self._check(rows, x, time)
         return self._advance(rows, x)
 
+    def state(self, row: int) -> Any:
+        """The model's state in a session, with a batch axis of 1.
+
+        Args:
+            row: the session.
+        """
+        self._check_open([row])
+        state = iter([states[row : row + 1] for states in self._rows.states])
+        return map_state(self._rows.start, lambda _: next(state))
+
     def tensors(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """The states of some sessions, for `fill`.
 
@@ -213,8 +224,7 @@ class Sessions:
         """
         saved = Saved(self.steps(row), self.missing, single=True, row=row)
         if saved.steps:
-            state = iter([states[row : row + 1] for states in self._rows.states])
-            saved.state = map_state(self._rows.start, lambda _: next(state))
+            saved.state = self.state(row)
             saved.last = self._rows.last[row : row + 1]
         write_state(path, self.frozen, saved)
 
@@ -257,7 +267,7 @@ class Sessions:
             if self.frozen.takes_tokens:
                 raise ValueError(f"row {row}: a token cannot be missing")
             return torch.full(shape, float("nan"), dtype=self._rows.zeros.dtype, device=self._rows.zeros.device)
-        sample = as_sample(value, self.frozen.takes_tokens)
+        sample = as_sample(value, self.frozen.takes_tokens, self.frozen.place)
         sample = self.frozen.tokens(sample) if self.frozen.takes_tokens else converted(sample, self._rows.zeros)
         if sample.shape != shape:
             raise ValueError(f"row {row}: a sample must have shape {tuple(shape)}, got {tuple(sample.shape)}")

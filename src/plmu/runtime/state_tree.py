@@ -44,6 +44,13 @@ def without_subnormal(value: Tensor) -> Tensor:
     return torch.where(value.abs() < _SUBNORMAL, 0.0, value) if value.is_floating_point() else value
 
 
+def widened(state: Any, dtype: torch.dtype) -> Any:
+    """A state for samples of this precision: that of a float32 model in float64 where these are."""
+    if dtype != torch.float64:
+        return state
+    return map_state(state, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
+
+
 def check_kind(state: Any) -> None:
     """Raise unless a stream can keep and save a state of this kind."""
     if state is None or isinstance(state, Tensor):

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from plmu.nn.steppable import Steppable
 from plmu.runtime.frozen import FrozenModel, as_sample, converted
-from plmu.runtime.state_tree import check_kind, finite, finite_state, leaves, map_state, spoiled, without_subnormal
+from plmu.runtime.state_tree import (
+    check_kind,
+    finite,
+    finite_state,
+    leaves,
+    map_state,
+    spoiled,
+    widened,
+    without_subnormal,
+)
 from plmu.runtime.stream_files import Saved, read_state, write_state
 
 _FLUSH_EVERY = 256
@@ -51,9 +60,14 @@ class Stream:
             state: the model's state before that sample; by default that of a new sequence.
         """
         self.steps = 0
-        self._state: Any = state
+        self._state: Any = state if self._place is None else widened(state, self._place.dtype)
         self._last: Tensor | None = None  # the last sample as it entered the model, with its batch axis
         self._single = False  # whether samples come without a batch axis
+
+    @property
+    def state(self) -> Any:
+        """The model's state after the last sample; None before the first one of a new sequence."""
+        return self._state
 
     def push(self, x: Tensor | Any) -> Tensor:
         """One sample in, one output out. After an error the state is unchanged.
@@ -147,7 +161,7 @@ class Stream:
         """The sample with a batch axis, checked and its missing values filled; and whether it had no batch axis."""
         if x is None:
             return self._filled(None), self._single
-        sample = as_sample(x, self._tokens)
+        sample = as_sample(x, self._tokens, self._place)
         place = self._last if self._place is None else self._place
         if self._tokens:
             sample = self._frozen.tokens(sample)

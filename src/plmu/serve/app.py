@@ -103,6 +103,7 @@ class Server:
     def about(self) -> dict[str, Any]:
         """The inputs and outputs of the model, for clients."""
         frozen, outputs, memory = self.deployed.frozen, self.deployed.outputs, self.deployed.memory
+        forecasts = self.deployed.forecasts
         return {
             "experiment": self.deployed.experiment,
             "kind": self.deployed.kind,
@@ -113,6 +114,9 @@ class Server:
             "ahead": outputs.ahead,
             "columns": list(outputs.inputs),
             "horizon": outputs.horizon,
+            "clock": None if outputs.clock is None else outputs.clock.described(),
+            "season": outputs.season,
+            "next_time": None if forecasts is None else forecasts.time_of(forecasts.first_step),
             "memory": None if memory is None else {"order": memory[0], "theta": memory[1]},
             "version": plmu.__version__,
         }
@@ -157,11 +161,16 @@ class Server:
 
     def hello(self, session: Session) -> dict[str, Any]:
         """The number of samples of a session, and its last outputs, for a client that has lost their answer."""
-        return {
+        hello: dict[str, Any] = {
             "session": session.name,
             "step": session.steps,
             "last": session.last if len(session.last) <= 1000 else [],
         }
+        forecasts = self.deployed.forecasts
+        if forecasts is not None and self.batcher.by_name.get(session.name) is session:
+            step = self.batcher.work.next_step(session)
+            hello["next_time"] = forecasts.time_of(forecasts.first_step if step is None else step)
+        return hello
 
     async def answer(self, session: Session, text: str | bytes | None) -> dict[str, Any]:
         """The answer to a message, which may be an error."""
@@ -172,7 +181,9 @@ class Server:
             tag = message.tag
             request = await self.batcher.handle(session, message)
             error = None if request.error is None else str(request.error)
-            answer = self.writer.answer(message, session.steps, request.outputs, error)
+            answer = self.writer.answer(message, session.steps, request.outputs, error, request.forecast)
+            if request.assumed is not None:
+                answer["warning"] = f'{request.assumed}. Send "time" with the first sample'
             if message.close:
                 answer["closed"] = True
             if request.error is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import plmu
+from plmu.runs.forecasts import Forecasts
 from plmu.serve import recovery
 from plmu.serve.chunks import CLOSE, OPEN, RESET, SAMPLES
 from plmu.serve.journal import Journal
@@ -42,9 +43,10 @@ class Batcher:
         code: str = "f",
         journal: Journal | None = None,
         tick: float = 0.01,
+        forecasts: Forecasts | None = None,
     ) -> None:
         self.sessions, self.limits, self.metrics, self.journal, self.tick = sessions, limits, metrics, journal, tick
-        self.work = Work(sessions, limits, metrics, code)
+        self.work = Work(sessions, limits, metrics, code, forecasts)
         self.by_name = self.work.by_name
         self.failed: str | None = None  # why the server has stopped working
         self.trouble: str | None = None  # why nothing can be stored at present

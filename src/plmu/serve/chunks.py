@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-OPEN, SAMPLES, RESET, CLOSE = range(4)
+OPEN, SAMPLES, RESET, CLOSE, START = range(5)
 RECORD = struct.Struct("<BII")  # kind, row and count
+STEP = struct.Struct("<q")  # of START
 MAGIC = b"plmu-j2\n"
 HEADER = struct.Struct("<8sQQ16s")  # magic, number of the journal, number of its first chunk, digest of the one before
 HEAD = struct.Struct("<IQ")  # of a chunk: size of its records, and its number
@@ -67,11 +68,12 @@ class Record:
     name: str = ""  # of OPEN
     samples: array[Any] | None = None
     count: int = 0
+    step: int | None = None  # of START: the clock's step of the next sample
 
 
-def packed(kind: int, row: int, count: int = 0, content: bytes = b"") -> bytes:
-    """A record as bytes; `count` is the number of samples, or of bytes of a name."""
-    return RECORD.pack(kind, row, count) + content
+def packed(kind: int, row: int, count: int = 0, content: bytes = b"", step: int | None = None) -> bytes:
+    """A record as bytes; `count` is the number of samples, or of bytes of a name, `step` that of START."""
+    return RECORD.pack(kind, row, count) + (content if step is None else STEP.pack(step))
 
 
 class JournalReader:
@@ -170,6 +172,8 @@ class JournalReader:
                     record.samples, record.count = array(self.code), count
                     size = count * self.features * record.samples.itemsize
                     record.samples.frombytes(body[place : place + size])
+                elif kind == START:
+                    size, (record.step,) = STEP.size, STEP.unpack_from(body, place)
                 elif kind not in (RESET, CLOSE):
                     raise ValueError(f"a record is of kind {kind}")
                 place += size

@@ -32,6 +32,7 @@ class Message:
     reset: bool = False
     close: bool = False
     all_outputs: bool = False  # of a language model, too
+    start: int | None = None  # the clock's step of the first sample
     tag: str | int | None = None  # repeated in the answer
     session: str | None = None  # its name, in HTTP
 
@@ -90,12 +91,31 @@ class Reader:
                 message.tag = value
             elif name == "session":
                 message.session = checked_name(value)
+            elif name == "time":
+                message.start = self._step(value, kind)
             elif name == "outputs":
                 if not isinstance(value, bool):
                     raise BadMessage(f"outputs must be true or false, got {_kind(value)}")
                 message.all_outputs = value
             elif name != kind:
-                raise BadMessage(f"a message has no {name[:60]!r}: it has {', '.join(KINDS)}, id, session or outputs")
+                raise BadMessage(f"a message has no {name[:60]!r}: it has {', '.join(KINDS)}, id, session,"
+                                 " outputs or time")  # fmt: skip
+
+    def _step(self, time: Any, kind: str) -> int:
+        """The clock's step of the time of a message's first sample."""
+        forecasts = self.deployed.forecasts
+        if forecasts is None:
+            raise BadMessage("time is for forecasts: this model does not depend on it")
+        if kind not in ("sample", "samples"):
+            raise BadMessage(f"time is that of the first sample: it cannot be with {kind}")
+        numbers = forecasts.clock.kind in ("rows", "numbers")
+        if type(time) is not str and not (numbers and type(time) in NUMBERS):
+            example = forecasts.time_of(forecasts.first_step)
+            raise BadMessage(f"time must be {'a number' if numbers else 'a text'} such as {example}, got {_kind(time)}")
+        try:
+            return forecasts.clock.step_of(time)
+        except ValueError as error:
+            raise BadMessage(f"time {error}") from None
 
     def _text(self, message: Message, text: Any, first: bool) -> None:
         if not self.tokens:
@@ -174,9 +194,14 @@ class Writer:
             return self._encode(_finite(answer))
 
     def answer(
-        self, message: Message, step: int, outputs: list[list[float]], error: str | None = None
+        self,
+        message: Message,
+        step: int,
+        outputs: list[list[float]],
+        error: str | None = None,
+        forecast: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The answer to a message with these outputs."""
+        """The answer to a message with these outputs; `forecast` is what `Forecasts.answer` says of the last one."""
         answer: dict[str, Any] = {} if message.tag is None else {"id": message.tag}
         answer["step"] = step
         if error is not None:
@@ -188,9 +213,9 @@ class Writer:
                 answer["outputs"] = outputs
         if self.language and outputs:
             answer["next"] = self._likeliest(outputs[-1])
-        elif outputs and (self.deployed.outputs.labels or self.deployed.outputs.horizon):
+        elif outputs and self.deployed.outputs.labels:
             answer |= self.deployed.answer(outputs[-1])
-        return answer
+        return answer | (forecast or {})
 
     def _likeliest(self, logits: list[float]) -> list[dict[str, Any]]:
         """The likeliest next tokens."""

@@ -72,4 +72,6 @@ def _request(record: Record, names: dict[int, str]) -> Request:
     if record.kind == OPEN:
         names[record.row] = record.name
     message = Message(record.samples, record.count) if record.samples is not None else None
+    if record.step is not None:
+        message = Message(start=record.step)
     return Request(record.kind, names[record.row], message, row=record.row)

@@ -8,11 +8,13 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 import plmu
-from plmu.serve.chunks import CLOSE, OPEN, SAMPLES, packed
+from plmu.runs.forecasts import Forecasts
+from plmu.serve.chunks import CLOSE, OPEN, SAMPLES, START, packed
 from plmu.serve.limits import BadMessage, Limits, Rate
 from plmu.serve.messages import Message
 from plmu.serve.metrics import Metrics
@@ -45,6 +47,8 @@ class Request:
     idle: bool = False  # of CLOSE: only if the session is still idle
     outputs: list[list[float]] = field(default_factory=list)
     error: BadMessage | None = None
+    assumed: str | None = None  # what is said of the time of the session's first sample, where none was given
+    forecast: dict[str, Any] = field(default_factory=dict)  # what is said of the last output of a forecast
     future: asyncio.Future[None] | None = None
 
 
@@ -62,8 +66,15 @@ class Samples:
 class Work:
     """All sessions of a server by name, and what carries out their requests."""
 
-    def __init__(self, sessions: plmu.Sessions, limits: Limits, metrics: Metrics, code: str) -> None:
-        self.sessions, self.limits, self.metrics = sessions, limits, metrics
+    def __init__(
+        self,
+        sessions: plmu.Sessions,
+        limits: Limits,
+        metrics: Metrics,
+        code: str,
+        forecasts: Forecasts | None = None,
+    ) -> None:
+        self.sessions, self.limits, self.metrics, self.forecasts = sessions, limits, metrics, forecasts
         self.code, self.features = code, sessions.features or 1
         self.by_name: dict[str, Session] = {}
         wide = {"q": torch.int64, "d": torch.float64}.get(code, torch.float32)
@@ -91,6 +102,8 @@ class Work:
                 if request.kind == SAMPLES and session is not None:
                     assert request.message is not None
                     request.session = session
+                    if self.forecasts is not None and not self._begin(request, session, self.forecasts, records):
+                        continue
                     done = len(request.outputs)
                     running.append(Samples(request, session, request.message, done, request.message.count - done))
                 else:
@@ -137,6 +150,37 @@ class Work:
 
         return undo
 
+    def next_step(self, session: Session) -> int | None:
+        """The clock's step of the next sample of a session of a forecast; None if the session has not begun."""
+        assert self.forecasts is not None
+        return self.forecasts.next_step(self.sessions.state(session.row))
+
+    def _begin(self, request: Request, session: Session, forecasts: Forecasts, records: bytearray) -> bool:
+        """Let a session's first sample be at the time of its message, or compare the time of later ones. Returns
+        whether the message's samples can be taken."""
+        message, step = request.message, self.next_step(session)
+        assert message is not None
+        if step is None or (not session.steps and message.start not in (None, step)):
+            step = forecasts.first_step if message.start is None else message.start
+            if message.start is None:
+                request.assumed = forecasts.assumption(step)
+            self._start(session, step)
+            records += packed(START, session.row, step=step)
+        elif message.start not in (None, step) and not request.outputs:
+            request.error = BadMessage(
+                f"the next sample of this session is at {forecasts.time_of(step)}, not at"
+                f" {forecasts.time_of(message.start or 0)}: send the samples between, or null with --missing hold; or"
+                " {\"reset\": true} first",
+                409,
+            )
+            return False
+        return True
+
+    def _start(self, session: Session, step: int) -> None:
+        """Let the first sample of a session be at this step."""
+        assert self.forecasts is not None
+        self.sessions.reset(session.row, self.forecasts.state_at(step))
+
     def _control(self, request: Request, session: Session | None, records: bytearray) -> None:
         """Carry out a request without samples, or answer that its session has ended."""
         if request.kind == OPEN:
@@ -160,6 +204,9 @@ class Work:
             self.sessions.drop(session.row)
             del self.by_name[request.name]
             records += packed(CLOSE, session.row)
+        elif request.kind == START:
+            assert request.message is not None and request.message.start is not None
+            self._start(session, request.message.start)
         else:
             self.sessions.reset(session.row)
             session.steps, session.last = 0, []
@@ -195,4 +242,9 @@ class Work:
             records += packed(SAMPLES, session.row, last - first, content)
             session.steps += last - first
             session.last = samples.request.outputs
+            if self.forecasts is not None and samples.request.future is not None:
+                state = self.sessions.state(session.row)
+                number = self.forecasts.next_step(state)
+                assert number is not None
+                samples.request.forecast = self.forecasts.answer(session.last[-1], number - 1, state, session.steps)
             self.metrics.samples += last - first

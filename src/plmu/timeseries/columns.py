@@ -29,7 +29,7 @@ _FEW = 0.02  # share of rows that may still have the same time and name of a ser
 _ROWS, _TRIED = 10, 8  # fewest rows of a series where several columns name it, and most columns that are combined
 Numbers = NDArray[np.float64]
 _MARKS = (-99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0, 999999.0, -99.9, -999.9, -9999.9)
-_LARGEST = 1e15  # absolute value up to which sums of squares are finite in float32
+LARGEST = 1e15  # absolute value up to which sums of squares are finite in float32
 
 
 @dataclass(frozen=True)
@@ -234,9 +234,9 @@ def raw_series(
         )
     for name, column in zip(numbers, values.T, strict=True):
         table.notes += _marks(name, column)
-    if np.fmax.reduce(values, axis=None) > _LARGEST or np.fmin.reduce(values, axis=None) < -_LARGEST:
-        large = np.flatnonzero((np.abs(values) > _LARGEST).any(axis=1))
-        place = int((np.abs(values[large[0]]) > _LARGEST).argmax())
+    if np.fmax.reduce(values, axis=None) > LARGEST or np.fmin.reduce(values, axis=None) < -LARGEST:
+        large = np.flatnonzero((np.abs(values) > LARGEST).any(axis=1))
+        place = int((np.abs(values[large[0]]) > LARGEST).argmax())
         fault = f"{values[large[0], place]:g} is too large to compute with: divide the column"
         raise DataError(f"{table.place(int(large[0]), columns.read[place])}: {fault}")
     times = None

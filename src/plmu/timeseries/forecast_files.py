@@ -71,12 +71,7 @@ def read_settings(folder: Path) -> Settings:
 def read_run(folder: Path) -> tuple[LookbackForecast, Settings, Intervals]:
     """The model of a run, what it reads and forecasts, and the intervals of its test."""
     settings = read_settings(folder)
-
-    def intervals(content: Any) -> Intervals:
-        floor, low, high = (torch.tensor(content[name]) for name in ("floor", "low", "high"))
-        return Intervals(tuple(content["levels"]), bool(content["relative"]), settings.lookback, floor, low, high)
-
-    stored = parsed(folder / INTERVALS_FILE, intervals)
+    stored = Intervals.read(folder, settings.lookback)
     model = load_model(folder / MODEL_FILE)
     if not isinstance(model, LookbackForecast):
         raise RunError(f"{folder / MODEL_FILE} is not a model of forecast")

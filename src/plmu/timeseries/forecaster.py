@@ -351,7 +351,7 @@ class Forecaster(Estimator):
         """The levels of intervals, in percent, that a saved model has."""
         self._check_fitted()
         stored = self._fitted.stored
-        return () if stored is None else tuple(round(100 * level, 10) for level in stored.levels)
+        return () if stored is None else stored.percent
 
     @property
     def fitted_(self) -> Fitted:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from plmu.clock import DAY, Clock
 from plmu.timeseries.clock import find_clock
-from plmu.timeseries.columns import Columns
+from plmu.timeseries.columns import LARGEST, Columns
 from plmu.timeseries.series import Numbers, Piece, SeriesData
 
 Array = Numbers
@@ -279,6 +279,9 @@ def _checked(values: Numbers, name: str, names: tuple[str, ...] | None, places: 
         where = f"column {repr(names[column]) if names is not None else column if places is None else places[column]}"
         kind = "NaN" if np.isnan(values[row, column]) else "infinity"
         raise ValueError(f"{name} has {kind} in row {row}, {where}: fill missing values first")
+    if np.abs(values).max() > LARGEST:
+        row, column = np.unravel_index(np.abs(values).argmax(), values.shape)
+        raise ValueError(f"{name} has {values[row, column]:g} in row {row}, too large to compute with: divide it")
     return values
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
+from plmu.runs.intervals import bound_names
 from plmu.runtime.stream import Stream
 from plmu.timeseries.effects import padded
 from plmu.timeseries.frames import Form
@@ -47,10 +48,7 @@ class Ahead(NamedTuple):
 
     def bounds(self, intervals: Intervals) -> tuple[Tensor, Tensor]:
         """Lower and upper ends of the intervals, (levels, series, channels, horizon)."""
-        if not intervals.levels:
-            return self.mean.new_zeros(0, *self.mean.shape), self.mean.new_zeros(0, *self.mean.shape)
-        low, high = (self.mean + self.spread * ends[:, None] for ends in (intervals.low, intervals.high))
-        return low, high
+        return intervals.bounds(self.mean, self.spread)
 
 
 def forecast(model: LookbackForecast, unit: Intervals, pieces: Sequence[Piece], placed: bool) -> Ahead:
@@ -83,8 +81,7 @@ def forecast(model: LookbackForecast, unit: Intervals, pieces: Sequence[Piece], 
                 forecasts.append(model.forecast(windows, phase, effect))
             else:
                 forecasts.append(model.read(windows, phase))
-    level = torch.from_numpy(np.stack([piece.values[0] for piece in pieces]))
-    return Ahead(torch.cat(forecasts).double() + level[:, :, None], torch.cat(spreads))
+    return Ahead(torch.cat(forecasts), torch.cat(spreads))
 
 
 def formed(settings: Settings, piece: Piece, form: Form, ahead: Ahead, place: int, intervals: Intervals | None) -> Any:
@@ -95,8 +92,8 @@ def formed(settings: Settings, piece: Piece, form: Form, ahead: Ahead, place: in
     lower, upper = (bounds[:, place].mT.numpy() for bounds in ahead.bounds(intervals))
     if form.frame is None:
         cut = (..., 0) if form.flat else ...
-        return Forecast(mean[cut], lower[cut], upper[cut], _percent(intervals))
-    columns = _columns(form.names or (), mean.T, lower.swapaxes(1, 2), upper.swapaxes(1, 2), _percent(intervals))
+        return Forecast(mean[cut], lower[cut], upper[cut], intervals.percent)
+    columns = _columns(form.names or (), mean.T, lower.swapaxes(1, 2), upper.swapaxes(1, 2), intervals.percent)
     return form.table(columns, None if form.times is None else _stamps(settings, piece))
 
 
@@ -113,7 +110,7 @@ def file_frame(settings: Settings, pieces: Sequence[Piece], ahead: Ahead, interv
     lower = upper = mean[None][:0]
     if intervals is not None:
         lower, upper = (bounds.movedim(2, 1).flatten(2).numpy() for bounds in ahead.bounds(intervals))
-        levels = _percent(intervals)
+        levels = intervals.percent
     return polars.DataFrame({**columns, **_columns(settings.values, mean, lower, upper, levels)})
 
 
@@ -127,7 +124,7 @@ def found_start(model: LookbackForecast, piece: Piece) -> int:
     if not model.season:
         return 0
     rows = min(len(piece), model.lookback)
-    window = torch.tensor((piece.values[-rows:] - piece.values[0]).T, dtype=torch.float32)
+    window = torch.tensor(piece.values[-rows:].T, dtype=torch.float64)
     if isinstance(model, CovariateForecast):
         with torch.no_grad():
             effect = model.effect(_recent_covariates(model, piece))
@@ -153,7 +150,7 @@ def stream_after(model: LookbackForecast, piece: Piece) -> Stream:
         if covariates is not None:  # the state does not depend on covariates ahead, which may be missing
             ahead = np.minimum(np.arange(row, row + model.horizon + 1), len(covariates) - 1)
             sample = np.concatenate([sample, covariates[ahead].ravel()])
-        stream.push(torch.tensor(sample, dtype=model.weight.dtype))
+        stream.push(sample)
     return stream
 
 
@@ -166,8 +163,8 @@ def _known_covariates(piece: Piece) -> Numbers | None:
 
 
 def _last_window(piece: Piece, lookback: int) -> Tensor:
-    """(channels, lookback): the last rows, relative to the first value, in float32."""
-    rows = torch.from_numpy((piece.values[-lookback:] - piece.values[0]).T.astype(np.float32))
+    """(channels, lookback): the last rows, in float64."""
+    rows = torch.from_numpy(np.ascontiguousarray(piece.values[-lookback:].T, dtype=np.float64))
     return padded(rows, lookback - rows.shape[1])
 
 
@@ -177,14 +174,15 @@ def _recent_covariates(model: CovariateForecast, piece: Piece) -> Tensor:
     rows = np.arange(1 - model.lags - model.lookback, model.horizon) + len(piece)
     last = len(piece.covariates) - 1
     recent = piece.covariates[np.clip(rows, 0, last)] - piece.covariates[len(piece) - 1]
-    return torch.tensor(recent.T, dtype=torch.float32)
+    return torch.tensor(recent.T, dtype=torch.float64)
 
 
 def _last_phase(model: LookbackForecast, window: Tensor) -> int:
     """Where in the season the last row of a window (channels, time) is."""
     scale = model.season_pattern.square().mean(0).sqrt().clamp(min=1e-30)
     spread = window.std(1, correction=0).clamp(min=1e-30)  # series have amplitudes of their own
-    return aligned(window.mT / spread, model.season_pattern / scale) + window.shape[1] - 1
+    changes = (window - window[:, -1:]).mT / spread
+    return aligned(changes.float(), model.season_pattern / scale) + window.shape[1] - 1
 
 
 def _stamps(settings: Settings, piece: Piece) -> Any:
@@ -205,9 +203,5 @@ def _columns(
     for place, name in enumerate(names):
         columns[name] = mean[place]
         for level, low, high in zip(levels, lower[:, place], upper[:, place], strict=True):
-            columns |= {f"{name}-lo-{level:g}": low, f"{name}-hi-{level:g}": high}
+            columns |= dict(zip(bound_names(name, level), (low, high), strict=True))
     return columns
-
-
-def _percent(intervals: Intervals) -> tuple[float, ...]:
-    return tuple(round(100 * level, 10) for level in intervals.levels)

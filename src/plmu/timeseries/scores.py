@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
+from plmu.runs.intervals import Intervals as StoredIntervals
 from plmu.timeseries.ridge import ALPHAS, Ridge, Standard, Sums, best_ridge
 from plmu.timeseries.split import Split
 from plmu.timeseries.windows import BLOCK, Examples, Part, Windows
@@ -23,8 +24,7 @@ Method = Callable[[Examples], Tensor]  # to forecasts (windows, channels, horizo
 _LINEAR = 20_000  # windows over all channels that the linear baseline is fitted to
 
 
-@dataclass
-class Intervals:
+class Intervals(StoredIntervals):
     """Quantiles of forecast errors.
 
     The interval of level p at a step ahead reaches from the (1 − p)/2 to the (1 + p)/2 quantile of what was measured
@@ -32,41 +32,11 @@ class Intervals:
     several series, errors are relative to the changes from row to row in the window (`spread`).
     """
 
-    levels: tuple[float, ...]
-    relative: bool
-    lookback: int  # rows of a window in which its changes are measured
-    floor: Tensor  # (channels,): the smallest spread
-    low: Tensor = field(default_factory=lambda: torch.zeros(0))  # (levels, channels, horizon)
-    high: Tensor = field(default_factory=lambda: torch.zeros(0))
-
     @classmethod
     def of(cls, split: Split, levels: Sequence[float]) -> Intervals:
         """Without quantiles yet."""
         several = len({piece.name for piece in split.data.pieces}) > 1
         return cls(tuple(sorted(levels)), several, split.settings.lookback, split.smallest_change)
-
-    def only(self, levels: Sequence[float]) -> Intervals:
-        """Those of some of its levels."""
-        places = [self.levels.index(level) for level in levels if level in self.levels]
-        if len(places) < len(levels):
-            shown = ", ".join(f"{100 * level:g}" for level in self.levels)
-            raise ValueError(f"level must be of those of the run: {shown}")
-        return replace(self, levels=tuple(levels), low=self.low[places], high=self.high[places])
-
-    def spread(self, windows: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The unit of errors: (windows, channels, 1), or 1.
-
-        Args:
-            windows: (windows, channels, length).
-            rows: the number of measured rows of each, (windows,); those before repeat the first. By default all.
-        """
-        if not self.relative:
-            return windows.new_ones(1)
-        windows = windows[..., -self.lookback :]
-        count = windows.new_full((len(windows),), windows.shape[-1]) if rows is None else rows
-        changes = windows.diff(dim=-1).square().sum(-1, keepdim=True)
-        changes = (changes / (count.clamp(max=windows.shape[-1]) - 1).clamp(min=1)[:, None, None]).sqrt()
-        return changes.maximum(self.floor[:, None])
 
     def fitted(self, errors: Tensor) -> Intervals:
         """With the quantiles of these errors (windows, channels, horizon), NaN where nothing was measured."""
