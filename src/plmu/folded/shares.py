@@ -39,8 +39,8 @@ def count_dtype(device: torch.device) -> torch.dtype:
 
 
 def counted_above(x: Tensor, thresholds: Tensor, number: Tensor, positions: int) -> Tensor:
-    """What steps add to the counts: (t + ½)ᵏ for each degree k where x is above a threshold, NaN where x is NaN, and a 1
-    for the step.
+    """What steps add to the counts: (t + ½)ᵏ for each degree k where x is above a threshold, NaN where x is NaN, and
+    a 1 for the step.
 
     Args:
         x: (..., features).

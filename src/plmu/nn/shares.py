@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ class ThresholdShares(Steppable):
     polynomial of 2 (t + ½) / T − 1 over them, divided by the number T of all steps so far. Degree 1 is negative if
     they come early, degree 2 if they come in the middle. It has no parameters and no
     gradient; `thresholds` is a buffer, saved with the model. The size of the output does not depend on the
-    length of the sequence, so that a linear layer can classify it. After a NaN the shares of that feature are NaN, up to
-    the next reset.
+    length of the sequence, so that a linear layer can classify it. After a NaN the shares of that feature are NaN, up
+    to the next reset.
 
     Args:
         features: features of x.
@@ -110,8 +111,7 @@ class ThresholdShares(Steppable):
         total = x.new_zeros(batch, 1 + self.positions, width, dtype=torch.float64)
         above = x.new_empty(min(rows, batch), length, self.count, features, dtype=dtype)
         polynomials, of_powers = (
-            torch.tensor(table(self.positions), dtype=torch.float64, device=x.device)
-            for table in (legendre, monomials)
+            torch.tensor(table(self.positions), dtype=torch.float64, device=x.device) for table in (legendre, monomials)
         )
         x = x if x.dtype == torch.float64 else x.float()
         thresholds = self.thresholds.to(x.dtype)
@@ -197,7 +197,7 @@ def _since(values: Tensor, first: Tensor) -> Tensor:
     """
     time = values.shape[1]
     at, steps = torch.arange(time, device=values.device), 1
-    for _ in range(_DOUBLINGS if is_open(time) else (time - 1).bit_length()):
+    for _ in range(_DOUBLINGS if is_open(time) else (operator.index(time) - 1).bit_length()):
         earlier = values[:, (at - steps).clamp(min=0)]
         values = torch.where((at - steps >= first)[:, :, None], values + earlier, values)
         steps *= 2
