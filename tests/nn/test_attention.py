@@ -180,3 +180,41 @@ def test_a_bad_value_reaches_the_steps_that_see_it_and_no_others(time: int, valu
     assert torch.equal(torch.cat([first, second], dim=1).isnan().all(2), bad)
     assert torch.equal(end[1].isfinite(), state[1].isfinite())
     assert bool(end[1].isfinite().all()) == (time == 30)  # by then it has left the cache
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")  # torch's own use of it
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("window", [3, 30], ids=["longer than the window", "shorter than the window"])
+def test_forward_mode_and_second_derivatives(window: int) -> None:
+    """The kernels of torch have neither."""
+    layer, x = small(window), torch.randn(1, 4, 8, dtype=torch.float64)
+    for run, value in ((lambda x: layer(x)[0], x), (lambda x: layer.step(x)[0], x[:, 0])):
+        expected = torch.autograd.functional.jacobian(run, value)
+        tangent = torch.randn_like(value)
+        out, change = torch.func.jvp(run, (value,), (tangent,))
+        assert_same(change, (expected * tangent).flatten(out.dim()).sum(-1))
+        with torch.no_grad():
+            assert_same(run(value), out)
+
+        def loss(x: Tensor, run=run) -> Tensor:
+            return run(x).square().sum()
+
+        second = torch.autograd.functional.hessian(loss, value)
+        assert_same(torch.func.hessian(loss)(value), second)
+        assert torch.autograd.gradgradcheck(run, value.clone().requires_grad_())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")  # torch's own use of it
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_second_derivatives_of_attention_to_another_sequence() -> None:
+    layer = plmu.CrossAttention(8, heads=2, dtype=torch.float64)
+    x, source = (torch.randn(1, steps, 8, dtype=torch.float64, requires_grad=True) for steps in (3, 4))
+
+    def run(x: Tensor, source: Tensor) -> Tensor:
+        return layer(x, layer.read(source, [3]))
+
+    assert torch.autograd.gradcheck(run, (x, source), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(run, (x, source))
+    with torch.no_grad():  # by torch's kernel
+        inference = run(x, source)
+    assert_same(run(x, source), inference)

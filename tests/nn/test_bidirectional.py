@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import plmu
 from plmu import LMU, Bidirectional, DelayLayer, ParallelLMU, Residual, Sequential, Stream
@@ -232,3 +233,9 @@ def test_what_cannot_be_initialised_anew() -> None:
     assert torch.equal(both.backward_layer.embedding.weight, tokens.embedding.weight)  # pretrained vectors stay
     assert both.output_size == 2 * tokens.output_size
     assert Bidirectional(ParallelLMU(3, 4, **SMALL), merge="sum").output_size == 4
+
+
+def test_made_and_called_among_fake_tensors() -> None:
+    with FakeTensorMode():
+        layer = plmu.Bidirectional(plmu.ParallelLMU(3, 4, order=3, theta=5.0))
+        assert layer(torch.randn(2, 6, 3), lengths=[6, 2])[0].shape == (2, 6, 8)

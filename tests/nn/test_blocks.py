@@ -347,3 +347,13 @@ def test_an_activation_that_has_no_name_is_not_saved(path: Path) -> None:
         with pytest.raises(ValueError, match=r"only activations given by name can be saved"):
             plmu.save(block, path)
         assert_same(plmu.fold(block).step(torch.ones(1, 4))[0], block.step(torch.ones(1, 4))[0])
+
+
+@every_block
+def test_a_batch_without_sequences(name: str) -> None:
+    block, x = build(name), torch.zeros(0, 4, WIDTH, dtype=torch.float64)
+    out, state = block(x)
+    folded = plmu.fold(block)
+    assert out.shape[:2] == (0, 4)
+    assert block.step(x[:, 0])[0].shape == folded.step(x[:, 0])[0].shape == out[:, 0].shape
+    assert block(x, state, torch.zeros(0, dtype=torch.int64))[0].shape == out.shape

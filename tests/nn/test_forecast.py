@@ -140,3 +140,13 @@ def test_wrong_arguments_are_named(wrong: dict[str, int]) -> None:
     options = {"horizon": 2, "order": 3, "theta": 4.0, "lookback": 5, "season": 5, **wrong}
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LookbackForecast(1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("season", SEASONS)
+def test_a_batch_without_series(season: int) -> None:
+    for last in (False, True):
+        layer, x = build(season, return_sequences=not last), torch.zeros(0, 5, 3, dtype=torch.float64)
+        out, state = layer(x)
+        assert out.shape == (0, *(() if last else (5,)), 12)
+        assert layer(x, state, torch.zeros(0, dtype=torch.int64))[0].shape == out.shape
+        assert plmu.fold(layer).step(x[:, 0])[0].shape == layer.step(x[:, 0])[0].shape == (0, 12)

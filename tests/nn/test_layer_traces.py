@@ -9,12 +9,13 @@ import pytest
 import torch
 from closeness import assert_same
 from layers import INPUTS, LAYERS, SMALL, build, flat, random_state
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.functional import hessian, jacobian
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import plmu
 from plmu import LMU
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
@@ -93,6 +94,131 @@ def test_traced(name: str, last: bool) -> None:
     assert_same(traced(x, lengths), layer(x, None, lengths))
     # A trace has no check of lengths, but reads nothing out of range: a bad one counts as the nearest good one.
     assert_same(traced(x, torch.tensor([-3, 21])), layer(x, None, torch.tensor([0, 20])))
+
+
+# Made for one memory channel, biases of encoders, and parts without a state.
+TRACED: dict[str, Callable[[], plmu.nn.Steppable]] = {
+    "one channel": lambda: plmu.ParallelLMU(1, 2, order=2, theta=4.0),
+    "encoder after": lambda: plmu.ParallelLMU(3, 4, **SMALL, memory_size=5),
+    "encoder after, last": lambda: plmu.ParallelLMU(3, 4, **SMALL, memory_size=5, return_sequences=False),
+    "tokens": lambda: plmu.TokenDelayLayer(7, 3, 2, 5.0),
+    "all tokens": lambda: plmu.TokenDelayLayer(7, 3, 2, 5.0, return_sequences=True),
+    "stateless part": lambda: plmu.Sequential(nn.Linear(3, 4), nn.ReLU(), plmu.ParallelLMU(4, 2, **SMALL)),
+    "stateless": lambda: plmu.Residual(nn.Linear(3, 3)),
+    "weighted": lambda: plmu.WeightedStack(nn.Linear(3, 3), plmu.ParallelLMU(3, 3, **SMALL)),
+    "shares": lambda: plmu.nn.ThresholdShares(3, 2, positions=2, return_sequences=False),
+    "timed": lambda: plmu.TimedDelayLayer(2, 3, 5.0),
+    "trained": lambda: plmu.ParallelLMU(3, 4, **SMALL, trainable="theta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a")
+@pytest.mark.filterwarnings("ignore:.*torch.tensor results are registered as constants")
+@pytest.mark.filterwarnings("ignore:.*Iterating over a tensor")
+@pytest.mark.parametrize("name", TRACED)
+def test_traced_as_modules(name: str) -> None:
+    torch.manual_seed(1)
+    model = TRACED[name]().double()
+
+    def inputs(*shape: int) -> Tensor:
+        if "tokens" in name:
+            return torch.randint(7, shape)
+        return torch.rand(*shape, model.input_sizes()[0], dtype=torch.float64)
+
+    x, lengths = inputs(2, 20), torch.tensor([20, 7])
+    traced = torch.jit.trace(model, (x,), check_trace=False)
+    out, state = traced(inputs(2, 20))
+    x = inputs(2, 20)
+    out, state = traced(x)
+    expected, end = model(x)
+    assert_same(out, expected)
+    assert_same(flat(state), flat(end))
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            return self.model(x, None, lengths)[0]
+
+    padded = torch.jit.trace(Padded(), (inputs(2, 20), torch.tensor([3, 20])), check_trace=False)
+    assert_same(padded(x, lengths), model(x, None, lengths)[0])
+
+
+def left_behind(value: Any, where: str = "layer", done: set[int] | None = None) -> list[str]:
+    """Where an object keeps tensors of a mode: tracers, wrappers of transforms, fake tensors; or tensors as sizes."""
+    done = set() if done is None else done
+    if id(value) in done:
+        return []
+    done.add(id(value))
+    if isinstance(value, Tensor):
+        wrapped = type(value) not in (Tensor, nn.Parameter) or torch.func.debug_unwrap(value) is not value
+        return [where] if wrapped else []
+    if isinstance(value, dict):
+        inner = [(f"{where}[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        inner = [(f"{where}[{i}]", part) for i, part in enumerate(value)]
+    elif type(value).__module__.startswith("plmu."):
+        inner = [(f"{where}.{key}", part) for key, part in vars(value).items()]
+        inner = [(key, torch.zeros(()).as_subclass(Kept)) if sized(key, part) else (key, part) for key, part in inner]
+    else:
+        return []
+    return [path for key, part in inner for path in left_behind(part, key, done)]
+
+
+def output_of(run: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    return lambda x: run(x)[0]
+
+
+class Kept(Tensor):
+    """Stands for a size that is a tensor."""
+
+
+def sized(key: str, value: Any) -> bool:
+    return key.endswith((".order", ".inputs")) and isinstance(value, Tensor)
+
+
+MODES: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
+    "jacrev": lambda run, x: torch.func.jacrev(run)(x),
+    "jvp": lambda run, x: torch.func.jvp(run, (x,), (x,)),
+    "vmap": lambda run, x: torch.func.vmap(lambda row: run(row[None]))(x),
+    "make_fx": lambda run, x: make_fx(run)(x),
+    "hessian": lambda run, x: torch.func.hessian(lambda x: run(x).sum())(x),
+    "trace": lambda run, x: torch.jit.trace(run, (x,), check_trace=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a")
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated")  # torch's own doing
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "name", ["plain", "delay", "several theta", "trained theta", "trained system", "original, trained"]
+)
+def test_nothing_of_a_mode_stays(name: str, mode: str) -> None:
+    """Afterwards the layer runs, is copied and streams as before."""
+    layer, x = build(name), sequence(2, 5)
+    with torch.no_grad():
+        expected, step = layer(x), layer.step(x[:, 0])
+    for fresh in (build(name), layer):  # with empty caches, and with full ones
+        if mode == "trace":
+            fresh.requires_grad_(False)
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                MODES[mode](output_of(fresh), x)
+                MODES[mode](output_of(fresh.step), x[:, 0])
+        assert left_behind(fresh) == []
+        with torch.no_grad():
+            assert_same(fresh(x), expected)
+            assert_same(fresh.step(x[:, 0]), step)
+        assert_same(copy.deepcopy(fresh)(x), expected)
+        stream = plmu.Stream(fresh)
+        assert_same(stream.push(x[:, 0]), step[0])
+        folded = plmu.fold(fresh)
+        MODES["vmap"](output_of(folded.step), x[:, 1])
+        assert left_behind(folded) == []
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])

@@ -136,6 +136,74 @@ def test_a_stack_trains_streams_and_is_saved(tmp_path: Path):
     assert not loaded[0].state_dict(), "what follows from order and theta is not in a file"
 
 
+def test_bad_numbers_stay_in_their_channel_until_a_reset():
+    """Zero times NaN is NaN: products over many steps would carry it everywhere."""
+    x, _ = sequence(40)
+    x[0, 5, 1], x[1, 30, 2] = torch.nan, torch.inf
+    resets = torch.zeros(3, 40, dtype=torch.bool)
+    resets[:, 20] = True
+    spoilt = torch.zeros(3, 40, ORDER, CHANNELS, dtype=torch.bool)
+    spoilt[0, 5:20, :, 0], spoilt[1, 30:, :, 1] = True, True
+    timed = layer()
+    out, last = timed(x, resets=resets)
+    assert torch.equal(out.isnan().unflatten(2, (ORDER, CHANNELS)), spoilt)
+    assert torch.equal(last.isnan(), spoilt[:, -1])
+    clean = torch.where(x.isfinite(), x, 0.0)
+    assert_same(out.nan_to_num(0.0), timed(clean, resets=resets)[0].where(~out.isnan(), 0.0))
+    state = None
+    for t in range(20):
+        stepped, state = timed.step(x[:, t], state)
+        assert torch.equal(stepped.isnan(), out[:, t].isnan())
+    start = torch.zeros(3, ORDER, CHANNELS, dtype=x.dtype)
+    start[2, 1, 0] = torch.nan
+    assert not timed(clean, start, resets=resets)[0][:, 20:].isnan().any()
+    assert timed(clean, start, [40, 40, 0], resets=resets)[1][2].isnan().any(), "an empty sequence keeps its state"
+
+
+def test_a_reset_in_the_padding_changes_nothing():
+    x, _ = sequence(30)
+    resets = torch.zeros(3, 30, dtype=torch.bool)
+    resets[:, 20] = True
+    start = torch.randn(3, ORDER, CHANNELS, dtype=x.dtype)
+    out, state = layer()(x, start, [12, 20, 0], resets=resets)
+    expected, end = layer()(x, start, [12, 20, 0])
+    assert_same(out, expected)
+    assert_same(state, end)
+    assert torch.equal(state[2], start[2])
+
+
+@pytest.mark.parametrize("jump", [1.0, 1e6], ids=["regular", "with a pause"])
+def test_float32_keeps_its_digits_in_a_long_window(jump):
+    """e^(A Δ) is nearly the identity, of which float32 keeps 7 digits; and a pause leaves nothing of a large state."""
+    timed = plmu.TimedDelayLayer(1, 8, 1e5)
+    x = torch.rand(1, 3000, 2)
+    x[..., 0] = 1.0
+    if jump > 1:
+        x[0, 1000, 1], x[0, 1001, 0] = 1e8, jump
+    out, expected = timed(x)[0][:, 1001:], timed(x.double())[0][:, 1001:]
+    # A rounding error for each of three products and for each of log(3000) / log(16) levels, as they fade at once.
+    assert_same(out, expected, terms=60, size=0.0)
+    state = timed(x[:, :1500])[1]
+    assert_same(timed.step(x[:, 1500], state)[0], expected[:, 499], terms=60, size=0.0)
+
+
+def test_sessions_take_intervals_and_refuse_those_that_go_back():
+    model = layer()
+    sessions, alone = plmu.Sessions(model, width=3), plmu.Stream(model)
+    first, second = sessions.add(), sessions.add()
+    x = torch.tensor([[0.5, 1.0, 2.0], [1.5, -1.0, 0.0]])
+    for sample in x:
+        assert_same(sessions.push({first: sample, second: sample})[first], alone.push(sample))
+    with pytest.raises(ValueError, match=r"rows 1 are refused: .* the step before, at least 0 and finite; got -0.5 at"):
+        sessions.push({first: [1.0, 0.0, 0.0], second: [-0.5, 0.0, 0.0]})
+    out, taken = sessions.step([first, second], torch.tensor([[1.0, 2.0, 0.0], [-0.5, 0.0, 0.0]]))
+    assert taken.tolist() == [True, False]
+    assert_same(out[0], alone.push([1.0, 2.0, 0.0]))
+    assert sessions.steps(second) == 2
+    with torch._subclasses.FakeTensorMode():
+        assert model(torch.rand(3, 9, 3))[0].shape == (3, 9, ORDER * CHANNELS)
+
+
 def test_a_compiled_model_agrees():
     x, _ = sequence(20, dtype=torch.float32)
     one = layer()

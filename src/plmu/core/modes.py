@@ -3,11 +3,15 @@ tensors can be read under them."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def autocasts(device: torch.device) -> bool:
@@ -75,6 +79,17 @@ def among_fakes(value: Tensor) -> Tensor:
         return value
     fake: Tensor = mode.from_tensor(value)
     return fake
+
+
+def copy_among_fakes(module: Module) -> Module:
+    """A deep copy of a module, also of one with fake tensors, which `copy.deepcopy` would put into a mode of their
+    own."""
+    copies: dict[int, Any] = {}
+    for value in (*module.parameters(), *module.buffers()):
+        if hasattr(value, "fake_mode"):
+            copied = value.detach().clone()
+            copies[id(value)] = nn.Parameter(copied, value.requires_grad) if isinstance(value, nn.Parameter) else copied
+    return copy.deepcopy(module, copies)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

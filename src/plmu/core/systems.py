@@ -192,8 +192,9 @@ class LinearSystem(Derived):
             )
         if A.device != B.device:
             raise ValueError(f"A and B must be on one device, got {A.device} and {B.device}")
-        self.order: int = A.shape[0]
-        self.inputs: int | None = B.shape[1] if B.dim() == 2 else None
+        # While tracing, torch.jit.trace makes a tensor of each size.
+        self.order: int = operator.index(A.shape[0])
+        self.inputs: int | None = operator.index(B.shape[1]) if B.dim() == 2 else None
         unknown = values_unknown(A) or values_unknown(B)
         if not unknown:
             for name, value in (("A", A), ("B", B)):

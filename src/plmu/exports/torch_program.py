@@ -29,7 +29,7 @@ def torch_program(model: Any, program: Program, metadata: Mapping[str, str], who
     """
     dtype = program.x.dtype
     start = model.initial_state(2, dtype, torch.device("cpu"))
-    states = leaves(start)
+    states = [leaf.to(dtype) for leaf in leaves(start)]  # counts are float64 in the model
     shape = (2, 20) if whole else (2,)
     tokens = program.tokens
     x = torch.zeros(*shape, program.x.size, dtype=dtype) if tokens is None else torch.zeros(shape, dtype=torch.int64)
@@ -55,7 +55,7 @@ def runs_whole(model: nn.Module) -> bool:
 
 
 class _Flat(nn.Module):
-    """A model that takes and returns its state as separate tensors; `like` is a state of the same form."""
+    """A model that takes and returns its state as separate float32 tensors; `like` is a state of the same form."""
 
     def __init__(self, model: Any, like: Any, whole: bool) -> None:
         super().__init__()
@@ -63,6 +63,6 @@ class _Flat(nn.Module):
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         values = iter(states)
-        state = map_state(self.like, lambda _: next(values))
+        state = map_state(self.like, lambda leaf: next(values).to(leaf.dtype))
         y, after = self.model(x, state) if self.whole else self.model.step(x, state)
-        return (y, *leaves(after))
+        return (y, *(leaf.float() for leaf in leaves(after)))

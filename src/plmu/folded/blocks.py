@@ -43,7 +43,7 @@ class SelectiveMemory(Folded):
         batch, order, channels = m.shape
         u, weights = self.both(x).split_with_sizes([channels, self.heads * order], 1)
         m = self.memory.remember(u, m)
-        heads = m.view(batch, order, self.heads, -1)
+        heads = m.view(batch, order, self.heads, channels // self.heads)
         read = (weights.view(batch, order, self.heads, 1) * heads).sum(1)  # (batch, heads, channels of a head)
         return self.norm.advance(as_dtype(read, x.dtype), None)[0].view(batch, channels), m
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from plmu.core.modes import is_open
+from plmu.core.modes import is_open, watched
 from plmu.folded.base import Folded, read_only, wide_dtype
 
 AMPLITUDE = 2.0  # upper bound of a season's amplitude in a window; 1 is the amplitude of its pattern
@@ -197,9 +197,16 @@ class WindowForecast(Folded):
         """The arrays in the precision and on the device of a tensor."""
         casts: dict[Any, dict[str, Tensor]] = self._casts  # type: ignore[attr-defined]
         key = (like.dtype, like.device)
-        if key not in casts:
-            casts[key] = {name: read_only(array, *key) for name, array in self.arrays().items()}
-        return casts[key]
+        if key in casts:
+            return casts[key]
+        arrays = self._made({name: read_only(array, *key) for name, array in self.arrays().items()})
+        if not watched():  # tensors of a mode must not outlive it
+            casts[key] = arrays
+        return arrays
+
+    def _made(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The cast arrays with what is computed from them."""
+        return arrays
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         wide = wide_dtype(dtype)
@@ -230,11 +237,8 @@ class CovariateForecast(WindowForecast):
         arrays = self.arrays() if arrays is None else arrays
         return effect_kernel(arrays["effect_weight"], arrays.get("lag_taps"), self.lags)
 
-    def cast(self, like: Tensor) -> dict[str, Tensor]:
-        arrays = super().cast(like)
-        if "kernel" not in arrays:
-            arrays["kernel"] = self.kernel(arrays)
-        return arrays
+    def _made(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {**arrays, "kernel": self.kernel(arrays)}
 
     def advance(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         window, position, effects, recent = (

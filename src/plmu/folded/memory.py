@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from plmu.core.modes import watched
 from plmu.folded.base import Folded, Stateless, as_dtype, read_only, wide_dtype
 from plmu.folded.functions import Affine
 from plmu.ops.matrices import apply, infinity_as_nan
@@ -156,7 +157,9 @@ class Delay(Folded):
                 spread[:, -2] *= self.scale
             added = torch.tensor(self.near_identity).repeat_interleave(width)
             cast_arrays = [read_only(array, *key) for array in (self.matrix, spread, added)]
-            arrays = casts[key] = cast_arrays[0], cast_arrays[1], cast_arrays[2] if any(self.near_identity) else None
+            arrays = cast_arrays[0], cast_arrays[1], cast_arrays[2] if any(self.near_identity) else None
+            if not watched():  # tensors of a mode must not outlive it
+                casts[key] = arrays
         return arrays
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.folded.base import Folded, wide_dtype
+from plmu.folded.base import Folded
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +29,18 @@ class RunningShares(Folded):
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         outputs = self.thresholds.numel() * (1 + self.positions)
-        return torch.zeros(batch, outputs + 1, dtype=wide_dtype(dtype), device=device)
+        return torch.zeros(batch, outputs + 1, dtype=count_dtype(device), device=device)
+
+
+def count_dtype(device: torch.device) -> torch.dtype:
+    """The precision of counts. Sums of (t + ½)⁸ overflow float32 after 24,000 steps, and polynomials of a high degree
+    need more digits than it has."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def counted_above(x: Tensor, thresholds: Tensor, number: Tensor, positions: int) -> Tensor:
-    """What steps add to the counts: (t + ½)ᵏ for each degree k where x is above a threshold, and a 1 for the step.
+    """What steps add to the counts: (t + ½)ᵏ for each degree k where x is above a threshold, NaN where x is NaN, and
+    a 1 for the step.
 
     Args:
         x: (..., features).
@@ -41,7 +48,8 @@ def counted_above(x: Tensor, thresholds: Tensor, number: Tensor, positions: int)
         number: t of each step, (..., 1), in the precision of the counts.
         positions: the highest degree.
     """
-    above = (x.detach().unsqueeze(-2) > thresholds).flatten(-2).to(number.dtype)
+    x = x.detach().unsqueeze(-2)
+    above = torch.where(x.isnan(), torch.nan, (x > thresholds).to(number.dtype)).flatten(-2)
     return torch.cat([*(above * power for power in powers(number, positions)), torch.ones_like(above[..., :1])], dim=-1)
 
 
@@ -69,3 +77,11 @@ def legendre(degree: int) -> list[list[float]]:
     """Legendre polynomials of 2 s − 1 up to a degree, a row each: the coefficients of the powers of s, from 0."""
     degrees = range(degree + 1)
     return [[(-1.0) ** (k + j) * math.comb(k, j) * math.comb(k + j, j) for j in degrees] for k in degrees]
+
+
+def monomials(degree: int) -> list[list[float]]:
+    """Powers of s, from 0, as sums of Legendre polynomials of 2 s − 1: the inverse of `legendre`."""
+    degrees = range(degree + 1)
+    return [
+        [(2 * j + 1) * math.comb(k, j) / (math.comb(k + j, j) * (k + j + 1)) for j in degrees] for k in degrees
+    ]  # fmt: skip

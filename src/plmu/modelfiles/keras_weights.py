@@ -6,6 +6,7 @@ are transposed, and its hidden layer reads [m, x] by one matrix.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plmu.core.systems import DelayNetwork, LinearSystem
+from plmu.errors import FileFormatError
 from plmu.nn.original import LMU, LMUCell
 from plmu.nn.parallel import ParallelLMU
 
+Weights = dict[str, Tensor]
+Pairs = list[tuple[Tensor, Tensor]]  # parameters of a layer, with their values
+
 CLOSE = 1e-5  # relative difference of equal θ: keras-lmu keeps 1 / θ in float32
+_MOST_PER_BYTE = 1024  # bytes of arrays for each byte of a file, which may be compressed
 
 
 def load_keras(
@@ -37,10 +44,24 @@ def load_keras(
             `{variable.path: variable.numpy() for variable in keras_layer.weights}`.
         name: the Keras layer in the file, such as "lmu". May be omitted if the file has one layer of keras-lmu.
 
+    The discretisation is not in the weights either. For `discretizer="euler"` give the layer
+    `system=plmu.DelayNetwork(order, theta).discretize(method="euler")`.
+
     Raises:
+        FileFormatError: the file is broken, reads other files, or does not fit the layer.
         ValueError: a weight is missing, left over or of another size, or the trained θ differs from that of `layer`.
     """
-    memory, hidden = _from_file(weights, name) if isinstance(weights, str | os.PathLike) else _from_paths(weights)
+    if not isinstance(weights, str | os.PathLike):
+        _copy(layer, *_from_paths(weights))
+        return
+    try:
+        _copy(layer, *_from_file(weights, name))
+    except ValueError as error:
+        raise FileFormatError(f"{os.fspath(weights)}: {error}") from error
+
+
+def _copy(layer: Any, memory: Weights, hidden: Weights) -> None:
+    """Copy the weights of the memory and of the hidden cell into a layer, all or none."""
     cell = layer.cell if isinstance(layer, LMU) else layer
     if isinstance(cell, ParallelLMU):
         pairs = _parallel(cell, memory, hidden)
@@ -54,10 +75,6 @@ def load_keras(
     with torch.no_grad():  # all fit: now they are copied
         for parameter, value in pairs:
             parameter.copy_(value)
-
-
-Weights = dict[str, Tensor]
-Pairs = list[tuple[Tensor, Tensor]]  # parameters of a layer, with their values
 
 
 def _parallel(layer: ParallelLMU, memory: Weights, hidden: Weights) -> Pairs:
@@ -91,6 +108,8 @@ def _original(cell: LMUCell, memory: Weights, hidden: Weights) -> Pairs:
     if cell.memory_encoder is not None:
         recurrent = _take(memory, "recurrent_kernel", (channels * order, channels)).T
         pairs.append((cell.memory_encoder, _ordered(recurrent, channels, order).flatten(1)))
+    if cell.encoder_bias is not None:
+        pairs.append((cell.encoder_bias, _optional(memory, "bias", cell.encoder_bias)))
     inputs = 0 if cell.input_weight is None else cell.input_size
     kernel = _take(hidden, "kernel", (channels * order + inputs, size)).T
     pairs.append((cell.memory_weight, _ordered(kernel[:, : channels * order], channels, order).flatten(1)))
@@ -101,12 +120,29 @@ def _original(cell: LMUCell, memory: Weights, hidden: Weights) -> Pairs:
     if cell.bias is not None:
         pairs.append((cell.bias, _optional(hidden, "bias", cell.bias)))
     if "theta_inv" in memory:
-        theta = 1 / float(_take(memory, "theta_inv", ()))
+        rate = float(_take(memory, "theta_inv", ()))
+        if not 0 < rate < math.inf:
+            raise ValueError(f"keras-lmu's theta_inv must be positive and finite, got {rate:g}")
+        theta = 1 / rate
         if cell.memory.trainable == "theta":
             pairs.append((cell.memory.log_theta, torch.full_like(cell.memory.log_theta, theta).log()))
-        elif any(abs(window - theta) > CLOSE * theta for window in cell.memory.thetas()):
+        elif not _has_window(cell, theta):
             raise ValueError(f"the weights have a trained θ of {theta:.6g}: give it as theta, or trainable='theta'")
     return pairs
+
+
+def _has_window(cell: LMUCell, theta: float) -> bool:
+    """Whether the memory of a cell has the window θ; given by its system, by zero-order hold or by Euler's method."""
+    memory = cell.memory
+    if memory.thetas():
+        return all(abs(window - theta) <= CLOSE * theta for window in memory.thetas())
+    network, system = DelayNetwork(memory.order, theta), memory.systems()[0]
+    zoh = network.discretize()
+    euler = LinearSystem(torch.eye(memory.order, dtype=torch.float64) + network.A, network.B)
+    return any(
+        torch.allclose(system.A, same.A, rtol=0, atol=2 * CLOSE * float((network.A).abs().max()))
+        for same in (zoh, euler)
+    )  # fmt: skip
 
 
 def _ordered(weight: Tensor, channels: int, order: int) -> Tensor:
@@ -148,22 +184,61 @@ def _from_file(path: str | os.PathLike[str], name: str | None) -> tuple[Weights,
     except ImportError:
         raise ModuleNotFoundError("reading a .weights.h5 file needs h5py: pip install h5py", name="h5py") from None
     groups: dict[str, list[Tensor]] = {}
-
-    def collect(where: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            groups.setdefault(where.rpartition("/vars/")[0], []).append(torch.tensor(item[()]))
-
-    with h5py.File(path) as file:
-        file.visititems(collect)
+    for where, value in _datasets(h5py, path):
+        groups.setdefault(where.rpartition("/vars/")[0], []).append(value)
     hidden = {group.removesuffix("/hidden_cell"): group for group in groups if group.endswith("/hidden_cell")}
     names = {layer: layer.split("/")[-1] for layer in hidden}  # by path
     chosen = [layer for layer in names if name in (None, names[layer])]
     if len(chosen) != 1:
         all_names = ", ".join(sorted(names.values())) or "none"
-        raise ValueError(f"{path} has the layers of keras-lmu {all_names}; name must be one of them, got {name!r}")
+        raise ValueError(f"it has the layers of keras-lmu {all_names}; name must be one of them, got {name!r}")
     inner = [group for group in groups if group.startswith(chosen[0]) and group not in hidden.values()]
     memory = groups[inner[0]] if inner else []
     return _named(memory), _named(groups[hidden[chosen[0]]])
+
+
+def _datasets(h5py: Any, path: str | os.PathLike[str]) -> list[tuple[str, Tensor]]:
+    """All arrays of a file by their paths, in the order of names. Raises FileFormatError unless all of them are numbers
+    in the file itself: HDF5 can refer to other files of the machine."""
+    size = os.stat(path).st_size
+    arrays: list[tuple[str, Tensor]] = []
+    done: set[Any] = set()
+
+    def collect(group: Any, where: str) -> None:
+        for name in group:
+            inner = f"{where}{name}"
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise FileFormatError(f"{inner} is a link, which Keras does not write")
+            item = group[name]
+            identity = h5py.h5o.get_info(item.id).addr
+            if identity in done:
+                raise FileFormatError(f"{inner} is in the file twice")
+            done.add(identity)
+            if isinstance(item, h5py.Group):
+                collect(item, f"{inner}/")
+            elif "vars" in where.split("/"):
+                arrays.append((inner, _array(item, inner, size)))
+
+    with open(path, "rb") as opened:
+        try:
+            with h5py.File(opened) as file:
+                collect(file, "")
+        except FileFormatError:
+            raise
+        except Exception as error:  # h5py raises errors of many kinds for damaged files
+            raise FileFormatError(f"not an HDF5 file, or broken: {error}") from error
+    return arrays
+
+
+def _array(item: Any, where: str, size: int) -> Tensor:
+    """A dataset as a tensor."""
+    if item.external or item.is_virtual:
+        raise FileFormatError(f"{where} is kept in another file, which is not read")
+    if item.dtype.kind not in "fiu":
+        raise FileFormatError(f"{where} has values of {item.dtype}, not numbers")
+    if item.nbytes > _MOST_PER_BYTE * size:
+        raise FileFormatError(f"{where} of shape {item.shape} does not fit into a file of {size:,} bytes")
+    return torch.tensor(item[()])
 
 
 def _named(values: list[Tensor]) -> Weights:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from plmu.core.modes import is_open
+from plmu.core.modes import is_open, transformed
 from plmu.folded import Folded, Stepped, WindowAttention, wide_dtype
 from plmu.folded.attention import rotated
 from plmu.nn.folding import is_plain
@@ -149,7 +149,7 @@ class CausalAttention(Steppable):
         split = [rows.unflatten(2, (self.heads, -1)).transpose(1, 2) for rows in (queries, keys, values)]
         turned = rotated(split[0], before), rotated(split[1], 0)
         if plain and bad is None:
-            out = scaled_dot_product_attention(*turned, split[2], is_causal=True)
+            out = attend(*turned, split[2], causal=True)
         else:
             numbers = pad(numbers, (0, padding), value=-2)[:, :, None]
             document, documents_before = (_windows(part, blocks, block) for part in (numbers[:, before:], numbers))
@@ -157,7 +157,7 @@ class CausalAttention(Steppable):
             ago = ago - torch.arange(before + block, device=query.device)
             # (batch · blocks, queries, keys)
             visible = (document == documents_before.mT) & (ago >= 0) & (ago <= size)
-            out = scaled_dot_product_attention(*turned, split[2], attn_mask=visible[:, None])
+            out = attend(*turned, split[2], visible[:, None])
             if bad is not None:
                 spoilt = (visible & _windows(bad, blocks, block).mT).any(2)
                 out = out.masked_fill(spoilt[:, None, :, None], math.nan)
@@ -166,6 +166,24 @@ class CausalAttention(Steppable):
 
     def extra_repr(self) -> str:
         return f"{self.width}, heads={self.heads}, window={self.window}"
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None = None, *, causal: bool = False) -> Tensor:
+    """`scaled_dot_product_attention` of (batch, heads, time, features), with derivatives of every order.
+
+    Its kernels have neither forward-mode nor second derivatives. So on a CPU, and under torch.func, what may be
+    differentiated is computed by products and a softmax.
+    """
+    trained = torch.is_grad_enabled() and any(part.requires_grad for part in (query, key, value))
+    exact = query.dtype in (torch.float32, torch.float64)
+    if not (transformed() or (trained and exact and query.device.type == "cpu")):
+        return scaled_dot_product_attention(query, key, value, attn_mask=visible, is_causal=causal)
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if causal:
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    return scores.softmax(dim=-1) @ value
 
 
 def _windows(x: Tensor, blocks: int, step: int) -> Tensor:

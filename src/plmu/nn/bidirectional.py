@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from plmu.core.modes import copy_among_fakes
 from plmu.nn.stacking import entrance, features_of, fills
 from plmu.nn.steppable import Steppable, reverse
 from plmu.ops.check import Lengths, check_padded, checked_lengths, checked_resets
@@ -138,7 +138,7 @@ def _renewed(layer: Steppable) -> Steppable:
     """A copy with weights initialised anew, except frozen ones."""
     if any(is_parametrized(module) for module in layer.modules()):
         raise ValueError("layer has parametrized weights, which cannot be initialised anew: give backward_layer")
-    renewed = copy.deepcopy(layer)
+    renewed = copy_among_fakes(layer)
     _initialise(renewed, "layer")
     with torch.no_grad():
         for parameter, original in zip(renewed.parameters(), layer.parameters(), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -175,7 +176,7 @@ class _Mix(nn.Module):
         return read(self.scale) * torch.softmax(read(self.weights), dim=0)
 
     def forward(self, outputs: list[Tensor]) -> Tensor:
-        sizes = [output.shape[-1] for output in outputs]
+        sizes = [operator.index(output.shape[-1]) for output in outputs]  # torch.jit.trace makes tensors of sizes
         if len(set(sizes)) > 1:
             raise ValueError(f"WeightedStack sums the outputs of its modules, which have {sizes} features: they must"
                              " be equal")  # fmt: skip

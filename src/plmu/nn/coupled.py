@@ -51,7 +51,7 @@ def states(
     drive_hidden = cell.memory_weight @ drive
     if cell.input_weight is not None:
         drive_hidden = drive_hidden + cell.input_weight
-    constant = None if cell.bias is None else pad(cell.bias, (order, 0))
+    constant = _constant(cell, B)
     driven = linear(x.transpose(0, 1), torch.cat([drive, drive_hidden]), constant)
     start = torch.cat([m.squeeze(2), h], dim=1)
     past = None
@@ -59,6 +59,15 @@ def states(
         past = (torch.arange(x.shape[1], device=x.device)[:, None] >= lengths)[:, :, None]  # (time, batch, 1)
     result: Tensor = _Coupled.apply(driven, start, torch.cat([top, bottom]), past, order, system.near_identity)
     return result
+
+
+def _constant(cell: LMUCell, B: Tensor) -> Tensor | None:
+    """What both biases add to [m ; W_m m + …], (order · channels + hidden,); None without any."""
+    if cell.encoder_bias is None:
+        return None if cell.bias is None else pad(cell.bias, (len(B), 0))
+    driven = B @ cell.encoder_bias
+    to_hidden = cell.memory_weight @ driven
+    return torch.cat([driven, to_hidden if cell.bias is None else to_hidden + cell.bias])
 
 
 def fold_cell(original: LMUCell) -> CoupledMemory:
@@ -85,7 +94,8 @@ def fold_cell(original: LMUCell) -> CoupledMemory:
     near_identity = any(system.near_identity for system in systems)
     if near_identity:
         top[:, :size] -= torch.eye(size, dtype=torch.float64)
-    constant = top.new_zeros(size + cell.hidden_size) if cell.bias is None else pad(cell.bias, (size, 0))
+    constant = _constant(cell, B)
+    constant = top.new_zeros(size + cell.hidden_size) if constant is None else constant
     return CoupledMemory(
         torch.cat([top, bottom]),
         constant,

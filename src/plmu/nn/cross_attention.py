@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
+from plmu.nn.attention import attend
 from plmu.nn.steppable import check_features, factory, positive
 from plmu.ops.check import Lengths, checked_lengths
 
@@ -102,7 +102,7 @@ class CrossAttention(nn.Module):
         """
         check_features(x, 3, self.width, self.query.weight)
         mask = None if attended.visible is None else attended.visible[:, None, None]
-        mixed = scaled_dot_product_attention(self._heads(self.query(x)), *attended[:2], attn_mask=mask)
+        mixed = attend(self._heads(self.query(x)), *attended[:2], mask)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plmu.core.modes import autocasts, is_open, is_plain, watched_backward
-from plmu.ops.matrices import unit_states
+from plmu.ops.matrices import power_of_2_from, unit_states
 
 if TYPE_CHECKING:
     from plmu.nn.parallel import ParallelLMU
@@ -74,5 +74,5 @@ def _parts(layer: ParallelLMU) -> tuple[Tensor, Tensor | None]:
 
 def _ones(layer: ParallelLMU, time: int, like: Tensor) -> Tensor:
     """M(1), (time, order)."""
-    longer = 1 << (time - 1).bit_length()  # one table for many lengths
-    return layer.memory.systems()[0].derive(unit_states, longer, dtype=like.dtype, device=like.device)[:time]
+    longer, system = power_of_2_from(time), layer.memory.systems()[0]
+    return system.derive(unit_states, longer, dtype=like.dtype, device=like.device)[:time]

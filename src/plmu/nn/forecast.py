@@ -135,7 +135,7 @@ class LookbackForecast(Steppable):
         if self.returns_sequences:
             chunk = time
             if not is_open(batch, time):
-                chunk = max(1, _LARGEST // (batch * (self.lookback + self.horizon) * x.shape[2]))
+                chunk = max(1, _LARGEST // (max(batch, 1) * (self.lookback + self.horizon) * x.shape[2]))
             starts = [0] if is_open(batch, time) else range(0, time, chunk)
             chunks = (at[start : start + chunk].expand(batch, -1) for start in starts)
             parts = [self._at(steps, start_rows, numbers, when, ahead) for when in chunks]

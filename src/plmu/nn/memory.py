@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plmu.core.modes import among_fakes, autocasts, values_unknown
+from plmu.core.modes import among_fakes, autocasts, values_unknown, watched
 from plmu.core.systems import DelayNetwork, LinearSystem, is_stable
 from plmu.folded import Delay
 from plmu.nn.steppable import Factory
@@ -98,8 +98,10 @@ class Memory(nn.Module):
         """One discrete system for each group, with gradients if something is trained."""
         if self.trainable == "none":
             return self._fixed
+        if torch.is_grad_enabled() or watched():  # tensors of a mode must not outlive it
+            return self._build()
         values = list(self.parameters())
-        if torch.is_grad_enabled() or any(values_unknown(value) for value in values):
+        if any(map(values_unknown, values)):
             return self._build()
         if self._snapshot is None or not all(map(_same, values, self._snapshot[0])):
             self._snapshot = ([value.detach().clone() for value in values], self._build())
@@ -246,9 +248,11 @@ class Memory(nn.Module):
         """One step as a function, with the matrices cast once; kept for later calls while the systems stay the same."""
         systems = self.systems()
         key = (dtype, device)
+        if watched():
+            return MemoryStepper(systems, key)
         if self._stepper is None or self._stepper.systems is not systems or self._stepper.key != key:
             stepper = MemoryStepper(systems, key)
-            if torch.compiler.is_compiling() or systems[0].trained:
+            if systems[0].trained:
                 return stepper
             self._stepper = stepper
         return self._stepper

@@ -33,14 +33,15 @@ INITS = ("general", "memory")
 class LMUCell(nn.Module):
     """One step of the original LMU: `h, (h, m) = cell(x_t, (h, m))`.
 
-        u_t = E_x x_t + E_h h_{t-1} + E_m m_{t-1}           (15)
+        u_t = E_x x_t + E_h h_{t-1} + E_m m_{t-1} (+ b_u)   (15)
         m_t = Ā m_{t-1} + B̄ u_t                             (16)
         h_t = f(W_x x_t + W_h h_{t-1} + W_m m_t)            (17)
 
     `hidden_to_memory`, `memory_to_memory`, `input_to_hidden` and `hidden_to_hidden` switch E_h, E_m, W_x and W_h;
-    `bias` adds a bias to equation 17. `init` sets how weights start: "general" as the original's code does (encoders
-    LeCun-uniform but E_m = 0, W Glorot-normal), or "memory" as it does on psMNIST, where h begins as a function of the
-    memory alone (W_m Glorot-normal, E_h = E_m = W_x = W_h = 0). A single input enters unscaled.
+    `bias` adds a bias to equation 17, `encoder_bias` one to equation 15. `init` sets how weights start: "general" as the
+    original's code does (encoders LeCun-uniform but E_m = 0, W Glorot-normal), or "memory" as it does on psMNIST, where h
+    begins as a function of the memory alone (W_m Glorot-normal, E_h = E_m = W_x = W_h = 0). A single input enters
+    unscaled.
 
     The state is (h: (batch, hidden), m: (batch, order, memory_size)), float32 or wider. `device` and `dtype` are
     those of the parameters, as in `torch.nn`.
@@ -57,6 +58,7 @@ class LMUCell(nn.Module):
         hidden_to_hidden: whether there is a W_h.
         hidden_activation: f, by name, as a callable, or None.
         bias: whether equation 17 has a bias.
+        encoder_bias: whether equation 15 has a bias.
         init: how weights start: "general" or "memory".
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
         system: any other `LinearSystem` in place of order and theta.
@@ -81,6 +83,7 @@ class LMUCell(nn.Module):
         hidden_to_hidden: bool = True,
         hidden_activation: Activation = "tanh",
         bias: bool = False,
+        encoder_bias: bool = False,
         init: str = "general",
         trainable: str = "none",
         system: LinearSystem | None = None,
@@ -108,6 +111,7 @@ class LMUCell(nn.Module):
         self.hidden_weight = weight(hidden_to_hidden, hidden_size, hidden_size)  # W_h
         self.memory_weight = nn.Parameter(torch.empty(hidden_size, remembered, **place))  # W_m
         self.bias = nn.Parameter(torch.empty(hidden_size, **place)) if bias else None
+        self.encoder_bias = nn.Parameter(torch.empty(memory_size, **place)) if encoder_bias else None  # b_u
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -144,6 +148,12 @@ class LMUCell(nn.Module):
         h, m = _Loop(self, x, m.dtype).advance(*self._from_input(x), h.to(result_dtype(x)), m)
         return h, (h.to(m.dtype, copy=True), m)  # what becomes of the output must not reach the state
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled cell; options that its version did not have get their defaults."""
+        super().__setstate__(state)
+        if "encoder_bias" not in self._parameters:
+            self.__dict__.setdefault("encoder_bias", None)
+
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """The state that `None` stands for: zeros.
 
@@ -168,8 +178,8 @@ class LMUCell(nn.Module):
         return state
 
     def _from_input(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """E_x x, and W_x x + b (None without either), for one step or for all."""
-        u = linear(x, self.input_encoder)
+        """E_x x + b_u, and W_x x + b (None without either), for one step or for all."""
+        u = linear(x, self.input_encoder, self.encoder_bias)
         if self.input_weight is not None:
             return u, linear(x, self.input_weight, self.bias)
         return u, None if self.bias is None else self.bias.to(u.dtype)
@@ -211,7 +221,7 @@ class _Loop:
         self.memory = cell.memory.stepper(wide, x.device)
 
     def advance(self, u: Tensor, to_hidden: Tensor | None, h: Tensor, m: Tensor) -> State:
-        """The next h and m, from u = E_x x and to_hidden = W_x x + b of the step."""
+        """The next h and m, from u = E_x x + b_u and to_hidden = W_x x + b of the step."""
         cell = self.cell
         if cell.hidden_encoder is not None:
             u = u + linear(h, cell.hidden_encoder)
@@ -243,6 +253,7 @@ class LMU(Filling):
         hidden_to_hidden: whether there is a W_h.
         hidden_activation: f, by name, as a callable, or None.
         bias: whether equation 17 has a bias.
+        encoder_bias: whether equation 15 has a bias.
         init: how weights start: "general" or "memory".
         trainable: "none", "theta" or "system" (Ā and B̄ themselves).
         system: any other `LinearSystem` in place of order and theta.
@@ -277,6 +288,7 @@ class LMU(Filling):
         hidden_to_hidden: bool = True,
         hidden_activation: Activation = "tanh",
         bias: bool = False,
+        encoder_bias: bool = False,
         init: str = "general",
         trainable: str = "none",
         system: LinearSystem | None = None,
@@ -298,6 +310,7 @@ class LMU(Filling):
             hidden_to_hidden=hidden_to_hidden,
             hidden_activation=hidden_activation,
             bias=bias,
+            encoder_bias=encoder_bias,
             init=init,
             trainable=trainable,
             system=system,

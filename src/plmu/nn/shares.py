@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plmu.folded import Folded, RunningShares, wide_dtype
-from plmu.folded.shares import counted_above, powers, shares_of
+from plmu.core.modes import is_open, watched
+from plmu.folded import Folded, RunningShares
+from plmu.folded.shares import count_dtype, counted_above, legendre, monomials, powers, shares_of
 from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, check_features, factory, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
 
 _CACHED = {"cpu": 2**20, "cuda": 2**26}  # comparisons in memory at a time
-_STEPS = 1024  # steps at a time: so many counts, and positions of degree 1, are exact in float32 and in TF32
-_DEGREES = 8  # the highest degree of positions; above it float32 sums lose their digits
+_STEPS = 1024  # steps at a time: so many counts are exact in float32 and in TF32
+_DEGREES = 8  # the highest degree of positions
+_DOUBLINGS = 32  # of the steps that are summed where torch.export leaves their number open
 
 
 @savable
@@ -27,7 +30,8 @@ class ThresholdShares(Steppable):
     polynomial of 2 (t + ½) / T − 1 over them, divided by the number T of all steps so far. Degree 1 is negative if
     they come early, degree 2 if they come in the middle. It has no parameters and no
     gradient; `thresholds` is a buffer, saved with the model. The size of the output does not depend on the
-    length of the sequence, so that a linear layer can classify it.
+    length of the sequence, so that a linear layer can classify it. After a NaN the shares of that feature are NaN, up
+    to the next reset.
 
     Args:
         features: features of x.
@@ -43,7 +47,7 @@ class ThresholdShares(Steppable):
         out: (batch, time, outputs), or (batch, outputs), where outputs are count · features · (1 + positions);
             `out.unflatten(-1, (-1, count, features))` has the degree first, where 0 are the shares.
         state: the number of steps t above each threshold, for each further degree k the sum of their (t + ½)ᵏ, and the
-            number of all steps: (batch, outputs + 1).
+            number of all steps: (batch, outputs + 1), float64 (float32 on MPS, which has no other).
 
     Raises:
         ValueError: features or count is below 1, or positions is not an integer from 0 to 8.
@@ -80,7 +84,7 @@ class ThresholdShares(Steppable):
         lengths = checked_lengths(lengths, batch, time, x.device)
         resets = checked_resets(resets, batch, time, x.device)
         start = self._start(x, state)
-        if self.returns_sequences or resets is not None or torch.compiler.is_compiling():
+        if self.returns_sequences or resets is not None or x.device.type not in _CACHED or watched():
             return self._all_steps(x, start, lengths, resets)
         steps = start.new_full((batch,), time) if lengths is None else lengths.to(start.dtype)
         sums = self._sums(x.detach(), steps)
@@ -91,35 +95,41 @@ class ThresholdShares(Steppable):
 
     def _sums(self, x: Tensor, steps: Tensor) -> Tensor:
         """Σ (t + ½)ᵏ over the steps t < `steps` (batch,) of x that are above each threshold, for each degree k from 0:
-        (batch, 1 + positions, count · features).
+        (batch, 1 + positions, count · features), float64. NaN for features with a NaN in those steps.
 
         Comparisons are made for few steps at a time, so that they stay in a processor's cache, and are summed by a
-        matrix product; for degrees above 1 on a GPU in float64, since TF32 has too few digits.
+        matrix product with Legendre polynomials over those steps, which keeps their digits. TF32, which a GPU may take,
+        has too few for that.
         """
-        batch, time, _ = x.shape
-        exact = x.dtype == torch.float64 or (x.is_cuda and self.positions > 1)
+        batch, time, features = x.shape
+        exact = x.dtype == torch.float64 or (x.is_cuda and self.positions > 0)
         dtype = torch.float64 if exact else torch.float32
         width = self.thresholds.numel()
-        cached = _CACHED.get(x.device.type, 2**20)
+        cached = _CACHED[x.device.type]
         length = max(1, min(_STEPS, time, cached // width))
         rows = max(1, cached // (length * width))
         total = x.new_zeros(batch, 1 + self.positions, width, dtype=torch.float64)
-        above = x.new_empty(min(rows, batch), length, self.count, self.input_size, dtype=dtype)
+        above = x.new_empty(min(rows, batch), length, self.count, features, dtype=dtype)
+        polynomials, of_powers = (
+            torch.tensor(table(self.positions), dtype=torch.float64, device=x.device) for table in (legendre, monomials)
+        )
         x = x if x.dtype == torch.float64 else x.float()
         thresholds = self.thresholds.to(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
             for place in range(0, time, length):
-                number = torch.arange(min(length, time - place), device=x.device)
-                weight = (place + number < steps[:, None]).to(dtype)[:, None]  # (batch, 1, time)
-                weight = weight * torch.stack(list(powers(number.to(dtype), self.positions)))
+                number = torch.arange(min(length, time - place), dtype=torch.float64, device=x.device)
+                size = len(number)
+                within = polynomials @ torch.stack(list(powers(number, self.positions))).div_(_scales(of_powers, size))
+                weight = (place + number < steps[:, None])[:, None] * within.to(dtype)  # (batch, degrees, time)
                 for first in range(0, batch, rows):
                     part = x[first : first + rows, place : place + length]
                     held = above[: part.shape[0], : part.shape[1]]
                     # The result is written as numbers: comparisons that give bools are not vectorised.
                     torch.gt(part.unsqueeze(2), thresholds, out=held)
-                    sums = weight[first : first + rows] @ held.flatten(2)
-                    total[first : first + rows] += _later(sums.double(), place)
-        return total
+                    sums = of_powers @ (weight[first : first + rows] @ held.flatten(2)).double()
+                    total[first : first + rows] += _later(sums * _scales(of_powers, size), float(place))
+        spoilt = (x.isnan() & (torch.arange(time, device=x.device) < steps[:, None])[:, :, None]).any(1)
+        return total.masked_fill(spoilt.repeat(1, self.count)[:, None], torch.nan)
 
     def _all_steps(self, x: Tensor, start: Tensor, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
         """`forward` by the counts of every step, from the checked state `start`."""
@@ -130,13 +140,11 @@ class ThresholdShares(Steppable):
         # Numbers of steps since the last reset, or since the sequence began.
         number = torch.where(reset_steps >= 0, at - reset_steps, at + start[:, -1:]).to(start.dtype)[:, :, None]
         above = counted_above(keep_valid(x, lengths), self.thresholds, number, self.positions)
-        totals = above.cumsum(1)
         if resets is None:
-            counts = totals + start[:, None]
+            counts = above.cumsum(1) + start[:, None]
         else:
-            first = reset_steps[:, :, None].expand_as(totals)
-            before = (totals - above).gather(1, first.clamp(min=0))  # up to the reset
-            counts = torch.where(first >= 0, totals - before, totals + start[:, None])
+            counts = _since(above, reset_steps.clamp(min=0))
+            counts = torch.where((reset_steps < 0)[:, :, None], counts + start[:, None], counts)
         out = keep_valid(shares_of(counts, self.positions).to(result_dtype(x)), lengths)
         if lengths is None:
             last = counts[:, -1]
@@ -155,7 +163,7 @@ class ThresholdShares(Steppable):
         return shares_of(counts, self.positions).to(result_dtype(x)), counts
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
-        return torch.zeros(batch, self.output_size + 1, dtype=wide_dtype(dtype), device=device)
+        return torch.zeros(batch, self.output_size + 1, dtype=count_dtype(device), device=device)
 
     def fold(self) -> Folded:
         if changed(self, "fold"):
@@ -176,7 +184,27 @@ class ThresholdShares(Steppable):
         return f"{self.input_size}, count={self.count}{where}{last}"
 
 
-def _later(sums: Tensor, steps: Tensor | int) -> Tensor:
+def _scales(like: Tensor, steps: int) -> Tensor:
+    """stepsᵏ for each degree k, as a column, to divide and multiply sums by."""
+    return float(steps) ** torch.arange(len(like), dtype=like.dtype, device=like.device)[:, None]
+
+
+def _since(values: Tensor, first: Tensor) -> Tensor:
+    """Sums of values (batch, time, …) over the steps from `first` (batch, time) to each step.
+
+    The number of steps that are summed is doubled until it is the whole sequence. Differences of sums from the
+    beginning would lose the digits of small sums after large ones, and NaN would cross a reset.
+    """
+    time = values.shape[1]
+    at, steps = torch.arange(time, device=values.device), 1
+    for _ in range(_DOUBLINGS if is_open(time) else (operator.index(time) - 1).bit_length()):
+        earlier = values[:, (at - steps).clamp(min=0)]
+        values = torch.where((at - steps >= first)[:, :, None], values + earlier, values)
+        steps *= 2
+    return values
+
+
+def _later(sums: Tensor, steps: Tensor | float) -> Tensor:
     """Sums of powers of step numbers (batch, degrees, …) as if each number were larger by `steps`: Σ (n + steps)ᵏ from
     the Σ nʲ."""
     parts = sums.unbind(1)

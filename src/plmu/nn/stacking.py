@@ -123,16 +123,20 @@ def _takes_time(module: nn.Module) -> bool:
 
 
 def run(module: nn.Module, x: Tensor, state: Any, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Any]:
-    """The output of a module of a stack for a whole sequence, and its next state; None if it has no state."""
+    """The output of a module of a stack for a whole sequence, and its next state; None if it has no state, and () in a
+    trace, which has no None."""
     if isinstance(module, Steppable):
         result: tuple[Tensor, Any] = module(x, state, lengths, resets=resets)
         return result
-    return _over_steps(module, x, lengths), None
+    return _over_steps(module, x, lengths), () if torch.jit.is_tracing() else None  # type: ignore[attr-defined]
 
 
 def run_step(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """The output of a module of a stack for one step, and its next state; None if it has no state."""
-    return module.step(x, state) if isinstance(module, Steppable) else (_each_step(module, x), None)
+    """The output of a module of a stack for one step, and its next state; as in `run` if it has no state."""
+    if isinstance(module, Steppable):
+        result: tuple[Tensor, Any] = module.step(x, state)
+        return result
+    return _each_step(module, x), () if torch.jit.is_tracing() else None  # type: ignore[attr-defined]
 
 
 def checked_states(state: tuple[Any, ...] | None, count: int) -> tuple[Any, ...]:

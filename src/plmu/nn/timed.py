@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plmu.core.modes import values_unknown
+from plmu.core.modes import among_fakes, values_unknown
 from plmu.core.systems import DelayNetwork
 from plmu.folded import wide_dtype
 from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, check_features, positive
 from plmu.ops.check import Lengths, check_state, checked_lengths, checked_resets, keep_valid, result_dtype
+from plmu.ops.matrices import infinity_as_nan
+from plmu.ops.nonfinite import isolated_values
 
 _BLOCK = 16  # steps of a block; blocks run in parallel, their steps one after another
 _AT_ONCE = 4096  # matrix exponentials computed together, which bounds memory
@@ -82,13 +84,18 @@ class TimedDelayLayer(Steppable):
         resets = checked_resets(resets, batch, time, x.device)
         before, narrow = self._before(x, state), result_dtype(x)
         x = keep_valid(x, lengths).to(before.dtype)  # in the padding no time passes
-        move, take = self._transitions(x[:, :, 0])
         if resets is not None:
-            move = move.masked_fill(resets[:, :, None, None], 0.0)
-        inputs = take[..., None] * x[:, :, None, 1:]  # (batch, time, order, channels)
-        first = inputs[:, :1] + move[:, :1] @ before[:, None]
-        m = _scan(move, torch.cat([first, inputs[:, 1:]], dim=1))
+            resets = keep_valid(resets, lengths).bool()
+        keep, change, take = self._transitions(x[:, :, 0])
+        u, start, spoilt = isolated_values(x[:, :, None, 1:], before, lengths, resets)
+        if resets is not None:
+            keep, change = (part.masked_fill(resets[:, :, None, None], 0.0) for part in (keep, change))
+        inputs = take[..., None] * u  # (batch, time, order, channels)
+        first = inputs[:, :1] + _moved(keep[:, :1], change[:, :1], start[:, None])
+        m = _scan(keep, change, torch.cat([first, inputs[:, 1:]], dim=1))
         last = m[:, -1].clone()
+        if spoilt is not None:
+            m, last = spoilt.mark_states(m), spoilt.mark_final(last)
         out = m.flatten(2) if self.returns_sequences else last.flatten(1)[:, None]
         out = keep_valid(out, lengths).to(narrow, copy=True)
         return out if self.returns_sequences else out[:, 0], last
@@ -106,8 +113,8 @@ class TimedDelayLayer(Steppable):
         check_features(x, 2, self.input_size)
         before = self._before(x, state)
         wide = x.to(before.dtype)
-        move, take = self._transitions(wide[:, 0])
-        m = move @ before + take[..., None] * wide[:, None, 1:]
+        keep, change, take = self._transitions(wide[:, 0])
+        m = _moved(keep, change, before) + take[..., None] * infinity_as_nan(wide[:, None, 1:])
         return m.flatten(1).to(result_dtype(x), copy=True), m
 
     def initial_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -122,14 +129,15 @@ class TimedDelayLayer(Steppable):
         before: Tensor = state
         return before
 
-    def _transitions(self, intervals: Tensor) -> tuple[Tensor, Tensor]:
-        """For each interval Δ, e^{A Δ} (..., order, order) and (∫ e^{A s} ds) B (..., order), the weights of the
-        sample.
+    def _transitions(self, intervals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each interval Δ, e^{A Δ} as k I + P, k (..., 1, 1) and P (..., order, order), and (∫ e^{A s} ds) B (...,
+        order), the weights of the sample.
 
-        Both are blocks of e^{[[A, B], [0, 0]] Δ}, which is computed once for equal intervals.
+        k is 1 for short intervals: then P = e^{A Δ} − I has digits that e^{A Δ} has not. The exponentials are blocks of
+        e^{[[A, B], [0, 0]] Δ}, which is computed once for equal intervals.
         """
         lags = intervals.detach()
-        if not values_unknown(lags):
+        if not (values_unknown(lags) or torch.jit.is_tracing()):  # type: ignore[attr-defined]
             wrong = ~((lags >= 0) & torch.isfinite(lags))
             if wrong.any():
                 place = tuple(wrong.nonzero()[0].tolist())
@@ -140,18 +148,29 @@ class TimedDelayLayer(Steppable):
             lags, places = torch.unique(lags, return_inverse=True)
         else:
             lags, places = lags.flatten(), torch.arange(lags.numel(), device=lags.device).reshape(lags.shape)
-        matrix = self._matrix.to(lags.device) if lags.device.type != "mps" else self._matrix
+        matrix = among_fakes(self._matrix)
+        matrix = matrix.to(lags.device) if lags.device.type != "mps" else matrix
         parts = lags.to(matrix.device, torch.float64)[:, None, None].split(_AT_ONCE)
         powers = torch.cat([torch.linalg.matrix_exp(part * matrix) for part in parts])
-        powers = powers.to(intervals.device, intervals.dtype)[places][..., :-1, :]
-        return powers[..., :-1], powers[..., -1]
+        powers, take = powers[..., :-1, :-1], powers[..., :-1, -1]
+        changes = powers - torch.eye(self.order, dtype=powers.dtype, device=powers.device)
+        near = torch.linalg.matrix_norm(changes) < torch.linalg.matrix_norm(powers)
+        changes = torch.where(near[:, None, None], changes, powers)
+        keep, changes, take = (part.to(intervals.dtype).to(intervals.device)[places] for part in (near, changes, take))
+        return keep[..., None, None], changes, take
 
     def extra_repr(self) -> str:
         return f"{self.channels}, order={self.order}, theta={self.config['theta']}"
 
 
-def _scan(moves: Tensor, inputs: Tensor) -> Tensor:
-    """m_t = P_t m_{t-1} + v_t from zero, for P (batch, time, order, order) and v (batch, time, order, channels).
+def _moved(keep: Tensor, change: Tensor, m: Tensor) -> Tensor:
+    """(k I + P) m for k (..., 1, 1), P (..., order, order) and m (..., order, channels)."""
+    return keep * m + change @ m
+
+
+def _scan(keep: Tensor, changes: Tensor, inputs: Tensor) -> Tensor:
+    """m_t = (k_t I + P_t) m_{t-1} + v_t from zero, for k (batch, time, 1, 1), P (batch, time, order, order) and v
+    (batch, time, order, channels).
 
     All blocks run at once from zero, step by step; the same recurrence over the ends of the blocks then gives the
     state before each block.
@@ -161,16 +180,19 @@ def _scan(moves: Tensor, inputs: Tensor) -> Tensor:
     if blocks == 1:
         states = [inputs[:, 0]]
         for t in range(1, time):
-            states.append(torch.baddbmm(inputs[:, t], moves[:, t], states[-1]))
+            states.append(inputs[:, t] + _moved(keep[:, t], changes[:, t], states[-1]))
         return torch.stack(states, dim=1)
     padding = blocks * _BLOCK - time
     inputs = torch.nn.functional.pad(inputs, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, channels)
-    moves = torch.nn.functional.pad(moves, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, order)
-    local, products = [inputs[:, :, 0]], [moves[:, :, 0]]
+    changes = torch.nn.functional.pad(changes, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, order, order)
+    keep = torch.nn.functional.pad(keep, (0, 0, 0, 0, 0, padding)).reshape(batch, blocks, _BLOCK, 1, 1)
+    local, kept, changed = [inputs[:, :, 0]], [keep[:, :, 0]], [changes[:, :, 0]]  # from the beginning of each block
     for t in range(1, _BLOCK):
-        local.append(inputs[:, :, t] + moves[:, :, t] @ local[-1])
-        products.append(moves[:, :, t] @ products[-1])
-    ends = _scan(products[-1], local[-1])  # the state at the end of each block
-    before = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], dim=1)
-    whole = torch.stack(local, dim=2) + torch.stack(products, dim=2) @ before[:, :, None]
+        keep_t, change_t = keep[:, :, t], changes[:, :, t]
+        local.append(inputs[:, :, t] + _moved(keep_t, change_t, local[-1]))
+        changed.append(_moved(keep_t, change_t, changed[-1]) + change_t * kept[-1])
+        kept.append(keep_t * kept[-1])
+    ends = _scan(kept[-1], changed[-1], local[-1])  # the state at the end of each block
+    before = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1]], dim=1)[:, :, None]
+    whole = torch.stack(local, dim=2) + _moved(torch.stack(kept, dim=2), torch.stack(changed, dim=2), before)
     return whole.reshape(batch, blocks * _BLOCK, order, channels)[:, :time]

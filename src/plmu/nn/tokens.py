@@ -20,6 +20,7 @@ from plmu.nn.savable import savable
 from plmu.nn.steppable import Steppable, changed, factory, options_repr, positive, probability
 from plmu.ops import Plan
 from plmu.ops.check import Lengths, check_padded, checked_lengths
+from plmu.ops.matrices import power_of_2_from
 
 MOST_SUMS = 4  # up to this order, one sum of table rows for each coefficient is faster than embedding the text
 
@@ -210,8 +211,8 @@ class TokenDelayLayer(Steppable):
         response at their distance from the end."""
         batch, time = tokens.shape
         table = self.embedding.weight
-        system, longer = self.memory.systems()[0], 1 << (time - 1).bit_length()  # one table for many lengths
-        response = system.derive(_response, longer, dtype=table.dtype, device=table.device)[:, :time]
+        system = self.memory.systems()[0]
+        response = system.derive(_response, power_of_2_from(time), dtype=table.dtype, device=table.device)[:, :time]
         if lengths is None:
             weights = response.flip(1)[:, None].expand(-1, batch, -1)
         else:

@@ -8,6 +8,7 @@ channel, a multi-input system has one channel. The channel axis comes last, so a
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 from torch import Tensor
@@ -146,3 +147,8 @@ def finite(matrix: Tensor) -> Tensor:
 def infinity_as_nan(x: Tensor) -> Tensor:
     """x with NaN in place of infinity, by one fast call: x + 0 · x."""
     return torch.add(x, x, alpha=0)
+
+
+def power_of_2_from(time: int) -> int:
+    """The smallest power of 2 that is no less than a number of steps: one constant serves many lengths."""
+    return 1 << (operator.index(time) - 1).bit_length()

@@ -82,19 +82,24 @@ class Spoilt:
 
 def isolated(problem: Problem) -> tuple[Problem, Spoilt | None]:
     """The problem with zeros in place of non-finite values, and where its results must be marked, if anywhere."""
-    u, state = problem.u, problem.state
+    u, state, spoilt = isolated_values(problem.u, problem.state, problem.lengths, problem.resets)
+    return (problem if spoilt is None else replace(problem, u=u, state=state)), spoilt
+
+
+def isolated_values(
+    u: Tensor, state: Tensor | None, lengths: Tensor | None, resets: Tensor | None
+) -> tuple[Tensor, Tensor | None, Spoilt | None]:
+    """`isolated` for an input (batch, time, inputs, channels) and a state (batch, order, channels)."""
     if not suspect(u, state):
-        return problem, None
-    bad = ~torch.isfinite(u)
-    steps = bad.any(2)  # (batch, time, channels)
+        return u, state, None
+    bad, first_state = ~torch.isfinite(u), state
     bad_state = None
     if state is not None:
         bad_state = ~torch.isfinite(state).all(1)  # (batch, channels)
         state = torch.where(bad_state[:, None], 0.0, state)
-    steps, end = _reached(steps, bad_state, problem)
-    started = None if problem.lengths is None else problem.lengths > 0
-    spoilt = Spoilt(steps, end, started, problem.state)
-    return replace(problem, u=torch.where(bad, 0.0, u), state=state), spoilt
+    steps, end = _reached(bad.any(2), bad_state, lengths, resets)
+    started = None if lengths is None else lengths > 0
+    return torch.where(bad, 0.0, u), state, Spoilt(steps, end, started, first_state)
 
 
 def suspect(*tensors: Tensor | None) -> bool:
@@ -112,7 +117,9 @@ def isolates() -> bool:
     return _isolating
 
 
-def _reached(bad: Tensor, bad_state: Tensor | None, problem: Problem) -> tuple[Tensor, Tensor]:
+def _reached(
+    bad: Tensor, bad_state: Tensor | None, lengths: Tensor | None, resets: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The steps (batch, time, channels) that a bad input or state reaches, and whether it reaches the end (batch,
     channels)."""
     time = bad.shape[1]
@@ -120,10 +127,10 @@ def _reached(bad: Tensor, bad_state: Tensor | None, problem: Problem) -> tuple[T
     before = -1 if bad_state is None else torch.where(bad_state, 0, -1)[:, None]
     latest = torch.where(bad, number, before).cummax(1).values  # the last bad moment so far
     start: Tensor | int = 0  # the first step since the last reset
-    if problem.resets is not None:
-        start = torch.where(problem.resets[:, :, None], number, 0).cummax(1).values
+    if resets is not None:
+        start = torch.where(resets[:, :, None], number, 0).cummax(1).values
     reached = latest >= start
-    if problem.lengths is None:
+    if lengths is None:
         return reached, reached[:, -1]
-    index = (problem.lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, bad.shape[2])
-    return reached, reached.gather(1, index)[:, 0] & (problem.lengths > 0)[:, None]
+    index = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, bad.shape[2])
+    return reached, reached.gather(1, index)[:, 0] & (lengths > 0)[:, None]

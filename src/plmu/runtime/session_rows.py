@@ -21,6 +21,7 @@ class Rows:
 
     def __init__(self, frozen: FrozenModel, width: int, missing: str, features: int | None) -> None:
         self.frozen, self.width, self.missing = frozen, width, missing
+        self.refusal: str | None = None  # why the model refused a sample of the last batch
         place = frozen.place
         device = torch.device("cpu") if place is None else place.device
         if frozen.takes_tokens:
@@ -122,7 +123,7 @@ class Rows:
         if self.frozen.takes_tokens:
             numbers = numbers % (self.frozen.vocabulary or 1)
         else:
-            numbers = numbers.double().sin().to(self.zeros.dtype)
+            numbers = numbers.double().sin().abs().to(self.zeros.dtype)  # some features, as intervals, are not negative
         with torch.inference_mode():
             for step in numbers.view(_TRIED_STEPS, *self.zeros.shape[1:]):
                 x = self.zeros + step
@@ -173,15 +174,24 @@ class Rows:
         if not full:
             state = [start.index_copy(0, positions, row) for start, row in zip(leaves(self.start), state, strict=True)]
             batch = self.zeros.expand(time, *self.zeros.shape).index_copy(1, positions, batch)
+        self.refusal = None
         clean = not x.is_floating_point() or finite(x)
         taken = torch.full_like(rows, time)
         due = (self.steps[rows].unsqueeze(1) + torch.arange(1, time + 1, device=rows.device)) % _FLUSH_EVERY == 0
         outputs = []
         for step, flush in enumerate(due.any(0).tolist()):
+            sample, refused = _copy(batch[step]), []
             try:
-                out, nested = self.frozen.folded.step(_copy(batch[step]), self._nested(state))
+                out, nested = self.frozen.folded.step(sample, self._nested(state))
             except IndexError as error:
                 raise ValueError(f"a token number is out of range: {error}") from error
+            except ValueError as error:
+                refused = [row for row in positions.tolist() if not self._takes(row, sample, state)]
+                if not refused:
+                    raise
+                self.refusal, clean = str(error), False
+                sample[refused] = self.zeros[refused]
+                out, nested = self.frozen.folded.step(sample, self._nested(state))
             outputs.append(out)
             old, state = state, [_copy(leaf) for leaf in leaves(nested)]
             if flush:  # in silence a state decays into subnormal numbers, with which a CPU is slow
@@ -193,6 +203,7 @@ class Rows:
                 bad = torch.zeros_like(rows, dtype=torch.bool)
                 if x.is_floating_point():
                     bad |= ~torch.isfinite(x[:, step]).all(1)
+                bad |= torch.isin(positions, self.index(refused))
                 for new, before in zip(state, old, strict=True):
                     bad |= spoiled(new[positions], before[positions]).flatten(1).any(1)
                 taken[bad & (taken == time)] = step
@@ -201,6 +212,16 @@ class Rows:
                     new[stopped] = before[stopped]
         out = torch.stack(outputs, 1)
         return (out, taken, state) if full else (out[positions], taken, [leaf[positions] for leaf in state])
+
+    def _takes(self, row: int, sample: Tensor, state: list[Tensor]) -> bool:
+        """Whether the model takes this row of a batch: it may check values, such as those of intervals."""
+        alone = self.zeros.clone()
+        alone[row] = sample[row]
+        try:
+            self.frozen.folded.step(alone, self._nested(state))
+        except ValueError:
+            return False
+        return True
 
     def _nested(self, parts: list[Tensor]) -> Any:
         """A state of these tensors."""

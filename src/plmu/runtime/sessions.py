@@ -132,10 +132,10 @@ class Sessions:
         out, taken, steps = self._rows.compute(rows, x.unsqueeze(1))
         wrong = [row for row, count in zip(rows, taken.tolist(), strict=True) if not count]
         if wrong:
-            raise ValueError(
-                f"samples of rows {', '.join(map(str, wrong[:10]))} are missing, infinite or would make their state so:"
-                " no session has changed"
-            )
+            reason = "missing, infinite or would make their state so"
+            if self._rows.refusal is not None:
+                reason = f"refused: {self._rows.refusal}"
+            raise ValueError(f"samples of rows {', '.join(map(str, wrong[:10]))} are {reason}: no session has changed")
         self._rows.commit(steps)
         return dict(zip(rows, out[:, 0].clone(), strict=True))
 
@@ -148,7 +148,8 @@ class Sessions:
 
         Returns:
             The outputs (rows, outputs), and whether each row's sample was taken (rows,). It is not if it is missing,
-            infinite or would make the state infinite: such a session has not changed, and its output means nothing.
+            infinite, would make the state infinite or is refused by the model: such a session has not changed, and its
+            output means nothing.
         """
         self._check(rows, x)
         out, taken = self._advance(rows, x.unsqueeze(1))
