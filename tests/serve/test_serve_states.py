@@ -122,7 +122,7 @@ def test_states_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is damaged"):
         batcher(run, states)
     journal = Journal(tmp_path / "wide", "", "f", 1)
-    journal.save(Snapshot([], [], {"answers": torch.zeros(0, 1)}, width=10**9))()
+    journal.save(Snapshot([], [], [], {"answers": torch.zeros(0, 1)}, width=10**9))()
     with pytest.raises(RunError, match="is damaged: its width is 1000000000"):
         journal.snapshot()
     (tmp_path / "file").write_text("")

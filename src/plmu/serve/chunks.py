@@ -65,13 +65,20 @@ class Record:
     kind: int
     row: int
     name: str = ""  # of OPEN
+    owner: str = ""  # of OPEN: the digest of the session's secret
     samples: array[Any] | None = None
     count: int = 0
 
 
 def packed(kind: int, row: int, count: int = 0, content: bytes = b"") -> bytes:
-    """A record as bytes; `count` is the number of samples, or of bytes of a name."""
+    """A record as bytes; `count` is the number of samples, or of bytes."""
     return RECORD.pack(kind, row, count) + content
+
+
+def packed_open(row: int, name: str, owner: str) -> bytes:
+    """The record of OPEN. In version 1 it had no owner."""
+    content = f"{name} {owner}".encode()
+    return packed(OPEN, row, len(content), content)
 
 
 class JournalReader:
@@ -165,7 +172,8 @@ class JournalReader:
                 place += RECORD.size
                 record, size = Record(kind, row), 0
                 if kind == OPEN:
-                    size, record.name = count, body[place : place + count].decode()
+                    size, text = count, body[place : place + count].decode()
+                    record.name, _, record.owner = text.partition(" ")
                 elif kind == SAMPLES:
                     record.samples, record.count = array(self.code), count
                     size = count * self.features * record.samples.itemsize
