@@ -280,10 +280,8 @@ def _token(options: Namespace) -> str | None:
     if options.token_file is not None and options.token is not None:
         raise ValueError("give --token-file or --token, not both")
     if options.token is not None:
-        hint = "use --token-file or PLMU_TOKEN"
-        print(
-            f"plmu: --token can be seen by all users of this machine in its list of processes: {hint}", file=sys.stderr
-        )
+        where = "in the list of processes"
+        print(f"plmu: others on this machine can see --token {where}: use --token-file or PLMU_TOKEN", file=sys.stderr)
     if options.token_file is None:
         return options.token or os.environ.get("PLMU_TOKEN") or None
     try:
