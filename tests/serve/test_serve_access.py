@@ -267,13 +267,21 @@ def test_owners_are_in_the_journal(tmp_path: Path) -> None:
     (other,) = do(again, (OPEN, "a"), owner=digest("of-another"))
     assert other.error is not None
     assert other.error.status == 403
-    assert [request.error for request in do(again, (OPEN, "a"), (RESET, "b"), owner=again.by_name["a"].owner)] == [None] * 2
+    assert [request.error for request in do(again, (OPEN, "a"), (RESET, "b"), owner=again.by_name["a"].owner)] == [
+        None
+    ] * 2
 
 
 def test_requests_that_cannot_be_read(tmp_path: Path) -> None:
     """None of them is an error of the server (status 500)."""
     with serving(saved(tmp_path / "run")) as client:
-        for headers in ({"Host": "["}, {"Host": "[x"}, {"Origin": "http://["}, {b"Host": b"\xff"}, {b"Origin": b"\xff"}):
+        for headers in (
+            {"Host": "["},
+            {"Host": "[x"},
+            {"Origin": "http://["},
+            {b"Host": b"\xff"},
+            {b"Origin": b"\xff"},
+        ):
             assert client.get("/model", headers=headers).status_code in (400, 403)
         for path in ("/static/%00", "/static/%ff", "/sessions/%ff", "/sessions/%00", "/static/" + "x" * 5000):
             assert client.get(path).status_code in (400, 404), path

@@ -38,9 +38,7 @@ def batcher(run: Path, states: Path, **options: bool) -> Batcher:
         raise
 
 
-def do(
-    server: Batcher, *requests: tuple[int, str] | tuple[int, str, list[float]], owner: str = ""
-) -> list[Request]:
+def do(server: Batcher, *requests: tuple[int, str] | tuple[int, str, list[float]], owner: str = "") -> list[Request]:
     """These requests as one batch."""
     messages = [Message(array("f", r[2]), len(r[2])) if len(r) > 2 else None for r in requests]
     made = [Request(r[0], r[1], message, owner=owner) for r, message in zip(requests, messages, strict=True)]

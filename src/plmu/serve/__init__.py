@@ -143,7 +143,7 @@ def open_files(most: int) -> tuple[int, int]:
         return most, BACKLOG
     soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    backlog = min(BACKLOG, soft // 4)
+    backlog = BACKLOG if soft == needed else min(BACKLOG, soft // 4)
     allowed = min(most, soft - backlog - RESERVE)
     if allowed < 1:
         raise RunError(f"the limit of open files is {soft}: raise it, as with `ulimit -n 4096`")
