@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -98,12 +99,13 @@ class Client:
         self.count = 0  # samples sent
         self.outputs: list[float] = []
         self.faults: list[str] = []
+        self.secret = secrets.token_urlsafe(16)
         self.keeps = False
         self.unread: list[bytes] = []  # answers, which are read when there is time
         self.connection: Connection
 
     async def connect(self, port: int, name: str = "") -> None:
-        path = f"/ws?session={name}" if name else "/ws"
+        path = f"/ws?session={name}&secret={self.secret}" if name else "/ws"
         self.hello: dict[str, Any] | None = None
         self.connection = await Connection.open(port, self.heard, path)
 

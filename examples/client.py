@@ -3,14 +3,15 @@
     plmu serve runs/mackey-glass-plmu-seed0 --states states
     python examples/client.py series.csv
 
-Needs `pip install websockets`. The session has a name, so the server continues it: after a reconnection it says how
-many samples it has taken, and the outputs of its last message.
+Needs `pip install websockets`. The session has a name and a secret, with which the server continues it: after a
+reconnection it says how many samples it has taken, and the outputs of its last message.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -27,10 +28,14 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--url", default="ws://127.0.0.1:8000/ws")
     parser.add_argument("--session", default="example")
+    parser.add_argument("--secret", help="of the session, 16 characters or more; to continue that of an earlier run")
     parser.add_argument("--token")
     given = parser.parse_args()
     samples = [[float(field) for field in line.split(",")] for line in given.file.read_text().split()]
-    headers = {"Authorization": f"Bearer {given.token}"} if given.token else None
+    secret = given.secret or secrets.token_urlsafe(16)
+    if given.secret is None:
+        print(f"to continue this session later, add --secret={secret}", file=sys.stderr)
+    headers = {"Session-Secret": secret} | ({"Authorization": f"Bearer {given.token}"} if given.token else {})
     printed: int | None = None  # samples whose predictions are out
     while printed is None or printed < len(samples):
         try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_serve import ask, saved, serving, socket
+from test_serve import MINE, ask, saved, serving, socket
 from test_serve_states import batcher, do
 
 from plmu.errors import RunError
@@ -284,8 +284,9 @@ def served(run: Path, options: Options, client: Callable[[str], None]) -> None:
 
 def post(address: str, sample: float) -> int:
     content = json.dumps({"session": "a", "sample": sample}).encode()
+    request = urllib.request.Request(f"{address}/step", content, MINE)
     try:
-        with urllib.request.urlopen(f"{address}/step", content, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=20) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

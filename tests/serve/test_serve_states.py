@@ -38,9 +38,10 @@ def batcher(run: Path, states: Path, **options: bool) -> Batcher:
         raise
 
 
-def do(server: Batcher, *requests: tuple[int, str] | tuple[int, str, list[float]]) -> list[Request]:
+def do(server: Batcher, *requests: tuple[int, str] | tuple[int, str, list[float]], owner: str = "") -> list[Request]:
     """These requests as one batch."""
-    made = [Request(r[0], r[1], Message(array("f", r[2]), len(r[2])) if len(r) > 2 else None) for r in requests]
+    messages = [Message(array("f", r[2]), len(r[2])) if len(r) > 2 else None for r in requests]
+    made = [Request(r[0], r[1], message, owner=owner) for r, message in zip(requests, messages, strict=True)]
     assert server._batch(made) == []
     return made
 
@@ -122,7 +123,7 @@ def test_states_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is damaged"):
         batcher(run, states)
     journal = Journal(tmp_path / "wide", "", "f", 1)
-    journal.save(Snapshot([], [], {"answers": torch.zeros(0, 1)}, width=10**9))()
+    journal.save(Snapshot([], [], [], {"answers": torch.zeros(0, 1)}, width=10**9))()
     with pytest.raises(RunError, match="is damaged: its width is 1000000000"):
         journal.snapshot()
     (tmp_path / "file").write_text("")

@@ -223,7 +223,11 @@ def serve_parser() -> Parser:
     parser.add_argument("run", type=Path, help="folder of a finished run, or its model.plmu")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 for any that is free (8000)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
-    parser.add_argument("--token", help="shared secret of server and clients; needed for any other --host (PLMU_TOKEN)")
+    parser.add_argument("--token-file", type=Path, help="file with the secret of server and clients (PLMU_TOKEN)")
+    parser.add_argument("--token", help="that secret itself, which others on this machine can see")
+    parser.add_argument("--allow-host", action="append", help="name by which clients call it, as behind a proxy")
+    parser.add_argument("--allow-origin", action="append", help="other site whose pages may use it; * for all")
+    parser.add_argument("--root-path", default="", help="path below which a proxy has it, such as /plmu")
     parser.add_argument("--states", type=Path, help="folder in which states survive a restart, and a kill")
     parser.add_argument(
         "--fsync", action="store_true", help="flush samples to the disk before they are answered (once a second)"
@@ -236,6 +240,8 @@ def serve_parser() -> Parser:
     parser.add_argument("--rate", type=float, default=1000.0, help="samples of a session a second, at most (1000)")
     parser.add_argument("--message-bytes", type=int, default=65_536, help="bytes of a message, at most (65536)")
     parser.add_argument("--samples", type=int, default=1000, help="samples of a message, at most (1000)")
+    parser.add_argument("--connections", type=int, help="connections at once, at most (2 a session and 100)")
+    parser.add_argument("--address-connections", type=int, default=200, help="of these from another machine (200)")
     parser.add_argument("--missing", type=OneOf("raise", "hold", "zero"), help="what null in a sample does (an error)")
     parser.add_argument("--width", type=int, help="sessions of a batch (16 to 256, by the size of the model)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; a small model is fastest with one (1)")
@@ -248,21 +254,49 @@ def serve(options: Namespace) -> None:
         from plmu.serve import serve as run_server
         from plmu.serve.limits import Limits
 
-        limits = Limits(options.sessions, options.message_bytes, options.samples, options.rate, options.idle)
-        token = options.token or os.environ.get("PLMU_TOKEN") or None
+        limits = Limits(
+            options.sessions,
+            options.message_bytes,
+            options.samples,
+            options.rate,
+            options.idle,
+            options.connections,
+            options.address_connections,
+        )
         serving = Options(
             options.host,
             options.port,
-            token,
+            _token(options),
             options.states,
             options.missing,
             options.width,
             limits=limits,
             fsync=options.fsync,
             recover=options.recover,
+            hosts=options.allow_host or (),
+            origins=options.allow_origin or (),
+            root=options.root_path,
         )
         _note_other_model(options.run)
         run_server(options.run, serving, lambda address: print(f"plmu serves {options.run} at {address}", flush=True))
+
+
+def _token(options: Namespace) -> str | None:
+    """The token of a server: of a file, of the command line, or of the environment."""
+    if options.token_file is not None and options.token is not None:
+        raise ValueError("give --token-file or --token, not both")
+    if options.token is not None:
+        where = "in the list of processes"
+        print(f"plmu: others on this machine can see --token {where}: use --token-file or PLMU_TOKEN", file=sys.stderr)
+    if options.token_file is None:
+        return options.token or os.environ.get("PLMU_TOKEN") or None
+    try:
+        token: str = options.token_file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--token-file {options.token_file} cannot be read: {error}") from None
+    if not token:
+        raise ValueError(f"--token-file {options.token_file} is empty")
+    return token
 
 
 def export_parser() -> Parser:

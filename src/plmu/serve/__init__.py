@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 import plmu
 from plmu.errors import RunError
@@ -22,6 +30,7 @@ from plmu.runs.deployed import Deployed, load
 from plmu.serve.access import Access, checked_token
 from plmu.serve.app import Server
 from plmu.serve.batching import Batcher
+from plmu.serve.connections import Connections
 from plmu.serve.journal import Journal
 from plmu.serve.limits import Limits
 from plmu.serve.messages import Reader
@@ -31,7 +40,12 @@ from plmu.serve.snapshots import MOST_WIDTH
 BATCH_COST = 2**22  # multiply-adds of a batch, which take a fraction of a millisecond
 MOST_PORT = 65_535
 YOUNG_OBJECTS = 50_000  # at which the garbage collector runs
-HEADROOM = 16  # messages up to this many times the limit are read and answered with an error
+HEADROOM = 2  # messages up to this many times the limit are read and answered with an error
+BACKLOG = 1024  # clients that wait to be accepted, at most
+RESERVE = 64  # open files other than connections
+ROOT = re.compile(r"(/[A-Za-z0-9_.~-]+)+/?")
+
+log = logging.getLogger("plmu.serve")
 
 
 @dataclass
@@ -48,11 +62,15 @@ class Options:
     fsync: bool = False  # whether records are on the disk before they are answered
     recover: bool = False  # whether to go on from what can be read of damaged states
     limits: Limits = field(default_factory=Limits)
+    hosts: Sequence[str] = ()  # names by which it may be called, apart from this machine's own
+    origins: Sequence[str] = ()  # of pages of other sites that may use it
+    root: str = ""  # the path below which a proxy has it
 
 
 def make_server(deployed: Deployed, options: Options) -> Server:
     """The server of a model. It continues the sessions in `options.states`."""
-    access = Access(options.host, checked_token(options.host, options.token))
+    access = Access(options.host, options.token, options.hosts, options.origins)
+    root = checked_root(options.root)
     if options.width is not None and not 1 <= options.width <= MOST_WIDTH:
         raise ValueError(f"--width must be 1 to {MOST_WIDTH}, got {options.width}")
     missing = deployed.frozen.checked_missing(options.missing)
@@ -71,7 +89,14 @@ def make_server(deployed: Deployed, options: Options) -> Server:
             sessions, options.limits, Metrics(), reader.code, journal, options.tick, deployed.forecasts
         )
         on_error.pop_all()
-    return Server(deployed, batcher, reader, access)
+    return Server(deployed, batcher, reader, access, root)
+
+
+def checked_root(root: str) -> str:
+    """A path below which a server is, without a slash at its end. ValueError: it is no path."""
+    if root.strip("/") and not ROOT.fullmatch(root):
+        raise ValueError(f"--root-path must be like /plmu, got {root!r}")
+    return root.rstrip("/")
 
 
 def usual_width(frozen: plmu.FrozenModel) -> int:
@@ -92,37 +117,64 @@ def serve(run: Path, options: Options, ready: Callable[[str], None] | None = Non
     if not 0 <= options.port <= MOST_PORT:
         raise ValueError(f"--port must be 0 to {MOST_PORT}, got {options.port}")
     deployed = load(run)
-    with _listening(options) as listening:
+    most, backlog = open_files(options.limits.most_connections)
+    with _listening(options, backlog) as listening:
         shown = f"[{options.host}]" if listening.family == socket.AF_INET6 else options.host
         address = f"http://{shown}:{listening.getsockname()[1]}"
         server = make_server(deployed, options)
         app = server.app(lambda: None if ready is None else ready(address))
-        if not _run(app, listening, options.limits, server.batcher):
+        connections = Connections(most, options.limits, H11Protocol)
+        if not _run(app, listening, backlog, connections, server.batcher):
             sys.exit(1)
         if server.batcher.failed is not None:
             raise RunError(server.batcher.failed)
 
 
-def _listening(options: Options) -> socket.socket:
+def open_files(most: int) -> tuple[int, int]:
+    """Raise the limit of open files as far as `most` connections need it and the system allows.
+
+    Returns:
+        How many connections there can be, and how many more can wait to be accepted. Those who wait are all accepted
+        before the first is told that there are too many, so each of them needs a file, too.
+    """
+    if resource is None:
+        return most, BACKLOG
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = most + BACKLOG + RESERVE
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return most, BACKLOG
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    backlog = BACKLOG if soft == needed else min(BACKLOG, soft // 4)
+    allowed = min(most, soft - backlog - RESERVE)
+    if allowed < 1:
+        raise RunError(f"the limit of open files is {soft}: raise it, as with `ulimit -n 4096`")
+    if allowed < most:
+        log.warning("plmu: %d connections at once instead of %d: the limit of open files is %d", allowed, most, soft)
+    return allowed, backlog
+
+
+def _listening(options: Options, backlog: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((options.host, options.port))
-        listening.listen(max(2048, options.limits.sessions))  # early clients wait
+        listening.listen(backlog)
     except OSError as error:
         listening.close()
         raise OSError(f"cannot listen on {options.host}:{options.port}: {error.strerror or error}") from None
     return listening
 
 
-def _run(app: Starlette, listening: socket.socket, limits: Limits, batcher: Batcher) -> bool:
+def _run(app: Starlette, listening: socket.socket, backlog: int, connections: Connections, batcher: Batcher) -> bool:
     """Run until a signal, or until the batcher has failed, and return whether the server had started."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=cast(type[asyncio.Protocol], connections.protocol),
         ws="websockets-sansio",
-        ws_max_size=HEADROOM * limits.message_bytes,
+        ws_max_size=HEADROOM * batcher.limits.message_bytes,
+        backlog=backlog,
         ws_per_message_deflate=False,
         access_log=False,
         log_level="warning",

@@ -1,42 +1,47 @@
-"""The server's addresses: HTTP by Starlette, and the WebSocket, where each connection is a session."""
+"""The server's addresses: HTTP by Starlette; the WebSocket is in `sockets.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import plmu
 from plmu.runs.deployed import Deployed
-from plmu.serve.access import Access
+from plmu.serve.access import Access, digest, secret_of
 from plmu.serve.batching import Batcher
-from plmu.serve.limits import BadMessage
+from plmu.serve.connections import connection_of
+from plmu.serve.limits import WRONG_SECONDS, BadMessage
 from plmu.serve.messages import Reader, Writer, checked_name
 from plmu.serve.openapi import document
-from plmu.serve.work import Session
+from plmu.serve.sockets import Sockets
+from plmu.serve.work import SECRET_HINT, Session
 
 STATIC = Path(__file__).parent / "static"
 MAX_ORDER, MAX_THETA, POINTS = 64, 10_000, 100  # of the memory that the page shows
 POLICY = "default-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; frame-ancestors 'none'"
+OF_STATUS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}  # headers
 
 
 class Server:
-    """Answers HTTP and WebSocket messages for a deployed model."""
+    """Answers HTTP and WebSocket messages for a deployed model. `root` is the path below which a proxy has it."""
 
-    def __init__(self, deployed: Deployed, batcher: Batcher, reader: Reader, access: Access) -> None:
-        self.deployed, self.batcher, self.reader, self.access = deployed, batcher, reader, access
+    def __init__(self, deployed: Deployed, batcher: Batcher, reader: Reader, access: Access, root: str = "") -> None:
+        self.deployed, self.batcher, self.reader, self.access, self.root = deployed, batcher, reader, access, root
         self.writer, self.metrics = Writer(deployed), batcher.metrics
 
     def app(self, ready: Callable[[], None] = lambda: None) -> Starlette:
@@ -59,20 +64,24 @@ class Server:
             Route("/memory", self._checked(self.memory)),
             Route("/step", self._checked(self.step), methods=["POST"]),
             Route("/sessions/{name}", self._checked(self.session), methods=["GET", "DELETE"]),
-            WebSocketRoute("/ws", Connections(self)),
+            WebSocketRoute("/ws", Sockets(self)),
         ]
-        return Starlette(routes=routes, lifespan=lifespan)
+        return Starlette(
+            routes=routes,
+            lifespan=lifespan,
+            middleware=[Middleware(Front, self)],
+            exception_handlers={HTTPException: _no_such_address},
+        )
 
     def _checked(self, endpoint: Callable[[HttpRequest], Any], needs_token: bool = True) -> Any:
         async def answered(request: HttpRequest) -> Response:
             try:
-                self.access.check(request.headers, request.url.query, needs_token)
+                self.access.check(request.scope, needs_token)
                 response: Response = await endpoint(request)
             except BadMessage as error:
                 self.metrics.error(error.status)
-                headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-                response = JSONResponse({"error": str(error)}, error.status, headers)
-            response.headers.update({"X-Content-Type-Options": "nosniff", "Content-Security-Policy": POLICY})
+                await asyncio.sleep(WRONG_SECONDS)
+                response = JSONResponse({"error": str(error)}, error.status, OF_STATUS.get(error.status))
             return response
 
         return answered
@@ -92,7 +101,7 @@ class Server:
         return JSONResponse({"status": wrong or "ok", "sessions": len(self.batcher.by_name)}, 503 if wrong else 200)
 
     async def openapi(self, _: HttpRequest) -> Response:
-        return JSONResponse(document(self.about()))
+        return JSONResponse(document(self.about(), self.reader.limits, self.root))
 
     async def numbers(self, _: HttpRequest) -> Response:
         return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -137,32 +146,39 @@ class Server:
 
     async def step(self, request: HttpRequest) -> Response:
         content = bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > self.reader.limits.message_bytes:
-                raise BadMessage(f"a message may have {self.reader.limits.message_bytes} bytes", 413)
         try:
+            async for part in request.stream():
+                content += part
+                if len(content) > self.reader.limits.message_bytes:
+                    raise BadMessage(f"a message may have {self.reader.limits.message_bytes} bytes", 413)
             text = content.decode()
+        except ClientDisconnect:
+            raise BadMessage("the message has not arrived whole") from None
         except UnicodeDecodeError:
             raise BadMessage("a message must be JSON in UTF-8") from None
-        session = await self.batcher.open(self.reader.read(text, first=True).session)
-        answer = await self.answer(session, text)
+        if connection := connection_of(request.scope):
+            connection.busy()
+        name = self.reader.read(text, first=True).session
+        session, secret = await self.batcher.open(name, secret_of(request.scope))
+        answer = {**_named(session, secret), **await self.answer(session, text)}
         status = answer.pop("status", 200)
-        return Response(self.writer.encode({"session": session.name, **answer}), status, media_type="application/json")
+        return Response(self.writer.encode(answer), status, media_type="application/json")
 
     async def session(self, request: HttpRequest) -> Response:
         session = self.batcher.by_name.get(checked_name(request.path_params["name"]))
         if session is None:
             raise BadMessage(f"there is no session {request.path_params['name']}", 404)
+        if not session.belongs(digest(secret_of(request.scope) or "")):
+            raise BadMessage(f"the session {session.name} is another client's: {SECRET_HINT}", 403)
         if request.method == "DELETE":
             await self.batcher.close(session)
             return JSONResponse({"session": session.name, "closed": True})
         return JSONResponse(self.hello(session))
 
-    def hello(self, session: Session) -> dict[str, Any]:
+    def hello(self, session: Session, secret: str | None = None) -> dict[str, Any]:
         """The number of samples of a session, and its last outputs, for a client that has lost their answer."""
         hello: dict[str, Any] = {
-            "session": session.name,
+            **_named(session, secret),
             "step": session.steps,
             "last": session.last if len(session.last) <= 1000 else [],
         }
@@ -199,79 +215,43 @@ class Server:
         return answer
 
 
-class Connections:
-    """The WebSocket endpoint: each connection is a session, whose messages are answered one after another."""
+class Front:
+    """What all requests pass: the path below which the server is, and what all answers have."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self.app, self.server = app, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server = self.server
-        await receive()  # websocket.connect
-        query = scope["query_string"].decode("latin-1")
-        try:
-            server.access.check(Headers(scope=scope), query)
-            names = parse_qs(query).get("session")
-            name = None if names is None else checked_name(names[0])
-            session = await server.batcher.open(name)
-        except BadMessage as error:
-            server.metrics.error(error.status)
-            await _refuse(send, error, server.writer.encode({"error": str(error)}))
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
             return
-        asked_to_leave = asyncio.Event()
-        reason: list[Any] = []
+        scope["root_path"] = self.server.root  # which Starlette takes off a path that begins with it
+        if scope["type"] == "websocket":
+            await self.app(scope, receive, send)
+            return
+        cors = self.server.access.cors(scope)
+        added = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": POLICY, **cors}
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in added.items()]
 
-        def leave(code: int, why: str) -> None:
-            reason[:] = [code, why]
-            asked_to_leave.set()
+        async def sending(event: Message) -> None:
+            if event["type"] == "http.response.start":
+                event["headers"] = [*event.get("headers", []), *raw]
+            await send(event)
 
-        if session.leave is not None:
-            session.leave(4409, "the session goes on in another connection")
-        session.leave = leave
-        server.metrics.connections += 1
-        ended = False
+        asks = scope["method"] == "OPTIONS" and "access-control-request-method" in Headers(scope=scope)
+        app = Response(status_code=204) if asks and "Access-Control-Allow-Origin" in cors else self.app
         try:
-            await send({"type": "websocket.accept"})
-            await send({"type": "websocket.send", "text": server.writer.encode(server.hello(session))})
-            talk = asyncio.create_task(self._talk(session, receive, send))
-            leaving = asyncio.create_task(asked_to_leave.wait())
-            await asyncio.wait({talk, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not talk.done():
-                talk.cancel()
-                await send({"type": "websocket.close", "code": reason[0], "reason": reason[1]})
-            leaving.cancel()
-            if talk.done() and not talk.cancelled():
-                ended = talk.result()
-        except OSError:  # the client has gone
-            pass
+            await app(scope, receive, sending)
         finally:
-            server.metrics.connections -= 1
-            if session.leave is leave:
-                session.leave = None
-                if ended and name is None:  # a session that the client has not named ends with its connection
-                    with suppress(BadMessage):
-                        await server.batcher.close(session)
-
-    async def _talk(self, session: Session, receive: Receive, send: Send) -> bool:
-        """Answer messages. Returns whether the client has closed the connection, rather than lost it."""
-        server = self.server
-        while True:
-            event = await receive()
-            if event["type"] != "websocket.receive":
-                return event.get("code") in (1000, 1001)
-            content = event.get("text")
-            answer = await server.answer(session, content if content is not None else event.get("bytes"))
-            await send({"type": "websocket.send", "text": server.writer.encode(answer)})
-            if answer.get("closed"):
-                await send({"type": "websocket.close", "code": 1000, "reason": "closed as asked"})
-                return False
-            if answer.get("status") == 404:
-                await send({"type": "websocket.close", "code": 4404, "reason": "the session has ended"})
-                return False
+            if connection := connection_of(scope):
+                connection.wait()
 
 
-async def _refuse(send: Send, error: BadMessage, text: str) -> None:
-    """Answer the request to connect with an error of HTTP."""
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": text.encode()})
+def _named(session: Session, secret: str | None) -> dict[str, Any]:
+    """The name of a session, and its secret if it is new."""
+    return {"session": session.name} | ({} if secret is None else {"secret": secret})
+
+
+async def _no_such_address(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": f"{error.detail}: see /openapi.json"}, error.status_code, error.headers)

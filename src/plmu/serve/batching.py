@@ -12,6 +12,7 @@ from contextlib import suppress
 import plmu
 from plmu.runs.forecasts import Forecasts
 from plmu.serve import recovery
+from plmu.serve.access import digest
 from plmu.serve.chunks import CLOSE, OPEN, RESET, SAMPLES
 from plmu.serve.journal import Journal
 from plmu.serve.limits import BadMessage, Limits
@@ -92,12 +93,24 @@ class Batcher:
             log.warning("plmu: no last snapshot could be written, the journal has all: %s", error)
             journal.sync()
 
-    async def open(self, name: str | None) -> Session:
-        """The session of this name, which may be new; BadMessage if there are too many."""
-        request = Request(OPEN, name or secrets.token_urlsafe(16))
+    async def open(self, name: str | None, secret: str | None = None) -> tuple[Session, str | None]:
+        """Open a session.
+
+        Args:
+            name: of the session, which may be new; None for a new one.
+            secret: of the session; None if the client has none.
+
+        Returns:
+            The session, and the secret that was made if it is new and the client has none.
+
+        Raises:
+            BadMessage: there are too many sessions, or it is another client's.
+        """
+        made = None if secret else secrets.token_urlsafe(16)
+        request = Request(OPEN, name or secrets.token_urlsafe(16), owner=digest(secret or made or ""))
         await self._do(request)
         assert request.session is not None
-        return request.session
+        return request.session, made if request.created else None
 
     async def close(self, session: Session, idle: bool = False) -> None:
         """End a session, with `idle` only if it is still idle."""
@@ -116,8 +129,9 @@ class Batcher:
     async def handle(self, session: Session, message: Message) -> Request:
         """Carry out a message, in a batch with others. BadMessage: it comes too soon, or the session has ended."""
         session.used = time.monotonic()
-        if message.count:
-            session.rate.take(message.count)
+        if message.count and (wait := session.rate.take(message.count)):
+            limit = f"more than {session.rate.rate:g} samples a second"
+            raise BadMessage(f"{limit}: send this again in {wait:.3f} s", 429)
         kind = RESET if message.reset else CLOSE if message.close else SAMPLES
         request = Request(kind, session.name, message)
         await self._do(request)

@@ -66,14 +66,21 @@ class Record:
     kind: int
     row: int
     name: str = ""  # of OPEN
+    owner: str = ""  # of OPEN: the digest of the session's secret
     samples: array[Any] | None = None
     count: int = 0
     step: int | None = None  # of START: the clock's step of the next sample
 
 
 def packed(kind: int, row: int, count: int = 0, content: bytes = b"", step: int | None = None) -> bytes:
-    """A record as bytes; `count` is the number of samples, or of bytes of a name, `step` that of START."""
+    """A record as bytes; `count` is the number of samples, or of bytes, `step` that of START."""
     return RECORD.pack(kind, row, count) + (content if step is None else STEP.pack(step))
+
+
+def packed_open(row: int, name: str, owner: str) -> bytes:
+    """The record of OPEN. In version 1 it had no owner."""
+    content = f"{name} {owner}".encode()
+    return packed(OPEN, row, len(content), content)
 
 
 class JournalReader:
@@ -167,7 +174,8 @@ class JournalReader:
                 place += RECORD.size
                 record, size = Record(kind, row), 0
                 if kind == OPEN:
-                    size, record.name = count, body[place : place + count].decode()
+                    size, text = count, body[place : place + count].decode()
+                    record.name, _, record.owner = text.partition(" ")
                 elif kind == SAMPLES:
                     record.samples, record.count = array(self.code), count
                     size = count * self.features * record.samples.itemsize

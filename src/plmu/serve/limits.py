@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, fields
 
+WRONG_SECONDS = 0.01  # after which a wrong message is answered: a client that sends many must not hold up others
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -15,11 +17,23 @@ class Limits:
     samples: int = 1000  # of one message
     rate: float = 1000.0  # samples of one session a second
     idle: float = 300.0  # seconds after which a session without messages ends
+    connections: int | None = None  # at once; None for two a session and 100 more
+    address_connections: int = 200  # at once from one address, which is not of this machine
+
+    @property
+    def most_connections(self) -> int:
+        """Connections at once."""
+        return self.connections or 2 * self.sessions + 100
+
+    @property
+    def burst(self) -> float:
+        """Samples that a session may send at once: those of one second, or of one message if more."""
+        return max(self.rate, float(self.samples))
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:
+            if value is not None and not value > 0:
                 raise ValueError(f"--{field.name.replace('_', '-')} must be above 0, got {value}")
 
 
@@ -32,19 +46,19 @@ class BadMessage(ValueError):
 
 
 class Rate:
-    """A token bucket that gains `rate` samples a second and holds those of one second, or of one message if more."""
+    """A token bucket that gains `rate` a second and holds `most`."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.rate = limits.rate
-        self.most = max(limits.rate, float(limits.samples))
-        self.available, self.updated = self.most, time.monotonic()
+    def __init__(self, rate: float, most: float) -> None:
+        self.rate = rate
+        self.most = most
+        self.available, self.updated = most, time.monotonic()
 
-    def take(self, count: int) -> None:
-        """Take `count` samples, or raise BadMessage if fewer are available."""
+    def take(self, count: int) -> float:
+        """Take `count` and return 0; or if fewer are available, return the seconds until they are."""
         now = time.monotonic()
         self.available = min(self.most, self.available + (now - self.updated) * self.rate)
         self.updated = now
         if count > self.available:
-            wait = (count - self.available) / self.rate
-            raise BadMessage(f"more than {self.rate:g} samples a second: send this again in {wait:.3f} s", 429)
+            return (count - self.available) / self.rate
         self.available -= count
+        return 0.0

@@ -17,6 +17,7 @@ from plmu.serve.limits import BadMessage, Limits
 KINDS = ("sample", "samples", "text", "reset", "close")
 NUMBERS = {float, int}  # types of numbers in JSON, without bool
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which cannot be written in UTF-8
 PLAIN = {"step", "outputs"}  # the keys of an answer to numbers
 LIKELIEST = 5  # next tokens in an answer of a language model
 
@@ -88,6 +89,8 @@ class Reader:
             if name == "id":
                 if not isinstance(value, str | int) or isinstance(value, bool) or len(str(value)) > 64:
                     raise BadMessage("id must be a text or an integer of at most 64 characters")
+                if isinstance(value, str) and SURROGATE.search(value):
+                    raise BadMessage("id must be a text of characters, not of halves of them (surrogates)")
                 message.tag = value
             elif name == "session":
                 message.session = checked_name(value)

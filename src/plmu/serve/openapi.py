@@ -1,112 +1,197 @@
-"""The OpenAPI document of a server."""
+"""The OpenAPI document of a server: all addresses, messages and answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_JSON = "application/json"
+from plmu.serve.access import SECRET
+from plmu.serve.limits import Limits
+from plmu.serve.messages import LIKELIEST, NAME
+
+Schema = dict[str, Any]
+TEXT, NUMBER, INTEGER, TRUE = {"type": "string"}, {"type": "number"}, {"type": "integer"}, {"const": True}
+NUMBERS = {"type": "array", "items": {"type": ["number", "null"]}}
+ID = {"type": ["string", "integer"], "description": "Repeated in the answer."}
+STEP = {"type": "integer", "minimum": 0, "description": "Samples that the session has taken."}
+EVERY = (400, 403)  # of a wrong header Host, and of a host or a page of another site that is not allowed
+WITH_TOKEN = (401, 429)
+WRONG = {
+    400: "The message or a header is wrong.",
+    401: "The token is missing or wrong.",
+    403: "The host, the page or the client may not do this.",
+    404: "There is no such session.",
+    413: "The message is too long.",
+    422: "A sample would make the state infinite. It was not taken; those before it were.",
+    429: "Too many samples or wrong tokens in this time: try again later.",
+    503: "The server is full, stops or has failed.",
+    507: "The states cannot be stored, so the message was not taken: try again later.",
+}
 
 
-def document(model: dict[str, Any]) -> dict[str, Any]:
+def document(model: dict[str, Any], limits: Limits, root: str) -> dict[str, Any]:
     """The addresses of a server in OpenAPI 3.1. `model` is its answer to `/model`."""
-    numbers = {"type": "array", "items": {"type": "number"}}
-    features = model["features"]
-    sample: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": (model["tokens"] or 1) - 1}
-    if features is not None:
-        sample = {"type": "array", "items": {"type": ["number", "null"]}, "minItems": features, "maxItems": features}
-        if features == 1:
-            sample = {"anyOf": [{"type": ["number", "null"]}, sample]}
-    requests = {"sample": sample, "samples": {"type": "array", "items": sample, "minItems": 1}}
-    if features is None:
-        requests["text"] = {"type": "string"}
-    requests |= {name: {"type": "boolean", "const": True} for name in ("reset", "close")}
-    extras = {
-        "session": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
-        "id": {"type": ["string", "integer"], "description": "Repeated in the answer."},
-        "outputs": {"type": "boolean", "description": "Whether a language model answers with all outputs."},
-    }
-    message = {
-        "type": "object",
-        "properties": {**requests, **extras},
-        "oneOf": [{"required": [name]} for name in requests],
-        "additionalProperties": False,
-    }
-    answer = {
-        "type": "object",
-        "properties": {
-            "session": {"type": "string"},
-            "step": {"type": "integer", "description": "Samples that the session has taken."},
-            "output": numbers,
-            "outputs": {"type": "array", "items": numbers},
-            "label": {"type": "string"},
-            "probability": {"type": "number"},
-            "probabilities": {"type": "object", "additionalProperties": {"type": "number"}},
-            "next": {"type": "array", "items": {"type": "object"}},
-            "id": {"type": ["string", "integer"]},
-            "closed": {"type": "boolean"},
+    secret = [_parameter("Session-Secret", _secret(), "header"), _parameter("secret", _secret())]
+    session = [_parameter("name", _name(), "path"), *secret]
+    order_and_theta = [
+        {**_parameter("order", INTEGER), "required": True},
+        {**_parameter("theta", NUMBER), "required": True},
+    ]
+    step = _operation(
+        "Advance a session by one or more samples; a new one if the message names none.",
+        _json("Answer"),
+        *(404, 413, 422, 503, 507),
+        parameters=secret,
+        requestBody={"required": True, "content": _json("Message")},
+    )
+    health = _operation("Whether a request passes through a batch now, and can be stored.", _json("Health"), open=True)
+    health["responses"]["503"] = {"description": "Not: `status` says why.", "content": _json("Health")}
+    socket = _operation(
+        "A WebSocket, whose first message is a Session, and then an Answer or Error to each Message.",
+        None,
+        *(503, 507),
+        parameters=[_parameter("session", _name()), *secret],
+    )
+    files = [_parameter("path", TEXT, "path")]
+    paths = {
+        "/": {"get": _operation("The page.", {"text/html": {}}, open=True)},
+        "/static/{path}": {"get": _operation("A file of it.", {"*/*": {}}, 404, open=True, parameters=files)},
+        "/health": {"get": health},
+        "/openapi.json": {"get": _operation("This document.", {"application/json": {}}, open=True)},
+        "/metrics": {"get": _operation("Counts and times for Prometheus.", {"text/plain": {}})},
+        "/model": {"get": _operation("The inputs and outputs of the model.", _json("Model"))},
+        "/memory": {"get": _operation("Ā, B̄ and C of a Delay Network.", _json("Memory"), parameters=order_and_theta)},
+        "/step": {"post": step},
+        "/sessions/{name}": {
+            "get": _operation("Its number of samples, and last outputs.", _json("Session"), 404, parameters=session),
+            "delete": _operation("End a session.", _json("Closed"), 404, 503, 507, parameters=session),
         },
+        "/ws": {"get": socket},
     }
-    session = {"name": "name", "in": "path", "required": True, "schema": extras["session"]}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "plmu serve",
             "version": model["version"],
-            "description": "A trained model as a stream. The same messages go over the WebSocket /ws, where each"
-            " connection is a session: /ws?session=NAME continues the session of that name.",
+            "description": "A trained model as a stream. Each connection to the WebSocket /ws is a session; /step takes"
+            " the same messages, with the session's name. A session belongs to the client that made it, which sends its"
+            " secret with each request.",
         },
-        "paths": {
-            "/step": {
-                "post": {
-                    "summary": "Advance a session by one or more samples; a new one if the message names none.",
-                    "requestBody": {
-                        "required": True,
-                        "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Message"}}},
-                    },
-                    "responses": _responses("#/components/schemas/Answer", 400, 401, 403, 404, 413, 422, 429, 503, 507),
-                }
-            },
-            "/sessions/{name}": {
-                "get": {
-                    "summary": "The number of samples that a session has taken, and its last outputs.",
-                    "parameters": [session],
-                    "responses": _responses(None, 401, 404),
-                },
-                "delete": {
-                    "summary": "End a session.",
-                    "parameters": [session],
-                    "responses": _responses(None, 401, 404, 503, 507),
-                },
-            },
-            "/model": {"get": {"summary": "The inputs and outputs of the model.", "responses": _responses(None, 401)}},
-            "/memory": {
-                "get": {
-                    "summary": "Ā, B̄ and decoder C of a Delay Network.",
-                    "parameters": [
-                        {"name": name, "in": "query", "required": True, "schema": {"type": kind}}
-                        for name, kind in (("order", "integer"), ("theta", "number"))
-                    ],
-                    "responses": _responses(None, 400, 401),
-                }
-            },
-            "/health": {"get": {"summary": "Whether the server works.", "responses": _responses(None, 503)}},
-            "/metrics": {"get": {"summary": "Counts and times for Prometheus.", "responses": _responses(None, 401)}},
-        },
-        "components": {
-            "schemas": {
-                "Message": message,
-                "Answer": answer,
-                "Error": {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
-            },
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{}, {"token": []}],
+        "servers": [{"url": root or "/"}],
+        "paths": paths,
+        "components": {"schemas": _schemas(model, limits), "securitySchemes": _security()},
+        "security": [{"bearer": []}, {"query": []}, {}],
     }
 
 
-def _responses(schema: str | None, *errors: int) -> dict[str, Any]:
-    good: dict[str, Any] = {"description": "As asked."}
-    if schema is not None:
-        good["content"] = {_JSON: {"schema": {"$ref": schema}}}
-    wrong = {"description": "What is wrong.", "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
-    return {"200": good, **{str(status): wrong for status in errors}}
+def _security() -> dict[str, Schema]:
+    return {"bearer": {"type": "http", "scheme": "bearer"}, "query": {"type": "apiKey", "in": "query", "name": "token"}}
+
+
+def _name() -> Schema:
+    return {"type": "string", "pattern": f"^{NAME.pattern}$"}
+
+
+def _secret() -> Schema:
+    return {"type": "string", "pattern": f"^{SECRET.pattern}$", "description": "That of the session."}
+
+
+def _json(schema: str) -> Schema:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+
+
+def _parameter(name: str, schema: Schema, place: str = "query", required: bool = False) -> Schema:
+    return {"name": name, "in": place, "schema": schema, "required": required or place == "path"}
+
+
+def _operation(summary: str, good: Schema | None, *errors: int, open: bool = False, **more: Any) -> dict[str, Any]:
+    """An operation.
+
+    Args:
+        summary: what it does.
+        good: content of the answer; None for a WebSocket.
+        errors: statuses of its errors, apart from those of all operations.
+        open: whether it needs no token.
+        more: of the operation.
+    """
+    success: Schema = {"101": {"description": "A WebSocket."}}
+    if good is not None:
+        success = {"200": {"description": "As asked.", "content": good}}
+    statuses = sorted({*errors, *EVERY, *(() if open else WITH_TOKEN)})
+    wrong = {str(status): {"description": WRONG[status], "content": _json("Error")} for status in statuses}
+    return {"summary": summary, "responses": success | wrong, **more} | ({"security": []} if open else {})
+
+
+def _schemas(model: dict[str, Any], limits: Limits) -> dict[str, Schema]:
+    """Messages and answers of the server of this model."""
+    likeliest = _object({"token": INTEGER, "text": TEXT, "probability": NUMBER}, "token", "text", "probability")
+    outputs = {"output": NUMBERS, "outputs": {"type": "array", "items": NUMBERS}}
+    answer = {
+        "session": {**_name(), "description": "In HTTP."},
+        "secret": {**_secret(), "description": "In HTTP, of a new session whose client has sent none."},
+        "id": ID,
+        "step": STEP,
+        **outputs,
+        "label": TEXT,
+        "probability": NUMBER,
+        "probabilities": {"type": "object", "additionalProperties": NUMBER},
+        "forecast": {"type": "object", "additionalProperties": NUMBERS, "description": "Of each column, step by step."},
+        "next": {"type": "array", "items": likeliest, "maxItems": LIKELIEST},
+        "closed": TRUE,
+    }
+    nullable_integer = {"type": ["integer", "null"]}
+    about = {
+        "experiment": {"type": ["string", "null"]},
+        "kind": TEXT,
+        "features": {**nullable_integer, "description": "Numbers of a sample; null for tokens."},
+        "tokens": {**nullable_integer, "description": "Size of the vocabulary."},
+        "outputs": INTEGER,
+        "labels": {"type": "array", "items": TEXT},
+        "ahead": INTEGER,
+        "columns": {"type": "array", "items": TEXT},
+        "horizon": INTEGER,
+        "memory": {"anyOf": [{"type": "null"}, _object({"order": INTEGER, "theta": NUMBER}, "order", "theta")]},
+        "version": TEXT,
+    }
+    matrix = {"type": "array", "items": {"type": "array", "items": NUMBER}}
+    numbers = {"type": "array", "items": NUMBER}
+    memory = {"order": INTEGER, "theta": NUMBER, "delays": numbers, "A": matrix, "B": numbers, "C": matrix}
+    session = {"session": _name(), "secret": answer["secret"], "step": STEP, "last": outputs["outputs"]}
+    return {
+        "Message": _message(model, limits),
+        "Answer": _object(answer, "step"),
+        "Error": _object({"error": TEXT, "status": {**INTEGER, "description": "In a WebSocket."}, **answer}, "error"),
+        "Session": _object(session, "session", "step", "last"),
+        "Closed": _object({"session": _name(), "closed": TRUE}, "session", "closed"),
+        "Health": _object({"status": TEXT, "sessions": INTEGER}, "status", "sessions"),
+        "Model": _object(about, *about),
+        "Memory": _object(memory, *memory),
+    }
+
+
+def _message(model: dict[str, Any], limits: Limits) -> Schema:
+    features = model["features"]
+    sample: Schema = {"type": "integer", "minimum": 0, "maximum": (model["tokens"] or 1) - 1}
+    if features is not None:
+        sample = {**NUMBERS, "minItems": features, "maxItems": features}
+        if features == 1:
+            sample = {"anyOf": [NUMBERS["items"], sample]}
+    samples = {"type": "array", "items": sample, "minItems": 1, "maxItems": limits.samples}
+    kinds: Schema = {"sample": sample, "samples": samples, "reset": TRUE, "close": TRUE}
+    if features is None:
+        kinds["text"] = {**TEXT, "minLength": 1}
+    rest = {
+        "session": {**_name(), "description": "In HTTP; a new one without it."},
+        "id": ID,
+        "outputs": {"type": "boolean", "description": "Whether a language model answers with all outputs."},
+    }
+    message = _object(kinds | rest)
+    return {**message, "oneOf": [{"required": [kind]} for kind in kinds]}
+
+
+def _object(properties: Schema, *required: str) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }

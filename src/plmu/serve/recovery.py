@@ -5,10 +5,9 @@ from __future__ import annotations
 from plmu.errors import RunError
 from plmu.serve.chunks import OPEN, SAMPLES, Damage, Record
 from plmu.serve.journal import Journal
-from plmu.serve.limits import Rate
 from plmu.serve.messages import Message
 from plmu.serve.snapshots import Snapshot, answers_as_tensors, answers_from_tensors
-from plmu.serve.work import Request, Session, Work
+from plmu.serve.work import Request, Work
 
 MAX_ROWS = 2**20  # of a snapshot
 
@@ -19,7 +18,8 @@ def take(work: Work) -> Snapshot:
     rows = [session.row for session in sessions]
     answers = answers_as_tensors([session.last for session in sessions], work.sessions.outputs)
     work.metrics.snapshots += 1
-    return Snapshot(list(work.by_name), rows, work.sessions.tensors(rows) | answers, work.sessions.width)
+    tensors = work.sessions.tensors(rows) | answers
+    return Snapshot(list(work.by_name), rows, [session.owner for session in sessions], tensors, work.sessions.width)
 
 
 def restore(work: Work, journal: Journal) -> None:
@@ -38,8 +38,10 @@ def restore(work: Work, journal: Journal) -> None:
             for row in snapshot.rows:
                 work.sessions.add(row)
             work.sessions.fill(snapshot.rows, snapshot.tensors)
-            for name, row, outputs in zip(snapshot.names, snapshot.rows, last, strict=True):
-                work.by_name[name] = Session(name, row, Rate(work.limits), work.sessions.steps(row), outputs)
+            sessions = zip(snapshot.names, snapshot.rows, snapshot.owners, last, strict=True)
+            for name, row, owner, outputs in sessions:
+                session = work.new_session(name, row, owner)
+                session.steps, session.last = work.sessions.steps(row), outputs
                 names[row] = name
         for chunk in journal.chunks(snapshot):
             _repeat(work, [_request(record, names) for record in chunk])
@@ -74,4 +76,4 @@ def _request(record: Record, names: dict[int, str]) -> Request:
     message = Message(record.samples, record.count) if record.samples is not None else None
     if record.step is not None:
         message = Message(start=record.step)
-    return Request(record.kind, names[record.row], message, row=record.row)
+    return Request(record.kind, names[record.row], message, row=record.row, owner=record.owner)

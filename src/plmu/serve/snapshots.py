@@ -18,7 +18,7 @@ from plmu.serve.chunks import DIGEST, Chain, Damage
 MOST_WIDTH = 4096  # rows of a batch
 MODE = 0o600
 OLD_KEYS = {"format", "kind", "fingerprint", "width", "names", "rows"}  # of version 1
-KEYS = OLD_KEYS | {"version", "chunk", "chain", "checksum"}
+KEYS = OLD_KEYS | {"version", "owners", "chunk", "chain", "checksum"}
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Snapshot:
 
     names: list[str]
     rows: list[int]
+    owners: list[str]  # digests of their secrets
     tensors: dict[str, Tensor]
     width: int
     chain: Chain = field(default_factory=Chain)  # of the journal, which goes on from here
@@ -42,6 +43,7 @@ def write_snapshot(path: Path, fingerprint: str, snapshot: Snapshot) -> None:
         "width": snapshot.width,
         "names": snapshot.names,
         "rows": snapshot.rows,
+        "owners": snapshot.owners,
         "chunk": snapshot.chain.number,
         "chain": snapshot.chain.digest.hex(),
     }
@@ -70,10 +72,11 @@ def read_snapshot(path: Path, fingerprint: str) -> Snapshot:
         names, rows, width = content["names"], content["rows"], content["width"]
         if type(width) is not int or not 1 <= width <= MOST_WIDTH:
             raise TypeError(f"its width is {width!r:.20}")
-        if len(names) != len(rows) or not all(type(row) is int for row in rows):
+        owners = [""] * len(names) if old else content["owners"]
+        if not len(names) == len(rows) == len(owners) or not all(type(row) is int for row in rows):
             raise TypeError("its rows are wrong")
         chain = Chain() if old else Chain(content["chunk"], bytes.fromhex(content["chain"]))
-        return Snapshot([str(name) for name in names], rows, tensors, width, chain, old)
+        return Snapshot(list(map(str, names)), rows, list(map(str, owners)), tensors, width, chain, old)
     except (FileFormatError, KeyError, TypeError, UnicodeError) as error:
         raise Damage(str(error)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import math
 import time
 from array import array
@@ -14,11 +15,12 @@ import torch
 
 import plmu
 from plmu.runs.forecasts import Forecasts
-from plmu.serve.chunks import CLOSE, OPEN, SAMPLES, START, packed
+from plmu.serve.chunks import CLOSE, OPEN, SAMPLES, START, packed, packed_open
 from plmu.serve.limits import BadMessage, Limits, Rate
 from plmu.serve.messages import Message
 from plmu.serve.metrics import Metrics
 
+SECRET_HINT = "send its secret as the header Session-Secret, or as ?secret=SECRET"
 STEPS = 16  # samples of a session in one batch
 
 
@@ -32,7 +34,12 @@ class Session:
     steps: int = 0
     last: list[list[float]] = field(default_factory=list)  # outputs of the last message
     used: float = field(default_factory=time.monotonic)
+    owner: str = ""  # the digest of its secret; of version 1 none, and any client may use it
     leave: Callable[[int, str], None] | None = None  # tells its connection to close, with a code and a reason
+
+    def belongs(self, owner: str) -> bool:
+        """Whether the session is that of a client whose secret has this digest."""
+        return not self.owner or hmac.compare_digest(self.owner, owner)
 
 
 @dataclass(eq=False, slots=True)
@@ -45,6 +52,8 @@ class Request:
     session: Session | None = None
     row: int | None = None  # of an OPEN that a journal repeats
     idle: bool = False  # of CLOSE: only if the session is still idle
+    owner: str = ""  # of OPEN: the digest of the secret
+    created: bool = False  # whether OPEN has made the session
     outputs: list[list[float]] = field(default_factory=list)
     error: BadMessage | None = None
     assumed: str | None = None  # what is said of the time of the session's first sample, where none was given
@@ -181,6 +190,11 @@ class Work:
         assert self.forecasts is not None
         self.sessions.reset(session.row, self.forecasts.state_at(step))
 
+    def new_session(self, name: str, row: int, owner: str) -> Session:
+        """Make a session, in a row of the batch that has been added."""
+        session = self.by_name[name] = Session(name, row, Rate(self.limits.rate, self.limits.burst), owner=owner)
+        return session
+
     def _control(self, request: Request, session: Session | None, records: bytearray) -> None:
         """Carry out a request without samples, or answer that its session has ended."""
         if request.kind == OPEN:
@@ -189,10 +203,12 @@ class Work:
                     reason = f"there are {self.limits.sessions} sessions already: try again later"
                     request.error = BadMessage(reason, 503)
                     return
-                session = Session(request.name, self.sessions.add(request.row), Rate(self.limits))
-                self.by_name[request.name] = session
-                name = request.name.encode()
-                records += packed(OPEN, session.row, len(name), name)
+                session = self.new_session(request.name, self.sessions.add(request.row), request.owner)
+                request.created = True
+                records += packed_open(session.row, session.name, session.owner)
+            elif not session.belongs(request.owner):
+                request.error = BadMessage(f"the session {session.name} is another client's: {SECRET_HINT}", 403)
+                return
             session.used = time.monotonic()
             request.session = session
         elif session is None:

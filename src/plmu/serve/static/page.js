@@ -43,7 +43,7 @@ function showStatus(text, bad = false) {
 let socket = null;
 
 function connect() {
-  socket = new WebSocket(address("/ws", true));
+  socket = new WebSocket(address("ws", true));
   let greeted = false;
   socket.onmessage = (event) => {
     const answer = JSON.parse(event.data);
@@ -94,7 +94,7 @@ function stepMemory(u) {
 async function newMemory() {
   const order = $("order").value, theta = $("theta").value;
   try {
-    const memory = await get(`/memory?order=${order}&theta=${theta}`);
+    const memory = await get(`memory?order=${order}&theta=${theta}`);
     if (order !== $("order").value || theta !== $("theta").value) return; // a slider has moved since
     state.memory = memory;
     state.m = new Array(memory.order).fill(0);
@@ -220,7 +220,7 @@ function showSettings() {
 async function start() {
   makeCharts();
   try {
-    state.model = await get("/model");
+    state.model = await get("model");
   } catch (error) { showStatus(error.message, true); }
   const model = state.model;
   if (model) {
