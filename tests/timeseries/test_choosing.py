@@ -76,7 +76,9 @@ def test_a_fit_without_season_is_a_ridge_of_scaled_series(names: str, refit: boo
     alpha = min(errors, key=lambda a: errors[a])
     assert chosen.summary["alpha"] == alpha
     assert chosen.summary["mse"] == pytest.approx(errors[alpha], rel=1e-3)
-    np.testing.assert_allclose(chosen.unrefitted.weight[0].detach().mT, ridge(*parts["train"], alpha), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        chosen.unrefitted.weight[0].detach().mT, ridge(*parts["train"], alpha), rtol=1e-3, atol=1e-3
+    )
     expected = ridge(*parts["all" if refit else "train"], alpha)
     np.testing.assert_allclose(chosen.model.weight[0].detach().mT, expected, rtol=1e-3, atol=1e-3)
     assert (chosen.model is chosen.unrefitted) == (not refit)
