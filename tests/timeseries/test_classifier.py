@@ -9,6 +9,7 @@ import torch
 
 import plmu
 from plmu.timeseries import ridge_classes
+from plmu.timeseries.classifier import _are_alike
 from plmu.timeseries.ridge_classes import leave_one_out
 
 
@@ -273,3 +274,117 @@ def test_frames_with_columns_in_another_order_are_refused() -> None:
         plmu.SequenceClassifier().fit(frames, [0, 1])
     with pytest.raises(ValueError, match="labels of one kind"):
         plmu.SequenceClassifier().fit(frames[:1] * 2, [None, "a"])
+
+
+def test_the_windows_of_the_memories() -> None:
+    """9, 18, 36 … up to the length of the longest series; below 9 steps that length."""
+    classifier = plmu.SequenceClassifier()
+    lengths = {1: [1], 8: [8], 9: [9], 17: [9], 18: [9, 18], 35: [9, 18], 36: [9, 18, 36]}
+    assert {longest: classifier._windows(longest) for longest in lengths} == lengths
+    assert plmu.SequenceClassifier(windows=[4, 30]).set_params(windows=[4, 30])._windows(5) == [4, 30]
+
+
+def test_whether_series_are_alike() -> None:
+    """So that normalising them would change little: means within 2 % and spreads within 10 % of the usual spread."""
+    rng = np.random.default_rng(0)
+    wave = rng.standard_normal((200, 2))
+    wave = (wave - wave.mean(0)) / wave.std(0)
+    for size, level, expected in ((1, 0, True), (1, 0.019, True), (1, 0.021, False), (1.19, 0, True), (1.25, 0, False)):
+        assert _are_alike([wave, wave * [1, size] + [0, level]]) == expected
+        assert _are_alike([wave, wave * [size, 1] + [level, 0]]) == expected
+        assert _are_alike([10 * wave, 10 * wave * size + 10 * level]) == expected
+
+
+def test_what_estimators_say_of_themselves() -> None:
+    from sklearn.utils import get_tags
+
+    tags = get_tags(plmu.SequenceClassifier())
+    assert (tags.estimator_type, tags.target_tags.required, tags.input_tags.three_d_array) == ("classifier", True, True)
+    assert tags.classifier_tags is not None
+    tags = get_tags(plmu.Forecaster())
+    assert (tags.estimator_type, tags.target_tags.required, tags.input_tags.three_d_array) == (None, False, True)
+
+
+def test_scores_of_two_classes_are_a_difference() -> None:
+    x, y = waves(24)
+    two = plmu.SequenceClassifier(**SMALL).fit(x[y < 2], y[y < 2])
+    scores = two.scores(x)
+    np.testing.assert_allclose(two.decision_function(x), scores[:, 1] - scores[:, 0])
+    assert (two.predict(x) == (scores[:, 1] > scores[:, 0])).all()
+    three = plmu.SequenceClassifier(**SMALL).fit(x, y)
+    np.testing.assert_allclose(three.decision_function(x), three.scores(x))
+    assert three.class_count_.tolist() == [8, 8, 8]
+
+
+def test_the_normalisation_is_chosen_on_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was fitted to the sample is fitted again to all."""
+    monkeypatch.setattr("plmu.timeseries.classifier._MAX_COMPARED", 20)
+    x, y = waves(48)
+    x = x * np.where(y == 0, 1.0, 3.0)[:, None, None] + y[:, None, None]  # size and level tell, too
+    chosen = plmu.SequenceClassifier(**SMALL).fit(x, y)
+    asked = plmu.SequenceClassifier(**SMALL, normalize=chosen.normalize_).fit(x, y)
+    np.testing.assert_allclose(chosen.scores(x), asked.scores(x))
+
+
+def test_folds_are_equal_in_size_and_in_classes() -> None:
+    """The fewer examples, the more folds: 2 to 10, and no more than examples."""
+    for count, folds in ((4, 4), (30, 10), (60, 10), (75, 8), (150, 4), (300, 2), (3000, 2)):
+        labels = (torch.arange(count) * 7 % 5) // 2  # 2, 2 and 1 of 5
+        fold = ridge_classes._folds(labels)
+        assert fold.unique().tolist() == list(range(folds))
+        sizes = fold.bincount()
+        assert int(sizes.max() - sizes.min()) <= 1
+        for label in range(3):
+            each = fold[labels == label].bincount(minlength=folds)
+            assert int(each.max() - each.min()) <= 1
+
+
+def test_the_weights_of_features_are_shares_of_variance_between_classes() -> None:
+    torch.manual_seed(0)
+    x, labels = torch.randn(30, 4, dtype=torch.float64), torch.arange(30) % 4
+    x[:, 0] += labels
+    x[:, 3] = 5.0
+    labels[labels == 2] = 3  # a class without examples
+    rows, share = x.numpy(), []
+    for column in rows.T[:3]:
+        parts = [column[(labels == k).numpy()] for k in (0, 1, 3)]
+        between = sum(len(part) * (part.mean() - column.mean()) ** 2 for part in parts)
+        share.append(between / ((column - column.mean()) ** 2).sum())
+    expected = np.array([*share, 0.0])
+    expected /= np.sqrt((expected**2).mean())
+    torch.testing.assert_close(ridge_classes.separating_weights(x, labels), torch.tensor(expected))
+    assert ridge_classes.separating_weights(torch.ones(6, 2), torch.arange(6) % 2).tolist() == [1, 1]
+
+
+def test_the_largest_penalty_is_as_large_as_rounding_errors_require() -> None:
+    """A penalty below the bound is raised to it; products of float32 numbers are summed in float64."""
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 6), torch.randn(20, 2, dtype=torch.float64)
+    y -= y.mean(0)
+    centred = (x - x.mean(0)).double()
+    gram = centred.mT @ centred
+    bound = ridge_classes._rounding_bound(ridge_classes._gram((x - x.mean(0)).mT))
+    assert bound == pytest.approx(4e-6 * 6**0.5 * float(gram.diagonal().mean()), rel=1e-5)
+    for alpha in (0.0, 3.0):
+        expected = torch.linalg.solve(gram + max(alpha, bound) * torch.eye(6).double(), centred.mT @ y)
+        torch.testing.assert_close(ridge_classes._solve(x, y, alpha), expected, rtol=1e-4, atol=1e-5)
+    wide = ridge_classes._solve(x.mT, y[:6] - y[:6].mean(0), 3.0)  # 20 features of 6 examples
+    rows = (x.mT - x.mT.mean(0)).double()
+    primal = torch.linalg.solve(rows.mT @ rows + 3.0 * torch.eye(20).double(), rows.mT @ (y[:6] - y[:6].mean(0)))
+    torch.testing.assert_close(wide.double(), primal, rtol=1e-3, atol=1e-4)
+
+
+def test_sums_of_many_products_are_added_up_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(5, 23)
+    whole = ridge_classes._gram(x)
+    torch.testing.assert_close(whole, x.double() @ x.double().mT, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(ridge_classes, "_CHUNK", 4)
+    torch.testing.assert_close(ridge_classes._gram(x), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_the_sharpness_is_bounded() -> None:
+    labels = torch.arange(8) % 2
+    right = 2.0 * torch.nn.functional.one_hot(labels, 2).double() - 1
+    low, high = (ridge_classes.sharpness(factor * right, labels) for factor in (-1.0, 1e-9))
+    assert low == pytest.approx(2.0**-4, rel=2e-3)
+    assert high == pytest.approx(2.0**7, rel=2e-3)

@@ -11,6 +11,7 @@ import torch
 
 import plmu
 from plmu.nn import LookbackForecast
+from plmu.timeseries.forecaster import _levels
 from plmu.timeseries.ridge import Sums
 from plmu.timeseries.season import aligned, pattern, period
 from plmu.timeseries.windows import Part, blocks
@@ -244,3 +245,48 @@ def test_several_series_are_scaled_by_the_rows_that_are_fitted():
         for given in (series, other)
     )
     torch.testing.assert_close(plain.model.weight, disturbed.model.weight)  # the last 50 rows choose, and no more
+
+
+def test_a_backtest_has_four_folds_unless_told() -> None:
+    forecaster = plmu.Forecaster(2, lookback=6, season=0, covariates=[1], lags=1).fit(course(120))
+    assert forecaster.n_features_in_ == 2
+    rows = [fold["rows"] for fold in forecaster.backtest()]
+    assert rows == [60, 75, 90, 105]
+    assert [fold["rows"] for fold in forecaster.backtest(folds=1)] == [60]
+    for folds in (0, True, 2.0):
+        with pytest.raises(ValueError, match=f"folds must be an integer of at least 1, got {folds!r}"):
+            forecaster.backtest(folds=folds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("level", "levels"), [
+    (80, (0.8,)), (95.5, (0.955,)), (np.float64(50), (0.5,)), ([95, 80, 80.0], (0.8, 0.95)), (None, None),
+])  # fmt: skip
+def test_levels_are_percentages(level: Any, levels: Any) -> None:
+    assert _levels(level) == levels
+
+
+@pytest.mark.parametrize("level", [0, 100, [], [80, 101], -5])
+def test_levels_beyond_all_or_nothing_are_refused(level: Any) -> None:
+    with pytest.raises(ValueError, match="level must be percentages between 0 and 100"):
+        _levels(level)
+
+
+@pytest.mark.parametrize(("option", "wrong", "right"), [
+    ("horizon", (0, True, 1.5, None), (1, np.int64(2))), ("lookback", (0, False, 2.0), (1, None)),
+    ("order", (0, "3"), (1, None)), ("season", (-1, 0.5), (0, 1, None)), ("lags", (0,), (1, None)),
+    ("theta", (0, math.inf), (0.5, None)), ("alpha", (0.0, -1, math.nan), (1e-9, None)),
+    ("calendar", ("month",), ("day", "weekday", "week", "none", None)),
+    ("validation", (-0.1, math.inf), (0, 0.2, 7)), ("test", (-0.1, 1, 1.5), (0, 0.99)),
+    ("covariates", ("holiday", 3), ([], ["holiday"], (0,))),
+])  # fmt: skip
+def test_which_options_are_refused(option: str, wrong: tuple[Any, ...], right: tuple[Any, ...]) -> None:
+    def check(value: Any) -> None:
+        forecaster = plmu.Forecaster(**{option: value})
+        forecaster._check_arguments()
+        list(forecaster._columns)
+
+    for value in right:
+        check(value)
+    for value in wrong:
+        with pytest.raises(ValueError, match=rf"^{option} must be"):
+            check(value)

@@ -278,7 +278,8 @@ def _too_few(data: SeriesData, horizon: int, room: int, training: float) -> str:
     fewer = " or a smaller --horizon" if horizon > 1 else ""
     rows = f"at least {needed:,}"
     if needed <= longest:  # of several series this one may begin or end when others do not
-        rows = f"more, of which {horizon + 4:,} come before the validation rows (now {room + horizon:,}),"
+        rows = f"more, of which {horizon + 4:,} come before the validation rows (now {room + horizon:,})"
+        rows += "," if fewer else ""
     return (
         f"{data.config.file} has {longest:,} consecutive row{'s' * (longest > 1)}, too few to forecast {horizon}"
         f" step{'s' * (horizon > 1)} ahead: give {rows}{fewer}{what_was_done(data)}"
