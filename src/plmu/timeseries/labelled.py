@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plmu.data.files import DataConfig
-from plmu.data.table_files import TABLE_SUFFIXES
+from plmu.data.table_files import TABLE_SUFFIXES, plain_name, stem
 from plmu.errors import DataError
 from plmu.timeseries.base import warn_of_column
 from plmu.timeseries.frames import Array
@@ -159,13 +159,14 @@ def labels_from_table(names: Sequence[str], path: Path, header: bool | None) -> 
         label = label_text(cell)
         if label is None:
             continue
-        stem = name[: -len(Path(name).suffix)] if Path(name).suffix.lower() in TABLE_SUFFIXES else name
-        for key in {name, stem}:
+        is_file = Path(plain_name(Path(name))).suffix.lower() in TABLE_SUFFIXES
+        without = (Path(name).parent / stem(Path(name))).as_posix() if is_file else name
+        for key in {name, without}:
             first = labels.setdefault(key, label)
             if first != label:
                 place = table.place(row, label_column)
                 raise DataError(f"{place}: series {name} has the labels {first!r} and {label!r}")
-        labels_without_folder.setdefault(Path(stem).name, set()).add(label)
+        labels_without_folder.setdefault(Path(without).name, set()).add(label)
     chosen: list[str | None] = []
     for name in names:
         candidates = {labels[name]} if name in labels else labels_without_folder.get(Path(name).name, set())

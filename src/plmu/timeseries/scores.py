@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from plmu.errors import DataError
 from plmu.nn.covariates import CovariateForecast
 from plmu.nn.forecast import LookbackForecast
 from plmu.timeseries.ridge import ALPHAS, Ridge, Standard, Sums, best_ridge
@@ -140,8 +141,8 @@ class Errors:
         return means
 
     def by_channel(self, scale: Tensor) -> list[float]:
-        """The mean absolute error of each channel, in its own units."""
-        means: list[float] = (scale * self.absolute.sum(1) / self.count.sum(1).clamp(min=1)).tolist()
+        """The mean absolute error of each channel, in its own units; NaN where nothing was measured."""
+        means: list[float] = (scale * self.absolute.sum(1) / self.count.sum(1)).tolist()
         return means
 
     def until(self, horizon: int) -> float:
@@ -272,7 +273,9 @@ def score(
                     for place in range(len(levels)):
                         within = (relative >= intervals.low[place]) & (relative <= intervals.high[place])
                         inside[place] += (within & counted).sum()
-    total = next(iter(sums.values())).count.sum().clamp(min=1)
+    total = next(iter(sums.values())).count.sum()
+    if not total:
+        raise DataError("the rows that are scored have no measured value: there is nothing to compare forecasts with")
     return Scores(sums, len(origins), levels, (inside / total).tolist())
 
 
