@@ -73,6 +73,8 @@ def like_measurements(labels: Iterable[Any]) -> str:
 
 def checked_labels(y: Any, series: int) -> NDArray[Any]:
     """Labels as an array (series,); a column (series, 1) gives a warning, any other shape ValueError."""
+    if np.ma.is_masked(y):
+        raise ValueError("y is masked in places: leave out the series without a label")
     labels = np.asarray(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         warn_of_column()
@@ -182,7 +184,8 @@ class LabelledConfig(DataConfig):
     """Which series to read, where their labels are, and how gaps are filled."""
 
     file: Path | None = None
-    """CSV, Parquet, NumPy (.npz with X and y), .ts or .arff file, or a folder with a sub-folder for each class."""
+    """CSV, Parquet, JSON, Excel, NumPy (.npz with X and y), .ts or .arff file, or a folder with a sub-folder for each
+    class."""
     test_file: Path | None = None
     """File or folder to test on. Default: the fraction --data.test of each class of --data.file."""
     labels: Path | None = None
@@ -190,7 +193,8 @@ class LabelledConfig(DataConfig):
     label: str | None = None
     """Column of labels. Default: detected by its name."""
     id: str | None = None
-    """Column that names the series of a row, where a series has many rows. Default: detected by its name."""
+    """Column that names the series of a row, where a series has many rows; "" where each row is a series. Default:
+    detected by its name."""
     time: str | None = None
     """Column of times, by which the rows of a series are put in order. Default: detected by its name."""
     values: tuple[str, ...] = ()

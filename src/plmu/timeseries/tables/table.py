@@ -85,8 +85,8 @@ class Table:
         return self._kinds[name]
 
     def numbers(self, name: str, bad: Bad = "raise") -> Numbers:
-        """A column as float64, NaN where a number is missing or infinite. In a column without other text, true and yes
-        count as 1, false and no as 0.
+        """A column as float64, NaN where a number is missing or infinite. Where most cells are true, yes, false or no,
+        these count as 1 and 0.
 
         Args:
             name: of the column.
@@ -104,7 +104,7 @@ class Table:
             numbers, wrong, note = as_numbers(column)
             if wrong.any():
                 lowercase = without_marks(column).str.to_lowercase()
-                if lowercase.drop_nulls().is_in(list(FLAGS)).all():
+                if 2 * lowercase.is_in(list(FLAGS)).sum() > lowercase.count():
                     self._note(f"column {name!r}: true and yes are taken as 1, false and no as 0")
                     numbers, wrong, note = as_numbers(lowercase.replace(FLAGS))
             if note and note not in self.notes:
