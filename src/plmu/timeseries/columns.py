@@ -3,9 +3,10 @@ times."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from plmu.clock import plain
 from plmu.errors import DataError
 from plmu.timeseries.reporting import shortened
 from plmu.timeseries.tables import Table
-from plmu.timeseries.tables.cells import looks_like_date
+from plmu.timeseries.tables.cells import MONTH, looks_like_date
+from plmu.timeseries.tables.date_words import plain as plain_words
 from plmu.timeseries.tables.dates import joined_name, surely_digits
 
 if TYPE_CHECKING:
@@ -26,7 +28,23 @@ TIME_NAMES = frozenset(
 )
 _MORE_NAMES = ("yearmonth", "yearweek", "week", "quarter", "yyyymm", "zeitstempel", "fecha", "dt", "datetimeutc")
 # Columns that count parts of a day or week: they do not tell series apart.
-_PARTS = frozenset(("hour", "hr", "minute", "period", "interval", "slot", "weekday", "dayofweek", "dow"))
+_PARTS = frozenset(
+    (
+        "hour",
+        "hr",
+        "minute",
+        "period",
+        "interval",
+        "slot",
+        "quarter",
+        "month",
+        "week",
+        "day",
+        "weekday",
+        "dayofweek",
+        "dow",
+    )
+)
 _HEAD = 1000  # values
 _FEW = 0.02  # share of rows that may still have the same time and name of a series
 _ROWS, _TRIED = 10, 8  # fewest rows of a series where several columns name it, and most columns that are combined
@@ -61,7 +79,7 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     """
     table, notes = tables[0], []
     names = tuple(table.names)
-    dated = [name for name in table.names if looks_like_date(name)]
+    dated = [name for name in table.names if looks_like_date(name)] or _named_times(table.names)
     if 2 * len(dated) > len(table.names) and not config.values:
         raise DataError(
             f"{table.path} has a column for each time ({', '.join(map(repr, dated[:2]))} …): write a row for each time,"
@@ -121,6 +139,14 @@ def find_columns(tables: list[Table], config: SeriesConfig) -> Columns:
     if time is None:
         notes.append("time: no column found; rows are taken as equally far apart")
     return Columns(time, values, series, tuple(notes), covariates, names)
+
+
+def _named_times(names: list[str]) -> list[str]:
+    """The columns that are called like the months of a year, or like years that follow one another."""
+    months = [name for name in names if re.fullmatch(MONTH, plain_words(name).strip()[:3]) and name.strip().isalpha()]
+    years = [name for name in names if re.fullmatch("(1[89]|20)[0-9]{2}", name)]
+    following = len(years) > 2 and all(int(b) - int(a) == 1 for a, b in pairwise(years))
+    return months if len(months) == 12 else years if following else []
 
 
 def _listed(names: tuple[str, ...], table: Table) -> tuple[str, ...]:

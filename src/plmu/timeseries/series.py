@@ -22,6 +22,7 @@ from plmu.timeseries.table_rows import RawSeries, raw_series, read_future, rows_
 from plmu.timeseries.tables import Table, read_tables
 
 _NOTES = 20  # largest number of notes on files after the first
+_OFF = 0.05  # share of times off the grid, above which rows without values may be what is off
 _BROKEN = 0.1  # share of rows before a long gap, above which the times cannot be meant as a grid
 
 
@@ -185,7 +186,9 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
         clock = like[1]
         _note_other_rate(clock, times, notes)
     else:
-        clock = find_clock(times, config.step) if times and config.irregular != "rows" else Clock()
+        clock = Clock()
+        if times and config.irregular != "rows":
+            clock, raw, times = _clock_of(times, raw, config)
         if columns.time is not None and clock.kind != "rows":
             day_first = tables[0].day_first(columns.time) if config.day_first is None else config.day_first
             clock = replace(clock, day_first=day_first, zone=zone)
@@ -202,6 +205,25 @@ def load(config: SeriesConfig, like: tuple[Columns, Clock] | None = None, future
         data.notes.append(f"series: {len({series.name for series in raw}):,}, by {by}")
     data.notes[:] = map(printable, data.notes)
     return data
+
+
+def _clock_of(
+    times: list[NDArray[Any]], raw: list[RawSeries], config: SeriesConfig
+) -> tuple[Clock, list[RawSeries], list[NDArray[Any]]]:
+    """The clock of the times; or, where these are off its grid, that of the rows that have values, and these alone: a
+    table of months may have empty rows for events."""
+    clock = find_clock(times, config.step)
+    measured = [~np.isnan(series.values).all(axis=1) for series in raw]
+    if config.step is None and any(clock.off_grid(stamps) > _OFF for stamps in times):
+        filled = [
+            replace(series, times=None if series.times is None else series.times[rows], values=series.values[rows])
+            for series, rows in zip(raw, measured, strict=True)
+        ]
+        few = [series.times for series in filled if series.times is not None and len(series.times)]
+        other = find_clock(few)
+        if few and max(map(other.off_grid, few)) <= _OFF:
+            return other, filled, few
+    return clock, raw, times
 
 
 def _ended(columns: Columns, raw: list[RawSeries], config: SeriesConfig) -> list[str]:

@@ -19,16 +19,16 @@ FLAGS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?")
 DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?")
-_NAMES = "(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"  # months, as `date_words.plain` writes them
+MONTH = "(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"  # months, as `date_words.plain` writes them
 _DATE = re.compile(
     r"""\s*(
     \d{4}[-/.]\d{1,2}([-/.]\d{1,2})? | \d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01]) (?=$|T|\s)
     | \d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}) | \d{1,2}/\d{4}
-    | \d{1,2}[-.\s]\s?NAME[-\s,]+\d{2,4} | NAME\s+(\d{1,2},?\s+)?\d{4}
+    | \d{1,2}[-.\s]\s?NAME[-\s,]+\d{2,4} | NAME\s+(\d{1,2},?\s+)?\d{4} | NAME-\d{1,2}-\d{4}
     | NAME[-/](\d{4}|\d{2}) | \d{4}[-\s/]?NAME
     | \d{4}[-\s]?[QqHhSsMm]\d{1,2} | [Qq][1-4][-/\s]?\d{4} | \d{4}[-\s]?[Ww]\d{1,2}
     )([T\s,]\s*\d{1,2}(:\d{2}){0,2}([.,]\d+)?\s*([AaPp][Mm])?\s*(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?\s*""".replace(
-        "NAME", _NAMES
+        "NAME", MONTH
     ),
     re.VERBOSE,
 )
@@ -39,7 +39,7 @@ _TIME_LIKE = re.compile(
     r"""\s*(\w{2,10}[,.]?\s+)?(\d{4}([-/.\s])\d{1,2}\3\d{1,2} | \d{1,2}([-/.\s])\d{1,2}\4\d{4})\b.*
     | \s*(.*\D)?\d{1,2}:\d{2}(:\d{2})?(\D.*)? | .*\bNAME\b.*\d.* | .*\d\s*NAME\b.*
     | \s*(1[89]|20)\d{2}\s*[-/]?\s*[^\W\d]{1,2}\s*\d{1,2}\s* | \s*[^\W\d]{1,2}\s*\d{1,2}[-/\s]*(1[89]|20)\d{2}\s*
-    """.replace("NAME", _NAMES),
+    """.replace("NAME", MONTH),
     re.VERBOSE,
 )
 _HEAD = 200  # cells from which the unit is detected

@@ -216,7 +216,10 @@ class _Reader:
                     f"{self.path}, line {number}: it has {len(fields)} fields, {others} {len(layout.names)}. Mend the"
                     " line, or put fields that have separators in them between quotes"
                 )
-        return DataError(f"{self.path} cannot be read: {str(error).splitlines()[0]}")
+        return DataError(
+            f"{self.path} cannot be read as a table: write a line of names, and below it a line for each row, with the"
+            f" same separators in each ({str(error).splitlines()[0][:200]})"
+        )
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
         """The line number and the fields of each row of data."""

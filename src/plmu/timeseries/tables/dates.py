@@ -36,7 +36,7 @@ _YEAR_FIRST = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d")
 _POINTS = ("%d.%m.%Y", "%d.%m.%y")
 _DAY_FIRST = ("%d/%m/%Y", "%d-%m-%Y", "%d/%m/%y", "%d-%m-%y")
 _MONTH_FIRST = ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y", "%m-%d-%y")
-_WORDS = ("%d %B %Y", "%d-%B-%Y", "%d. %B %Y", "%B %d, %Y", "%B %d %Y", "%d-%B-%y")
+_WORDS = ("%d %B %Y", "%d-%B-%Y", "%d. %B %Y", "%B %d, %Y", "%B %d %Y", "%B-%d-%Y", "%d-%B-%y")
 # Months are read as their first day.
 _MONTHS = ("%Y-%m", "%Y/%m", "%B %Y", "%m/%Y", "%B-%y", "%B-%Y", "%B/%y", "%B/%Y", "%Y %B", "%Y-%B", "%Y/%B", "%Y%B")
 _WEEKS = "week="  # 2024-W05, 2024 W05 or 2024W05, read as their Monday
@@ -50,6 +50,8 @@ _ZONE = rf"\d:\d{{2}}[\d.,:]*\s*({'|'.join(ZONES)}|[+-]\d{{2}}(?::?\d{{2}})?)\s*
 _MIDNIGHT = r"(\d[T\s]\s*)24:00(?::00)?"
 _PARTS = r"^\s*(\d{1,2})[/-](\d{1,2})[/-]\d{2,4}"
 _HOURS = ("hour", "hours", "hr", "heure", "stunde", "hora", "uur")
+_RANGES = {"year": (1000, 2999), "quarter": (1, 4), "month": (1, 12), "week": (1, 53), "day": (1, 31)}
+_RANGES |= {"hour": (0, 24), "minute": (0, 59)}
 _UNITS = ("year", "month", "day", "hour", "minute")
 _TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*([AaPp][Mm])?\s*")
 _DIGITS, _FEWEST = (6, 8, 10, 12, 14), 3  # digits of a date that is a number; dates that make a column of them
@@ -282,6 +284,10 @@ def time_parts(columns: dict[str, pl.Series], dates: Sequence[str]) -> tuple[str
             complete = bool((stored.dt.truncate("1d") != stored).any())
         return () if complete or len(dates) != 1 or len(clocks) != 1 else (dates[0], clocks[0])
     by_unit = {name.strip().lower(): name for name in columns if columns[name].dtype == pl.Float64}
+    for unit in ("quarter", "week"):  # 2024 and 1 are 2024Q1
+        if {"year", unit} <= by_unit.keys() and not {"month", "day"} & by_unit.keys():
+            pair = by_unit["year"], by_unit[unit]
+            return pair if _is_within(columns[pair[0]], "year") and _is_within(columns[pair[1]], unit) else ()
     parts = []
     for unit in _UNITS:
         if unit not in by_unit or not _is_within(columns[by_unit[unit]], unit):
@@ -301,6 +307,8 @@ def joined(columns: Sequence[pl.Series]) -> pl.Series:
             clock = clock.fill_nan(None).cast(pl.Int64).cast(pl.String).str.zfill(2) + ":00"
         return day + " " + clock
     year, month, *rest = (column.fill_nan(None).cast(pl.Int64).cast(pl.String) for column in columns)
+    if (letter := {"quarter": "Q", "week": "W"}.get(columns[1].name.strip().lower())) is not None:
+        return year + letter + month
     times = year + "-" + month
     for separator, column in zip("- :", rest, strict=False):
         times = times + separator + column
@@ -330,7 +338,7 @@ def split_time(name: str, fields: Mapping[str, str]) -> str | None:
     first, *rest = (bool(re.fullmatch(r"\s*\d+(\.0*)?\s*", fields[part])) for part in parts)
     kinds = [first and all(rest), *rest]
     pairs = zip(parts, kinds, strict=True)
-    times = joined([pl.Series([float(fields[part]) if numeric else fields[part]]) for part, numeric in pairs])
+    times = joined([pl.Series(part, [float(fields[part]) if numeric else fields[part]]) for part, numeric in pairs])
     return str(times[0])
 
 
@@ -346,6 +354,6 @@ def _joined_names(name: str, candidates: Iterable[str]) -> list[str]:
 
 def _is_within(column: pl.Series, unit: str) -> bool:
     """Whether all values of a column are integers in the range of a unit of time."""
-    low, high = {"year": (1000, 2999), "month": (1, 12), "day": (1, 31), "hour": (0, 24), "minute": (0, 59)}[unit]
+    low, high = _RANGES[unit]
     values = column.fill_nan(None).drop_nulls()
     return len(values) > 0 and bool(values.is_between(low, high).all()) and bool((values == values.round(0)).all())

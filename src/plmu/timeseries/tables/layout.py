@@ -192,6 +192,8 @@ def _has_header(rows: Sequence[Sequence[str]], decimal_comma: bool) -> bool:
     above_values = False
     for column, cell in enumerate(first):
         below = present([row[column] for row in body if column < len(row)])
+        if below and any(map(str.isalpha, cell)) and not looks_like_date(cell) and all(map(looks_like_date, below)):
+            return True  # the others may be numbers, such as years or codes
         if below and count_values(below, decimal_comma) > len(below) / 2:
             above_values = True
             if count_values([cell], decimal_comma):
@@ -242,11 +244,13 @@ def _joined(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _counts_columns(first: Sequence[str], body: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row numbers columns, 0, 1, 2 …, and names others, with names that do not recur below."""
+    """Whether the first row numbers columns, 0, 1, 2 … or 1960, 1961 …, and names others, with names that do not recur
+    below."""
     cells = [cell.strip() for cell in first]
     counted = [cell for cell in cells if cell.isdecimal()]
+    start = int(counted[0]) if counted else 0
     names = {column: cell for column, cell in enumerate(cells) if cell and not cell.isdecimal()}
-    if len(counted) < 3 or not names or counted not in ([str(i + k) for i in range(len(counted))] for k in (0, 1)):
+    if len(counted) < 3 or not names or counted != [str(start + i) for i in range(len(counted))]:
         return False
     return all(row[column].strip() != cell for row in body for column, cell in names.items() if column < len(row))
 
